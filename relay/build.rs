@@ -1,4 +1,4 @@
-//! Tells the program which compiler made it, for `modelrelay_build_info`.
+//! Passes the compiler's version to the program, for `modelrelay_build_info`.
 
 use std::env;
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! The backend that all systems are measured in front of: it carries out the plan that a prompt begins with.
+//! The backend that all systems are measured in front of: it executes the plan at the beginning of a prompt.
 //!
-//! One thread, so that it takes no more than its share of the machine. A chunk is one write, because that is what an
-//! inference server does with a token. Any GET is answered with what the health checks of routers look for.
+//! It uses one thread, so that it uses no more than its share of the machine. A chunk is one write, as an inference server
+//! writes a token. Any GET gets the data that the health checks of routers read.
 
 use std::io;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::http::{Body, Connection, Framing, Head, HttpError};
 const STREAM_HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// In front of each chunk: its length in hexadecimal.
+/// The line in front of each chunk: its length in hexadecimal.
 const CHUNK_SIZE: &[u8] = b"e8\r\n";
 
-/// What routers ask before they send anything: health, models, and properties of the server.
+/// The response to the requests of routers before their first prompt: health, models and properties of the server.
 const ABOUT: &str = r#"{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"bench","max_model_len":8192}],"status":"ok","model_path":"m","served_model_name":"m","is_generation":true,"max_total_num_tokens":1000000,"version":"1"}"#;
 
-/// Serves for ever.
+/// Serves indefinitely.
 pub async fn serve(listener: TcpListener) -> io::Result<()> {
     loop {
         let (stream, _) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // A connection that is gone already, or no free file: neither is a reason to end.
+            // The connection is gone already, or no file descriptor is free. Neither is a reason to end.
             Err(_) => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 continue;
             }
         };
         tokio::spawn(async move {
-            // A client that goes away in the middle is what some scenarios are about.
+            // Clients that disconnect in the middle are the subject of some scenarios.
             let _ = serve_connection(stream).await;
         });
     }
@@ -72,7 +72,7 @@ struct Asked {
 impl Asked {
     fn read(head: &Head) -> Result<Self, HttpError> {
         let (method, _) = head.asks()?;
-        // A request that says nothing about a body has none.
+        // A request without framing headers has no body.
         let framing = if head.framing == Framing::Unstated { Framing::Length(0) } else { head.framing };
         Ok(Self { is_get: method == "GET", framing, closes: head.closes })
     }
@@ -83,7 +83,7 @@ async fn send(connection: &mut Connection, status: &str, body: &[u8]) -> io::Res
     connection.send(head.as_bytes(), body).await
 }
 
-/// One write for the head, one for each event, one for the end.
+/// Streams with one write for the head, one for each event and one for the end.
 async fn stream_out(connection: &mut Connection, plan: Plan, digest: u64) -> io::Result<()> {
     connection.send(STREAM_HEAD, b"").await?;
     let begun = Instant::now();

@@ -30,15 +30,15 @@ struct Cli {
 enum Command {
     /// Measure all systems in turns, and print the tables
     Run(RunArgs),
-    /// Measure how far one relay goes and what features cost, and print the tables
+    /// Measure the scalability of one relay and the cost of features, and print the tables
     Scale(ScaleArgs),
-    /// Ask, compare every byte of every answer, and print what came of it as JSON
+    /// Send requests, compare every byte of every response, and print the outcome as JSON
     Load(LoadArgs),
-    /// Be the backend that all systems are measured in front of
+    /// Run the backend that all systems are measured in front of
     Backend(BackendArgs),
-    /// Be so many workers with nothing to do, until interrupted
+    /// Run idle workers until interrupted
     Crowd(CrowdArgs),
-    /// Be one worker that answers by itself what the backend would, until the relay goes
+    /// Run one worker that responds by itself as the backend would, until the relay disconnects
     Worker(WorkerArgs),
 }
 
@@ -53,22 +53,22 @@ struct RunArgs {
     /// Only these systems, separated by commas [default: all]
     #[arg(long, value_name = "SYSTEMS", value_delimiter = ',')]
     systems: Vec<System>,
-    /// Little of everything, to see that it runs
+    /// Measure only a little of everything, to see that it runs
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker
     #[arg(long, value_name = "FOLDER", default_value = "target/release")]
     programs: PathBuf,
-    /// Folder with vllm-router and sglang-router [default: none, and they have no turn]
+    /// Folder with vllm-router and sglang-router [default: none; they are not measured]
     #[arg(long, value_name = "FOLDER")]
     routers: Option<PathBuf>,
-    /// The program rathole [default: none, and it has no turn]
+    /// The program rathole [default: none; it is not measured]
     #[arg(long, value_name = "FILE")]
     rathole: Option<PathBuf>,
     /// Page to write the tables into, between its marks [default: none]
     #[arg(long, value_name = "FILE")]
     write: Option<String>,
-    /// File for everything that was measured, as JSON [default: none]
+    /// File for all measurements, as JSON [default: none]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -78,7 +78,7 @@ struct ScaleArgs {
     /// Only these parts, separated by commas [default: all]
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     only: Vec<scale::Part>,
-    /// Little of everything, to see that it runs
+    /// Measure only a little of everything, to see that it runs
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker
@@ -87,7 +87,7 @@ struct ScaleArgs {
     /// Page to write the tables into, between its marks [default: none]
     #[arg(long, value_name = "FILE")]
     write: Option<String>,
-    /// File for everything that was measured, as JSON [default: none]
+    /// File for all measurements, as JSON [default: none]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -107,14 +107,14 @@ struct CrowdArgs {
     /// The relay, whose provider `local` has the secret `bench-worker-secret`
     #[arg(long, value_name = "ADDR")]
     relay: SocketAddr,
-    /// Workers
+    /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 1000)]
     workers: u32,
 }
 
 #[derive(Debug, clap::Args)]
 struct LoadArgs {
-    /// Address to ask
+    /// Address to send requests to
     #[arg(long, value_name = "ADDR")]
     to: SocketAddr,
     /// Connections, each with one request at a time
@@ -123,19 +123,19 @@ struct LoadArgs {
     /// Bytes of a request's body
     #[arg(long, value_name = "N", default_value_t = PROMPT_BYTES)]
     prompt_bytes: usize,
-    /// Events of each stream; 0 asks for plain answers
+    /// Events of each stream; 0 requests plain responses
     #[arg(long, value_name = "N", default_value_t = 0)]
     chunks: u32,
-    /// Milliseconds between two events, or before a plain answer; 0 is as fast as can be
+    /// Milliseconds between two events, or before a plain response; 0 is as fast as possible
     #[arg(long, value_name = "MS", default_value_t = 0)]
     gap_ms: u64,
-    /// Leave after so many events instead of reading to the end [default: never]
+    /// Disconnect after this number of events instead of reading to the end [default: never]
     #[arg(long, value_name = "N")]
     leave_after: Option<u32>,
-    /// How long to ask
+    /// Duration of the load
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     seconds: f64,
-    /// Ask so often on each connection, however long it takes [default: none]
+    /// Number of requests on each connection, however long they take [default: none]
     #[arg(long, value_name = "N")]
     requests: Option<u32>,
 }
@@ -147,11 +147,11 @@ struct BackendArgs {
     listen: SocketAddr,
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs its command.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     modelrelay_relay::open_files::raise_limit();
-    // One thread: a client or backend that spreads over the machine takes what it measures.
+    // One thread: a client or backend that spreads over the machine uses the processors that it measures.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
@@ -169,7 +169,7 @@ pub fn main() -> ExitCode {
                 done = measure_scale(args) => done,
                 signal = ended() => Ok(signal.map(|()| ExitCode::FAILURE)?),
             },
-            // Dropped when interrupted, and with it every program that it has started.
+            // Dropped when interrupted, together with every program that it has started.
             Command::Run(args) => tokio::select! {
                 done = measure(args) => done,
                 signal = ended() => Ok(signal.map(|()| ExitCode::FAILURE)?),
@@ -250,7 +250,7 @@ async fn measure_scale(args: ScaleArgs) -> Done {
     Ok(if report.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Slow is a result; a wrong byte, or programs of ours that do not run, is a failure.
+/// A slow result is a success. A wrong byte, or a ModelRelay program that does not run, is a failure.
 fn judge(report: &Report) -> ExitCode {
     let faults = report.own_faults();
     for fault in &faults {

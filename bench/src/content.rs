@@ -1,39 +1,43 @@
-//! What is asked and what must be answered, each derived from the other, so that a byte that changes on the way shows.
+//! The content of requests and responses. Each is derived from the other, so that a byte that changes on the way is
+//! detected.
 //!
-//! A prompt begins with a plan in plain letters: a seed, how many chunks, how far apart. The backend carries the plan out,
-//! and puts a digest of the whole prompt into every answer and every chunk; the client, who knows the prompt, knows each
-//! byte that must come. A digest of the prompt and not of the body, because some routers write the body's JSON anew.
+//! A prompt begins with a plan in plain letters: a seed, the number of chunks, the time between them. The backend executes
+//! the
+//! plan and puts a digest of the whole prompt into every response and every chunk. The client knows the prompt, and so
+//! every
+//! byte that must come. The digest is one of the prompt and not of the body, because some routers reserialize the body's
+//! JSON.
 
 use std::time::Duration;
 
-/// Bytes of an answer that is not streamed.
+/// Bytes of a response that is not streamed.
 pub const ANSWER_BYTES: usize = 345;
 
 /// Bytes of one event of a stream, with the empty line that ends it.
 pub const CHUNK_BYTES: usize = 232;
 
-/// What ends a stream.
+/// The event that ends a stream.
 pub const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// The model that everybody asks for.
+/// The model of all requests.
 pub const MODEL: &str = "m";
 
 const BEFORE: &str = r#"{"model":"m","messages":[{"role":"user","content":""#;
 const AFTER: &str = r#""}],"stream":"#;
 const CONTENT: &[u8] = br#""content":""#;
 
-/// What a prompt asks of the backend.
+/// The plan of a prompt: instructions for the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Tells prompts apart.
+    /// Distinguishes prompts.
     pub seed: u64,
-    /// Events of the stream; 0 asks for one answer of [`ANSWER_BYTES`].
+    /// Events of the stream; 0 requests one response of [`ANSWER_BYTES`].
     pub chunks: u32,
-    /// Between two events, or before the answer.
+    /// The time between two events, or before the response.
     pub gap: Duration,
 }
 
-/// A request's body, made once and changed from request to request: only the seed differs.
+/// The body of a request, made once and changed between requests: only the seed differs.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     body: Vec<u8>,
@@ -41,14 +45,14 @@ pub struct Prompt {
 }
 
 impl Plan {
-    /// Bytes of a plan in letters.
+    /// The length of a plan in letters, in bytes.
     const LETTERS: usize = 16 + 1 + 8 + 1 + 8 + 1;
 
     fn letters(self) -> String {
         format!("{:016x} {:08} {:08} ", self.seed, self.chunks, self.gap.as_micros())
     }
 
-    /// The plan at the beginning of a prompt.
+    /// Parses the plan at the beginning of a prompt.
     fn read(content: &[u8]) -> Option<Self> {
         let letters = std::str::from_utf8(content.get(..Self::LETTERS)?).ok()?;
         let mut words = letters.split(' ');
@@ -61,7 +65,7 @@ impl Plan {
 }
 
 impl Prompt {
-    /// A body of so many bytes, or of as few as a plan needs.
+    /// Creates a body of `bytes` bytes, or more if the plan needs them.
     pub fn new(plan: Plan, bytes: usize) -> Self {
         let stream = if plan.chunks > 0 { "true}" } else { "false}" };
         let rest = BEFORE.len() + AFTER.len() + stream.len();
@@ -76,7 +80,7 @@ impl Prompt {
         Self { body, content: content_range }
     }
 
-    /// Makes it another prompt of the same size.
+    /// Changes it into another prompt of the same size.
     pub fn reseed(&mut self, seed: u64) {
         let begin = self.content.start;
         self.body[begin..begin + 16].copy_from_slice(&hex(seed));
@@ -87,13 +91,13 @@ impl Prompt {
         &self.body
     }
 
-    /// What the answer must show.
+    /// The digest that the response must contain.
     pub fn digest(&self) -> u64 {
         digest(&self.body[self.content.clone()])
     }
 }
 
-/// What a body asks for, and the digest of its prompt; `None` of a body that is not from here.
+/// Parses a body into its plan and the digest of its prompt; `None` for a body that [`Prompt`] did not make.
 pub fn read_body(body: &[u8]) -> Option<(Plan, u64)> {
     let begin = memchr::memmem::find(body, CONTENT)? + CONTENT.len();
     let length = memchr::memchr(b'"', &body[begin..])?;
@@ -101,7 +105,7 @@ pub fn read_body(body: &[u8]) -> Option<(Plan, u64)> {
     Some((Plan::read(content)?, digest(content)))
 }
 
-/// The answer to the prompt with this digest, where it is not streamed.
+/// The plain response to the prompt with this digest.
 pub fn answer(digest: u64) -> Vec<u8> {
     let head = format!(
         r#"{{"id":"chatcmpl-{digest:016x}","object":"chat.completion","created":1700000000,"model":"{MODEL}","choices":[{{"index":0,"message":{{"role":"assistant","content":""#
@@ -110,16 +114,16 @@ pub fn answer(digest: u64) -> Vec<u8> {
     padded(head, tail, ANSWER_BYTES, digest)
 }
 
-/// The events of the stream that answers the prompt with this digest, one after the other.
+/// The events of the streamed response to the prompt with this digest, one after the other.
 #[derive(Clone, Debug)]
 pub struct Chunk {
     bytes: Vec<u8>,
-    /// Where the digits of its number stand.
+    /// The position of its number's digits.
     digits: std::ops::Range<usize>,
 }
 
 impl Chunk {
-    /// The first.
+    /// The first event.
     pub fn first(digest: u64) -> Self {
         let head = format!(
             r#"data: {{"id":"chatcmpl-{digest:016x}","object":"chat.completion.chunk","created":1700000000,"model":"{MODEL}","choices":[{{"delta":{{"content":"00000000 "#
@@ -129,7 +133,7 @@ impl Chunk {
         Self { bytes: padded(head, tail, CHUNK_BYTES, digest), digits }
     }
 
-    /// Makes it the one with this number.
+    /// Changes it into the event `number`.
     pub fn number(&mut self, number: u32) -> &[u8] {
         let mut rest = number;
         for digit in self.bytes[self.digits.clone()].iter_mut().rev() {
@@ -140,7 +144,7 @@ impl Chunk {
     }
 }
 
-/// Compares a stream with what it must be, in whatever parts it comes.
+/// Compares a stream with its expected bytes, in parts of any size.
 #[derive(Debug)]
 pub struct StreamCheck {
     chunk: Chunk,
@@ -150,12 +154,13 @@ pub struct StreamCheck {
 }
 
 impl StreamCheck {
-    /// Of so many events that answer the prompt with this digest.
+    /// Expects `total` events in response to the prompt with this digest.
     pub fn new(digest: u64, total: u32) -> Self {
         Self { chunk: Chunk::first(digest), total, number: 0, at: 0 }
     }
 
-    /// Takes the next bytes; says how many events they completed, or that they are not what must come.
+    /// Checks the next bytes. Returns the number of events that they completed; `None` if they differ from the expected
+    /// ones.
     pub fn take(&mut self, mut bytes: &[u8]) -> Option<u32> {
         let before = self.number;
         while !bytes.is_empty() {
@@ -178,7 +183,7 @@ impl StreamCheck {
         Some(self.number.min(self.total) - before.min(self.total))
     }
 
-    /// Whether all of it came.
+    /// True if the whole stream came.
     pub fn is_complete(&self) -> bool {
         self.number > self.total
     }
@@ -194,7 +199,7 @@ fn padded(head: String, tail: &str, length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Letters without end; xorshift, so that neither side can go wrong on its own.
+/// An endless sequence of letters from a seed, so that neither side can go wrong on its own.
 struct Letters(u64);
 
 impl Letters {
@@ -205,7 +210,7 @@ impl Letters {
     }
 }
 
-/// Eight bytes at a time: a prompt of 20 MB takes two milliseconds.
+/// The digest of eight bytes at a time: 20 MB need two milliseconds.
 fn digest(bytes: &[u8]) -> u64 {
     let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let (words, rest) = bytes.as_chunks::<8>();

@@ -1,5 +1,5 @@
-//! Workers that have nothing to do: registered, granting a slot, answering heartbeats, and dialling again when their relay
-//! has gone, after the very pauses of our worker ([`Backoff`]).
+//! Idle workers. They register, grant a slot and respond to heartbeats. When their relay is gone, they dial again after the
+//! pauses of the real worker ([`Backoff`]).
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,13 +22,13 @@ use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use crate::samples::{Samples, Summary};
 use crate::systems::SECRET;
 
-/// The least that works, so that the crowd itself needs little.
+/// The smallest buffer that works, so that the crowd itself needs little.
 const BUFFER_BYTES: usize = 4 << 10;
 
-/// How long a handshake, and then the acknowledgement, may take; as our worker has it.
+/// The timeout of a handshake, and then of the acknowledgement; the same as in the worker.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Dials at once when a crowd comes for the first time, which is not what is measured.
+/// Concurrent dials while a crowd connects for the first time, which is not measured.
 const AT_ONCE: usize = 64;
 
 pub(crate) type Socket = WebSocketStream<TcpStream>;
@@ -40,7 +40,7 @@ pub struct Crowd {
     shared: Arc<Shared>,
 }
 
-/// What all of its workers count.
+/// The counters that all of its workers share.
 #[derive(Debug, Default)]
 struct Shared {
     attached: watch::Sender<u32>,
@@ -52,22 +52,22 @@ struct Shared {
     unanswered: AtomicU32,
 }
 
-/// Why a worker was not let in.
+/// Why a worker was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CrowdError {
-    /// The connection.
+    /// The connection failed.
     #[error("a worker cannot connect: {0}")]
     Io(#[from] io::Error),
-    /// The WebSocket.
+    /// The WebSocket handshake failed, or the WebSocket broke.
     #[error("a worker was not let in: {0}")]
     Socket(#[from] Box<tungstenite::Error>),
-    /// What the relay said, or that it said nothing.
+    /// The relay sent something else, or nothing.
     #[error("a worker was not acknowledged: {0}")]
     NotAcknowledged(String),
 }
 
 impl Crowd {
-    /// So many workers of one relay, each of them acknowledged.
+    /// Connects `count` workers to one relay and waits until each of them is acknowledged.
     pub async fn connect(relay: SocketAddr, count: u32) -> Result<Self, CrowdError> {
         let shared = Arc::new(Shared::default());
         let mut workers = JoinSet::new();
@@ -81,37 +81,37 @@ impl Crowd {
         Ok(Self { _workers: workers, shared })
     }
 
-    /// How often the relay has dropped one.
+    /// How often the relay has dropped a worker.
     pub fn lost(&self) -> u32 {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Dials that led to nothing, after a loss.
+    /// Failed dials after a loss.
     pub fn failed(&self) -> u32 {
         self.shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Those of [`Self::failed`] where somebody listened: a handshake that did not succeed.
+    /// Those of [`Self::failed`] with a connection, but without a successful handshake.
     pub fn failed_handshakes(&self) -> u32 {
         self.failed() - self.shared.unanswered.load(Ordering::Relaxed)
     }
 
-    /// When each dial after a loss was made.
+    /// The times of the dials after a loss.
     pub fn dials(&self) -> Vec<Instant> {
         self.shared.dials.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Heartbeats that were answered.
+    /// Heartbeats that got a reply.
     pub fn heartbeats(&self) -> u64 {
         self.shared.heartbeats.load(Ordering::Relaxed)
     }
 
-    /// How long each was away that was lost and is back.
+    /// How long each lost worker was away until it was back.
     pub fn away(&self) -> Summary {
         self.shared.away.lock().unwrap_or_else(PoisonError::into_inner).summary()
     }
 
-    /// Waits until so many were lost, and as many are attached as before; false when they are not in time.
+    /// Waits until `count` workers were lost and as many are attached again; false if the time runs out first.
     pub async fn returned(&self, count: u32, within: Duration) -> bool {
         let mut attached = self.shared.attached.subscribe();
         let all = attached.wait_for(|attached| *attached >= count && self.lost() >= count);
@@ -167,7 +167,7 @@ impl Idler {
     }
 }
 
-/// Each has a model of its own and one that all share.
+/// The registration of one worker, with a model of its own and one that all share.
 fn registration(number: u32) -> Register {
     Register {
         worker_name: format!("idle-{number}"),
@@ -181,13 +181,13 @@ fn registration(number: u32) -> Register {
     }
 }
 
-/// Two workers with one are one worker to a relay, which then drops the older link.
+/// A new instance id. Two workers with the same one are one worker to a relay, which drops the older link.
 pub(crate) fn new_instance() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     format!("{:016x}{:016x}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Dials, registers, and waits to be acknowledged.
+/// Dials, registers, and waits for the acknowledgement.
 pub(crate) async fn link(relay: SocketAddr, registration: &Register) -> Result<Socket, CrowdError> {
     let late = |what: &str| CrowdError::NotAcknowledged(what.to_owned());
     let mut socket =
@@ -219,7 +219,7 @@ async fn acknowledged(socket: &mut Socket) -> Result<(), CrowdError> {
     }
 }
 
-/// Answers heartbeats until the relay goes.
+/// Responds to heartbeats until the relay disconnects.
 async fn stay(socket: &mut Socket, heartbeats: &AtomicU64) {
     while let Some(message) = heard(socket).await {
         if let RelayToWorker::Ping(ping) = message {
@@ -236,7 +236,7 @@ pub(crate) async fn say(socket: &mut Socket, message: &WorkerToRelay) -> Result<
     Ok(socket.send(Message::text(encode(message))).await.map_err(Box::new)?)
 }
 
-/// The next message that is one of the protocol's; `None` at the end.
+/// The next message that belongs to the protocol; `None` at the end.
 async fn heard(socket: &mut Socket) -> Option<RelayToWorker> {
     loop {
         if let Message::Text(text) = socket.next().await?.ok()?
@@ -254,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    /// Lets the next worker in; says whose link it is.
+    /// Accepts the next worker; returns its socket and its instance id.
     async fn admit(listener: &TcpListener) -> (Socket, String) {
         let mut socket = accept_async(listener.accept().await.unwrap().0).await.unwrap();
         let text = socket.next().await.unwrap().unwrap().into_text().unwrap();

@@ -1,4 +1,4 @@
-//! What is measured, as types: the figures of one turn, and their medians over a run.
+//! The measurements as types: the figures of one turn, and their medians over a run.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::systems::System;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
-    /// Half of the plain answers took no longer, one request at a time; ms.
+    /// Median latency of plain responses, one request at a time; ms.
     AloneP50,
-    /// Plain answers a second to 32 clients.
+    /// Plain responses a second to 32 clients.
     Requests,
-    /// Processor time of one of these; µs.
+    /// Processor time of one of these requests; µs.
     CpuPerRequest,
-    /// Half of 32 paced streams had their first event by then; ms.
+    /// Median time to the first event of 32 paced streams; ms.
     FirstEventP50,
-    /// 99 of 100 had; ms.
+    /// 99th percentile of the same; ms.
     FirstEventP99,
     /// First events that came after 35 to 50 ms.
     Stalls,
@@ -27,17 +27,17 @@ pub enum Figure {
     CpuPerPacedChunk,
     /// The relay's part of it; µs.
     RelayCpuPerPacedChunk,
-    /// Events a second of 32 streams as fast as they can be.
+    /// Events a second of 32 unpaced streams.
     Chunks,
-    /// Processor time of one of these; µs.
+    /// Processor time of one of these events; µs.
     CpuPerChunk,
-    /// Memory of one more open stream; KiB.
+    /// Memory of one additional open stream; KiB.
     StreamKib,
     /// Processor time of a request with a prompt of 220 kB; µs.
     CpuPerLongPrompt,
     /// The same of 20 MB; ms.
     CpuPerHugePrompt,
-    /// Processor time of a stream that its client left after three events; µs.
+    /// Processor time of a stream whose client disconnected after three events; µs.
     CpuPerAbort,
     /// The relay's memory for an idle worker; KiB.
     IdleWorkerKib,
@@ -47,15 +47,15 @@ pub enum Figure {
     DispatchFew,
     /// The same among 10,000 workers; ns.
     DispatchMany,
-    /// 99 of 100 dispatches while 10 requests of one model wait take no longer; ns.
+    /// 99th percentile of a dispatch while 10 requests of one model wait; ns.
     QueueShort,
     /// The same while 100,000 wait; ns.
     QueueLong,
-    /// The same while 10 wait that ask for 50 models in turn; ns.
+    /// The same while 10 requests for 50 models in turn wait; ns.
     QueueShortModels,
-    /// The same while 100,000 wait that do; ns.
+    /// The same while 100,000 of these wait; ns.
     QueueLongModels,
-    /// 99 of 100 submissions that wait, with 10 of one model waiting; ns.
+    /// 99th percentile of a submission that waits, with 10 of one model waiting; ns.
     SubmitShort,
     /// With 100,000; ns.
     SubmitLong,
@@ -63,7 +63,7 @@ pub enum Figure {
     SubmitShortModels,
     /// With 100,000 of 50 models; ns.
     SubmitLongModels,
-    /// 99 of 100 cancellations, anywhere in the queue, with 10 of one model waiting; ns.
+    /// 99th percentile of a cancellation, anywhere in the queue, with 10 of one model waiting; ns.
     CancelShort,
     /// With 100,000; ns.
     CancelLong,
@@ -71,7 +71,7 @@ pub enum Figure {
     CancelShortModels,
     /// With 100,000 of 50 models; ns.
     CancelLongModels,
-    /// 99 of 100 expiries, with 10 of one model waiting; ns.
+    /// 99th percentile of an expiry, with 10 of one model waiting; ns.
     ExpireShort,
     /// With 100,000; ns.
     ExpireLong,
@@ -79,7 +79,7 @@ pub enum Figure {
     ExpireShortModels,
     /// With 100,000 of 50 models; ns.
     ExpireLongModels,
-    /// Plain answers a second with one worker.
+    /// Plain responses a second with one worker.
     Workers1,
     /// With two.
     Workers2,
@@ -87,11 +87,12 @@ pub enum Figure {
     Workers4,
     /// With eight.
     Workers8,
-    /// More memory of relay and worker while a client does not read, once freed memory has gone back to the system; KiB.
+    /// Additional memory of relay and worker while a client does not read, after freed memory has been returned to the
+    /// system; KiB.
     SlowClientKib,
-    /// The most that it was before; KiB.
+    /// The peak before that; KiB.
     SlowClientPeakKib,
-    /// Gaps of its 99 neighbours, 99 of 100 no longer, as a multiple of those without it.
+    /// 99th percentile of the gaps of its 99 neighbours, as a multiple of those without the slow client.
     SlowClientGaps,
     /// From the relay's start until it listens; ms.
     ColdStart,
@@ -99,32 +100,32 @@ pub enum Figure {
     IdleRelayMb,
 }
 
-/// Figures of one system.
+/// The figures of one system.
 pub type Figures = BTreeMap<Figure, f64>;
 
 /// One system's turn in one round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Turn {
-    /// Whose.
+    /// The system.
     pub system: System,
-    /// Counted from 1.
+    /// The round, counted from 1.
     pub round: u32,
-    /// What was measured.
+    /// The measurements.
     pub figures: Figures,
-    /// Answers that were right in every byte.
+    /// Responses that were right in every byte.
     pub right: u64,
     /// Bytes that were compared.
     pub bytes: u64,
-    /// What went wrong; the figures it would have given are missing.
+    /// The faults; the figures that they affected are missing.
     pub faults: Vec<String>,
 }
 
-/// A system that had no turn.
+/// A system that was not measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Absent {
-    /// Which.
+    /// The system.
     pub system: System,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -133,7 +134,7 @@ pub struct Absent {
 pub struct Medians(BTreeMap<(System, Figure), f64>);
 
 impl Medians {
-    /// Of all turns. Of stalls the sum counts: one is too many, in whichever round.
+    /// Calculates the medians of all turns. Stalls are summed: one is too many, in any round.
     pub fn of(turns: &[Turn]) -> Self {
         let mut values: BTreeMap<(System, Figure), Vec<f64>> = BTreeMap::new();
         for turn in turns {
@@ -148,12 +149,12 @@ impl Medians {
         Self(medians.collect())
     }
 
-    /// One of them, if it was measured.
+    /// One median, if it was measured.
     pub fn value(&self, system: System, figure: Figure) -> Option<f64> {
         self.0.get(&(system, figure)).copied()
     }
 
-    /// Ours.
+    /// The figure of ModelRelay.
     pub fn ours(&self, figure: Figure) -> Option<f64> {
         self.value(System::Modelrelay, figure)
     }

@@ -1,7 +1,7 @@
-//! As much of HTTP/1.1 as a load client and a backend need: heads, bodies of known length and in chunks.
+//! The part of HTTP/1.1 that a load client and a backend need: heads, and bodies of known length or in chunks.
 //!
-//! Written here because the client must cost little beside what it measures. What it cannot read it refuses: a proxy that
-//! breaks framing is found and not forgiven.
+//! It is implemented here because the client must cost little compared with the systems that it measures. It rejects
+//! anything that it cannot parse: a proxy that breaks framing is detected, not forgiven.
 
 mod ask;
 mod connection;
@@ -11,22 +11,22 @@ pub use connection::Connection;
 
 use std::io;
 
-/// Longest head, and most that is read at once.
+/// The longest head, and the most that is read at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
 
-/// What is not HTTP as spoken here.
+/// A violation of this subset of HTTP.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The connection broke, or ended early.
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
-    /// It ended inside a message.
+    /// The connection ended inside a message.
     #[error("the connection ended inside a message")]
     Cut,
-    /// A head that cannot be read.
+    /// A head that cannot be parsed.
     #[error("not an HTTP/1.1 head: {0}")]
     BadHead(&'static str),
-    /// Chunked encoding that is wrong.
+    /// Invalid chunked encoding.
     #[error("broken chunked encoding")]
     BadChunk,
 }
@@ -34,27 +34,27 @@ pub enum HttpError {
 /// The first line and framing of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Head<'a> {
-    /// Without its line end.
+    /// The first line, without its line end.
     pub first_line: &'a str,
-    /// How its body ends.
+    /// How the body ends.
     pub framing: Framing,
-    /// Whether the connection ends with it.
+    /// True if the connection ends with this message.
     pub closes: bool,
 }
 
 /// How a body ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// After so many bytes.
+    /// After this number of bytes.
     Length(u64),
     /// With the last chunk.
     Chunked,
-    /// Nothing says: a request has none then, an answer lasts until the connection ends.
+    /// No header states it: a request has no body then, a response lasts until the connection ends.
     Unstated,
 }
 
 impl<'a> Head<'a> {
-    /// Reads a head and says how long it is; `None` while it is not all there.
+    /// Parses a head and returns it with its length; `None` while it is incomplete.
     pub fn read(buffer: &'a [u8]) -> Result<Option<(Self, usize)>, HttpError> {
         let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
             return if buffer.len() >= BUFFER_BYTES { Err(HttpError::BadHead("it is too long")) } else { Ok(None) };
@@ -88,13 +88,13 @@ impl<'a> Head<'a> {
         Ok(())
     }
 
-    /// Of an answer.
+    /// The status code of a response.
     pub fn status(&self) -> Result<u16, HttpError> {
         let status = self.first_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
         status.ok_or(HttpError::BadHead("no status"))
     }
 
-    /// Of a request: method and target.
+    /// The method and target of a request.
     pub fn asks(&self) -> Result<(&'a str, &'a str), HttpError> {
         let mut words = self.first_line.split(' ');
         match (words.next(), words.next(), words.next()) {
@@ -104,7 +104,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Takes a body out of what is read.
+/// Decodes a body from the bytes that are read.
 #[derive(Debug)]
 pub struct Body(State);
 
@@ -116,9 +116,9 @@ enum State {
     Size(u64, SizeLine),
     /// In a chunk's bytes.
     Chunk(u64),
-    /// Behind them: so many bytes of CR LF are missing.
+    /// After them: the number of missing bytes of CR LF.
     ChunkEnd(u8),
-    /// In the trailer's line: bytes of it so far, and whether it is a CR that came last.
+    /// In a line of the trailer: its bytes so far, and whether the last one was a CR.
     Trailer(u32, bool),
     Complete,
 }
@@ -132,7 +132,7 @@ enum SizeLine {
 }
 
 impl Body {
-    /// The body behind such a head.
+    /// Creates a decoder for a body with this framing.
     pub fn new(framing: Framing) -> Self {
         Self(match framing {
             Framing::Length(0) => State::Complete,
@@ -142,22 +142,22 @@ impl Body {
         })
     }
 
-    /// Whether nothing is missing.
+    /// True if the body is complete.
     pub fn is_complete(&self) -> bool {
         matches!(self.0, State::Complete)
     }
 
-    /// Whether the end of the connection ends it too.
+    /// True if the end of the connection ends the body, too.
     pub fn ends_with_connection(&self) -> bool {
         matches!(self.0, State::UntilClose)
     }
 
-    /// Bytes that surely belong to it, if the message says so.
+    /// The bytes that surely belong to the body, if its length is known.
     pub fn remaining(&self) -> Option<u64> {
         if let State::Length(left) = self.0 { Some(left) } else { None }
     }
 
-    /// Gives the body's bytes in `input` to `sink`; says how many bytes of `input` it needed.
+    /// Passes the body's bytes in `input` to `sink`; returns the number of bytes of `input` that it consumed.
     pub fn take(&mut self, input: &[u8], mut sink: impl FnMut(&[u8])) -> Result<usize, HttpError> {
         let mut at = 0;
         while at < input.len() {

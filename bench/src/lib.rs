@@ -1,9 +1,11 @@
-//! Measurements: how fast relay and worker are beside other proxies of one run, and what the multiplexer's policy is worth
-//! against the ones that others have.
+//! Measurements: the speed of relay and worker compared with other proxies in the same run, and the multiplexer's policy
+//! compared with other policies.
 //!
-//! The speed of two runs cannot be compared, not even on one machine. So every figure is one of a run in which each system
-//! had its turn, several times over, in front of one [`backend`], asked by one client ([`load`]), and every goal is a ratio
-//! within it. Nothing is counted that was not compared, byte for byte, with what had to come ([`content`]).
+//! The speed of two runs cannot be compared, not even on one machine. So every figure belongs to a run in which each system
+//! had
+//! several turns in front of one [`backend`], with requests of one client ([`load`]), and every goal is a ratio within it.
+//! A
+//! response is counted only after it was compared, byte for byte, with the expected one ([`content`]).
 
 pub mod backend;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! The client: so many connections, each asking again as soon as it has its answer, and comparing every byte of it.
+//! The client: each connection sends its next request as soon as it has its response, and compares every byte of it.
 
 mod visitor;
 
@@ -16,26 +16,26 @@ pub use visitor::{Answer, Visitor};
 /// Bytes of a usual request.
 pub const PROMPT_BYTES: usize = 352;
 
-/// What to ask, and how often.
+/// The requests to send, and how many.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Where.
+    /// The address.
     pub to: SocketAddr,
-    /// Where every second connection goes instead.
+    /// The address of every second connection instead.
     pub also: Option<SocketAddr>,
-    /// One more header of each request with its line end, or nothing.
+    /// An additional header of each request with its line end, or nothing.
     pub header: &'static str,
     /// Connections, each with one request at a time.
     pub connections: u32,
     /// Bytes of a request's body.
     pub prompt_bytes: usize,
-    /// Events of each stream; 0 asks for plain answers.
+    /// Events of each stream; 0 requests plain responses.
     pub chunks: u32,
-    /// Between two events, or before a plain answer.
+    /// The time between two events, or before a plain response.
     pub gap: Duration,
-    /// Over how long the connections begin; without it over a gap, so that streams of one pace do not move together.
+    /// The time over which the connections begin; by default one gap, so that streams of one pace do not move together.
     pub over: Option<Duration>,
-    /// Leave after so many events instead of reading to the end.
+    /// Disconnect after this number of events instead of reading to the end.
     pub leave_after: Option<u32>,
     /// When to stop.
     pub until: Until,
@@ -44,36 +44,36 @@ pub struct Load {
 /// When a load ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// Nothing more is asked after so long; what runs is read to its end.
+    /// No further request is sent after this time; running ones are read to their end.
     Elapsed(Duration),
-    /// After so many requests of each connection.
+    /// After this number of requests of each connection.
     Requests(u32),
 }
 
-/// What came of it.
+/// The outcome of a load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Answers that were right in every byte, to the end or to where the client left.
+    /// Responses that were right in every byte, to the end or to where the client disconnected.
     pub right: u64,
-    /// Answers that were not.
+    /// Responses that were not.
     pub wrong: u64,
-    /// What was wrong with the first of them.
+    /// The fault of the first of them.
     pub first_fault: Option<String>,
     /// Bytes of bodies that were compared.
     pub bytes: u64,
-    /// Events of streams that came.
+    /// Events of streams that were received.
     pub events: u64,
-    /// From the first request to the last answer.
+    /// The time from the first request to the last response.
     pub seconds: f64,
-    /// Of whole answers.
+    /// The latency of whole responses.
     pub latency: Summary,
-    /// To the first event of a stream.
+    /// The time to the first event of a stream.
     pub first_event: Summary,
-    /// Between events that did not come at once.
+    /// The time between events that did not arrive together.
     pub gaps: Summary,
 }
 
-/// What one connection saw.
+/// The measurements of one connection.
 #[derive(Debug, Default)]
 struct Tally {
     right: u64,
@@ -86,7 +86,7 @@ struct Tally {
 }
 
 impl Load {
-    /// One connection after another request, plain answers.
+    /// Creates a load of one connection that requests plain responses, one after the other.
     pub fn new(to: SocketAddr, until: Until) -> Self {
         Self {
             to,
@@ -102,7 +102,7 @@ impl Load {
         }
     }
 
-    /// Asks until it is time to stop. A wrong answer is counted and costs its connection.
+    /// Sends requests until the end of the load. A wrong response is counted and costs its connection.
     pub async fn run(self) -> Outcome {
         let began = Instant::now();
         let mut visitors = JoinSet::new();
@@ -153,7 +153,7 @@ impl Load {
                 Err(fault) => {
                     tally.faults.push(fault.to_string());
                     visitor = None;
-                    // A system that is gone must not be asked as fast as it can refuse.
+                    // Do not retry a system that is gone as fast as it can refuse.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             }
@@ -171,7 +171,7 @@ impl Load {
         }
     }
 
-    /// Where this connection goes.
+    /// The target of this connection.
     fn target(&self, number: u32) -> SocketAddr {
         self.also.filter(|_| number % 2 == 1).unwrap_or(self.to)
     }
@@ -216,13 +216,13 @@ impl Load {
     }
 }
 
-/// Why an answer does not count.
+/// Why a response is not counted as right.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// It did not come, or not as HTTP.
+    /// It did not arrive, or not as HTTP.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// Another status.
+    /// It has another status.
     #[error("status {status}: {body}")]
     Status {
         /// The status.
@@ -230,7 +230,7 @@ pub enum Fault {
         /// The beginning of its body.
         body: String,
     },
-    /// A byte of it, or its length.
+    /// A byte of it, or its length, is wrong.
     #[error("the answer differs from what the backend sent, after {0} bytes that were right")]
     Differs(u64),
 }

@@ -2,23 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where and when a run was.
+/// The place and time of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// What the processor calls itself.
+    /// The processor's name for itself.
     pub cpu: String,
-    /// How many cores there are.
+    /// The number of cores.
     pub cores: usize,
     /// Linux's version.
     pub kernel: String,
-    /// How many programs wanted a core, on average over the minute before the run.
+    /// The number of runnable programs, on average over the minute before the run.
     pub load_before: f64,
     /// The day, in UTC.
     pub date: String,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -30,7 +30,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// Formats it in one line.
     pub fn describe(&self) -> String {
         format!(
             "{}, {} cores, Linux {}, {}; load before the run {:.1}",
@@ -39,18 +39,18 @@ impl Machine {
     }
 }
 
-/// How many files this program, and each that it starts, may have open: every connection is one.
+/// The number of files that this program, and each that it starts, may have open: every connection is one.
 pub fn open_files() -> u64 {
     files(&std::fs::read_to_string("/proc/self/limits").unwrap_or_default())
 }
 
-/// The first number of its line; without one there is no limit.
+/// The first number of the line; without one there is no limit.
 fn files(limits: &str) -> u64 {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
     line.split_whitespace().next().and_then(|soft| soft.parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// x86 says `model name`; others may say nothing that a person would know.
+/// x86 names the processor in `model name`; others may have no readable name.
 fn cpu_model(cpuinfo: &str) -> String {
     let line = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
     line.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':'])).to_owned()

@@ -1,4 +1,4 @@
-//! Pages of documentation with tables that programs write, between two marks.
+//! Tables that programs write into pages of documentation, between two marks.
 
 /// Writes each named text into the page at `path`, between its marks `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
 pub fn write(path: &str, texts: &[(&str, String)]) -> Result<(), String> {

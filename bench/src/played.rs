@@ -1,7 +1,8 @@
-//! A worker and its backend in one, in the present protocol or in the earlier one that knows only text: what the two cost a
-//! relay can be compared only where nothing else differs, and our worker speaks the earlier one to earlier relays alone.
+//! A worker and its backend in one, with the present protocol or the earlier one that has only text. The costs of the two
+//! to a
+//! relay can be compared only if nothing else differs, and the real worker speaks the earlier one to earlier relays alone.
 //!
-//! It answers what the [`crate::backend`] would. Prompts and answers are small here, below any window, so that it minds no
+//! It sends the responses of [`crate::backend`]. Prompts and responses are small here, below any window, so it ignores
 //! credit.
 
 use std::collections::HashMap;
@@ -24,13 +25,13 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::content::{self, Chunk, DONE, MODEL, Plan};
 use crate::crowd::{CrowdError, Socket, link, new_instance, say};
 
-/// More than any load here asks at once.
+/// More than the concurrency of any load here.
 const CONCURRENCY: u32 = 4096;
 
-/// What is written at once.
+/// The most messages written at once.
 const BATCH: usize = 64;
 
-/// Linked to `relay`, and serving until that goes. `linked` is called when it may be asked.
+/// Connects to `relay`, and serves until that disconnects. Calls `linked` when it is ready for requests.
 pub async fn serve(relay: SocketAddr, is_text: bool, linked: impl FnOnce()) -> Result<(), CrowdError> {
     let mut socket = link(relay, &registration(is_text)).await?;
     if !is_text {
@@ -65,7 +66,7 @@ fn registration(is_text: bool) -> Register {
     }
 }
 
-/// What is there together goes together.
+/// Writes all pending messages together.
 async fn write(mut writer: SplitSink<Socket, Message>, mut messages: mpsc::Receiver<Message>) {
     let mut batch = Vec::with_capacity(BATCH);
     while messages.recv_many(&mut batch, BATCH).await > 0 {
@@ -81,7 +82,7 @@ async fn write(mut writer: SplitSink<Socket, Message>, mut messages: mpsc::Recei
 }
 
 async fn read(mut reader: SplitStream<Socket>, out: &mpsc::Sender<Message>) {
-    // Requests whose body has not come in whole.
+    // Requests whose body is incomplete.
     let mut waiting: HashMap<u32, (Request, Vec<u8>)> = HashMap::new();
     while let Some(Ok(message)) = reader.next().await {
         match message {
@@ -115,7 +116,7 @@ fn answer(request: Request, body: &[u8], out: &mpsc::Sender<Message>) {
     let Some((plan, digest)) = content::read_body(body) else { return };
     let answer = Answer { id: request.request_id, stream: request.stream, out: out.clone() };
     tokio::spawn(async move {
-        // Fails only when the link has gone, and then nobody waits for it.
+        // Fails only when the link is gone, and then the response is not needed.
         let _ =
             if plan.chunks == 0 { answer.whole(plan.gap, digest).await } else { answer.streamed(plan, digest).await };
     });
@@ -123,7 +124,7 @@ fn answer(request: Request, body: &[u8], out: &mpsc::Sender<Message>) {
 
 type Sent = Result<(), mpsc::error::SendError<Message>>;
 
-/// One answer, on its way; with a stream's number in pieces, without one in text.
+/// A response in progress; with a stream's number it is sent in pieces, without one as text.
 struct Answer {
     id: String,
     stream: Option<u32>,

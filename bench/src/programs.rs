@@ -1,4 +1,4 @@
-//! Programs that are measured: started, listened to through a file, and killed when dropped.
+//! Measured programs: started with their output in a file, and killed when dropped.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,31 +9,31 @@ use tokio::process::{Child, Command};
 
 use crate::usage::Usage;
 
-/// How long a program may take until it prints what is waited for; the routers load Python first.
+/// The time in which a program must print the awaited text; the routers load Python first.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How much of its output is shown when it fails.
+/// The number of lines of its output that an error shows.
 const LAST_LINES: usize = 5;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// It could not be started, or its output not be kept.
+    /// It could not be started, or its output could not be stored.
     #[error("{program}: {error}")]
     Io {
-        /// Which.
+        /// The program.
         program: String,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// It ended, or never said that it is there.
+    /// It ended, or never reported that it is ready.
     #[error("{program} {what}: {last}")]
     Failed {
-        /// Which.
+        /// The program.
         program: String,
-        /// What it did, or did not.
+        /// The failure.
         what: String,
-        /// What it printed last.
+        /// The end of its output.
         last: String,
     },
 }
@@ -48,7 +48,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it under another command, such as one that puts it into a network of its own, which then becomes it.
+    /// Starts it under another command, such as one that enters a network namespace and then executes it.
     pub fn start_under(
         name: &str,
         under: &[String],
@@ -63,7 +63,7 @@ impl Program {
         Self::start(name, Path::new(first), &args, env, folder)
     }
 
-    /// Starts it in `folder`, which also takes what it prints, with nothing in its environment but the path and `env`.
+    /// Starts it in `folder`, which also gets its output, with only the path, the home and `env` in its environment.
     pub fn start<A: AsRef<OsStr>>(
         name: &str,
         binary: &Path,
@@ -89,12 +89,12 @@ impl Program {
         &self.name
     }
 
-    /// What it used so far.
+    /// The resources that it has used so far.
     pub fn usage(&self) -> Result<Usage, ProgramError> {
         Usage::of(self.pid).map_err(|error| ProgramError::Io { program: self.name.clone(), error })
     }
 
-    /// What follows `mark` in the first line that has it, up to the next space.
+    /// Waits for the first line that contains `mark`; returns the text after it, up to the next space.
     pub async fn printed(&mut self, mark: &str) -> Result<String, ProgramError> {
         let begun = Instant::now();
         loop {
@@ -112,7 +112,7 @@ impl Program {
         }
     }
 
-    /// Fails when it has ended.
+    /// Returns an error if it has ended.
     pub fn check_running(&mut self) -> Result<(), ProgramError> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -126,7 +126,7 @@ impl Program {
         let _ = self.child.kill().await;
     }
 
-    /// An error about it that shows the end of its output.
+    /// Makes an error about it that shows the end of its output.
     pub fn failed(&self, what: &str) -> ProgramError {
         let text = self.output();
         let lines: Vec<_> = text.lines().rev().take(LAST_LINES).collect();
@@ -141,7 +141,7 @@ impl Program {
     }
 }
 
-/// Some programs colour what they print even into a file.
+/// Removes colours, which some programs print even into a file.
 fn without_colours(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut parts = text.split("\u{1b}[");

@@ -1,4 +1,4 @@
-//! One run: rounds, in each of which every system has its turn, so that what the machine does meanwhile meets them all.
+//! One run: rounds in which every system has its turn, so that disturbances of the machine affect all of them.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::scenarios::{Extent, Part, Turns};
 use crate::systems::{Installed, Setup, System, SystemError};
 use crate::verdicts::{Verdict, verdicts};
 
-/// What to run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Rounds.
@@ -19,37 +19,37 @@ pub struct Options {
     pub systems: Vec<System>,
     /// Parts of a turn.
     pub parts: Vec<Part>,
-    /// How much of each.
+    /// The extent of each part.
     pub extent: Extent,
-    /// Whether that is little.
+    /// True if the extent is small.
     pub quick: bool,
-    /// Where the programs are.
+    /// The paths of the programs.
     pub installed: Installed,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Where and when.
+    /// The place and time.
     pub machine: Machine,
     /// Rounds.
     pub rounds: u32,
-    /// Whether too little was measured to mean much.
+    /// True if too little was measured to mean much.
     pub quick: bool,
-    /// How much of each.
+    /// The extent of each part.
     pub extent: Extent,
-    /// Who had a turn, and the versions.
+    /// The systems that were measured, and their versions.
     pub systems: Vec<(System, String)>,
-    /// Who had none.
+    /// The systems that were not.
     pub absent: Vec<Absent>,
     /// Every turn of every round.
     pub turns: Vec<Turn>,
-    /// What became of the goals.
+    /// The results of the goals.
     pub verdicts: Vec<Verdict>,
 }
 
 impl Report {
-    /// Answers that were right in every byte.
+    /// Responses that were right in every byte.
     pub fn right(&self) -> u64 {
         self.turns.iter().map(|turn| turn.right).sum()
     }
@@ -59,7 +59,7 @@ impl Report {
         self.turns.iter().map(|turn| turn.bytes).sum()
     }
 
-    /// What went wrong with our own programs.
+    /// The faults of ModelRelay's own programs.
     pub fn own_faults(&self) -> Vec<String> {
         let absent = self.absent.iter().filter(|absent| absent.system == System::Modelrelay);
         let turns = self.turns.iter().filter(|turn| turn.system == System::Modelrelay);
@@ -67,7 +67,7 @@ impl Report {
     }
 }
 
-/// Runs all of it. `tell` is told what is going on.
+/// Runs all of it, and reports its progress to `tell`.
 pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Result<Report, SystemError> {
     let machine = Machine::here();
     let setup = Setup::new(&options.installed, folder).await?;

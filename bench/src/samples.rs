@@ -1,62 +1,62 @@
-//! Measured times, all of them: a percentile of what was really seen, and no bucket's edge.
+//! All measured times: a percentile is a time that was really measured, not the edge of a bucket.
 //!
-//! A run takes a few million samples at most, so that keeping four bytes of each costs less than a histogram would hide.
+//! A run has a few million samples at most, so that four bytes for each cost less than a histogram's loss of precision.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Where Nagle's algorithm and delayed acknowledgements stall each other: 40 ms and a little on either side.
+/// The range in which Nagle's algorithm and delayed acknowledgements stall each other: 40 ms and a little on either side.
 const STALL: std::ops::RangeInclusive<Duration> = Duration::from_millis(35)..=Duration::from_millis(50);
 
-/// Times in the order in which they were taken.
+/// Times in the order of their measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<u32>);
 
-/// What is reported of [`Samples`].
+/// The reported figures of [`Samples`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many.
+    /// The number of samples.
     pub count: u64,
-    /// Half of them took no longer, in milliseconds.
+    /// The median, in milliseconds.
     pub p50_ms: f64,
-    /// 99 of 100 took no longer, in milliseconds.
+    /// The 99th percentile, in milliseconds.
     pub p99_ms: f64,
     /// The longest, in milliseconds.
     pub max_ms: f64,
-    /// How many lie between 35 and 50 ms.
+    /// The number of samples between 35 and 50 ms.
     pub stalls: u64,
 }
 
 impl Samples {
-    /// Adds one; kept to a tenth of a microsecond, and up to seven minutes.
+    /// Adds one, with a precision of a tenth of a microsecond and up to seven minutes.
     pub fn add(&mut self, took: Duration) {
         self.0.push(u32::try_from(took.as_nanos() / 100).unwrap_or(u32::MAX));
     }
 
-    /// Adds all of another.
+    /// Adds all samples of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// How many.
+    /// The number of samples.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no samples.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The least time that `share` of the samples do not exceed; zero of no samples.
+    /// The least time that `share` of the samples do not exceed; zero without samples.
     pub fn quantile(&mut self, share: f64) -> Duration {
         self.0.sort_unstable();
         let rank = (share * self.0.len() as f64).ceil() as usize;
         self.0.get(rank.max(1) - 1).map_or(Duration::ZERO, |ticks| duration(*ticks))
     }
 
-    /// What is reported.
+    /// Calculates the reported figures.
     pub fn summary(&mut self) -> Summary {
         Summary {
             count: self.0.len() as u64,
@@ -68,12 +68,12 @@ impl Samples {
     }
 }
 
-/// As the reports have it.
+/// Milliseconds, as in the reports.
 pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The middle of what each round gave, or between the two in the middle; `None` of nothing.
+/// The median of the values, between the two in the middle for an even number of them; `None` without values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_unstable_by(f64::total_cmp);

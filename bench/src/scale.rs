@@ -1,8 +1,10 @@
-//! How far one relay goes, and what its features cost: ten thousand idle workers, thousands of streams and of waiting
+//! The scalability of one relay, and the cost of its features: ten thousand idle workers, thousands of streams and of
+//! waiting
 //! requests at once, each feature on and off, and the same over two network hops.
 //!
-//! One run again, in which all that is compared has its turn in front of one backend. What is counted per worker, stream or
-//! request is the programs' part: what the kernel keeps for each connection is not theirs, and not in these figures.
+//! This is one run, too: everything that is compared has its turn in front of one backend. The figures per worker, stream
+//! or
+//! request are the share of the programs. The kernel's memory for each connection is not in them.
 
 pub mod cluster;
 pub mod features;
@@ -28,20 +30,20 @@ use crate::scenarios::workers::answers_of;
 use crate::systems::{Installed, Setup, SystemError};
 pub use tables::texts;
 
-/// Files that a program has open besides one for each connection.
+/// The number of files that a program has open in addition to its connections.
 const OTHER_FILES: u64 = 300;
 
-/// A part that can be asked for by itself.
+/// A part that can be run by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
-    /// Idle workers, and a relay that restarts under them.
+    /// Idle workers, and a relay that restarts while they are connected.
     Workers,
     /// Open streams.
     Streams,
-    /// Waiting requests, whose clients leave or whose time is up.
+    /// Waiting requests whose clients disconnect or whose deadline passes.
     Queue,
-    /// What one, two, four and eight workers answer.
+    /// The throughput of one, two, four and eight workers.
     Throughput,
     /// Client, relay and worker in networks of their own.
     Network,
@@ -50,12 +52,12 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in the order in which they are run.
+    /// All parts, in the order in which they are run.
     pub const ALL: [Self; 6] =
         [Self::Workers, Self::Streams, Self::Queue, Self::Throughput, Self::Network, Self::Features];
 }
 
-/// How much of each.
+/// The extent of each part.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Extent {
     /// Idle workers.
@@ -70,16 +72,16 @@ pub struct Extent {
     pub stream_chunks: u32,
     /// Waiting requests.
     pub queued: u32,
-    /// Seconds until their time is up.
+    /// Seconds until their deadline.
     pub queue_seconds: u64,
-    /// Rounds of features and networks, in each of which all have their turn.
+    /// Rounds of features and networks, in each of which all of them are measured.
     pub rounds: u32,
     /// Seconds of each load.
     pub seconds: f64,
 }
 
 impl Extent {
-    /// What figures are published from.
+    /// The extent of published figures.
     pub const FULL: Self = Self {
         workers: 10_000,
         idle_seconds: 30.0,
@@ -109,7 +111,7 @@ impl Extent {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// No more connections than files may be open, here and in each program.
+    /// Limits the connections to the number of files that may be open, here and in each program.
     fn within(self, open_files: u64) -> Self {
         let most = u32::try_from(open_files.saturating_sub(OTHER_FILES)).unwrap_or(u32::MAX);
         let (workers, streams, queued) = (self.workers.min(most), self.streams.min(most), self.queued.min(most));
@@ -117,31 +119,31 @@ impl Extent {
     }
 }
 
-/// What to run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Parts.
     pub parts: Vec<Part>,
-    /// How much of each.
+    /// The extent of each part.
     pub extent: Extent,
-    /// Whether that is little.
+    /// True if the extent is small.
     pub quick: bool,
-    /// Where the programs are.
+    /// The paths of the programs.
     pub installed: Installed,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Where and when.
+    /// The place and time.
     pub machine: Machine,
     /// Files that a program may have open.
     pub open_files: u64,
-    /// Whether too little was measured to mean much.
+    /// True if too little was measured to mean much.
     pub quick: bool,
-    /// How much of each.
+    /// The extent of each part.
     pub extent: Extent,
-    /// How long it took.
+    /// The duration of the run.
     pub seconds: f64,
     /// Idle workers.
     pub workers: Option<workers::Workers>,
@@ -149,44 +151,44 @@ pub struct Report {
     pub streams: Vec<streams::Streams>,
     /// Waiting requests.
     pub queue: Option<queue::Queue>,
-    /// Workers, and what they answer a second.
+    /// Numbers of workers, and their responses a second.
     pub throughput: Vec<(u32, f64)>,
     /// Over networks.
     pub network: Vec<network::Way>,
-    /// What each feature cost, in each round.
+    /// The cost of each feature, in each round.
     pub features: Vec<features::Costs>,
-    /// Answers that were right in every byte.
+    /// Responses that were right in every byte.
     pub right: u64,
     /// Bytes that were compared.
     pub bytes: u64,
-    /// What this machine cannot do.
+    /// The parts that this machine cannot run.
     pub absent: Vec<String>,
-    /// What went wrong.
+    /// The faults of the run.
     pub faults: Vec<String>,
 }
 
-/// Why a part gave no figures.
+/// Why a part has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum ScaleError {
-    /// A program.
+    /// A program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// Programs together.
+    /// A group of programs failed.
     #[error(transparent)]
     System(#[from] SystemError),
-    /// A worker of the crowd.
+    /// A worker of the crowd failed.
     #[error(transparent)]
     Crowd(#[from] CrowdError),
-    /// A question about a program.
+    /// A request for a program's state failed.
     #[error("the relay does not say how it is: {0}")]
     Http(#[from] HttpError),
-    /// A request.
+    /// A request failed.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The machine.
+    /// The machine failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// This machine cannot do it.
+    /// This machine cannot run the part.
     #[error("not here: {0}")]
     Absent(String),
     /// Something else.
@@ -194,7 +196,7 @@ pub enum ScaleError {
     Other(String),
 }
 
-/// Runs all of it. `tell` is told what is going on.
+/// Runs all of it, and reports its progress to `tell`.
 pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Result<Report, SystemError> {
     let (begun, open_files) = (Instant::now(), open_files());
     let setup = Setup::new(&options.installed, folder).await?;
@@ -261,7 +263,7 @@ impl Report {
         Ok(())
     }
 
-    /// Counts what was compared; a wrong answer is an error.
+    /// Adds the compared responses; a wrong one is an error.
     fn right_and_bytes(&mut self, outcome: &Outcome) -> Result<(), ScaleError> {
         self.right += outcome.right;
         self.bytes += outcome.bytes;
@@ -278,7 +280,7 @@ fn other(error: impl Display) -> ScaleError {
     ScaleError::Other(error.to_string())
 }
 
-/// Microseconds of each of so many.
+/// Microseconds divided by `count`.
 fn micros_each(time: Duration, count: u64) -> f64 {
     time.as_secs_f64() * 1e6 / count.max(1) as f64
 }

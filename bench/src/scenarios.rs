@@ -1,6 +1,6 @@
-//! What is done with a system in its turn.
+//! The measurements of a system in its turn.
 //!
-//! [`shared`] is for every system, and makes the table; the others are for promises that only our programs make.
+//! [`shared`] is for every system, and makes the table; the others are for promises that only ModelRelay makes.
 
 pub mod dispatch;
 mod idle;
@@ -18,19 +18,19 @@ use crate::programs::ProgramError;
 use crate::systems::{Running, Setup, System, SystemError};
 use crate::usage::Usage;
 
-/// A part of a run that can be asked for by itself.
+/// A part of a run that can be run by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
     /// Memory of a thousand open streams.
     Memory,
-    /// Plain answers: one client, then 32.
+    /// Plain responses: one client, then 32.
     Unary,
-    /// Streams: paced, then as fast as can be.
+    /// Streams: paced, then as fast as possible.
     Streams,
     /// Prompts of 220 kB and 20 MB.
     Prompts,
-    /// Clients that leave in the middle.
+    /// Clients that disconnect in the middle.
     Aborts,
     /// A thousand idle workers.
     Idle,
@@ -45,7 +45,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in the order in which they are run: memory first, while no heap has grown.
+    /// All parts, in the order in which they are run: memory first, while no heap has grown.
     pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Unary,
@@ -60,7 +60,7 @@ impl Part {
     ];
 }
 
-/// How long and how much, per turn.
+/// The duration and extent of each turn.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Extent {
     /// Seconds of each load.
@@ -73,16 +73,16 @@ pub struct Extent {
     pub idle_workers: u32,
     /// Seconds that they are idle.
     pub idle_seconds: f64,
-    /// Seconds in which memory settles that was needed for a moment: our allocator gives it back within ten.
+    /// Seconds in which temporary memory is released: the allocator returns it to the system within ten.
     pub settle_seconds: f64,
-    /// Workers among which the core chooses, at most.
+    /// The most workers among which the core chooses.
     pub dispatch_workers: u64,
-    /// Requests that wait in the core, at most.
+    /// The most requests that wait in the core.
     pub dispatch_queue: u64,
 }
 
 impl Extent {
-    /// What figures are published from.
+    /// The extent of published figures.
     pub const FULL: Self = Self {
         seconds: 3.0,
         streams: 1000,
@@ -111,23 +111,23 @@ impl Extent {
     }
 }
 
-/// Why a part gave no figures.
+/// Why a part has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum PartError {
-    /// A program.
+    /// A program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A system that is started for this part.
+    /// A system that was started for this part failed.
     #[error(transparent)]
     System(#[from] SystemError),
-    /// Answers that were not what the backend sent.
+    /// Responses differed from the backend's.
     #[error("{wrong} of {all} answers were wrong, the first: {first}")]
     Wrong {
-        /// How many.
+        /// The number of wrong ones.
         wrong: u64,
-        /// Of how many.
+        /// The number of all.
         all: u64,
-        /// What was wrong.
+        /// The first fault.
         first: String,
     },
     /// Something else.
@@ -135,7 +135,7 @@ pub enum PartError {
     Other(String),
 }
 
-/// One turn: what it measures with, and what it found so far.
+/// One turn: its settings, and its results so far.
 pub struct Turns<'a> {
     setup: &'a Setup,
     extent: &'a Extent,
@@ -143,13 +143,13 @@ pub struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    /// The beginning of a turn.
+    /// Begins a turn.
     pub fn new(setup: &'a Setup, extent: &'a Extent, system: System, round: u32) -> Self {
         let turn = Turn { system, round, figures: Figures::new(), right: 0, bytes: 0, faults: Vec::new() };
         Self { setup, extent, turn }
     }
 
-    /// Carries out all of these parts that are for this system, each to its end whatever becomes of the others.
+    /// Runs all of these parts that apply to this system. A part that fails does not end the others.
     pub async fn run(mut self, parts: &[Part], running: &Running) -> Turn {
         for part in parts {
             if let Err(error) = self.part(*part, running).await {
@@ -184,7 +184,7 @@ impl<'a> Turns<'a> {
     #[expect(clippy::disallowed_methods, reason = "the benchmark is not simulated")]
     async fn dispatch(&mut self) -> Result<(), PartError> {
         let extent = *self.extent;
-        // On a thread of its own, because it lasts seconds and takes no break.
+        // On a thread of its own, because it runs for seconds without yielding.
         let costs =
             tokio::task::spawn_blocking(move || dispatch::costs(extent.dispatch_workers, extent.dispatch_queue));
         let costs = costs.await.map_err(|error| PartError::Other(error.to_string()))?;
@@ -196,7 +196,7 @@ impl<'a> Turns<'a> {
         self.turn.figures.insert(figure, value);
     }
 
-    /// Runs a load; fails where one answer was wrong.
+    /// Runs a load; returns an error if a response was wrong.
     async fn load(&mut self, load: Load) -> Result<Outcome, PartError> {
         self.count(load.run().await)
     }
@@ -211,7 +211,7 @@ impl<'a> Turns<'a> {
         Ok(outcome)
     }
 
-    /// What the system used so far; of `direct`, the backend.
+    /// The usage of the system so far; for `direct`, that of the backend.
     fn usage(&self, running: &Running) -> Result<Usage, PartError> {
         match self.turn.system {
             System::Direct => Ok(self.setup.backend.usage()?),
@@ -225,7 +225,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Microseconds of each of so many.
+/// Microseconds divided by `count`.
 fn micros_each(cpu: Duration, count: u64) -> f64 {
     cpu.as_secs_f64() * 1e6 / count.max(1) as f64
 }

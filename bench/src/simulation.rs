@@ -1,11 +1,12 @@
-//! A GPU that holds one of several models, clients that want answers, and the question who swaps when.
+//! A simulation of a GPU that holds one of several models, with clients that request them, and of policies for swaps.
 //!
 //! Discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is simulated: a request
-//! occupies one of a model's places for as long as its answer takes, and loading a model takes as long as it takes. No
-//! network, no prefill, no cache that is lost with a swap.
+//! occupies one of a model's places for the length of its response, and a load takes its time. There is no network, no
+//! prefill, and no cache that is lost with a swap.
 //!
-//! The rivals in [`rivals`] are written here, as plainly as their rules are. Ours is not: [`ours`] drives the slot machine
-//! that the worker runs.
+//! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`ours`]
+//! drives the
+//! slot machine that the worker runs.
 
 pub mod ours;
 pub mod report;
@@ -22,65 +23,66 @@ use workload::Workload;
 /// Time since the beginning.
 pub type Time = Duration;
 
-/// Names a request.
+/// Identifies a request.
 pub type JobId = usize;
 
 /// A model, by number.
 pub type ModelId = usize;
 
-/// Requests of one model that run at once.
+/// Concurrent requests of one model.
 pub const PLACES: u32 = 4;
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The client.
     pub client: usize,
     /// The model.
     pub model: ModelId,
-    /// How long its answer takes once it runs.
+    /// The duration of its response once it runs.
     pub service: Duration,
 }
 
-/// Decides who runs, and what is loaded.
+/// Decides which requests run, and which model is loaded.
 pub trait Scheduler {
-    /// A request has come. Appends those that begin now.
+    /// Handles an arrived request. Appends the requests that begin now.
     fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>);
-    /// A request has its answer.
+    /// Handles a completed request.
     fn finish(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>);
-    /// Its time has come.
+    /// Handles the timeout.
     fn tick(&mut self, now: Time, begin: &mut Vec<JobId>);
-    /// When that is.
+    /// The next timeout.
     fn next_timeout(&self) -> Option<Time>;
     /// Loads that were begun.
     fn loads(&self) -> u32;
 }
 
-/// What became of one simulated run.
+/// The results of one simulated run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Answers.
+    /// Responses.
     pub done: u32,
     /// Loads that were begun.
     pub loads: u32,
-    /// When the last answer ended.
+    /// The time at which the last response ended.
     pub ended: Time,
-    /// Per model: answers, and how long each request waited until it began; those that never did are counted to the end.
+    /// Per model: responses, and the waiting time of each request until it began. For those that never began, it is counted
+    /// to the end.
     pub models: BTreeMap<ModelId, (u32, Vec<Duration>)>,
 }
 
 impl Outcome {
-    /// Longest wait for a model.
+    /// The longest wait for a model.
     pub fn worst(&self, model: ModelId) -> Duration {
         self.models.get(&model).and_then(|(_, waits)| waits.iter().max().copied()).unwrap_or_default()
     }
 
-    /// Longest wait for any model.
+    /// The longest wait for any model.
     pub fn worst_of_all(&self) -> Duration {
         self.models.keys().map(|model| self.worst(*model)).max().unwrap_or_default()
     }
 
-    /// Answers of one model.
+    /// Responses of one model.
     pub fn done_of(&self, model: ModelId) -> u32 {
         self.models.get(&model).map_or(0, |(done, _)| *done)
     }
@@ -88,7 +90,7 @@ impl Outcome {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// First, so that a place that is free in an instant can be taken in it.
+    /// First, so that a place that becomes free in an instant can be occupied in it.
     Finish(JobId),
     Arrive(JobId),
 }
@@ -102,7 +104,7 @@ struct Run<'a> {
     outcome: Outcome,
 }
 
-/// Lets the clients of `workload` ask for so long.
+/// Runs the clients of `workload` for this time.
 pub fn run(workload: &mut dyn Workload, scheduler: &mut dyn Scheduler, length: Duration) -> Outcome {
     let mut run = Run {
         scheduler,

@@ -1,4 +1,4 @@
-//! The systems that are compared: each started by itself, in front of the same backend, and stopped after its turn.
+//! The compared systems: each is started by itself, in front of the same backend, and stopped after its turn.
 
 mod ours;
 mod proxies;
@@ -18,14 +18,14 @@ use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
-/// How long a system may take from its start to its first right answer.
+/// The time from a system's start to its first right response.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What stands between client and backend.
+/// The system between client and backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {
-    /// Nothing.
+    /// None.
     Direct,
     /// nginx, one worker.
     Nginx,
@@ -37,12 +37,12 @@ pub enum System {
     SglangRouter,
     /// A bare tunnel, two programs.
     Rathole,
-    /// Our relay and our worker.
+    /// ModelRelay's relay and worker.
     Modelrelay,
 }
 
 impl System {
-    /// All of them, in the order of the table.
+    /// All systems, in the order of the table.
     pub const ALL: [Self; 7] = [
         Self::Direct,
         Self::Nginx,
@@ -53,7 +53,7 @@ impl System {
         Self::Modelrelay,
     ];
 
-    /// Name in the table.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct (the backend itself)",
@@ -67,55 +67,55 @@ impl System {
     }
 }
 
-/// What a run has to start systems with.
+/// The programs and paths from which a run starts systems.
 #[derive(Debug)]
 pub struct Setup {
     /// The backend.
     pub backend: Program,
-    /// Its address.
+    /// The address of the backend.
     pub backend_addr: SocketAddr,
-    /// Where relay and worker are.
+    /// The folder of relay and worker.
     pub programs: PathBuf,
-    /// Where the routers are, if they are installed.
+    /// The folder of the routers, if they are installed.
     pub routers: Option<PathBuf>,
     /// rathole, if it is installed.
     pub rathole: Option<PathBuf>,
 }
 
-/// Where the systems' programs are that cannot be looked for.
+/// The paths of programs that are not found on the path.
 #[derive(Clone, Debug)]
 pub struct Installed {
-    /// Folder of relay and worker.
+    /// The folder of relay and worker.
     pub programs: PathBuf,
-    /// Folder of both routers.
+    /// The folder of both routers.
     pub routers: Option<PathBuf>,
     /// The program rathole.
     pub rathole: Option<PathBuf>,
 }
 
-/// A system that answers.
+/// A system that responds.
 #[derive(Debug)]
 pub struct Running {
-    /// Where to ask.
+    /// Its address.
     pub addr: SocketAddr,
-    /// Its programs; none of `direct`, whose only one is the backend.
+    /// Its programs; none for `direct`, whose only one is the backend.
     pub programs: Vec<Program>,
     _folder: TempDir,
 }
 
-/// Why a system has no turn.
+/// Why a system is not measured.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
-    /// It is not there.
+    /// It is not installed.
     #[error("not installed: {0}")]
     Missing(String),
     /// It does not start.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// It starts and does not answer rightly.
+    /// It starts, but its responses are wrong.
     #[error("no right answer within {READY_WITHIN:?}: {0}")]
     NotReady(String),
-    /// The machine's fault.
+    /// The machine failed.
     #[error("cannot prepare its start: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -130,7 +130,7 @@ impl Setup {
         Ok(Self { backend, backend_addr, programs, routers, rathole })
     }
 
-    /// Starts a system, and waits until it gives right answers.
+    /// Starts a system, and waits for right responses.
     pub async fn start(&self, system: System) -> Result<Running, SystemError> {
         let folder = tempfile::tempdir()?;
         let (addr, programs) = match system {
@@ -150,7 +150,7 @@ impl Setup {
         Ok(running)
     }
 
-    /// The version that a system says it has.
+    /// The version that a system reports.
     pub fn version(&self, system: System) -> String {
         match system {
             System::Direct => String::new(),
@@ -167,12 +167,12 @@ impl Setup {
 }
 
 impl Running {
-    /// What its programs used so far, together.
+    /// The usage of all its programs so far.
     pub fn usage(&self) -> Result<Usage, ProgramError> {
         self.programs.iter().try_fold(Usage::default(), |sum, program| Ok(sum + program.usage()?))
     }
 
-    /// Stops all of it.
+    /// Stops all programs.
     pub async fn stop(self) {
         for program in self.programs {
             program.stop().await;
@@ -180,12 +180,12 @@ impl Running {
     }
 }
 
-/// Waits until right answers come from `addr`.
+/// Waits for right responses from `addr`.
 async fn ready(addr: SocketAddr, programs: &mut [Program]) -> Result<(), SystemError> {
     answered(Load::new(addr, Until::Requests(1)), programs).await
 }
 
-/// Waits until all answers to such a load are right.
+/// Waits until all responses to this load are right.
 async fn answered(load: Load, programs: &mut [Program]) -> Result<(), SystemError> {
     let begun = Instant::now();
     loop {
@@ -208,10 +208,10 @@ pub fn free_port() -> std::io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
-/// Where a program of the path is.
+/// The path of a program on the path.
 fn on_path(name: &str) -> Result<PathBuf, SystemError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps servers where only root's path leads.
+    // Debian installs servers into folders that are only on root's path.
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
     found.ok_or_else(|| SystemError::Missing(format!("{name} is not on the path")))

@@ -1,4 +1,4 @@
-//! A run's results as a page's tables.
+//! The results of a run as tables of a page.
 
 use crate::figures::{Figure, Medians};
 use crate::run::Report;
@@ -22,7 +22,7 @@ const COLUMNS: [(&str, Figure, usize); 13] = [
     ("CPU µs/abort", Figure::CpuPerAbort, 0),
 ];
 
-/// Rows of the table of our own: what, figure, digits, unit.
+/// Rows of the table of ModelRelay alone: text, figure, digits, unit.
 const OURS: [(&str, Figure, usize, &str); 29] = [
     ("the relay's part of a paced token", Figure::RelayCpuPerPacedChunk, 1, "µs"),
     ("an idle worker: the relay's memory", Figure::IdleWorkerKib, 1, "KiB"),
@@ -55,10 +55,10 @@ const OURS: [(&str, Figure, usize, &str); 29] = [
     ("memory of a relay with nothing to do", Figure::IdleRelayMb, 1, "MB"),
 ];
 
-/// What stands for a figure that was not measured.
+/// Stands for a figure that was not measured.
 const NOTHING: &str = "–";
 
-/// Everything, as Markdown.
+/// The whole report, as Markdown.
 pub fn markdown(report: &Report) -> String {
     let medians = Medians::of(&report.turns);
     let mut text = format!("{}. Medians of {} rounds", report.machine.describe(), report.rounds);
@@ -77,7 +77,7 @@ pub fn markdown(report: &Report) -> String {
     text
 }
 
-/// Only the columns of which a run measured something: it may have been asked for a part.
+/// Contains only the columns with measurements: a run may have been limited to some parts.
 fn systems(report: &Report, medians: &Medians) -> String {
     let measured = |figure| report.systems.iter().any(|(system, _)| medians.value(*system, figure).is_some());
     let columns: Vec<_> = COLUMNS.iter().filter(|(_, figure, _)| measured(*figure)).collect();
@@ -90,7 +90,7 @@ fn systems(report: &Report, medians: &Medians) -> String {
         let name = format!("{} {version}", system.name());
         let cells = columns.iter().map(|(_, figure, digits)| {
             let cell = medians.value(*system, *figure).map_or(NOTHING.to_owned(), |value| format!("{value:.digits$}"));
-            // What direct uses is the backend's, which nobody else's figure contains.
+            // The usage of direct is the backend's, which no other figure contains.
             let of_backend = *system == System::Direct && is_processor_time(*figure) && cell != NOTHING;
             if of_backend { format!("({cell})") } else { cell }
         });
@@ -105,7 +105,7 @@ fn is_processor_time(figure: Figure) -> bool {
     [CpuPerRequest, CpuPerPacedChunk, CpuPerChunk, CpuPerLongPrompt, CpuPerHugePrompt, CpuPerAbort].contains(&figure)
 }
 
-/// Who has no row, and which cells are empty for a reason.
+/// Lists the systems without a row, and the cells that are empty for a reason.
 fn absent(report: &Report) -> String {
     let mut lines: Vec<String> = Vec::new();
     for absent in &report.absent {
@@ -159,7 +159,7 @@ fn conditions(conditions: &[Condition]) -> String {
     format!("{word}<br>{}", each.collect::<Vec<_>>().join("<br>"))
 }
 
-/// Three digits that count, none of them lost for a large number.
+/// Three significant digits, and all digits of a large number.
 fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

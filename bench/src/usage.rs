@@ -1,4 +1,4 @@
-//! What programs use of the machine, as the kernel's scheduler counts it: to the nanosecond, and not in ticks.
+//! The usage of programs as the kernel's scheduler measures it: to the nanosecond, and not in ticks.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -7,16 +7,16 @@ use std::time::Duration;
 /// Processor time and memory of one program, or of several together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Time on a processor, of all threads that run now; what ended threads had is forgotten by the kernel.
+    /// Processor time of all threads that run now; the kernel forgets the time of ended threads.
     pub cpu: Duration,
-    /// Memory in RAM.
+    /// Resident memory.
     pub resident: u64,
-    /// The same, with what it shares with others divided among them.
+    /// The same, with shared memory divided among its users.
     pub proportional: u64,
 }
 
 impl Usage {
-    /// Of a running program.
+    /// Reads the usage of a running program.
     pub fn of(pid: u32) -> io::Result<Self> {
         Ok(Self {
             cpu: cpu(pid)?,
@@ -41,7 +41,7 @@ impl Add for Usage {
 impl Sub for Usage {
     type Output = Self;
 
-    /// What was added since; less is nothing.
+    /// The increase since `before`; a decrease is zero.
     fn sub(self, before: Self) -> Self {
         Self {
             cpu: self.cpu.saturating_sub(before.cpu),
@@ -62,7 +62,7 @@ fn cpu(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_nanos(sum))
 }
 
-/// Of the thread that asks, up to the scheduler's last tick.
+/// The processor time of the calling thread, up to the scheduler's last tick.
 pub fn cpu_of_this_thread() -> io::Result<Duration> {
     Ok(Duration::from_nanos(ran(&std::fs::read_to_string("/proc/thread-self/schedstat")?)))
 }
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(kib("Rss:  9 kB\nPss:\t   1234 kB\nPss_Anon: 7 kB\n", "Pss:"), 1234 * 1024);
     }
 
-    /// All of it, and no difference of two sums: threads of other tests end in between and take their time with them.
+    /// Checks the sum, not the difference of two sums: threads of other tests end in between, and their time is lost.
     #[test]
     fn work_of_any_thread_counts() {
         const WORK: Duration = Duration::from_millis(50);

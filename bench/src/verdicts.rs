@@ -1,32 +1,32 @@
-//! The goals, each a ratio within one run: what must hold beats every router for language models, what is stretched for
-//! comes near to nothing being there at all.
+//! The goals, each a ratio within one run. The required goals beat every router for language models; the stretch goals come
+//! near to no proxy at all.
 
 use serde::{Deserialize, Serialize};
 
 use crate::figures::{Figure, Medians};
 use crate::systems::System;
 
-/// What became of a goal.
+/// The result of a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Its name.
     pub goal: String,
-    /// In a user's words.
+    /// Its description for a user.
     pub about: String,
-    /// What must hold.
+    /// The required conditions.
     pub must: Vec<Condition>,
-    /// What would be even better.
+    /// The stretch conditions.
     pub stretch: Vec<Condition>,
 }
 
 /// One comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// What is compared, with what, and the bound.
+    /// The compared figures, and the bound.
     pub text: String,
-    /// The bounded number, if everything in it was measured.
+    /// The bounded number, if all its figures were measured.
     pub measured: Option<f64>,
-    /// Whether it holds.
+    /// True if it holds.
     pub holds: Option<bool>,
 }
 
@@ -36,14 +36,14 @@ impl Verdict {
     }
 }
 
-/// Whether all hold; unknown where one was not measured and none is broken.
+/// True if all hold; `None` if one was not measured and none is broken.
 pub fn all_hold(conditions: &[Condition]) -> Option<bool> {
     let broken = conditions.iter().any(|condition| condition.holds == Some(false));
     let known = conditions.iter().all(|condition| condition.holds.is_some());
     if broken { Some(false) } else { known.then_some(true) }
 }
 
-/// A number that must not be larger, or not smaller, than a bound.
+/// A number that must not be larger than a bound.
 fn at_most(text: &str, measured: Option<f64>, bound: f64) -> Condition {
     Condition { text: text.into(), measured, holds: measured.map(|value| value <= bound) }
 }
@@ -59,22 +59,22 @@ impl Goals<'_> {
         self.0.ours(figure)
     }
 
-    /// Ours as a multiple of another's.
+    /// ModelRelay's figure as a multiple of another system's.
     fn ratio(&self, figure: Figure, to: System) -> Option<f64> {
         Some(self.ours(figure)? / self.0.value(to, figure)?)
     }
 
-    /// Ours without another's.
+    /// ModelRelay's figure minus another system's.
     fn added(&self, figure: Figure, to: System) -> Option<f64> {
         Some(self.ours(figure)? - self.0.value(to, figure)?)
     }
 
-    /// One of ours as a multiple of another of ours.
+    /// One of ModelRelay's figures as a multiple of another.
     fn within(&self, figure: Figure, to: Figure) -> Option<f64> {
         Some(self.ours(figure)? / self.ours(to)?)
     }
 
-    /// The least factor from one size to the next.
+    /// The least factor from one number of workers to the next.
     fn least_step(&self) -> Option<f64> {
         use Figure::{Workers1, Workers2, Workers4, Workers8};
         let steps = [(Workers1, Workers2), (Workers2, Workers4), (Workers4, Workers8)];
@@ -82,7 +82,7 @@ impl Goals<'_> {
     }
 }
 
-/// All twelve.
+/// All twelve goals.
 pub fn verdicts(medians: &Medians) -> Vec<Verdict> {
     let goals = Goals(medians);
     let mut all = waits(&goals);

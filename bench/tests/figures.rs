@@ -1,4 +1,4 @@
-//! What the multiplexer must be able to do, in numbers. Every one of them is of the worker's own slot machine.
+//! The required figures of the multiplexer. Each of them is measured with the worker's own slot machine.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn job(at: f64, model: ModelId, service: f64) -> (Time, Job) {
     (secs(at), Job { client: 0, model, service: secs(service) })
 }
 
-/// Clients that stop asking after so many requests.
+/// Clients that stop after `left` requests.
 struct Limited<W> {
     clients: W,
     left: usize,
@@ -47,7 +47,7 @@ impl<W: Workload> Workload for Limited<W> {
     }
 }
 
-/// Six requests for each of models 0 and 1, by turns, behind one that runs.
+/// Six requests for each of models 0 and 1, alternating, behind one that runs.
 fn twelve_behind_one_of(resident: ModelId) -> Planned {
     let twelve = (0..12).map(|n| job(10.0 + 0.01 * f64::from(n), (n % 2) as usize, 0.5));
     Planned(std::iter::once(job(0.0, resident, 20.0)).chain(twelve).collect())
@@ -87,7 +87,7 @@ fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_request
     }
 }
 
-/// Clients that never pause, and somebody who wants another model at this time.
+/// Clients that never pause, and one request for another model at this time.
 struct Lone {
     busy: Busy,
     at: f64,
@@ -108,7 +108,7 @@ impl Workload for Lone {
     }
 }
 
-/// Answers of model 0 from the lone request's arrival on, for so long.
+/// Responses of model 0 in this time from the lone request's arrival on.
 fn answers_of_the_busy_model(at: f64, load: f64, seed: u64, window: f64) -> (u32, u32, Duration) {
     let busy = || Busy { rng: Rng::new(seed), models: vec![0; 4] };
     let play = |length: f64| {
@@ -128,7 +128,7 @@ fn lone_request_beside_a_saturated_model_is_served_within_its_bound_and_the_mode
     // Early and late in the resident's quantum.
     for at in [5.0, 60.0] {
         for load in [0.5, 3.0] {
-            // One minute has 60 answers, give or take ten: enough of them show what is not chance.
+            // One minute has 60 responses, plus or minus ten; the sum of many shows what is not chance.
             let (mut with, mut without) = (0, 0);
             for seed in 1..41 {
                 let (one, other, waited) = answers_of_the_busy_model(at, load, seed, 60.0);
@@ -154,7 +154,8 @@ fn saturated_model_keeps_seven_tenths_of_its_throughput_when_another_is_wanted_e
     }
 }
 
-/// The bound of the policy, with everybody saturated: who comes right after its model was left sees all others' turns.
+/// The bound of the policy with all models saturated: a request right after its model was unloaded waits for all other
+/// turns.
 #[test]
 fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
     for (models, load) in [(2, 3.0), (2, 15.0), (3, 3.0), (3, 15.0), (4, 3.0)] {
@@ -178,7 +179,7 @@ fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
     }
 }
 
-/// Crowds have more waiting time per second of swapping than one request can ever have. Its bound is what helps it.
+/// Crowds have more waiting time per second of swapping than one request can ever have. Only its bound gets it served.
 #[test]
 fn lone_request_is_not_starved_by_two_crowds() {
     for load in [3.0, 15.0] {
@@ -275,7 +276,7 @@ fn ours_starves_nobody_and_is_never_far_behind_the_best() {
             let done = |policy: Policy| f64::from(policy.simulate(kind, load, 2).done);
             let ours = Policy::Ours.simulate(kind, load, 2);
             let rivals = Policy::ALL.into_iter().filter(|policy| *policy != Policy::Ours);
-            // Sticky gets the most out of a saturated model by never serving the other.
+            // Sticky serves most of a saturated model by never serving the other.
             let fair =
                 rivals.filter(|policy| kind != Kind::Saturated || *policy != Policy::Rival(Rule::StickyUntilIdle));
             let best = fair.map(done).fold(0.0, f64::max);

@@ -1,5 +1,5 @@
-//! The operator's webhook: any review is answered, the patch makes exactly the Pod that was decided, and asking again about
-//! that Pod changes nothing.
+//! The operator's webhook: any review gets a response, the patch makes exactly the Pod that was decided, and a second
+//! review of that Pod changes nothing.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 static DEFAULTS: LazyLock<WorkerDefaults> = LazyLock::new(WorkerDefaults::default);
 
-// Text is a review, or a Pod, and after a line `---` a pool's spec. Anything else describes changes to such.
+// Text is a review, or a Pod, and after a line `---` the spec of a pool. Any other input describes changes to them.
 fuzz_target!(|data: &[u8]| {
     let text = std::str::from_utf8(data).ok().filter(|text| text.starts_with('{'));
     let (review, lookup) = match text {
@@ -75,7 +75,7 @@ fn decided(review: &Review, lookup: &Lookup) -> Decision {
     }
 }
 
-/// Nothing that somebody wrote is gone: containers and volumes are where they were, other keys are there.
+/// Checks that nothing of the original is lost: containers and volumes keep their positions, other keys exist.
 fn keeps(before: &Value, after: &Value) {
     let empty = serde_json::Map::new();
     for object in ["/metadata", "/spec"] {
@@ -92,7 +92,7 @@ fn keeps(before: &Value, after: &Value) {
     }
 }
 
-/// Reading a fraction can lose its last bit, which is no loss: no patch is about one.
+/// Removes fractions. Parsing one can lose its last bit, which does not matter: no patch contains one.
 fn without_fractions(value: &Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => Value::Null,
@@ -109,7 +109,7 @@ fn review_of(pod: &str) -> String {
     )
 }
 
-/// Deeper than what the operator sees of a pool: of an answer of the API server it reads a hundred levels.
+/// Deeper than the operator can see of a pool: it parses a hundred levels of a response of the API server.
 const TOO_DEEP: usize = 100;
 
 fn depth(value: &Value) -> usize {
@@ -128,11 +128,11 @@ fn lookup(spec: &Value) -> Lookup {
         "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
         "metadata": {"name": "llama", "namespace": "llm"}, "spec": spec,
     });
-    // Nor does what is no pool.
+    // Nor an object that is not a pool.
     serde_json::from_value::<WorkerPool>(pool).map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool)))
 }
 
-/// A Pod and a pool with some values put where they matter.
+/// A Pod and a pool with some values put at positions that matter.
 #[derive(Arbitrary, Debug)]
 struct Scene<'a> {
     has_controller: bool,
@@ -159,7 +159,7 @@ enum Key<'a> {
     Any(&'a str),
 }
 
-/// Everything of a Pod that is looked at.
+/// All parts of a Pod that the operator reads.
 const POD_PLACES: [&str; 30] = [
     "/metadata",
     "/metadata/annotations",
@@ -275,7 +275,7 @@ impl Scene<'_> {
     }
 }
 
-/// Puts each value at its place, where what is above it is there.
+/// Puts each value at its place, if its parent exists.
 fn put(object: &mut Value, places: &[&str], changes: &[(u8, Json<'_>)]) {
     for (place, value) in changes {
         let place = places[usize::from(*place) % places.len()];

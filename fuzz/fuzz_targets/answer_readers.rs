@@ -1,4 +1,4 @@
-//! What is read of an answer on its way: the same, however the backend or the network cuts its bytes.
+//! The readers of a response on its way: their results do not depend on how the backend or the network cuts its bytes.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ struct Input<'a> {
     bytes: &'a [u8],
 }
 
-/// So many KiB of one byte, somewhere: there are answers that are too long to keep.
+/// This number of KiB of one byte, somewhere: some responses are too long to keep.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Filler {
     byte: u8,
@@ -41,7 +41,7 @@ enum ContentType {
     Absent,
 }
 
-/// More than is kept whole, twice.
+/// More than twice what is kept whole.
 const MOST_FILLER: usize = 2_500;
 
 fuzz_target!(|input: Input<'_>| {
@@ -63,7 +63,7 @@ fuzz_target!(|input: Input<'_>| {
 
     let between = is_between_events(std::iter::once(bytes.as_slice()));
     assert_eq!(is_between_events(input.cuts.of(&bytes)), between);
-    // To say no is always safe, at the cost of an empty line; to say yes within an event is not.
+    // False is always safe, at the cost of an empty line; true within an event is not.
     assert!(!between || has_ended_its_event(&bytes));
 });
 
@@ -90,7 +90,7 @@ fn is_between_events<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> bool {
     tail.is_between_events()
 }
 
-/// By the letter of the standard: lines end with CR, LF or CRLF, and an empty one ends an event.
+/// As the standard defines it: lines end with CR, LF or CRLF, and an empty one ends an event.
 fn has_ended_its_event(bytes: &[u8]) -> bool {
     let (mut line, mut is_between, mut after_cr) = (0, true, false);
     for &byte in bytes {

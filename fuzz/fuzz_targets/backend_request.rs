@@ -1,5 +1,5 @@
-//! From a client's request line and headers to what the backend is sent, by the relay's filter and then the worker's; and the
-//! backend's headers on their way back.
+//! The way of a client's request line and headers to the backend, through the relay's filter and then the worker's; and of
+//! the backend's headers back.
 
 #![no_main]
 
@@ -35,8 +35,8 @@ static BACKENDS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
     BASES.iter().flat_map(|base| [(*base, None), (*base, Some(BACKEND_KEY))]).map(backend).collect()
 });
 
-/// Text, so that the corpus can be read: `BACKEND METHOD LENGTH PATH`, then a line per header, `>` from the client, `~` as a
-/// relay that is not ours may send it, `<` from the backend. `\r` and `\n` are written so.
+/// Text, so that the corpus is readable: `BACKEND METHOD LENGTH PATH`, then a line per header, `>` from the client, `~` as
+/// a foreign relay may send it, `<` from the backend. `\r` and `\n` are escaped.
 #[derive(Debug, Default)]
 struct Input {
     backend: usize,
@@ -74,7 +74,7 @@ impl Input {
     }
 }
 
-/// What belongs to one connection, or to one message on it.
+/// Headers that belong to one connection, or to one message on it.
 const OF_A_CONNECTION: [&str; 11] = [
     "connection",
     "keep-alive",
@@ -89,7 +89,7 @@ const OF_A_CONNECTION: [&str; 11] = [
     "content-length",
 ];
 
-/// All that a client can say to a backend; `content-length` and `host` are the worker's own.
+/// All headers that a client can send to a backend; `content-length` and `host` are the worker's own.
 const ALLOWED: [&str; 18] = [
     "content-type",
     "accept",
@@ -140,7 +140,7 @@ fn request<'a>(backend: &Backend, input: &Input, headers: impl Iterator<Item = (
     let head = head.expect("a listed path has a place under any base");
     let base = &backend.settings().url;
     let uri = head.uri();
-    // In the origin form, and no way out of the base from there.
+    // In the origin form, which cannot leave the base.
     assert!(uri.scheme().is_none() && uri.authority().is_none(), "{uri}");
     assert_eq!(uri.path(), format!("{}{}", base.path().trim_end_matches('/'), path.path));
     let target = uri.path_and_query().expect("a target").as_str();
@@ -181,7 +181,7 @@ fn check_header(name: &str, value: &str) {
     assert!(!is_credential(name) || !is_key, "{name}: {value:?} is forwarded");
 }
 
-/// The value of a header that is there once, or not at all.
+/// The value of a header that exists at most once.
 fn only(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut values = headers.get_all(name).iter();
     let first = values.next().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
@@ -213,7 +213,7 @@ fn response(headers: &[(String, String)]) {
     }
 }
 
-/// What of it hyper would have read.
+/// The headers that hyper would have accepted.
 fn header_map(of: &[(String, String)]) -> HeaderMap {
     let mut map = HeaderMap::new();
     for (name, value) in of {

@@ -1,5 +1,5 @@
-//! The model's name in a request's body: found and replaced with every other byte kept, in memory at the relay and on the way
-//! at the worker.
+//! The model's name in a request's body: found and replaced with every other byte kept, in memory at the relay and in
+//! passing at the worker.
 
 #![no_main]
 
@@ -36,7 +36,7 @@ fuzz_target!(|input: Input<'_>| {
     let name = &*String::from_utf8_lossy(&input.name);
     let is_form = multipart::boundary(content_type).is_some();
     let body = Bytes::copy_from_slice(input.body);
-    // What no configuration allows as a name.
+    // A name that a configuration accepts.
     let is_name = !name.is_empty() && name.trim() == name && !name.contains(char::is_control);
     if is_name
         && let Ok(routed) = parse(Some(content_type), &body, Some(name))
@@ -63,20 +63,20 @@ fuzz_target!(|input: Input<'_>| {
         let announced = renamer.length(body.len() as u64);
         let passed = run(renamer, input.cuts.of(input.body));
         assert_eq!(announced, passed.len() as u64, "another length than was announced");
-        // Spaces behind the name are all that may differ.
+        // Only spaces after the name may differ.
         let spaces = passed.len().checked_sub(replaced.len()).expect("nothing is lost");
         assert_eq!(passed[..end], replaced[..end]);
         assert!(passed[end..end + spaces].iter().all(|byte| *byte == b' '));
         assert_eq!(passed[end + spaces..], replaced[end..]);
     }
-    // However little sense a body makes, how it is cut changes nothing.
+    // Even for an invalid body, the cuts change nothing.
     let asked = routed.as_ref().map_or("model", |routed| routed.model.as_str());
     let whole = run(Renamer::new(Some(content_type), asked, name), std::iter::once(input.body));
     assert_eq!(run(Renamer::new(Some(content_type), asked, name), input.cuts.of(input.body)), whole);
     assert_eq!(run(Renamer::new(Some(content_type), asked, name), input.body.chunks(1)), whole);
 });
 
-/// Where the model's name begins, in JSON its quote: two names of one letter differ in one byte.
+/// The position of the model's name, in JSON of its quote: two names of one letter differ in one byte.
 fn place_of(body: &Bytes, routed: &Routed, is_form: bool) -> usize {
     let (one, other) = (with_model(body, routed, "1"), with_model(body, routed, "2"));
     let differing: Vec<usize> = (0..one.len()).filter(|&at| one[at] != other[at]).collect();

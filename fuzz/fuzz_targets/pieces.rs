@@ -1,5 +1,5 @@
-//! Binary pieces of bodies: any message is judged as documented, and bodies that are cut, sent within their credit and joined
-//! again are what they were.
+//! Binary pieces of bodies: any message is judged as documented, and bodies are unchanged after they are cut, sent within
+//! their credit and joined again.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ const STREAMS: usize = 3;
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     message: &'a [u8],
-    /// The message is so much longer: few inputs are as long as the limit.
+    /// Bytes by which the message is longer: few inputs are as long as the limit.
     padding: Option<u32>,
     window: u32,
     max_window: u32,
@@ -27,11 +27,11 @@ struct Input<'a> {
 
 #[derive(Arbitrary, Debug)]
 enum Step<'a> {
-    /// Bytes of a body, repeated so many times.
+    /// Bytes of a body, repeated.
     Body { stream: u8, bytes: &'a [u8], times: u8 },
     /// The body is over.
     Finish { stream: u8 },
-    /// So many frames are written and arrive.
+    /// This number of frames is written and arrives.
     Write { frames: u8 },
     /// The receiver reads, some time later.
     Read { stream: u8, bytes: u32, millis: u16 },
@@ -64,7 +64,7 @@ fn judge(input: &Input<'_>) {
     }
 }
 
-/// A sender and its receiver, and what each stream should bring.
+/// A sender and its receiver, and the expected content of each stream.
 struct Link {
     outbox: Outbox,
     now: Instant,
@@ -132,7 +132,7 @@ impl Link {
         (number as u32, &mut self.streams[number])
     }
 
-    /// Writes a frame; says whether there was one.
+    /// Writes a frame; returns true if there was one.
     fn write(&mut self) -> bool {
         let has_frame = self.outbox.has_frame();
         let frame = self.outbox.next_frame();
@@ -158,7 +158,7 @@ impl Link {
         true
     }
 
-    /// The receiver reads everything, and so the sender can send everything.
+    /// Lets the receiver read everything, so that the sender can send everything.
     fn end(&mut self) {
         for number in 0..STREAMS as u8 {
             self.take(&Step::Finish { stream: number });

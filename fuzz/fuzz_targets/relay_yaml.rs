@@ -1,4 +1,4 @@
-//! `relay.yaml`: it is taken with all its bounds kept, or refused in one line that names the place and no secret.
+//! `relay.yaml`: it is accepted with all its bounds kept, or rejected in one line that names the place and no secret.
 
 #![no_main]
 
@@ -16,7 +16,7 @@ static ARGS: LazyLock<Args> = LazyLock::new(|| {
     Args::load_from(["modelrelay-relay", "--config", path.to_str().expect("UTF-8")]).expect("valid arguments")
 });
 
-/// What stands at the top of the file, or is said of the file as a whole.
+/// The top-level keys, or the names of the file as a whole.
 const PLACES: [&str; 7] =
     ["--config", "relay.yaml", "requireApiKeys", "relayCount", "expectWorkers", "unreadyWhenSaturated", "providers"];
 
@@ -63,7 +63,7 @@ fn check(config: &Config) {
         let Some(models) = &provider.models else { continue };
         let mut known = HashSet::new();
         for model in models {
-            // Each name means one model, whichever way it is asked for.
+            // Each name means one model, in whichever way it is requested.
             for name in std::iter::once(&model.id).chain(&model.aliases) {
                 assert!(known.insert(name) && !name.is_empty() && !name.contains(char::is_control));
             }

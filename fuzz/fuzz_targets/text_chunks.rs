@@ -1,4 +1,4 @@
-//! Text for old peers: what is handed on is the input, cut at character boundaries, and the verdict is that of the whole.
+//! Text for old peers: the output is the input, cut at character boundaries, and the verdict is that of the whole.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use modelrelay_fuzz::Cuts;
 use modelrelay_protocol::text::Utf8Chunker;
 
-/// The longest beginning of a character.
+/// The longest incomplete character.
 const MOST_HELD: usize = 3;
 
 fuzz_target!(|input: (Cuts, &[u8])| {

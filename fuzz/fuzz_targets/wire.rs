@@ -1,4 +1,5 @@
-//! The text messages of the worker socket, both directions: what is read is written as something that reads the same.
+//! The text messages of the worker socket, both directions: a parsed message is encoded as text that parses to the same
+//! message.
 
 #![no_main]
 
@@ -26,7 +27,7 @@ where
     let message = match parse(text) {
         Ok(Parsed::Known(message)) => message,
         Ok(Parsed::Unknown(kind)) => {
-            // Skipped, not misunderstood: it says itself what it is. What else it holds is nobody's business.
+            // Skipped, not misunderstood: it states its own type. The rest of it does not matter.
             let said = serde_json::from_str::<TypeOnly>(text).expect("it has a type");
             assert_eq!(said.kind, kind);
             return;

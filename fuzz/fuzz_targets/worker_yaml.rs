@@ -1,4 +1,4 @@
-//! `worker.yaml`: it is taken with all its bounds kept, or refused in one line that names the setting and no secret.
+//! `worker.yaml`: it is accepted with all its bounds kept, or rejected in one line that names the setting and no secret.
 
 #![no_main]
 
@@ -12,7 +12,7 @@ use modelrelay_worker::config::{Models, Settings};
 
 static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
 
-/// What a refusal begins with: a key of the file, or the file itself.
+/// The beginnings of a rejection: a key of the file, or the file itself.
 const SETTINGS: [&str; 22] = [
     "--config",
     "WORKER_SECRET",

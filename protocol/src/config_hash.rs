@@ -1,7 +1,8 @@
 //! The hash of a relay's configuration, as `/admin/state` reports it.
 //!
-//! It covers `relay.yaml` and the secret files that it names, and nothing else. Whoever writes the configuration works out
-//! beforehand which hash it will have, and knows by it when every relay has taken it up: so both sides use this code.
+//! It covers `relay.yaml` and the secret files that it names, and nothing else. The author of a configuration computes
+//! its hash in advance and detects by it when every relay has loaded the configuration. Both sides therefore use this
+//! code.
 
 use sha2::{Digest, Sha256};
 
@@ -16,9 +17,9 @@ pub fn content_hash<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Strin
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The hash of a configuration: the bytes of `relay.yaml`, then for each secret file that it names its name as written
-/// there and the secret. `secrets` come in the order of first mention; a name's later mentions do not count, nor do the
-/// newlines at a secret's end.
+/// Returns the hash of a configuration: the bytes of `relay.yaml`, then the name (as written there) and content of each
+/// secret file that it names. `secrets` come in the order of first mention. Later mentions of a name are ignored, and
+/// so are the newlines at a secret's end.
 pub fn config_hash<'a>(relay_yaml: &'a [u8], secrets: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut named: Vec<(&str, &str)> = Vec::new();
     for (name, secret) in secrets {
@@ -30,7 +31,7 @@ pub fn config_hash<'a>(relay_yaml: &'a [u8], secrets: impl IntoIterator<Item = (
     content_hash(std::iter::once(relay_yaml).chain(secrets))
 }
 
-/// The secret that a file holds: all of it but the newlines at its end, which editors and `echo` put there.
+/// Returns the secret that a file holds: its text without the newlines at the end, which editors and `echo` add.
 pub fn secret_of_file(text: &str) -> &str {
     text.trim_end_matches(['\n', '\r'])
 }

@@ -1,27 +1,27 @@
-//! The receiving half of the flow control of one body: how much the sender may send, when credit
-//! goes back to it, and whether the body had the length that was announced.
+//! The receiving half of the flow control of one body: how much the sender may send, when credit is returned to it, and
+//! whether the body had the announced length.
 //!
-//! A window is the most that may be on its way or unread at once. It starts small, because a reader
-//! that stops costs what it was granted, and doubles for a reader that keeps up with a fast sender:
-//! 64 KiB allow 5 Mbit/s at a round trip of 100 ms. The receiver cannot see whether the sender waits
-//! for credit or for its backend, so speed decides: a reader that has read a whole window within two
-//! round trips and has nothing left to read gets more; where the round trip is not known, [`FAST`] covers
-//! every one up to that time. A chat's tokens (some 10 kB/s) never get there, and where credit is back in
-//! no time more of it would be nothing but memory for a reader that stops.
+//! A window is the maximum that may be in transit or unread at once. It starts small, because a reader that stops costs
+//! the memory of its window, and doubles for a reader that keeps up with a fast sender: 64 KiB allow 5 Mbit/s at a
+//! round trip of 100 ms. The receiver cannot see whether the sender waits for credit or for its backend, so speed
+//! decides: the window grows if the reader has read a whole window within two round trips and has nothing left to read.
+//! If the round trip is not known, [`FAST`] covers every round trip up to that time. A chat's tokens (some 10 kB/s)
+//! never reach this speed. Where credit returns immediately, a larger window would only cost memory for a reader that
+//! stops.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Credit goes back in portions of this size: one message per piece at most.
+/// Credit is returned in portions of this size: at most one message per piece.
 pub const RETURN_AFTER: u64 = 65_536;
 
-/// Who reads a whole window in this time reads fast, where the round trip is not known.
+/// A reader is fast if it reads a whole window in this time and the round trip is not known.
 pub const FAST: Duration = Duration::from_secs(1);
 
-/// The sender sent more than it was granted; its stream fails.
+/// The sender exceeded its credit; its stream fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    /// Bytes beyond the credit.
+    /// The number of bytes beyond the credit.
     pub excess: u64,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Overrun {
 
 impl std::error::Error for Overrun {}
 
-/// What one stream's sender was granted, and what has become of it.
+/// The credit of one stream's sender, and the bytes received and read.
 #[derive(Clone, Debug)]
 pub struct ReceiveWindow {
     window: u64,
@@ -42,13 +42,13 @@ pub struct ReceiveWindow {
     granted: u64,
     received: u64,
     consumed: u64,
-    /// Since when `fast_consumed` bytes have been read.
+    /// The time since which `fast_consumed` bytes have been read.
     fast_since: Option<Instant>,
     fast_consumed: u64,
 }
 
 impl ReceiveWindow {
-    /// The sender starts with `window` bytes; growth ends at `max`.
+    /// Creates a window of `window` bytes that grows to `max` at most.
     #[must_use]
     pub fn new(window: u64, max: u64) -> Self {
         let window = window.max(1);
@@ -64,16 +64,16 @@ impl ReceiveWindow {
         }
     }
 
-    /// Credit takes so long to the sender, and what it sends on it to us.
+    /// Sets the time from returning credit to receiving the bytes sent on it.
     #[must_use]
     pub fn with_round_trip(self, round_trip: Duration) -> Self {
         Self { fast: (2 * round_trip).min(FAST), ..self }
     }
 
-    /// A piece of `len` bytes has arrived.
+    /// Records the arrival of a piece of `len` bytes.
     ///
     /// # Errors
-    /// The sender had no credit for it. The piece then counts as not received.
+    /// The sender had no credit for it. The piece is then treated as not received.
     pub fn on_piece(&mut self, len: u64) -> Result<(), Overrun> {
         let received = self.received.saturating_add(len);
         if received > self.granted {
@@ -83,8 +83,8 @@ impl ReceiveWindow {
         Ok(())
     }
 
-    /// `len` bytes have been read. Gives the credit to return, if enough has gathered: 64 KiB, or half
-    /// of a smaller window, so that a sender that has used all its credit always gets more.
+    /// Records that `len` bytes have been read. Returns the credit to return to the sender, if enough has accumulated:
+    /// 64 KiB, or half of a smaller window, so that a sender that has used all its credit always gets more.
     pub fn on_consumed(&mut self, len: u64, now: Instant) -> Option<u64> {
         let len = len.min(self.unread());
         self.consumed += len;
@@ -97,27 +97,28 @@ impl ReceiveWindow {
         Some(owed)
     }
 
-    /// Bytes that have arrived and have not been read.
+    /// The number of bytes that have arrived and have not been read.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.received - self.consumed
     }
 
-    /// The most that may be on its way or unread.
+    /// The maximum that may be in transit or unread.
     #[must_use]
     pub fn window(&self) -> u64 {
         self.window
     }
 
-    /// Ends growth at `max` from now on; what was granted stays granted. Called when memory runs short.
+    /// Ends growth at `max` from now on; credit already granted stays granted. Called when memory runs short.
     pub fn set_max(&mut self, max: u64) {
         self.max = max.max(self.window);
     }
 
-    /// A slow reader with a backlog never grows, however fast the sender: it has unread bytes at every look.
+    /// A slow reader with a backlog never gets a larger window, however fast the sender: it has unread bytes at every
+    /// check.
     fn grow_if_fast(&mut self, len: u64, now: Instant) -> bool {
         let Some(since) = self.fast_since else {
-            // What is there at once was not read in any time.
+            // Bytes that were available at once were not read in a measurable time.
             self.fast_since = Some(now);
             return false;
         };
@@ -137,10 +138,10 @@ impl ReceiveWindow {
     }
 }
 
-/// A body's length was not the announced one; its request fails.
+/// The body's length differs from the announced length; its request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthError {
-    /// More bytes came than announced.
+    /// The body is longer than announced.
     TooLong {
         /// The announced length.
         expected: u64,
@@ -149,7 +150,7 @@ pub enum LengthError {
     TooShort {
         /// The announced length.
         expected: u64,
-        /// What came.
+        /// The received length.
         received: u64,
     },
 }
@@ -169,7 +170,7 @@ impl fmt::Display for LengthError {
 
 impl std::error::Error for LengthError {}
 
-/// Compares a body with the length announced for it, if one was.
+/// Compares a body with its announced length, if there was one.
 #[derive(Clone, Debug)]
 pub struct BodyCounter {
     expected: Option<u64>,
@@ -177,16 +178,16 @@ pub struct BodyCounter {
 }
 
 impl BodyCounter {
-    /// `expected` is `None` for a body of unknown length, which is never wrong.
+    /// `expected` is `None` for a body of unknown length, which never fails.
     #[must_use]
     pub fn new(expected: Option<u64>) -> Self {
         Self { expected, received: 0 }
     }
 
-    /// `len` more bytes have arrived.
+    /// Records the arrival of `len` more bytes.
     ///
     /// # Errors
-    /// They go beyond the announced length.
+    /// The body exceeds the announced length.
     pub fn on_piece(&mut self, len: u64) -> Result<(), LengthError> {
         self.received = self.received.saturating_add(len);
         match self.expected {
@@ -195,7 +196,7 @@ impl BodyCounter {
         }
     }
 
-    /// The sender says that the body is over.
+    /// Records the end of the body.
     ///
     /// # Errors
     /// The announced length was not reached, or was exceeded.
@@ -208,7 +209,7 @@ impl BodyCounter {
         }
     }
 
-    /// Whether the announced length has been reached, which ends a request body.
+    /// True once the announced length has been reached, which ends a request body.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.expected.is_some_and(|expected| self.received >= expected)
@@ -277,7 +278,7 @@ mod tests {
         assert!(credit > 900 * KIB);
     }
 
-    /// What becomes of a window whose sender waits for nothing but its credit, for so long each time.
+    /// Returns the final window if the sender waits only for credit, for `round_trip` each time.
     fn saturated(window: ReceiveWindow, round_trip: Duration) -> u64 {
         let (mut window, mut now) = (window, Instant::now());
         let mut credit = window.window();
@@ -294,13 +295,13 @@ mod tests {
         let window = ReceiveWindow::new(256 * KIB, 4_096 * KIB);
         let far = Duration::from_millis(50);
         assert_eq!(saturated(window.clone().with_round_trip(far), far), 4_096 * KIB);
-        // 256 KiB in 5 ms is 50 MB/s: the backend is what limits it, not a round trip of 1 ms.
+        // 256 KiB in 5 ms is 50 MB/s: the backend limits it, not a round trip of 1 ms.
         let near = Duration::from_millis(1);
         assert_eq!(saturated(window.clone().with_round_trip(near), Duration::from_millis(5)), 256 * KIB);
         assert_eq!(saturated(window, Duration::from_millis(5)), 4_096 * KIB, "an unknown one may be long");
     }
 
-    /// A window after one look, and a second look `later` at which `read` more bytes had been sent and were read.
+    /// Returns the window after two reads of `read` bytes each, the second one `later`.
     fn after_two_reads(window: ReceiveWindow, later: Duration, read: u64) -> u64 {
         let (mut window, now) = (window, Instant::now());
         window.on_piece(read).unwrap();
@@ -366,8 +367,8 @@ mod tests {
     }
 
     proptest! {
-        /// A sender that obeys its credit is never an overrun, never holds more than the maximum
-        /// unread, and never stands still while the reader reads.
+        /// A sender that obeys its credit never causes an overrun, never has more than the maximum unread, and never
+        /// stalls while the reader reads.
         #[test]
         fn a_sender_within_its_credit_always_gets_on(
             window in 1_u64..300_000,

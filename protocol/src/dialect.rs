@@ -1,25 +1,25 @@
-//! How the two APIs spell an error, and how each of their streams says that it broke.
+//! The error formats of the two APIs, and the frames with which their streams report an error.
 //!
-//! Measured with the SDKs: a stream that merely ends reads as success in most of them, so a broken one gets the dialect's
-//! error frame. The end of a complete stream, such as `[DONE]`, is never invented.
+//! Measured with the SDKs: most of them treat a stream that merely ends as success, so a broken stream ends with the
+//! dialect's error frame. The end of a complete stream, such as `[DONE]`, is never invented.
 
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
-/// Which API the client speaks.
+/// The API that the client uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// OpenAI's, for all but what follows.
+    /// OpenAI's API, except for Responses.
     OpenAi,
-    /// OpenAI's Responses, whose streams are typed events.
+    /// OpenAI's Responses API, whose streams are typed events.
     Responses,
-    /// Anthropic's.
+    /// Anthropic's API.
     Anthropic,
 }
 
 impl Dialect {
-    /// The body of an error answer.
+    /// Returns the body of an error response.
     pub fn error_body(self, error: &ApiError, request_id: &str) -> Vec<u8> {
         let body = match self {
             Self::OpenAi | Self::Responses => json!({ "error": openai_error(error) }),
@@ -28,12 +28,12 @@ impl Dialect {
         body.to_string().into_bytes()
     }
 
-    /// The frame that tells the reader of an event stream that it broke. `sequence_number` is the next one of the stream, which the
-    /// events of Responses have.
+    /// Returns the frame that reports a broken event stream to its reader. `sequence_number` is the next one of the
+    /// stream; only Responses events have one.
     pub fn error_frame(self, error: &ApiError, request_id: &str, sequence_number: u64) -> String {
         match self {
             Self::OpenAi => format!("data: {}\n\n", json!({ "error": openai_error(error) })),
-            // The specified event alone is only yielded by openai-python, not raised; the nested error makes it raise.
+            // openai-python only yields the specified event and does not raise it; the nested error makes it raise.
             Self::Responses => {
                 let event = json!({
                     "type": "error",
@@ -49,7 +49,7 @@ impl Dialect {
         }
     }
 
-    /// A frame that every SDK ignores, to keep an impatient proxy waiting.
+    /// Returns a frame that every SDK ignores, to keep an impatient proxy waiting.
     pub fn keepalive_frame(self) -> &'static str {
         match self {
             Self::OpenAi | Self::Responses => ": keepalive\n\n",

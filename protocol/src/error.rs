@@ -1,16 +1,16 @@
-//! The errors that we make ourselves, in one table: what a client is told, and whether it should try again.
+//! The errors that ModelRelay itself creates, in one table: status, code, and whether the client should retry.
 //!
-//! A backend's own errors never pass through here; they reach the client untouched.
+//! A backend's own errors never pass through here; they reach the client unchanged.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::message::WorkerError;
 
-/// Which row of the table.
+/// The kind of an error: one row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The head does not say in one way where the request ends and for whom it is.
+    /// The head is ambiguous about where the request ends or which host it is for.
     MalformedRequest,
     /// The body is not JSON, or a field has the wrong type.
     InvalidJson,
@@ -24,21 +24,21 @@ pub enum ErrorKind {
     ModelForbidden,
     /// The key has as many requests in flight as it may.
     KeyLimit,
-    /// No provider has the model. With a time to come back while workers may yet bring it, after a start of the relay.
+    /// No provider has the model. `Retry-After` is set after a relay's start, while workers may still register it.
     ModelNotFound,
-    /// Nobody remembers the previous response.
+    /// No worker is known to have the previous response.
     PreviousResponseNotFound,
-    /// `x-modelrelay-provider` names nobody.
+    /// `x-modelrelay-provider` names no provider.
     ProviderNotFound,
     /// The queue is full.
     QueueFull,
-    /// No worker took the request in time.
+    /// No worker accepted the request in time.
     QueueTimeout,
-    /// The request took longer than it may.
+    /// The request exceeded its time limit.
     RequestTimeout,
-    /// Too many workers were lost under the request.
+    /// Too many attempts lost their workers.
     RequeueExhausted,
-    /// The provider is switched off.
+    /// The provider is disabled.
     ProviderDisabled,
     /// The provider was removed.
     ProviderDeleted,
@@ -56,7 +56,7 @@ pub enum ErrorKind {
     CancelledByAdmin,
     /// The memory budget is full.
     Overloaded,
-    /// Only old workers are there, and they cannot carry the request.
+    /// Only workers with an old protocol are connected, and they cannot handle the request.
     WorkerTooOld,
     /// The request's body is compressed in another way than gzip or zstd.
     UnsupportedEncoding,
@@ -64,25 +64,25 @@ pub enum ErrorKind {
     Draining,
     /// The backend could not be reached.
     BackendUnreachable,
-    /// The worker that had begun to answer is gone.
+    /// The worker disconnected after its response had begun.
     WorkerLost,
-    /// The answer is larger than the limit.
+    /// The response is larger than the limit.
     ResponseTooLarge,
     /// The client read too slowly.
     SlowClient,
-    /// A browser sent this for a page that may not use the relay.
+    /// A browser sent the request for a page that may not use the relay.
     CrossOrigin,
-    /// The request is for a host of another name.
+    /// The request's `Host` is not a name of the relay.
     UnknownHost,
     /// A WebSocket was requested on a route that is plain HTTP.
     NoWebSocket,
-    /// The path does not know this method.
+    /// The path does not support this method.
     MethodNotAllowed,
-    /// Nothing is at this path.
+    /// No route has this path.
     NotFound,
-    /// Something else that a worker reported, by its own code.
+    /// Another error that a worker reported, by its own code.
     Worker(String),
-    /// A fault of ours.
+    /// An internal error.
     Internal,
 }
 
@@ -156,7 +156,7 @@ impl Row {
     }
 }
 
-/// An error for a client, before it is put into a dialect.
+/// An error for a client, before it is formatted in a dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     kind: ErrorKind,
@@ -166,32 +166,33 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// An error of this kind that says `message`.
+    /// Creates an error of this kind with this message.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
         let retry_after = kind.row().retry_after;
         Self { kind, message: message.into(), param, retry_after }
     }
 
-    /// The same with another `Retry-After`, rounded up to whole seconds and kept within 1–60.
+    /// Sets another `Retry-After`, rounded up to whole seconds and kept within 1–60.
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after.as_millis().div_ceil(1000).clamp(1, 60) as u64);
         self
     }
 
-    /// The same with more words at the end.
+    /// Appends text to the message.
     pub fn with_more(mut self, more: &str) -> Self {
         self.message = format!("{}{more}", self.message).into();
         self
     }
 
-    /// The same naming the field at fault.
+    /// Names the field at fault.
     pub fn with_param(mut self, param: &'static str) -> Self {
         self.param = Some(param);
         self
     }
 
-    /// The same for a response that had begun. Agents decide by words whether to try again, so a lost connection is called that.
+    /// Marks the error as one in a response that had begun. Agents decide by the message whether to retry, so it calls
+    /// a lost connection by that name.
     pub fn in_begun_response(mut self) -> Self {
         let is_reset = matches!(&self.kind, ErrorKind::Worker(code) if code == WorkerError::BACKEND_RESET);
         if is_reset || matches!(self.kind, ErrorKind::WorkerLost | ErrorKind::BackendUnreachable) {
@@ -200,7 +201,7 @@ impl ApiError {
         self
     }
 
-    /// Which row.
+    /// The kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
@@ -230,7 +231,7 @@ impl ApiError {
         self.kind.row().anthropic_type
     }
 
-    /// The sentence for people.
+    /// The human-readable message.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -247,12 +248,12 @@ impl ApiError {
 
     /// `x-should-retry`, where the status alone would mislead a client.
     pub fn should_retry(&self) -> Option<bool> {
-        // A model may come yet where a time to come back is given.
+        // If `Retry-After` is set, the model may still be registered.
         let may_come = self.kind == ErrorKind::ModelNotFound && self.retry_after.is_some();
         if may_come { Some(true) } else { self.kind.row().should_retry }
     }
 
-    /// The headers that go with the status, besides the content's.
+    /// The headers that go with the status, besides those of the content.
     pub fn headers(&self) -> Vec<(&'static str, String)> {
         let mut headers = Vec::new();
         if let Some(seconds) = self.retry_after {

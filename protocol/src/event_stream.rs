@@ -1,30 +1,30 @@
-//! Where an event stream stands, by its last bytes: what is put into it must not become a part of somebody's event.
+//! The position in an event stream, by its last bytes: an inserted frame must not become part of another event.
 
 use std::sync::LazyLock;
 
 use memchr::memmem::FinderRev;
 
-/// The last four bytes of a stream: as many as the longest line ends of an empty line take.
+/// The last four bytes of a stream: the longest line ends of an empty line have that length.
 #[derive(Clone, Copy, Debug)]
 pub struct Tail([u8; 4]);
 
 impl Tail {
-    /// The next bytes of the stream.
+    /// Adds the next bytes of the stream.
     pub fn follow(&mut self, chunk: &[u8]) {
         let keep = chunk.len().min(4);
         self.0.copy_within(keep.., 0);
         self.0[4 - keep..].copy_from_slice(&chunk[chunk.len() - keep..]);
     }
 
-    /// Whether the last event is over. Backends end lines with LF or with CRLF.
+    /// True if the last event is complete. Backends end lines with LF or with CRLF.
     #[must_use]
     pub fn is_between_events(&self) -> bool {
         self.0.ends_with(b"\n\n") || self.0 == *b"\r\n\r\n"
     }
 }
 
-/// Returns true if bytes begin like an event stream: with a comment or a field, after empty lines. `None` while there are too few
-/// bytes to decide.
+/// Returns true if bytes begin like an event stream: with a comment or a field, after empty lines. `None` while there
+/// are too few bytes to decide.
 #[must_use]
 pub fn begins_with(bytes: &[u8]) -> Option<bool> {
     const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -50,7 +50,7 @@ impl Default for Tail {
 #[derive(Clone, Debug, Default)]
 pub struct SequenceNumber {
     last: Option<u64>,
-    /// The end of what came, in which a member may have begun.
+    /// The last bytes received, in which a member may have begun.
     rest: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ pub struct SequenceNumber {
 const LONGEST_MEMBER: usize = 48;
 
 impl SequenceNumber {
-    /// The next bytes of the stream.
+    /// Adds the next bytes of the stream.
     pub fn follow(&mut self, chunk: &[u8]) {
         let head = &chunk[..chunk.len().min(LONGEST_MEMBER)];
         self.rest.extend_from_slice(head);
@@ -71,22 +71,23 @@ impl SequenceNumber {
         }
     }
 
-    /// The number that the next event has.
+    /// The number of the next event.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.last.map_or(0, |last| last.saturating_add(1))
     }
 }
 
-// Made once: that costs more than most searches.
+// Built once, because building it costs more than most searches.
 static SEQUENCE_KEY: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new(b"\"sequence_number\":"));
 
-/// The number of the last whole member `sequence_number`. Inside a text of the model its quotes would be escaped.
+/// Returns the number of the last whole `sequence_number` member. Inside a text of the model its quotes would be
+/// escaped.
 fn last_number(bytes: &[u8]) -> Option<u64> {
     SEQUENCE_KEY.rfind_iter(bytes).find_map(|at| {
         let value = bytes[at + SEQUENCE_KEY.needle().len()..].trim_ascii_start();
         let digits = value.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        // At the end of the bytes there may be more digits to come.
+        // At the end of the bytes, more digits may follow.
         (digits < value.len()).then(|| std::str::from_utf8(&value[..digits]).ok()?.parse().ok()).flatten()
     })
 }

@@ -11,10 +11,10 @@ use bytes::Bytes;
 
 use crate::limits::MAX_PIECE_BYTES;
 
-/// Bytes before the payload.
+/// The length of the header before the payload.
 pub const HEADER_BYTES: usize = 6;
 
-/// Which body a piece belongs to.
+/// The body that a piece belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BodyKind {
     /// From the client to the backend.
@@ -36,20 +36,20 @@ impl BodyKind {
 /// One decoded piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which body.
+    /// The body.
     pub kind: BodyKind,
-    /// Which stream of this socket.
+    /// The stream of this socket.
     pub stream: u32,
-    /// The bytes.
+    /// The payload.
     pub payload: Bytes,
 }
 
-/// Why a binary message closes the socket with 1002.
+/// The reason why a binary message closes the socket with 1002.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
     /// Fewer than [`HEADER_BYTES`] bytes.
     TooShort,
-    /// A kind that nobody defined.
+    /// An undefined kind.
     UnknownKind(u8),
     /// More than [`MAX_PIECE_BYTES`] of payload.
     TooLong(usize),
@@ -67,13 +67,13 @@ impl std::fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
-/// The six bytes before a payload.
+/// Returns the six bytes before a payload.
 pub fn encode_header(kind: BodyKind, stream: u32) -> [u8; HEADER_BYTES] {
     let [a, b, c, d] = stream.to_be_bytes();
     [kind.byte(), 0, a, b, c, d]
 }
 
-/// Reads a binary message. Byte 1 is not judged: a later version may use it.
+/// Decodes a binary message. Byte 1 is ignored: a later version may use it.
 pub fn decode(mut message: Bytes) -> Result<Piece, FrameError> {
     let Some(&[kind, _, a, b, c, d]) = message.first_chunk::<HEADER_BYTES>() else {
         return Err(FrameError::TooShort);

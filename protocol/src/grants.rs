@@ -1,65 +1,67 @@
-//! How a worker divides its capacity over its links: the worker alone knows what runs, so it tells each
-//! relay how many requests that one may have here (`grant`).
+//! How a worker divides its capacity over its links. Only the worker knows what runs, so it sends each relay the number
+//! of requests that this relay may have here (`grant`).
 //!
-//! - A link's slots = its running requests + free slots handed to it + free slots that nobody waits for.
-//! - A free slot is handed to the waiting link with the fewest running and handed, ties to the one served
-//!   longest ago (by its last request that began or ended: counting only beginnings, seven slots among
-//!   five busy links stay with the same two for ever). Waiting = the last demand, less one per request read since, plus one per refusal since.
-//! - A handed slot that is not used within [`UNUSED_AFTER`] passes on, and its link counts as not waiting
-//!   until its next message. Nothing else takes a handed slot away but less capacity or less demand.
+//! - A link's slots = its running requests + free slots handed to it + unclaimed free slots.
+//! - A free slot is handed to the waiting link with the fewest running and handed slots. Ties go to the link served
+//!   longest ago, by its last request that began or ended: if only beginnings were compared, seven slots among five
+//!   busy links would stay with the same two indefinitely. Waiting = the last demand, less one per request read since,
+//!   plus one per refusal since.
+//! - A handed slot that is not used within [`UNUSED_AFTER`] passes on, and its link is treated as not waiting until its
+//!   next message. Otherwise a handed slot is revoked only when capacity or demand falls.
 //!
-//! Free slots that nobody waits for are shown to every link, so two relays can use the same one: the
-//! second request is refused (`at_capacity`), and that link waits. A handed slot is its link's own: a request
-//! of another link that meets only handed slots is refused as well, or a busy relay whose request
-//! crosses a grant would take the slot that was meant for a quiet one.
+//! Unclaimed free slots are shown to every link, so two relays can use the same one: the second request is refused
+//! (`at_capacity`), and that link waits. A handed slot belongs to its link: a request of another link that meets only
+//! handed slots is refused as well. Otherwise a busy relay whose request crosses a grant would use the slot that was
+//! meant for a quiet one.
 //!
-//! A link that leaves finishes what runs on it. Its relay sends nothing more there and may never take its last demand
-//! back, so that counts no longer: it would be handed slots again and again, each to idle for [`UNUSED_AFTER`].
+//! A link that leaves finishes its running requests. Its relay sends no more requests there and may never withdraw its
+//! last demand, so that demand is ignored: otherwise the link would be handed slots repeatedly, each to idle for
+//! [`UNUSED_AFTER`].
 //!
-//! Links to relays without `core1` are told nothing and ask for nothing; what exceeds their share is held
-//! by the worker, counts as waiting, and begins when [`Divider::resume`] says so.
+//! Links to relays without `core1` receive no grants and state no demand. The worker holds requests beyond their share;
+//! these are treated as waiting, and begin when [`Divider::resume`] returns true.
 //!
-//! The same rule divides one model of a multiplexer, by a divider of its own; a closed gate is capacity 0.
+//! The same rule divides one model of a multiplexer, with a divider of its own; a closed gate is capacity 0.
 //!
-//! Pure: time comes in with each call.
+//! Pure: each call passes the time in.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How long a handed slot waits for its request.
+/// The time that a handed slot waits for its request.
 pub const UNUSED_AFTER: Duration = Duration::from_secs(1);
 
-/// A larger capacity counts as this: slots are handed out one by one.
+/// The upper limit of a capacity: slots are handed out one by one.
 pub const MAX_CAPACITY: u32 = 65_536;
 
-/// Whether a request may begin.
+/// The decision on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It runs; [`Divider::on_finished`] ends it.
+    /// The request runs; [`Divider::on_finished`] ends it.
     Run,
-    /// It does not: answer `at_capacity`, or hold it where the relay does not know that code.
+    /// The request does not run: reply `at_capacity`, or hold it if the relay does not know that code.
     AtCapacity,
 }
 
-/// What the relay at the other end can be told.
+/// The protocol that the relay at the other end supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
-    /// A relay with `core1`: gets grants, states demand, requeues what was refused.
+    /// A relay with `core1`: it receives grants, states demand and requeues refused requests.
     Granted,
-    /// A relay that knows only the seeds: requests over capacity are held here.
+    /// A relay that knows only the seed messages: requests over capacity are held here.
     Held,
 }
 
 /// The numbers of one `grant`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantValues {
-    /// Requests of this link that may run at once.
+    /// The number of requests of this link that may run at once.
     pub slots: u32,
-    /// Requests that run for other links.
+    /// The number of requests that run for other links.
     pub others: u32,
-    /// All that run at once at most.
+    /// The maximum of requests that run at once.
     pub capacity: u32,
-    /// Live links.
+    /// The number of live links.
     pub links: u32,
 }
 
@@ -68,7 +70,7 @@ pub struct GrantValues {
 pub struct Divider<L> {
     capacity: u32,
     links: BTreeMap<L, Link>,
-    /// Counts beginnings and ends of requests: who was served longest ago.
+    /// Counts beginnings and ends of requests, to find the link served longest ago.
     served: u64,
 }
 
@@ -79,28 +81,28 @@ struct Link {
     waiting: u32,
     /// One deadline per handed slot, soonest first.
     handed: VecDeque<Instant>,
-    /// Let a handed slot pass unused, and has not said anything since.
+    /// The link let a handed slot pass unused, and has sent nothing since.
     quiet: bool,
-    /// No more requests come over it, whatever its relay said waits there.
+    /// The relay sends no more requests over this link, whatever its last demand was.
     leaving: bool,
     last_served: u64,
     told: Option<GrantValues>,
 }
 
 impl<L: Copy + Ord> Divider<L> {
-    /// No links yet.
+    /// Creates a divider without links.
     #[must_use]
     pub fn new(capacity: u32) -> Self {
         Self { capacity: capacity.min(MAX_CAPACITY), links: BTreeMap::new(), served: 0 }
     }
 
-    /// More or less may run from now on. Running requests are not touched; handed slots beyond it go.
+    /// Changes the capacity. Running requests are not affected; handed slots beyond it are revoked.
     pub fn set_capacity(&mut self, capacity: u32, now: Instant) {
         self.capacity = capacity.min(MAX_CAPACITY);
         self.hand_out(now);
     }
 
-    /// A link has registered. One that was there already begins anew.
+    /// Adds a link that has registered. A link that exists already is reset.
     pub fn add_link(&mut self, link: L, kind: LinkKind, now: Instant) {
         self.links.insert(
             link,
@@ -111,7 +113,7 @@ impl<L: Copy + Ord> Divider<L> {
                 handed: VecDeque::new(),
                 quiet: false,
                 leaving: false,
-                // Before all who were ever served.
+                // Before all links that were ever served.
                 last_served: 0,
                 told: None,
             },
@@ -119,14 +121,14 @@ impl<L: Copy + Ord> Divider<L> {
         self.hand_out(now);
     }
 
-    /// A link is gone, and its requests with it.
+    /// Removes a link and its requests.
     pub fn remove_link(&mut self, link: L, now: Instant) {
         self.links.remove(&link);
         self.hand_out(now);
     }
 
-    /// A request was read. On a link with `core1` it was part of the demand; a refused one is back in it.
-    /// For [`LinkKind::Held`] the caller holds a refused one until [`Divider::resume`] or
+    /// Decides on a request that was read. On a link with `core1` it was part of the demand, and a refused request is
+    /// part of it again. For [`LinkKind::Held`] the caller holds a refused request until [`Divider::resume`] or
     /// [`Divider::on_held_cancelled`].
     pub fn on_request(&mut self, link: L, now: Instant) -> Admission {
         let unclaimed = self.unclaimed();
@@ -139,7 +141,7 @@ impl<L: Copy + Ord> Divider<L> {
                 state.waiting = state.waiting.saturating_sub(1);
                 false
             }
-            // Those that wait came first.
+            // Requests held before this one go first.
             LinkKind::Held => state.waiting > 0,
         };
         let fits = !held_before && (state.handed.pop_front().is_some() || unclaimed > 0);
@@ -157,8 +159,8 @@ impl<L: Copy + Ord> Divider<L> {
         admission
     }
 
-    /// Begins the oldest held request of a [`LinkKind::Held`] link, if a slot was handed to it. Asked
-    /// after every other call, until it says no.
+    /// Begins the oldest held request of a [`LinkKind::Held`] link, if a slot was handed to it. Called after every
+    /// other call, until it returns false.
     pub fn resume(&mut self, link: L, now: Instant) -> bool {
         let Some(state) = self.links.get_mut(&link).filter(|state| state.kind == LinkKind::Held) else {
             return false;
@@ -173,7 +175,7 @@ impl<L: Copy + Ord> Divider<L> {
         true
     }
 
-    /// A held request was cancelled before it began.
+    /// Records that a held request was cancelled before it began.
     pub fn on_held_cancelled(&mut self, link: L, now: Instant) {
         if let Some(state) = self.links.get_mut(&link).filter(|state| state.kind == LinkKind::Held) {
             state.waiting = state.waiting.saturating_sub(1);
@@ -181,7 +183,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// A running request freed its slot: its backend's body was read to the end, or its cancel was read.
+    /// Records that a running request freed its slot: the backend's body was read to the end, or a cancel was read.
     pub fn on_finished(&mut self, link: L, now: Instant) {
         if let Some(state) = self.links.get_mut(&link) {
             self.served += 1;
@@ -191,7 +193,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// The relay said how many of its requests wait for this worker, after all requests before it.
+    /// Records the number of the relay's requests that wait for this worker, after all requests before it.
     pub fn on_demand(&mut self, link: L, waiting: u32, now: Instant) {
         let state = self.links.get_mut(&link);
         if let Some(state) = state.filter(|state| state.kind == LinkKind::Granted && !state.leaving) {
@@ -201,8 +203,8 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// The relay sends no more requests over this link, which finishes those that it has. What is held for a
-    /// [`LinkKind::Held`] link has come already, and runs.
+    /// Records that the relay sends no more requests over this link, which finishes its running ones. Requests held for
+    /// a [`LinkKind::Held`] link have arrived already, and run.
     pub fn on_leaving(&mut self, link: L, now: Instant) {
         if let Some(state) = self.links.get_mut(&link).filter(|state| state.kind == LinkKind::Granted) {
             state.leaving = true;
@@ -211,7 +213,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// Any other message was read: a link that let a slot pass is heard again.
+    /// Records any other message: a link that let a slot pass is active again.
     pub fn on_message(&mut self, link: L, now: Instant) {
         if let Some(state) = self.links.get_mut(&link).filter(|state| state.quiet) {
             state.quiet = false;
@@ -219,7 +221,8 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// Whether the next message of some link would change anything: only then one has to be told of.
+    /// True if the next message of some link would change anything; otherwise [`Divider::on_message`] need not be
+    /// called.
     pub fn is_listening(&self) -> bool {
         self.links.values().any(|state| state.quiet)
     }
@@ -235,14 +238,14 @@ impl<L: Copy + Ord> Divider<L> {
         self.hand_out(now);
     }
 
-    /// When [`Divider::on_timeout`] is due next.
+    /// The time at which [`Divider::on_timeout`] is due next.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.links.values().filter_map(|state| state.handed.front().copied()).min()
     }
 
-    /// The grants that differ from what each link was told last; they count as told now. Taken after
-    /// every call, and queued before the completion or error that caused the change.
+    /// Returns the grants that differ from the last ones reported to each link, and marks them as reported. Called
+    /// after every call; they are queued before the completion or error that caused the change.
     pub fn changes(&mut self) -> Vec<(L, GrantValues)> {
         let running = self.running();
         let unclaimed = self.unclaimed();
@@ -264,38 +267,37 @@ impl<L: Copy + Ord> Divider<L> {
         changes
     }
 
-    /// Requests that run, over all links.
+    /// The number of running requests over all links.
     #[must_use]
     pub fn running(&self) -> u32 {
         self.links.values().map(|state| state.running).sum()
     }
 
-    /// How many requests wait at a link, as far as it is known here.
+    /// The number of requests that wait at a link, as far as this side knows.
     #[must_use]
     pub fn waiting(&self, link: L) -> u32 {
         self.links.get(&link).map_or(0, |state| state.waiting)
     }
 
-    /// The same, but none once the link let a handed slot pass unused: then nothing is to be done for its sake until it
-    /// says something.
+    /// The same, but 0 once the link let a handed slot pass unused: nothing is done for it until its next message.
     #[must_use]
     pub fn awaited(&self, link: L) -> u32 {
         self.links.get(&link).filter(|state| !state.quiet).map_or(0, |state| state.waiting)
     }
 
-    /// The most that may run.
+    /// The maximum of requests that may run.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Free slots that were not handed to anybody, which is so only while nobody waits for them.
+    /// The number of free slots that are not handed to a link. It is above 0 only while no link waits for a slot.
     fn unclaimed(&self) -> u32 {
         let claimed = self.links.values().map(Link::held_and_running).fold(0, u32::saturating_add);
         self.capacity.saturating_sub(claimed)
     }
 
-    /// Takes back what exceeds capacity or demand, then hands out what is free, one slot at a time.
+    /// Revokes slots that exceed capacity or demand, then hands out the free ones one at a time.
     fn hand_out(&mut self, now: Instant) {
         for state in self.links.values_mut() {
             state.handed.truncate(state.waiting as usize);

@@ -1,7 +1,8 @@
-//! Which headers cross the relay, in which direction.
+//! The headers that the relay forwards, in each direction.
 //!
-//! Both ways it is an allow-list. An unknown header must not reach a GPU machine, and a header of a backend must
-//! not control the browser or the proxy that reads the response: set a cookie, register a service worker, name a file to serve.
+//! Both directions use an allow-list. An unknown header must not reach a GPU machine, and a header of a backend must
+//! not control the browser or the proxy that reads the response: set a cookie, register a service worker, name a file
+//! to serve.
 
 use http::{HeaderMap, HeaderName};
 
@@ -26,13 +27,13 @@ pub const REQUEST_HEADERS: [&str; 14] = [
 /// Headers that carry a client's credentials; forwarded only when they are not the relay's own.
 pub const CREDENTIAL_HEADERS: [&str; 2] = ["authorization", "x-api-key"];
 
-/// What every API key of a relay begins with; such a value is never forwarded.
+/// The prefix of every API key of a relay; such a value is never forwarded.
 pub const OWN_KEY_PREFIX: &str = "mr-";
 
-/// What every API key of the published relay begins with. Clients that move may still send one.
+/// The prefix of every API key of the published relay. Clients that migrate may still send one.
 pub const PUBLISHED_KEY_PREFIX: &str = "mr_live_";
 
-/// Headers of one connection (RFC 9110 §7.6.1 and their kin).
+/// Hop-by-hop headers (RFC 9110 §7.6.1 and similar ones).
 const HOP_BY_HOP: [&str; 10] = [
     "connection",
     "keep-alive",
@@ -46,7 +47,7 @@ const HOP_BY_HOP: [&str; 10] = [
     "upgrade",
 ];
 
-/// Headers of a backend that clients receive: what SDKs and agents read.
+/// Headers of a backend that clients receive, because SDKs and agents read them.
 pub const RESPONSE_HEADERS: [&str; 20] = [
     "age",
     "cache-control",
@@ -70,7 +71,7 @@ pub const RESPONSE_HEADERS: [&str; 20] = [
     "x-should-retry",
 ];
 
-/// Beginnings of further names: rate limits, and what the makers of the APIs send.
+/// Prefixes of further names: rate limits, and headers of OpenAI and Anthropic.
 pub const RESPONSE_HEADER_PREFIXES: [&str; 4] = ["anthropic-", "openai-", "ratelimit-", "x-ratelimit-"];
 
 /// Headers that steer a browser or a proxy, by the beginnings of their names. No setting lets them through.
@@ -110,13 +111,13 @@ const STEERING_HEADERS: [&str; 33] = [
     "x-sendfile",
 ];
 
-/// Whether a client's header of this (lower-case) name may go to the backend.
+/// True if a client's header of this (lower-case) name may go to the backend.
 pub fn is_request_header(name: &str) -> bool {
     REQUEST_HEADERS.contains(&name) || CREDENTIAL_HEADERS.contains(&name)
 }
 
-/// Headers of a client that no setting lets through to backends: those of the connection and of the body's form, those that
-/// name the relay itself, and what a browser or a worker shows to the relay.
+/// Headers of a client that no setting forwards to backends: those of the connection and of the body's encoding, those
+/// that name the relay itself, and those that browsers or workers present to the relay.
 const KEPT_REQUEST_HEADERS: [&str; 10] = [
     "accept-encoding",
     "content-encoding",
@@ -135,51 +136,54 @@ pub fn may_be_request_header(name: &str) -> bool {
     !HOP_BY_HOP.contains(&name) && !KEPT_REQUEST_HEADERS.contains(&name) && !name.starts_with("x-modelrelay-")
 }
 
-/// True if the relay passes a client's header of this (lower-case) name on. `further` are the names that a setting adds.
+/// True if the relay forwards a client's header of this (lower-case) name. `further` are the names that a setting adds.
 pub fn is_forwarded_header(name: &str, further: &[String]) -> bool {
     is_request_header(name) || further.iter().any(|known| known == name)
 }
 
-/// Whether a backend's header of this (lower-case) name may go to the client, before `Connection` is consulted.
-/// The relay's own request ids replace the backend's; the length is that of what we really send.
+/// True if a backend's header of this (lower-case) name may go to the client, before `Connection` is consulted. The
+/// relay's own request ids replace the backend's, and the length is that of the bytes actually sent.
 pub fn is_response_header(name: &str) -> bool {
     !HOP_BY_HOP.contains(&name) && !matches!(name, "content-length" | "x-request-id" | "request-id")
 }
 
-/// Whether clients receive a backend's header of this (lower-case) name. `further` are the names that a setting adds.
+/// True if clients receive a backend's header of this (lower-case) name. `further` are the names that a setting adds.
 pub fn is_client_header(name: &str, further: &[String]) -> bool {
     RESPONSE_HEADERS.contains(&name)
         || RESPONSE_HEADER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || further.iter().any(|known| known == name)
 }
 
-/// Whether a setting may let a header of this (lower-case) name through to clients.
+/// True if a setting may let a header of this (lower-case) name through to clients.
 pub fn may_be_client_header(name: &str) -> bool {
     is_response_header(name)
         && !name.starts_with("x-modelrelay-")
         && !STEERING_HEADERS.iter().any(|start| name.starts_with(start))
 }
 
-/// Whether a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a list.
+/// True if a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a
+/// list.
 pub fn is_own_key(value: &str) -> bool {
     credential_words(value).any(|word| word.starts_with(OWN_KEY_PREFIX) || word.starts_with(PUBLISHED_KEY_PREFIX))
 }
 
-/// Characters from which on a text with the beginning of a key counts as one: all makers' keys are longer.
+/// The minimum length in characters of a text with a key's prefix that is treated as a key; all real keys are longer.
 const SHORTEST_KEY: usize = 28;
 
-/// True if a text looks like an API key, of a relay or of another maker: such a text is not logged, wherever it was written.
+/// True if a text resembles an API key, of a relay or of another vendor: such a text is not logged, wherever it was
+/// written.
 pub fn looks_like_key(text: &str) -> bool {
     let begins = [OWN_KEY_PREFIX, PUBLISHED_KEY_PREFIX, "sk-", "Bearer "].iter().any(|start| text.starts_with(start));
     begins && text.len() >= SHORTEST_KEY
 }
 
-/// What of a credential header's value may be a credential: each of its words, under any scheme or none, alone or in a list.
+/// The parts of a credential header's value that may be a credential: each token, under any scheme or none, alone or in
+/// a list.
 pub fn credential_words(value: &str) -> impl Iterator<Item = &str> {
     value.split([' ', '\t', ','])
 }
 
-/// The token of `Bearer <token>`, or the value as it is.
+/// The token of `Bearer <token>`, or the unchanged value.
 pub fn bearer_token(value: &str) -> &str {
     let value = value.trim();
     match value.split_at_checked(7) {
@@ -188,8 +192,8 @@ pub fn bearer_token(value: &str) -> &str {
     }
 }
 
-/// The backend's headers that may go to the client, repeats kept, in order. What `Connection` names stays behind, and so
-/// do values that are not text, which JSON cannot carry.
+/// Returns the backend's headers that may go to the client, in order, with repeats. Headers named in `Connection` are
+/// left out, and so are values that are not text, which JSON cannot carry.
 pub fn response_pairs(headers: &HeaderMap) -> Vec<(String, String)> {
     let named = connection_tokens(headers);
     headers

@@ -1,7 +1,7 @@
-//! What relay and worker say to each other, and the rules that both must agree on.
+//! The protocol between relay and worker, and the rules that both must agree on.
 //!
-//! No I/O, no clock, no runtime: messages are values, and whatever needs time is told it. Both programs and every test
-//! can therefore use all of it, and none can drift from the other.
+//! No I/O, no clock, no runtime: messages are values, and functions that need the time receive it as an argument. Both
+//! programs and every test can therefore use all of it, and none can drift from the other.
 
 pub mod config_hash;
 pub mod credit;

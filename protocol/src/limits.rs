@@ -1,104 +1,104 @@
-//! Every bound of the wire and the default of every bound that a setting can move, each with its reason.
+//! Every bound of the wire and the default of every bound that a setting can change, each with its reason.
 
 use std::time::Duration;
 
 /// Largest payload of one binary piece: small enough that a control message never waits long behind one, large enough
-/// that headers and system calls vanish in it.
+/// that headers and system calls are negligible.
 pub const MAX_PIECE_BYTES: usize = 65_536;
 
-/// Largest WebSocket message the relay reads: the body of an old worker's whole answer travels in one.
+/// Largest WebSocket message the relay reads: an old worker sends the body of a whole response in one.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// Largest text message of a `core1` peer, which has no body to put into one.
+/// Largest text message of a `core1` peer, which contains no body.
 pub const MAX_CONTROL_BYTES: usize = 1 << 20;
 
 /// Largest encoded `request` that the published worker reads (its library's frame limit).
 pub const MAX_OLD_WORKER_MESSAGE_BYTES: usize = 16 << 20;
 
-/// Body bytes that each side may send per stream before it is given more, where nobody says otherwise.
+/// Body bytes that each side may send per stream before it receives more credit, if the peer states no other window.
 pub const STREAM_WINDOW_BYTES: u64 = 262_144;
 
-/// The same for an answer, as the relay states it: what a client costs that stops reading. It grows for those who read fast;
-/// TCP itself begins with a fifth of it.
+/// Initial window of a response, as the relay states it: the memory that a client costs that stops reading. It grows
+/// for fast readers; TCP itself begins with a fifth of it.
 pub const ANSWER_WINDOW_BYTES: u64 = 65_536;
 
-/// What the worker lets be outstanding of one request body at most (256 KiB is 21 Mbit/s at 100 ms).
+/// Largest number of outstanding bytes of one request body at the worker (256 KiB is 21 Mbit/s at 100 ms).
 pub const WORKER_MAX_OUTSTANDING_BYTES: u64 = 4 << 20;
 
-/// Unread bytes of one answer at most (`MAX_UNREAD_BYTES`).
+/// Largest number of unread bytes of one response (`MAX_UNREAD_BYTES`).
 pub const MAX_UNREAD_BYTES: u64 = 4 << 20;
 
-/// A request body at most (`MAX_REQUEST_BYTES`): what Anthropic documents for Messages.
+/// Largest request body (`MAX_REQUEST_BYTES`): the limit that Anthropic documents for Messages.
 pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
 
-/// A streamed answer at most (`MAX_STREAM_BYTES`).
+/// Largest streamed response (`MAX_STREAM_BYTES`).
 pub const MAX_STREAM_BYTES: u64 = 1 << 30;
 
-/// Bytes of peers held in the relay's memory at once at most (`MAX_BUFFERED_BYTES`).
+/// Memory budget of the relay: bytes of peers that it holds at once (`MAX_BUFFERED_BYTES`).
 pub const MAX_BUFFERED_BYTES: u64 = 1 << 30;
 
-/// Ids on the wire.
+/// Longest id on the wire.
 pub const MAX_ID_BYTES: usize = 128;
 
-/// Worker names, in characters.
+/// Longest worker name, in characters.
 pub const MAX_WORKER_NAME_CHARS: usize = 128;
 
-/// Model names, in characters.
+/// Longest model name, in characters.
 pub const MAX_MODEL_CHARS: usize = 256;
 
-/// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`). A multiplexer's aliases count like models, and a name that
-/// several slots have counts once.
+/// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`). A multiplexer's aliases are counted like models, and
+/// a name that several slots have is counted once.
 pub const MAX_MODELS_PER_WORKER: usize = 256;
 
-/// Models that a worker advertises: the most that a relay can be set to take (`MAX_MODELS_PER_WORKER`).
+/// Largest value of `MAX_MODELS_PER_WORKER`.
 pub const MAX_ADVERTISED_MODELS: usize = 4096;
 
-/// The names of those models together, in bytes: half of what one message to a relay may have.
+/// Length of all model names of one worker together, in bytes: half of one message to a relay.
 pub const MAX_ADVERTISED_NAME_BYTES: usize = 512 << 10;
 
 /// Details of one model, in bytes of JSON: its limits and capabilities, several times as long as any server lists them.
 pub const MAX_DETAILS_BYTES_PER_MODEL: usize = 4096;
 
-/// The details of all models of one worker, in bytes. Details and names fit into one message.
+/// Details of all models of one worker, in bytes. Details and names fit into one message.
 pub const MAX_DETAILS_BYTES: usize = 256 << 10;
 
-/// Slots of one multiplexer: as many as any machine has accelerators. What its file may have, a pool's resource may have,
-/// and a relay believes.
+/// Slots of one multiplexer: as many as any machine has accelerators. The bound applies to the worker's file, to a
+/// WorkerPool and to what a relay accepts.
 pub const MAX_SLOTS_PER_WORKER: usize = 16;
 
 /// Models of one slot.
 pub const MAX_MODELS_PER_SLOT: usize = 64;
 
-/// Further names of one model of a slot.
+/// Aliases of one model of a slot.
 pub const MAX_ALIASES_PER_MODEL: usize = 16;
 
-/// Times that a request may go back into the queue after its worker was lost.
+/// Number of times that a request is requeued after its worker was lost.
 pub const MAX_REQUEUES: u32 = 3;
 
-/// Between heartbeats (`HEARTBEAT_INTERVAL`).
+/// Interval of heartbeats (`HEARTBEAT_INTERVAL`).
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A peer that was silent for so many heartbeat intervals is lost.
+/// A peer is lost after this number of silent heartbeat intervals.
 pub const HEARTBEATS_UNTIL_LOST: u32 = 3;
 
-/// From the upgrade to `register`.
+/// Time limit from the upgrade to `register`.
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two `demand` messages to one worker.
+/// Least time between two `demand` messages to one worker.
 pub const DEMAND_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What may be unsent in the kernel on a worker's or a client's socket: a cancel must not sit behind megabytes, and a client
-/// that reads nothing must not look like one that reads fast.
+/// Unsent bytes that the kernel may buffer on a worker's or a client's socket: a cancel must not wait behind megabytes,
+/// and a client that reads nothing must not appear to read fast.
 pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;
 
-/// What the reasons above ask of one another, whatever the numbers are.
+/// Relations that the reasons above require, whatever the numbers are.
 const _: () = {
     let piece = MAX_PIECE_BYTES as u64;
     assert!(ANSWER_WINDOW_BYTES >= piece && STREAM_WINDOW_BYTES >= 2 * piece, "a stream stands still");
     assert!(NOTSENT_LOWAT_BYTES as u64 >= piece, "its socket does");
     assert!(MAX_UNREAD_BYTES > ANSWER_WINDOW_BYTES && WORKER_MAX_OUTSTANDING_BYTES > STREAM_WINDOW_BYTES);
     assert!(MAX_STREAM_BYTES > MAX_UNREAD_BYTES && MAX_BUFFERED_BYTES >= 16 * MAX_REQUEST_BYTES);
-    // In JSON a byte of text takes two, and old workers have their bodies in there.
+    // In JSON a byte of text may become two, and old workers have their bodies in there.
     assert!(
         MAX_MESSAGE_BYTES as u64 >= 2 * MAX_REQUEST_BYTES && MAX_REQUEST_BYTES >= MAX_OLD_WORKER_MESSAGE_BYTES as u64
     );

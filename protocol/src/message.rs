@@ -1,7 +1,7 @@
-//! The text messages of the worker socket: the seeds' twelve exactly as they are, and what the capabilities add.
+//! The text messages of the worker socket: the twelve seed messages unchanged, and those that the capabilities add.
 //!
-//! Parsing is done in two steps, the `type` first, for two reasons: an unknown type is somebody's future, to be skipped
-//! and not an error; and an internally tagged enum would copy every body of an old worker once more.
+//! Parsing has two steps, the `type` first, for two reasons: an unknown type may come from a newer peer and is skipped,
+//! not an error; and an internally tagged enum would copy every body of an old worker once more.
 
 mod redacted;
 mod relay_to_worker;
@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_CONTROL_BYTES;
 
-/// What parsing a text message gave.
+/// The result of parsing a text message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parsed<M> {
-    /// A message we know.
+    /// A known message.
     Known(M),
-    /// A message of a type that we do not know, to be logged and skipped.
+    /// A message of an unknown type, to be logged and skipped.
     Unknown(String),
 }
 
@@ -41,7 +41,7 @@ impl std::fmt::Display for MessageError {
     }
 }
 
-/// What serde_json says of a value that is none of those expected, without the value: it may be a part of a prompt. Its other
+/// Removes the value from serde_json's error about an unexpected value, because it may be a part of a prompt. Its other
 /// errors name fields, lines and columns only.
 fn without_values(error: &str) -> String {
     match error.find(", expected ").and_then(|_| error.rfind("expected ")) {
@@ -75,28 +75,28 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, MessageError> {
     Ok(serde_json::from_str(text)?)
 }
 
-/// Writes a message as it goes on the wire.
+/// Encodes a message for the wire.
 pub fn encode<M: Serialize>(message: &M) -> String {
-    // Our messages are structs, strings, numbers and maps with string keys: nothing that JSON cannot say.
+    // Messages are structs, strings, numbers and maps with string keys, which JSON can always represent.
     serde_json::to_string(message).expect("a message is always JSON")
 }
 
-/// Why a request was cancelled, as the seeds name it.
+/// The reason why a request was cancelled, as the seed messages name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelReason {
-    /// The request took longer than it may.
+    /// The request exceeded its time limit.
     Timeout,
     /// The drain deadline passed.
     GracefulShutdown,
-    /// Stays in logs and metrics: no worker is left to be told.
+    /// For logs and metrics only: no worker is left to notify.
     WorkerDisconnect,
-    /// Stays in logs and metrics: no worker is left to be told.
+    /// For logs and metrics only: no worker is left to notify.
     RequeueExhausted,
     /// The process is ending.
     ServerShutdown,
-    /// The client went away, read too slowly, asked for too much, or an admin ended it. Also what an unknown reason is
-    /// read as: stopping is always safe.
+    /// The client disconnected, read too slowly or exceeded a limit, or an admin cancelled the request. An unknown
+    /// reason is read as this one: stopping is always safe.
     #[serde(other)]
     ClientDisconnect,
 }
@@ -115,7 +115,7 @@ impl CancelReason {
     }
 }
 
-/// Tokens that a backend said it used. Absent, never zero, where it said nothing.
+/// The token counts that a backend reported. Absent, never zero, if it reported none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCounts {
     /// Tokens read.
@@ -124,20 +124,20 @@ pub struct TokenCounts {
     /// Tokens written.
     #[serde(default)]
     pub completion_tokens: u64,
-    /// Both.
+    /// The sum of both.
     #[serde(default)]
     pub total_tokens: u64,
-    /// Tokens read that were cached, where the backend says so.
+    /// Tokens read that were cached, if the backend reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
 }
 
-/// Credit for one stream: so many more bytes may be sent. Either direction.
+/// Credit for one stream, in either direction: the number of further bytes that may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credit {
-    /// Which stream.
+    /// The stream.
     pub stream: u32,
-    /// How many payload bytes more.
+    /// The number of further payload bytes.
     pub bytes: u64,
 }
 

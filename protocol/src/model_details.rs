@@ -1,8 +1,8 @@
 //! Limits and capabilities of models, which backends list with a model's id and from which clients configure themselves.
 //!
-//! The fields are a closed list, each with one form and a bound: every client of the relay reads what a worker or a backend sends
-//! here. `id`, `object`, `created` and `owned_by` are not among them. A field of another form is left out alone, so that one odd
-//! value neither hides the others nor ends a link.
+//! The fields are a closed list, each with one form and a bound: every client of the relay reads the values that a
+//! worker or a backend sends here. `id`, `object`, `created` and `owned_by` are not among them. A field of another form
+//! is left out alone, so that one odd value neither hides the others nor ends a link.
 //!
 //! Cleaning is idempotent: what one side has cleaned, the other side reads unchanged.
 
@@ -79,7 +79,7 @@ const MODALITIES: &[(&str, Form)] = &[("input_modalities", Form::Names), ("outpu
 
 const TOP_PROVIDER: &[(&str, Form)] = &[("context_length", Form::Figure), ("max_completion_tokens", Form::Figure)];
 
-/// Where the context length is found: the length in force before the length that the model was trained with.
+/// The fields that state the context length: the length in force before the length that the model was trained with.
 const CONTEXT_LENGTHS: [&str; 9] = [
     "/meta/n_ctx",
     "/n_ctx",
@@ -133,7 +133,8 @@ impl ModelDetails {
         &self.0
     }
 
-    /// Reduces the details to what holds for another worker of the same model too. A field that only one of the two states stays.
+    /// Reduces the details to those that also hold for another worker of the same model. A field that only one of the two
+    /// states stays.
     pub fn merge(&mut self, other: &Self) {
         if self != other {
             merge_group(&mut self.0, &other.0);
@@ -180,7 +181,7 @@ impl DetailsByModel {
     }
 }
 
-/// Leaves out what is empty, has no proper name, or exceeds the bound.
+/// Leaves out entries that are empty, have no valid name, or exceed the bound.
 impl FromIterator<(String, ModelDetails)> for DetailsByModel {
     fn from_iter<I: IntoIterator<Item = (String, ModelDetails)>>(all: I) -> Self {
         let usable = |(model, details): &(String, ModelDetails)| !details.is_empty() && is_model_name(model);
@@ -195,7 +196,7 @@ impl FromIterator<(String, ModelDetails)> for DetailsByModel {
     }
 }
 
-/// Reads any JSON. A peer that sends something else than details is one that sends none.
+/// Accepts any JSON. A peer that sends anything but details is treated as sending none.
 impl<'de> Deserialize<'de> for DetailsByModel {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let Value::Object(models) = Value::deserialize(from)? else { return Ok(Self::default()) };
@@ -256,7 +257,7 @@ fn merge_group(fields: &mut Map<String, Value>, other: &Map<String, Value>) {
     fields.retain(|name, value| !value.is_boolean() || other.contains_key(name));
 }
 
-/// Returns what holds for both. A list and an object of flags have nothing in common.
+/// Returns the common part of both values. A list and an object of flags have nothing in common.
 fn merged(own: Value, other: &Value) -> Value {
     match (own, other) {
         (Value::Number(own), Value::Number(other)) => own.as_u64().min(other.as_u64()).into(),

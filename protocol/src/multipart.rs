@@ -1,22 +1,22 @@
-//! Just enough of RFC 7578 to find the `model` field of an upload.
+//! A minimal RFC 7578 parser that finds the `model` field of an upload.
 
 use std::ops::Range;
 
 use memchr::memmem;
 
-/// Fields of one form at most; a transcription has about ten.
+/// Largest number of fields in one form; a transcription has about ten.
 const MAX_FIELDS: usize = 1_000;
 
-/// One field: its name, and where its value stands.
+/// One field: its name, and the position of its value.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Field {
-    /// What its `Content-Disposition` says.
+    /// The name in its `Content-Disposition`.
     pub name: String,
     /// Without the line break before the next boundary.
     pub value: Range<usize>,
 }
 
-/// The boundary of a `multipart/form-data` content type.
+/// Returns the boundary of a `multipart/form-data` content type.
 pub fn boundary(content_type: &str) -> Option<String> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -25,10 +25,10 @@ pub fn boundary(content_type: &str) -> Option<String> {
     parameter(parameters, "boundary").filter(|boundary| !boundary.is_empty() && boundary.len() <= 70)
 }
 
-/// All fields of an upload that is in memory, in order.
+/// Returns all fields of an upload in memory, in order.
 ///
 /// # Errors
-/// Says what is wrong with the form.
+/// Describes the problem with the form.
 pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
@@ -68,15 +68,15 @@ pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
     }
 }
 
-/// The name of the part with these headers, if it has one.
+/// Returns the name of the part with these headers, if it has one.
 pub fn field_name(headers: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(headers);
     let disposition = dispositions(&text).next()?;
     parameter(disposition.split_once(';')?.1, "name")
 }
 
-/// Whether some readers may see another name in these headers than [`field_name`] does: it is there twice, in pieces or coded
-/// (`name*`), or headers are folded.
+/// True if other parsers may read another name from these headers than [`field_name`] does: the name is repeated, split
+/// or encoded (`name*`), or headers are folded.
 fn is_ambiguous(headers: &[u8]) -> bool {
     let text = String::from_utf8_lossy(headers);
     let is_folded = text.split("\r\n").any(|line| line.starts_with([' ', '\t']));
@@ -97,14 +97,14 @@ fn dispositions(headers: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A header's parameter that is there once.
+/// Returns a header parameter that occurs exactly once.
 fn parameter(text: &str, wanted: &str) -> Option<String> {
     let mut found = parameters(text).filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let (_, value) = found.next()?;
     found.next().is_none().then(|| value.to_owned())
 }
 
-/// Name and value of each parameter, quoted or not.
+/// The name and value of each parameter, quoted or not.
 fn parameters(mut rest: &str) -> impl Iterator<Item = (&str, &str)> {
     std::iter::from_fn(move || {
         let (name, after) = rest.split_once('=')?;

@@ -1,7 +1,7 @@
 //! Names that come from peers: of models, workers and slots.
 //!
-//! They are shown in logs, terminals, pages and metrics, so that none may have characters which change how the text around them is
-//! shown.
+//! They are shown in logs, terminals, pages and metrics, so none may contain characters that change how the surrounding
+//! text is displayed.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::limits::MAX_MODEL_CHARS;
 pub enum Naming {
     /// Ollama's: [`ollama_key`].
     Ollama,
-    /// The name is the listed one, character by character. Any unknown rule of a newer worker counts as this one.
+    /// The name is the listed one, character by character. An unknown rule of a newer worker is read as this one.
     #[default]
     #[serde(other)]
     Exact,
@@ -26,21 +26,21 @@ impl Naming {
     }
 }
 
-/// Returns the one spelling of all names that Ollama takes for the same model: `tiny`, `Tiny:latest` and
+/// Returns the canonical spelling of all names that Ollama resolves to the same model: `tiny`, `Tiny:latest` and
 /// `registry.ollama.ai/library/tiny` all give `tiny:latest`. Source: `ParseName` in Ollama's `types/model/name.go`.
 pub fn ollama_key(name: &str) -> String {
     let key = name.to_ascii_lowercase();
     let key = key.strip_prefix("registry.ollama.ai/").unwrap_or(&key);
     let key = key.strip_prefix("library/").unwrap_or(key);
-    // A colon before the last slash is that of a registry's port.
+    // A colon before the last slash belongs to a registry's port.
     match key.rsplit_once(':') {
         Some((_, tag)) if !tag.contains('/') => key.to_owned(),
         Some(_) | None => format!("{key}:latest"),
     }
 }
 
-/// Whether a character is not shown but changes how others are: controls, marks of the writing direction, invisible ones, and separators
-/// of lines (Unicode's `Cc`, `Zl`, `Zp`, and what of `Cf` has no shape).
+/// True if a character is invisible but changes how others are displayed: controls, direction marks, invisible
+/// characters and line separators (Unicode's `Cc`, `Zl`, `Zp`, and those of `Cf` that have no shape).
 pub fn is_unprintable(char: char) -> bool {
     char.is_control()
         || matches!(
@@ -57,17 +57,17 @@ pub fn is_unprintable(char: char) -> bool {
         )
 }
 
-/// The text without such characters, and no longer than so many characters.
+/// Returns the text without unprintable characters, cut to `longest` characters.
 pub fn printable(text: &str, longest: usize) -> String {
     text.chars().filter(|char| !is_unprintable(*char)).take(longest).collect()
 }
 
-/// The text with a sign in the place of each such character.
+/// Returns the text with a replacement character for each unprintable one.
 pub fn marked(text: &str) -> String {
     text.chars().map(|char| if is_unprintable(char) { '\u{fffd}' } else { char }).collect()
 }
 
-/// Whether a model may have this name: 1 to 256 printable characters, without a space at either end.
+/// True if a model may have this name: 1 to 256 printable characters, without a space at either end.
 pub fn is_model_name(name: &str) -> bool {
     name.trim() == name && (1..=MAX_MODEL_CHARS).contains(&name.chars().count()) && !name.contains(is_unprintable)
 }

@@ -1,64 +1,64 @@
-//! How near a slot is to a model that it does not serve yet: whom to ask for it.
+//! How near a slot is to a model that it does not serve yet, which decides where the model is loaded.
 //!
-//! Relays choose a worker by this, and a worker with several slots one of them. Both must agree, or one request makes two
-//! slots load the same model: so both call the same function, which sees nothing but what the slot said of itself and how
-//! long ago that was.
+//! Relays choose a worker by this, and a worker with several slots chooses one of them. Both must agree, or one request
+//! makes two slots load the same model. Both therefore call the same function, whose only input is the slot's own
+//! report and its age.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
-/// How often its own swap cost a slot must have been idle before a model that sleeps there goes before an empty slot.
+/// A sleeping model goes before an empty slot once its slot has been idle for this many times the swap cost.
 const IDLE_SWAPS: u32 = 3;
 
-/// What stands between a slot and a model.
+/// The obstacle between a slot and a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// The slot is on its way to the model, or there.
+    /// The slot is loading the model, or holds it.
     Coming,
-    /// It holds nothing.
+    /// The slot is empty.
     Empty,
-    /// It holds another model, which has nothing to do.
+    /// The slot holds another model, which is idle.
     Idle,
-    /// It holds another model, or is on its way to one.
+    /// The slot holds another model, or is loading one.
     Busy,
-    /// It holds a model that it must keep.
+    /// The slot holds a pinned model.
     Pinned,
-    /// It takes nothing: its worker is ending, or a person must look at it.
+    /// The slot loads nothing: its worker is ending, or it needs an operator.
     Closed,
 }
 
 /// How near a slot is to a model, nearest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Nearness {
-    /// It drains, or loads, or is ready for it.
+    /// The slot drains or loads for the model, or is ready.
     Coming,
-    /// The model sleeps there, and the slot has long had nothing to do.
+    /// The model sleeps there, and the slot has long been idle.
     Asleep,
-    /// It holds nothing.
+    /// The slot is empty.
     Empty,
-    /// It has had nothing to do for so many seconds. Whole ones: those who hear of the same slots some milliseconds apart
-    /// shall agree, and leave the rest to the tie-break that is the same for all.
+    /// The slot has been idle for this number of whole seconds. Relays that read the same slots some milliseconds apart
+    /// must agree, and leave the rest to the tie-break that is the same for all.
     Idle(Reverse<u64>),
-    /// It is busy; so many models are wanted there beside this one.
+    /// The slot is busy, and other models are wanted there.
     Busy {
-        /// Models.
+        /// The number of other wanted models.
         wanted: u32,
     },
-    /// Nothing is known, or what it holds is pinned there.
+    /// Nothing is known, or the slot's resident is pinned.
     Far,
 }
 
 impl Nearness {
-    /// Whether the slot has nothing to do.
+    /// True if the slot is idle.
     pub fn is_free(self) -> bool {
         matches!(self, Self::Asleep | Self::Empty | Self::Idle(_))
     }
 }
 
 impl Way {
-    /// Between this slot and this model.
+    /// Returns the obstacle between this slot and this model.
     pub fn of(slot: &Slot, model: &str) -> Self {
         let is_target = slot.target.as_deref() == Some(model);
         match slot.state {
@@ -73,7 +73,7 @@ impl Way {
                 Self::Coming
             }
             SlotState::Empty | SlotState::Backoff => Self::Empty,
-            // Its gate will open, or is closing and the slot's next state will say so.
+            // The gate will open, or it is closing and the slot's next state will show that.
             SlotState::Ready if slot.resident.as_deref() == Some(model) => Self::Coming,
             SlotState::Ready if holds_pinned(slot) => Self::Pinned,
             SlotState::Ready if slot.idle_ms > 0 => Self::Idle,
@@ -87,29 +87,29 @@ impl Way {
     }
 }
 
-/// What a slot has said of itself and of one of its models, as far as it says how near the two are.
+/// The part of a slot's report that determines how near it is to one of its models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// What stands between them.
+    /// The obstacle between them.
     pub way: Way,
-    /// The model sleeps there.
+    /// True if the model sleeps there.
     is_asleep: bool,
     /// How long the slot had been idle.
     idle: Duration,
     swap_cost: Duration,
-    /// How many other models are wanted there.
+    /// The number of other models that are wanted there.
     wanted: u32,
-    /// Whether this one is.
+    /// True if this model is wanted there.
     is_wanted: bool,
-    /// For how long the model will not be tried again; zero where it has not failed.
+    /// The time for which the model will not be tried again; zero if it has not failed.
     fails_for: Duration,
 }
 
 impl Offer {
-    /// What `slot` says of `model`, which is one of its own.
+    /// Reads the report of `slot` on `model`, which is one of its own.
     pub fn new(slot: &Slot, model: &SlotModel) -> Self {
         let fails_for = match model.status {
-            // Without a time, until it says something else.
+            // Without a time, until the next report.
             SlotModelStatus::Failed => model.retry_ms.map_or(Duration::MAX, Duration::from_millis),
             SlotModelStatus::Resident | SlotModelStatus::Sleeping | SlotModelStatus::Unloaded => Duration::ZERO,
         };
@@ -124,12 +124,12 @@ impl Offer {
         }
     }
 
-    /// Whether somebody has asked the slot for the model, or it is on its way for another reason.
+    /// True if the model was requested from the slot, or is being loaded for another reason.
     pub fn is_asked(&self) -> bool {
         self.is_wanted || self.way == Way::Coming
     }
 
-    /// How near they are, `ago` after that was said. `None`: the slot takes nothing for the model.
+    /// How near they are, `ago` after the report. `None`: the slot does not load the model.
     pub fn nearness(&self, ago: Duration) -> Option<Nearness> {
         if ago < self.fails_for {
             return None;
@@ -147,7 +147,7 @@ impl Offer {
         }
     }
 
-    /// How near they are once the slot has begun with another model that it was asked for.
+    /// How near they are once the slot has started to load another requested model.
     pub fn nearness_behind_another(&self) -> Nearness {
         Nearness::Busy { wanted: self.wanted.saturating_add(1) }
     }

@@ -1,19 +1,18 @@
-//! Everything that waits to be written on one worker socket, in the order in which it goes out.
+//! All messages that wait to be written on one worker socket, in the order in which they are sent.
 //!
 //! Both programs write by the same rules (`Writer` in the wire description):
 //!
-//! 1. One first-in-first-out queue of text messages goes before any body piece, so a cancel or an
-//!    error never sits behind megabytes of body.
+//! 1. One first-in-first-out queue of text messages goes before any body piece, so a cancel or an error never waits
+//!    behind megabytes of body.
 //! 2. Then the streams that have both bytes and credit take turns, one piece of at most
-//!    [`MAX_PIECE_BYTES`](crate::limits::MAX_PIECE_BYTES) bytes each. A stream without credit is not in the ring at all: finding the next
-//!    frame never looks at a stream that cannot send.
-//! 3. A completion text follows its stream's last piece; an error or a cancel overtakes the pieces
-//!    and drops them.
-//! 4. State that only its newest value matters for waits once, see [`Latest`] and
-//!    [`Outbox::set_demand`]; credit that we return is summed per stream until it is written.
+//!    [`MAX_PIECE_BYTES`](crate::limits::MAX_PIECE_BYTES) bytes each. A stream without credit is not in the ring:
+//!    finding the next frame never visits a stream that cannot send.
+//! 3. A completion text follows its stream's last piece; an error or a cancel overtakes the pieces and drops them.
+//! 4. State of which only the newest value matters waits once, see [`Latest`] and [`Outbox::set_demand`]; credit to
+//!    return is summed per stream until it is written.
 //!
-//! Nothing here does I/O. The shell feeds frames while [`Outbox::next_frame`] gives some, then
-//! flushes once. No call panics, whatever the order of calls.
+//! Nothing here does I/O. The shell writes frames while [`Outbox::next_frame`] returns some, then flushes once. No call
+//! panics, whatever the order of calls.
 
 mod stream;
 
@@ -24,7 +23,7 @@ use bytes::Bytes;
 use self::stream::SendStream;
 use crate::frame::{BodyKind, HEADER_BYTES, encode_header};
 
-/// The ring may hold this many entries of forgotten streams before it is cleaned.
+/// The number of entries of forgotten streams that the ring may hold before it is cleaned.
 const STALE_RING_ENTRIES: usize = 64;
 
 /// One WebSocket message to write.
@@ -43,9 +42,9 @@ pub enum Frame {
 
 /// Messages that carry a whole state, of which only the newest may wait.
 ///
-/// A newer text takes the place in the queue of the one that it replaces. So it is never later than
-/// the error or completion that was queued because of the older one: a relay that reads `at_capacity`
-/// has read a grant that is no older than the refusal, and `models_update` precedes its error.
+/// A newer text replaces the older one at its place in the queue. So it is never later than the error or completion
+/// that was queued because of the older one: a relay that reads `at_capacity` has read a grant that is no older than
+/// the refusal, and `models_update` precedes its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latest {
     /// `grant`
@@ -56,12 +55,12 @@ pub enum Latest {
     ModelsUpdate,
 }
 
-/// What [`Outbox::cancel`] did.
+/// The result of [`Outbox::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelOutcome {
-    /// The request had not been written: the peer never hears of it, nor of the cancel.
+    /// The request had not been written: the peer receives neither it nor the cancel.
     RemovedUnsent,
-    /// The request is already out: the cancel follows it.
+    /// The request has been written: the cancel follows it.
     Queued,
 }
 
@@ -70,20 +69,20 @@ pub enum CancelOutcome {
 pub struct Outbox {
     kind: BodyKind,
     credit_text: fn(u32, u64) -> String,
-    /// Keyed by arrival, so that an entry can be removed or replaced where it stands.
+    /// Keyed by arrival, so that an entry can be removed or replaced in place.
     texts: BTreeMap<u64, Entry>,
     next_seq: u64,
-    /// Where the unwritten request of a stream stands.
+    /// The entry of a stream's unwritten request.
     requests: HashMap<u32, u64>,
     newest_request: Option<u64>,
-    /// Where a stream's waiting credit stands, and its sum.
+    /// The entry of a stream's waiting credit, and its sum.
     credits: HashMap<u32, (u64, u64)>,
     latest: [Option<u64>; 3],
     demand: Option<u64>,
     streams: HashMap<u32, SendStream>,
     /// Streams with bytes and credit. May hold entries of forgotten streams, which are skipped.
     ring: VecDeque<u32>,
-    /// How many streams have `in_ring` set.
+    /// The number of streams that have `in_ring` set.
     ready: usize,
     text_bytes: usize,
     body_bytes: u64,
@@ -99,7 +98,7 @@ enum Entry {
 }
 
 impl Outbox {
-    /// An empty outbox. `credit_text` makes the `credit` message from a stream and a number of bytes.
+    /// Creates an empty outbox. `credit_text` builds the `credit` message from a stream and a number of bytes.
     #[must_use]
     pub fn new(kind: BodyKind, credit_text: fn(u32, u64) -> String) -> Self {
         Self {
@@ -125,11 +124,11 @@ impl Outbox {
         self.push_entry(Entry::Text(text));
     }
 
-    /// Queues a request and its whole body, of which `window` bytes may go before the peer returns
-    /// credit. The stream is forgotten after the body's last byte.
+    /// Queues a request and its whole body, of which `window` bytes may be sent before the peer returns credit. The
+    /// stream is forgotten after the body's last byte.
     ///
-    /// Peers that know no streams get their body within `text`; they too need a number of their own
-    /// here, by which [`Outbox::cancel`] finds the request.
+    /// Peers without streams receive their body within `text`; they too need a number of their own here, by which
+    /// [`Outbox::cancel`] finds the request.
     pub fn push_request(&mut self, stream: u32, request_id: &str, text: String, body: Bytes, window: u64) {
         let request_id = request_id.to_owned();
         let seq = self.push_entry(Entry::Request { stream, request_id, text });
@@ -141,14 +140,14 @@ impl Outbox {
         }
     }
 
-    /// Opens a stream for a body that arrives in parts; `window` bytes may go before the peer returns credit.
+    /// Opens a stream for a body that arrives in parts; `window` bytes may be sent before the peer returns credit.
     pub fn open_stream(&mut self, stream: u32, window: u64) {
         self.insert_stream(stream, SendStream::open(window));
     }
 
-    /// Appends to a stream's body and says how many bytes wait there now. Small parts that find others
-    /// waiting are joined to them. A stream that is not open, or already finished, drops them: an
-    /// aborted request's bytes may still be on their way from the backend.
+    /// Appends to a stream's body and returns the number of bytes that wait there now. Small parts are joined to
+    /// waiting ones. A stream that is not open, or already finished, drops them: an aborted request's bytes may still
+    /// arrive from the backend.
     pub fn push_body(&mut self, stream: u32, data: Bytes) -> u64 {
         let Some(state) = self.streams.get_mut(&stream) else {
             return 0;
@@ -159,14 +158,14 @@ impl Outbox {
         waiting
     }
 
-    /// Bytes of this stream that wait here; a reader of the backend or client stops above a bound of its own.
+    /// The number of waiting bytes of this stream; a reader of the backend or client pauses above a bound of its own.
     #[must_use]
     pub fn waiting_bytes(&self, stream: u32) -> u64 {
         self.streams.get(&stream).map_or(0, SendStream::waiting)
     }
 
-    /// Queues `text` to follow the stream's last piece, after which the stream is forgotten. For a
-    /// stream that is not open, or has nothing waiting, it is queued like any text.
+    /// Queues `text` to follow the stream's last piece, after which the stream is forgotten. If the stream is not open,
+    /// or has nothing waiting, the text is queued like any other.
     pub fn finish(&mut self, stream: u32, text: String) {
         match self.streams.get_mut(&stream) {
             Some(state) if state.waiting() > 0 => {
@@ -182,8 +181,8 @@ impl Outbox {
         }
     }
 
-    /// Drops what the stream still has waiting, its completion text too, and forgets it: its request
-    /// has been completed, failed or cancelled by the other side.
+    /// Drops the stream with its waiting bytes and its completion text: the other side has completed, failed or
+    /// cancelled its request.
     pub fn discard(&mut self, stream: u32) {
         let Some(state) = self.streams.remove(&stream) else {
             return;
@@ -201,15 +200,15 @@ impl Outbox {
         }
     }
 
-    /// Queues an error text at once and discards the stream, whose pieces nobody wants any more.
+    /// Queues an error text at once and discards the stream, whose pieces are no longer needed.
     pub fn push_error(&mut self, stream: u32, text: String) {
         self.discard(stream);
         self.forget_credit(stream);
         self.push_text(text);
     }
 
-    /// Cancels a request: one that is still unwritten is removed with its body, else `text` is queued
-    /// and the pieces that still wait are dropped.
+    /// Cancels a request: an unwritten request is removed with its body; otherwise `text` is queued and the waiting
+    /// pieces are dropped.
     pub fn cancel(&mut self, stream: u32, text: String) -> CancelOutcome {
         self.discard(stream);
         self.forget_credit(stream);
@@ -221,7 +220,8 @@ impl Outbox {
         CancelOutcome::Queued
     }
 
-    /// The peer takes `bytes` more of this stream. Unknown streams are ignored: credit crosses the end.
+    /// Adds the peer's credit of `bytes` for this stream. Unknown streams are ignored, because credit may cross the
+    /// end.
     pub fn add_credit(&mut self, stream: u32, bytes: u64) {
         if let Some(state) = self.streams.get_mut(&stream) {
             state.add_credit(bytes);
@@ -229,7 +229,7 @@ impl Outbox {
         }
     }
 
-    /// Queues credit for the peer's pieces of `stream`; what waits is summed into one message.
+    /// Queues credit for the peer's pieces of `stream`; waiting credit is summed into one message.
     pub fn return_credit(&mut self, stream: u32, bytes: u64) {
         if bytes == 0 {
             return;
@@ -242,7 +242,7 @@ impl Outbox {
         self.credits.insert(stream, (seq, bytes));
     }
 
-    /// Queues the newest of a state, in the place of an older one that still waits.
+    /// Queues the newest value of a state, in the place of an older one that still waits.
     pub fn set_latest(&mut self, slot: Latest, text: String) {
         if let Some(seq) = self.latest[slot as usize] {
             self.replace_entry(seq, Entry::Latest(slot, text));
@@ -251,8 +251,8 @@ impl Outbox {
         }
     }
 
-    /// Queues the newest demand. It tells the state after all requests before it, so it replaces an
-    /// older one only where no request was queued in between, and else goes to the end.
+    /// Queues the newest demand. It describes the state after all requests before it, so it replaces an older one only
+    /// if no request was queued in between. Otherwise it goes to the end.
     pub fn set_demand(&mut self, text: String) {
         if let Some(seq) = self.demand {
             if self.newest_request.is_none_or(|request| request < seq) {
@@ -264,8 +264,8 @@ impl Outbox {
         self.demand = Some(self.push_entry(Entry::Demand(text)));
     }
 
-    /// Removes all unwritten requests with their bodies, oldest first, for the caller to requeue before
-    /// it says `graceful_shutdown`. A demand that waits no longer holds then; the caller states it anew.
+    /// Removes all unwritten requests with their bodies, oldest first, for the caller to requeue before it sends
+    /// `graceful_shutdown`. A demand that waits is then outdated; the caller sets it again.
     pub fn take_unwritten_requests(&mut self) -> Vec<(u32, String)> {
         let mut waiting: Vec<u64> = self.requests.values().copied().collect();
         waiting.sort_unstable();
@@ -280,30 +280,30 @@ impl Outbox {
         taken
     }
 
-    /// The next frame to write, `None` when nothing may be sent now.
+    /// Returns the next frame to write, or `None` if nothing may be sent now.
     pub fn next_frame(&mut self) -> Option<Frame> {
         self.next_text().map(Frame::Text).or_else(|| self.next_piece())
     }
 
-    /// Whether [`Outbox::next_frame`] would give a frame.
+    /// True if [`Outbox::next_frame`] would return a frame.
     #[must_use]
     pub fn has_frame(&self) -> bool {
         !self.texts.is_empty() || self.ready > 0
     }
 
-    /// Whether nothing waits at all, not even for credit.
+    /// True if nothing waits, not even for credit.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.texts.is_empty() && self.body_bytes == 0
     }
 
-    /// Bytes of all waiting texts, completions included; credit not yet rendered is not.
+    /// The length of all waiting texts in bytes, including completions but not credit that is not yet rendered.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         self.text_bytes
     }
 
-    /// Bytes of all waiting bodies.
+    /// The length of all waiting bodies in bytes.
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         self.body_bytes
@@ -324,7 +324,7 @@ impl Outbox {
     fn next_piece(&mut self) -> Option<Frame> {
         loop {
             let stream = self.ring.pop_front()?;
-            // Forgotten since it entered the ring.
+            // The stream was forgotten after it entered the ring.
             let Some(state) = self.streams.get_mut(&stream).filter(|state| state.in_ring) else {
                 continue;
             };
@@ -343,7 +343,7 @@ impl Outbox {
         }
     }
 
-    /// Its completion becomes the next frame: while pieces are written no text waits.
+    /// Queues the completion as the next frame: no text waits while pieces are written.
     fn close_drained(&mut self, stream: u32) {
         if let Some(text) = self.streams.remove(&stream).and_then(SendStream::into_completion) {
             self.text_bytes -= text.len();
@@ -388,7 +388,7 @@ impl Outbox {
         }
     }
 
-    /// Takes an entry out and drops every note of where it stood. A credit's sum stays for its reader.
+    /// Removes an entry and all references to it. The sum of a credit is kept for its reader.
     fn remove_entry(&mut self, seq: u64) -> Option<Entry> {
         let entry = self.texts.remove(&seq)?;
         self.text_bytes -= entry.len();

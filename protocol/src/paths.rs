@@ -1,16 +1,16 @@
-//! The paths that may reach a backend: a closed list, checked by the relay for clients and again by the worker, which is
-//! the last line before somebody's admin interface.
+//! The paths that may reach a backend: a closed list, checked by the relay for clients and again by the worker, which
+//! is the last barrier before a backend's admin interface.
 
 use crate::dialect::Dialect;
 
-/// A route that is answered by a backend.
+/// A route that a backend serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `/v1/chat/completions`
     ChatCompletions,
     /// `/v1/completions`
     Completions,
-    /// `/v1/responses` and what lies below it.
+    /// `/v1/responses` and paths below it.
     Responses,
     /// `/v1/messages`
     Messages,
@@ -28,13 +28,13 @@ pub enum Endpoint {
     Images,
     /// `/v1/audio/…`
     Audio,
-    /// A server's own way to ask: `/completion` and `/infill` of llama-server, `/api/…` of Ollama.
+    /// A server's native API: `/completion` and `/infill` of llama-server, `/api/…` of Ollama.
     Native,
     /// `/tokenize`, `/detokenize`
     Tokenize,
-    /// `/v1/models`, which the relay answers itself.
+    /// `/v1/models`, which the relay serves itself.
     Models,
-    /// Anything else.
+    /// Any other path.
     Other,
 }
 
@@ -117,17 +117,17 @@ impl Endpoint {
         }
     }
 
-    /// Whether the clients of this endpoint's streams raise or show an error frame of its [`Dialect`], however the body then
-    /// ends. Known of those that `docs/compatibility.md` lists.
+    /// True if the clients of this endpoint's streams raise or show an error frame of its [`Dialect`], however the body
+    /// then ends. Known for the clients that `docs/compatibility.md` lists.
     pub fn raises_error_frame(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
     }
 }
 
-/// A path and query that may be asked of a backend.
+/// A path and query that may be sent to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendPath<'a> {
-    /// Which route.
+    /// The route.
     pub endpoint: Endpoint,
     /// The path, beginning with `/`.
     pub path: &'a str,
@@ -135,7 +135,7 @@ pub struct BackendPath<'a> {
     pub query: Option<&'a str>,
 }
 
-/// Checks a worker's `endpoint_path` against the allow-list; `None` is `bad_path`.
+/// Checks a worker's `endpoint_path` against the allow-list; `None` means `bad_path`.
 pub fn backend_path<'a>(method: &str, path_and_query: &'a str) -> Option<BackendPath<'a>> {
     let (path, query) = match path_and_query.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -146,7 +146,7 @@ pub fn backend_path<'a>(method: &str, path_and_query: &'a str) -> Option<Backend
     Some(BackendPath { endpoint, path, query })
 }
 
-/// The backend's route for `method` and `path`, where there is one.
+/// Returns the backend's route for `method` and `path`, if there is one.
 pub fn endpoint(method: &str, path: &str) -> Option<Endpoint> {
     match method {
         "POST" => POST_PATHS
@@ -159,7 +159,7 @@ pub fn endpoint(method: &str, path: &str) -> Option<Endpoint> {
     }
 }
 
-/// The id of `/v1/responses/{id}`, where it is one that a backend could have made.
+/// Returns the id of `/v1/responses/{id}`, if a backend could have created it.
 pub fn response_id(path: &str) -> Option<&str> {
     let id = path.strip_prefix("/v1/responses/")?;
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');

@@ -1,10 +1,10 @@
-//! Puts a backend's own name of a model into a request's body while the body passes: nothing is collected, nothing else is
-//! changed, and no piece is copied that does not hold the name.
+//! Replaces the model name in a request's body with the backend's own name while the body passes. Nothing else is
+//! collected or changed, and a piece is copied only if it holds the name.
 //!
-//! A request's length goes out before its first byte, and the name may stand behind megabytes. So the length must follow
-//! from the two names alone. In a form it does: a field is written in one way only. In JSON a name can be spelled longer
-//! than it has to be, but never shorter than we spell it; so the new one is followed by spaces where it is shorter than
-//! what it replaces, which mean nothing there, and a body only ever grows.
+//! A request's length is sent before its first byte, and the name may come after megabytes. So the length must follow
+//! from the two names alone. In a form it does: a field is written in one way only. In JSON a name can have a longer
+//! spelling than necessary, but never a shorter one than ours; so a shorter new name is padded with spaces, which have
+//! no meaning there, and a body only ever grows.
 
 mod form;
 mod json;
@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::multipart;
 
-/// One body on its way.
+/// Renames the model in one body.
 #[derive(Debug)]
 pub struct Renamer(Kind);
 
@@ -24,7 +24,7 @@ enum Kind {
 }
 
 impl Renamer {
-    /// For a body of this content type whose model is `asked`, and is to be `name`.
+    /// Creates a renamer for a body of this content type, which replaces the model `asked` with `name`.
     #[must_use]
     pub fn new(content_type: Option<&str>, asked: &str, name: &str) -> Self {
         Self(match content_type.and_then(multipart::boundary) {
@@ -33,7 +33,7 @@ impl Renamer {
         })
     }
 
-    /// How long a body of so many bytes becomes.
+    /// Returns the new length of a body of `before` bytes.
     #[must_use]
     pub fn length(&self, before: u64) -> u64 {
         match &self.0 {
@@ -42,7 +42,7 @@ impl Renamer {
         }
     }
 
-    /// The next bytes of the body; what may go on of them is handed to `pass`.
+    /// Adds the next bytes of the body; finished bytes are handed to `pass`.
     pub fn push(&mut self, piece: Bytes, pass: &mut impl FnMut(Bytes)) {
         let pass = &mut |piece: Bytes| {
             if !piece.is_empty() {
@@ -55,7 +55,7 @@ impl Renamer {
         }
     }
 
-    /// The body is at its end; what was kept goes on.
+    /// Ends the body and passes on the bytes that were held.
     pub fn finish(&mut self, pass: &mut impl FnMut(Bytes)) {
         match &mut self.0 {
             Kind::Json(json) => json.finish(pass),

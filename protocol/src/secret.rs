@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// A shared secret or token. `Debug` shows that there is one, never which.
+/// A shared secret or token. `Debug` shows that it exists, never its value.
 #[derive(Clone)]
 pub struct Secret {
     text: String,
@@ -11,7 +11,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Takes the secret as it is; trimming a file's last newline is the reader's business.
+    /// Stores the secret unchanged; the caller trims a file's last newline.
     pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
         let digest = digest(&text);
@@ -23,7 +23,7 @@ impl Secret {
         &self.text
     }
 
-    /// An empty secret admits nobody.
+    /// True if the secret is empty. An empty secret admits no request.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
@@ -33,21 +33,23 @@ impl Secret {
         &self.digest
     }
 
-    /// True if `presented` is this secret but for what a copy may add around it; see [`bare`]. Says nothing to who presents it.
+    /// True if `presented` equals this secret apart from characters that a copy may add around it; see [`bare`]. The
+    /// result must not be reported to the peer.
     pub fn is_nearly(&self, presented: &str) -> bool {
         let own = bare(&self.text);
         let same: bool = digest(own).ct_eq(&digest(bare(presented))).into();
         same && !own.is_empty()
     }
 
-    /// Whether `presented` is this secret. Digests are compared, so that neither content nor length shows in the time.
+    /// True if `presented` is this secret. Digests are compared, so the timing reveals neither content nor length.
     pub fn verify(&self, presented: &str) -> bool {
         let same: bool = self.digest.ct_eq(&digest(presented)).into();
         same && !self.is_empty()
     }
 }
 
-/// A secret without the quotes, blanks and line ends around it, which shells, editors and files of variables leave there.
+/// Returns a secret without the quotes, blanks and line ends around it, which shells, editors and environment files
+/// add.
 pub fn bare(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\u{feff}'))
 }

@@ -1,5 +1,5 @@
-//! Text for peers that know only text messages: a body's bytes come cut anywhere, a text message must
-//! be whole characters. The cut character's first bytes, three at most, wait for the rest.
+//! Text for peers that support only text messages: a body's bytes may be cut anywhere, but a text message must consist
+//! of whole characters. The first bytes of a cut character, at most three, wait for the rest.
 
 use std::fmt;
 
@@ -23,16 +23,16 @@ pub struct Utf8Chunker {
 }
 
 impl Utf8Chunker {
-    /// Nothing carried over.
+    /// Creates a chunker that holds no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives all whole characters so far; the text is empty when not even one has been completed.
+    /// Returns all whole characters so far; the text is empty if no character is complete.
     ///
     /// # Errors
-    /// The bytes can never become UTF-8. What was carried over is dropped then.
+    /// The bytes can never become UTF-8. The held bytes are then dropped.
     pub fn push(&mut self, bytes: &[u8]) -> Result<String, InvalidUtf8> {
         let mut text = Vec::with_capacity(self.tail_len + bytes.len());
         text.extend_from_slice(&self.tail[..self.tail_len]);
@@ -42,7 +42,7 @@ impl Utf8Chunker {
             Ok(text) => return Ok(text),
             Err(error) => error,
         };
-        // `error_len` is absent only where the input ends within a character.
+        // `error_len` is absent only if the input ends within a character.
         if error.utf8_error().error_len().is_some() {
             return Err(InvalidUtf8);
         }
@@ -56,10 +56,10 @@ impl Utf8Chunker {
         String::from_utf8(text).map_err(|_| InvalidUtf8)
     }
 
-    /// The body is over.
+    /// Ends the body.
     ///
     /// # Errors
-    /// It ended within a character.
+    /// The body ended within a character.
     pub fn finish(&self) -> Result<(), InvalidUtf8> {
         if self.tail_len == 0 { Ok(()) } else { Err(InvalidUtf8) }
     }

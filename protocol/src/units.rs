@@ -1,9 +1,9 @@
-//! Durations and sizes as people write them: `1h30m`, `500ms`, `256Mi`.
+//! Human-readable durations and sizes: `1h30m`, `500ms`, `256Mi`.
 //!
-//! One parser for the relay's file, the worker's file and the custom resources, so that a value that one of them accepts
-//! means the same everywhere. The grammar is that of the resource schemas: durations match `^([0-9]+(ms|s|m|h))+$`, sizes
-//! match `^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti)?$` or are integers. Both have an upper bound here: a deadline is an instant plus a
-//! duration, and that sum must not be able to overflow.
+//! One parser for the relay's file, the worker's file and the custom resources, so that a value that one of them
+//! accepts means the same everywhere. The grammar is that of the resource schemas: durations match
+//! `^([0-9]+(ms|s|m|h))+$`, sizes match `^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti)?$` or are integers. Both have an upper bound
+//! here: a deadline is an instant plus a duration, and that sum must not overflow.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,19 +12,19 @@ use std::time::Duration;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// The longest duration that is accepted: ten years of hours, far below what an `Instant` can carry.
+/// The longest accepted duration: ten years of hours, far below the range of an `Instant`.
 pub const MAX_DURATION: Duration = Duration::from_secs(10 * 8760 * 3600);
 
-/// The shortest duration that is accepted where zero is not.
+/// The shortest accepted duration where zero is not allowed.
 pub const MIN_DURATION: Duration = Duration::from_millis(1);
 
-/// The largest size that is accepted: gauges and offsets are signed 64-bit numbers.
+/// The largest accepted size: gauges and offsets are signed 64-bit numbers.
 pub const MAX_SIZE: u64 = i64::MAX as u64;
 
-/// How much of a refused value an error repeats; the rest of a long one helps nobody.
+/// The number of characters of a rejected value that an error repeats; the rest of a long value is no help.
 const SHOWN_CHARS: usize = 64;
 
-/// Why a duration or a size was refused; it prints the value and what is allowed.
+/// A rejected duration or size; its message shows the value and the allowed ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitError {
     value: String,
@@ -36,12 +36,12 @@ impl UnitError {
         Self { value: value.chars().take(SHOWN_CHARS).collect(), allowed }
     }
 
-    /// The refused value, shortened.
+    /// The rejected value, shortened.
     pub fn value(&self) -> &str {
         &self.value
     }
 
-    /// What would have been accepted.
+    /// The allowed values.
     pub fn allowed(&self) -> &'static str {
         self.allowed
     }
@@ -177,7 +177,7 @@ impl Serialize for ByteSize {
 
 impl<'de> Deserialize<'de> for HumanDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // A bare number has no unit, and guessing one has cost people outages: it is refused, with the same words.
+        // A bare number has no unit, and guessing one has caused outages: it is rejected with the same message.
         deserializer
             .deserialize_any(ScalarVisitor { allowed: DURATION_ALLOWED, from_text: parse_duration, from_integer: None })
             .map(Self)
@@ -212,7 +212,7 @@ fn size_from_integer(value: u64) -> Option<u64> {
     (1..=MAX_SIZE).contains(&value).then_some(value)
 }
 
-/// Adds up `<number><unit>` pairs; `None` for anything else, for an empty text and for an overflow.
+/// Adds up `<number><unit>` pairs; `None` for anything else, for an empty text and on overflow.
 fn scan_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut millis: u64 = 0;
@@ -246,7 +246,7 @@ fn scan_size(text: &str) -> Option<u64> {
     text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Reads one scalar of a file; every refusal repeats the value and what is allowed.
+/// Reads one scalar of a file; every error repeats the value and the allowed ones.
 struct ScalarVisitor<T> {
     allowed: &'static str,
     from_text: fn(&str) -> Result<T, UnitError>,

@@ -1,19 +1,18 @@
-//! Reads token usage, and the id of a Responses answer, while an answer's bytes go past.
+//! Reads token usage, and the id of a Responses response, while a response's bytes pass.
 //!
-//! It never changes, delays or judges an answer, never panics, and holds a bounded part of it, however the
-//! backend cuts its bytes:
+//! It never changes, delays or validates a response, never panics, and holds a bounded part of it, however the backend
+//! cuts its bytes:
 //!
-//! - An event stream is read line by line. A line of at most [`WHOLE_BYTES`] that lies whole within one part is looked at
-//!   where it is; it is parsed only if it has a `usage` object (or, until the id is known, a `response`), which a
-//!   substring search decides: nearly every event of a chat costs two such searches.
-//! - Any other JSON is kept up to [`WHOLE_BYTES`] and parsed at its end. Of a longer one, and of a longer
-//!   event, the first and the last [`EDGE_BYTES`] are kept: every known backend writes `usage` after the
-//!   content, and the last `"usage":{…}` there that has token numbers is taken. The id then is the
-//!   top-level `id` within the beginning.
-//! - One event is one `data:` line, as all backends write it; JSON spread over several is not read.
+//! - An event stream is read line by line. A line of at most [`WHOLE_BYTES`] that lies whole within one part is read in
+//!   place. It is parsed only if it has a `usage` object (or, until the id is known, a `response`), which a substring
+//!   search decides: nearly every event of a chat costs two such searches.
+//! - Any other JSON is kept up to [`WHOLE_BYTES`] and parsed at its end. Of a longer body, and of a longer event, the
+//!   first and the last [`EDGE_BYTES`] are kept: every known backend writes `usage` after the content, and the last
+//!   `"usage":{…}` there with token numbers is used. The id is then the top-level `id` within the beginning.
+//! - One event is one `data:` line, as all backends write it; JSON split over several lines is not read.
 //!
-//! A value that the backend did not give stays absent. What several events say is merged, the later one
-//! wins (Anthropic tells the input at the start and the output at the end; vLLM can count along).
+//! A value that the backend did not report stays absent. Values of several events are merged, and later ones win
+//! (Anthropic reports the input at the start and the output at the end; vLLM can report running counts).
 
 mod fields;
 mod window;
@@ -28,34 +27,34 @@ pub use self::window::{EDGE_BYTES, WHOLE_BYTES};
 use crate::message::TokenCounts;
 use crate::paths::{Endpoint, endpoint};
 
-/// What an answer said about itself.
+/// The usage and id that a response reported.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Tokens, where the backend counted them. Anthropic's input is the sum of its three kinds, as OpenAI
-    /// counts: fresh, written to the cache, read from the cache.
+    /// Token counts, if the backend reported them. Anthropic's input is the sum of its three kinds, as OpenAI counts:
+    /// fresh, written to the cache, read from the cache.
     pub token_counts: Option<TokenCounts>,
-    /// The id of an answer of `POST /v1/responses`.
+    /// The id of a response to `POST /v1/responses`.
     pub response_id: Option<String>,
 }
 
-// Made once: that costs more than most searches, and each is as large as the rest of a reader.
+// Built once, because building costs more than most searches, and each is as large as the rest of a reader.
 static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 static RESPONSE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"response\""));
 
-/// Reads one successful answer.
+/// Reads one successful response.
 #[derive(Debug)]
 pub struct UsageReader {
     body: Body,
-    /// Whether the answer has an id worth reading.
+    /// True if the response has an id to read.
     with_id: bool,
     found: Found,
 }
 
 #[derive(Debug)]
 enum Body {
-    /// Has no usage.
+    /// The response has no usage.
     Skipped,
-    /// Without a content type, until the first byte tells.
+    /// The content type is unknown until the first byte.
     Unknown,
     /// The part read so far.
     Json(Window),
@@ -64,8 +63,8 @@ enum Body {
 }
 
 impl UsageReader {
-    /// A reader for the answer to `method` and `path` (with or without query) of this content type.
-    /// Routes that generate nothing are not read: looking a stored answer up again would count it twice.
+    /// Creates a reader for the response to `method` and `path` (with or without query) with this content type. Routes
+    /// that generate nothing are not read: usage of a stored response would be counted twice when it is retrieved.
     #[must_use]
     pub fn new(method: &str, path: &str, content_type: Option<&str>) -> Self {
         let path = path.split_once('?').map_or(path, |(path, _)| path);
@@ -75,10 +74,10 @@ impl UsageReader {
         Self { body, with_id, found: Found::default() }
     }
 
-    /// The next bytes of the answer.
+    /// Adds the next bytes of the response.
     pub fn push(&mut self, mut bytes: &[u8]) {
         if let Body::Unknown = self.body {
-            // None is kept, since blanks may also come in parts of their own.
+            // Leading blanks are dropped, because they may arrive in parts of their own.
             bytes = bytes.trim_ascii_start();
             self.body = match bytes.first() {
                 None => Body::Unknown,
@@ -93,7 +92,7 @@ impl UsageReader {
         }
     }
 
-    /// The answer is over, or was cut off: what it said until here.
+    /// Ends the response, complete or cut off, and returns what it has reported until here.
     #[must_use]
     pub fn finish(mut self) -> Usage {
         match std::mem::replace(&mut self.body, Body::Skipped) {
@@ -121,7 +120,7 @@ impl UsageReader {
                     let line = std::mem::take(begun);
                     self.read_line(&line);
                 }
-                // One that is longer would not have been kept whole, had it come in two parts.
+                // A longer line would not have been kept whole if it had come in two parts.
                 Body::Events(_) if line.len() <= WHOLE_BYTES => self.read_whole_line(line),
                 Body::Events(_) => {
                     let mut long = Window::default();
@@ -157,7 +156,7 @@ impl UsageReader {
     }
 }
 
-/// Whether `key` has an object as its value: with `include_usage`, every event has `"usage":null`.
+/// True if `key` has an object as its value: with `include_usage`, every event has `"usage":null`.
 fn has_object(key: &Finder<'_>, json: &[u8]) -> bool {
     key.find_iter(json).any(|at| fields::object_at_key(json, at, key.needle().len()).is_some())
 }
@@ -189,7 +188,7 @@ fn counts_tokens(endpoint: Endpoint) -> bool {
         | Endpoint::Classify
         | Endpoint::Images
         | Endpoint::Audio => true,
-        // `/v1/responses` itself is asked for by path; what lies below generates nothing.
+        // `/v1/responses` itself is matched by path; the routes below it generate nothing.
         Endpoint::Responses
         | Endpoint::CountTokens
         | Endpoint::Tokenize

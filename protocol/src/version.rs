@@ -1,22 +1,22 @@
 //! Protocol versions and capabilities.
 //!
-//! The version names the seed messages, which never change. All that came later is a capability: used only when both
-//! sides named it, so that any pair of old and new peers works.
+//! The version names the seed messages, which never change. Every later addition is a capability: it is used only if
+//! both sides named it, so any pair of old and new peers works.
 
 use std::collections::BTreeSet;
 
 /// The version that our own worker registers with.
 pub const VERSION: &str = "1";
 
-/// The version of the published ModelRelay, which refuses `"1"`.
+/// The version of the published ModelRelay, which rejects `"1"`.
 pub const VERSION_PUBLISHED: &str = "2026-04-bridge-v1";
 
-/// Whether a relay accepts (and echoes) this `protocol_version`.
+/// True if a relay accepts (and echoes) this `protocol_version`.
 pub fn is_known_version(version: &str) -> bool {
     version == VERSION || version == VERSION_PUBLISHED
 }
 
-/// Something that both sides must name before either uses it.
+/// An optional part of the protocol, which both sides must name before either uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Capability {
     /// Binary bodies, credits, grants and drain, together.
@@ -48,7 +48,7 @@ impl Capability {
 pub struct Capabilities(BTreeSet<Capability>);
 
 impl Capabilities {
-    /// A set of exactly these and what they imply.
+    /// Creates a set of exactly these and those that they imply.
     pub fn new(of: impl IntoIterator<Item = Capability>) -> Self {
         let mut set: BTreeSet<_> = of.into_iter().collect();
         if set.contains(&Capability::Slots1) {
@@ -57,7 +57,7 @@ impl Capabilities {
         Self(set)
     }
 
-    /// Reads names from the wire; unknown ones are somebody's future and ignored.
+    /// Reads names from the wire. Unknown names may come from a newer peer and are ignored.
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
         Self::new(names.iter().filter_map(|name| Capability::parse(name.as_ref())))
     }
@@ -67,12 +67,12 @@ impl Capabilities {
         self.0.iter().map(|capability| capability.as_str().to_owned()).collect()
     }
 
-    /// What both sides have.
+    /// The capabilities that both sides have.
     pub fn intersection(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// Whether the set holds `capability`.
+    /// True if the set holds `capability`.
     pub fn has(&self, capability: Capability) -> bool {
         self.0.contains(&capability)
     }

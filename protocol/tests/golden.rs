@@ -1,8 +1,8 @@
 //! Every message exactly as documented: the wire traces of the protocol walkthrough, and one of each message that the
 //! capabilities add.
 //!
-//! The JSON is copied, not made: what these programs agree on among themselves is not what counts, but what peers send that
-//! know only the document.
+//! The JSON is copied, not generated: the tests must match what peers send that know only the document, not what these
+//! programs agree on among themselves.
 
 use modelrelay_protocol::message::{
     CancelReason, MessageError, Parsed, RelayToWorker, SlotModelStatus, SlotState, WorkerError, WorkerToRelay, encode,
@@ -39,7 +39,7 @@ fn json_of(text: &str) -> Value {
     serde_json::from_str(text).expect("the traces are JSON")
 }
 
-/// The message is read, and written again as the same JSON; with further fields, at any depth, it is read as the same.
+/// Parses the message and encodes it again as the same JSON. Unknown fields at any depth must not change the result.
 fn golden<M: Message>(text: &str) -> M {
     let message = known::<M>(text);
     assert_eq!(json_of(&encode(&message)), json_of(text));
@@ -47,7 +47,7 @@ fn golden<M: Message>(text: &str) -> M {
     message
 }
 
-/// The same JSON with something from the future in every object, maps of the peers' own keys excepted.
+/// Adds an unknown field to every object of the JSON, except for maps with the peers' own keys.
 fn with_unknown_fields(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -64,7 +64,7 @@ fn with_unknown_fields(value: Value) -> Value {
     }
 }
 
-/// The walkthrough's traces of what the relay says, elisions filled in.
+/// The walkthrough's traces of relay messages, elisions filled in.
 mod relay_of_the_walkthrough {
     use super::*;
 
@@ -125,7 +125,7 @@ mod relay_of_the_walkthrough {
     }
 }
 
-/// The walkthrough's traces of what the worker says, elisions filled in.
+/// The walkthrough's traces of worker messages, elisions filled in.
 mod worker_of_the_walkthrough {
     use super::*;
 
@@ -174,7 +174,7 @@ mod worker_of_the_walkthrough {
         );
     }
 
-    /// Of the walkthrough's table; it shows no trace.
+    /// From the walkthrough's table; it shows no trace.
     #[test]
     fn error() {
         golden::<WorkerToRelay>(
@@ -183,7 +183,7 @@ mod worker_of_the_walkthrough {
     }
 }
 
-/// What the capabilities add to what the relay says.
+/// The additions of the capabilities to relay messages.
 mod relay_with_capabilities {
     use super::*;
 
@@ -263,7 +263,7 @@ mod relay_with_capabilities {
     }
 }
 
-/// What the capabilities add to what the worker says.
+/// The additions of the capabilities to worker messages.
 mod worker_with_capabilities {
     use super::*;
 
@@ -403,7 +403,7 @@ mod worker_with_capabilities {
         golden::<WorkerToRelay>(&format!(r#"{{"type": "slots", "slots": [{slot}]}}"#));
     }
 
-    /// The document leaves out what says nothing of a failed model; we may say it.
+    /// The document leaves out fields that add nothing to a failed model; a worker may send them.
     #[test]
     fn slots_with_a_failed_model() {
         let failed = json!({"id": "bad", "status": "failed", "code": "backend_unavailable", "message": "exit 1",
@@ -452,7 +452,7 @@ mod worker_with_capabilities {
     }
 }
 
-/// What is missing, unknown or broken.
+/// Missing, unknown or malformed fields.
 mod odd_peers {
     use super::*;
 
@@ -512,7 +512,7 @@ mod odd_peers {
         assert_eq!(cancel.reason, CancelReason::ClientDisconnect);
     }
 
-    /// Nothing is sent to a slot whose state is not understood, and a model whose status is not understood is not counted on.
+    /// A slot in an unknown state gets no requests, and a model of unknown status is treated as not loaded.
     #[test]
     fn an_unknown_state_of_a_slot_is_the_one_that_gets_nothing() {
         let WorkerToRelay::Slots(slots) = known(
@@ -524,7 +524,7 @@ mod odd_peers {
         assert_eq!(slots.slots[0].models[0].status, SlotModelStatus::Unloaded);
     }
 
-    /// Kept as they are, so that whoever decides can take the safest way and name the word in a log.
+    /// Unknown values are kept, so that the caller can choose the safest action and log them.
     #[test]
     fn unknown_codes_and_reasons_stay_readable() {
         let WorkerToRelay::Error(error) = known(r#"{"type": "error", "request_id": "r", "code": "novel"}"#) else {
@@ -538,7 +538,7 @@ mod odd_peers {
         assert_eq!(shutdown.reason.as_deref(), Some("novel"));
     }
 
-    /// The least that a peer can say with the seeds' fields.
+    /// The shortest worker messages with the seed fields.
     #[test]
     fn the_shortest_messages_of_a_worker_are_read() {
         let messages = [
@@ -557,7 +557,7 @@ mod odd_peers {
         }
     }
 
-    /// The least that a relay can say with the seeds' fields.
+    /// The shortest relay messages with the seed fields.
     #[test]
     fn the_shortest_messages_of_a_relay_are_read() {
         let messages = [

@@ -1,6 +1,7 @@
-//! The admin API: who is connected, what runs, and the few things that a person may do about it.
+//! The admin API: connected workers, running requests, and the few actions that an administrator has.
 //!
-//! The token is checked before anything of a request is read. Without one configured, nobody is let in.
+//! The token is checked before anything else of a request is read. Without a configured token, the API rejects all
+//! requests.
 
 mod audited;
 mod commands;
@@ -42,7 +43,7 @@ use crate::relay::Relay;
 use crate::socket::link::WorkerLink;
 use crate::socket::session::{ADMIN_DRAIN, DRAINED};
 
-/// Of whom there was a login, which has ended.
+/// The message for an expired login.
 const LOGIN_OVER: &str = "the login is over: log in again";
 
 /// `/admin/…` behind the token, and `/metrics`.
@@ -71,7 +72,7 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
     Router::new().nest("/admin", admin.layer(middleware::map_response(unstored))).route("/metrics", get(metrics))
 }
 
-/// Keeps what admins are told out of caches, and browsers from reading it as anything but what it is.
+/// Keeps responses to admins out of caches, and keeps browsers from guessing their content type.
 pub(crate) async fn unstored(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
@@ -79,12 +80,12 @@ pub(crate) async fn unstored(mut response: Response) -> Response {
     response
 }
 
-/// An error for an admin, in the shape that the API's other errors have.
+/// An error for an admin, in the shape of the API's other errors.
 pub(crate) fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Response {
     problem_in(status, code, message, None)
 }
 
-/// The same, naming the field at fault.
+/// The same, with the name of the field at fault.
 pub(crate) fn problem_in(status: StatusCode, code: &str, message: impl Into<String>, field: Option<&str>) -> Response {
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let body = json!({ "error": { "message": message.into(), "type": kind, "param": field, "code": code } });
@@ -98,8 +99,8 @@ async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, n
     }
 }
 
-/// Lets through what a page asks as a client does, for who is logged in: by the cookie alone, for `Authorization` is a
-/// client's key here. To programs nothing is there.
+/// Accepts client requests that a page sends, if it is logged in. Only the cookie matters here, because `Authorization` has
+/// a client's key. Without a cookie the response is 404.
 pub(crate) async fn authenticate_page(
     State(relay): State<Arc<Relay>>,
     mut request: Request<Body>,
@@ -109,7 +110,7 @@ pub(crate) async fn authenticate_page(
     let check = |token: &Secret| dashboard::check(token, request.method(), request.headers(), SystemTime::now());
     match token.as_deref().map_or(Err(Refusal::Absent), check) {
         Ok(()) => {
-            // A browser adds to it what it told a proxy before us, which is for no backend.
+            // A browser also sends its credentials for a proxy in front of the relay. They are not for a backend.
             if request.headers().get(AUTHORIZATION).is_some_and(is_basic) {
                 request.headers_mut().remove(AUTHORIZATION);
             }
@@ -121,7 +122,7 @@ pub(crate) async fn authenticate_page(
 }
 
 fn refuse(relay: &Relay, request: &Request<Body>, message: &'static str) -> Response {
-    // A page that was left open over night is nobody who tries tokens.
+    // A page that was left open overnight does not guess tokens.
     if message != LOGIN_OVER {
         relay.shared.metrics.login_failed(Realm::Admin);
         Asker::of(relay, request).note(relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
@@ -129,11 +130,11 @@ fn refuse(relay: &Relay, request: &Request<Body>, message: &'static str) -> Resp
     problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
-/// Why a request is not let in: by its token, or, where it brings none, by the cookie of a login to the dashboard.
+/// Returns why a request is rejected: by its token or, without one, by the cookie of a login to the dashboard.
 pub(crate) fn refusal(relay: &Relay, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
-    // A browser sends along what it told a proxy before us, which is no try at our token.
+    // A browser also sends its credentials for a proxy in front of the relay, which is no attempt at the admin token.
     let presented = headers.get(AUTHORIZATION).filter(|value| !is_basic(value));
-    // As bytes: a token may have letters outside ASCII.
+    // As bytes: a token may contain letters outside ASCII.
     let presented = presented.map(|value| std::str::from_utf8(value.as_bytes()).unwrap_or_default());
     match (presented, relay.admin_token.current()) {
         (None, Some(token)) => {
@@ -160,7 +161,8 @@ async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
     aside(CONTENT_TYPE, move || relay.shared.metrics.render(&*relay)).await
 }
 
-/// Builds what may tell of ten thousand workers: a tenth of a second, in which its thread would pass on no token.
+/// Builds a response on another thread: with ten thousand workers it takes a tenth of a second, in which a runtime thread
+/// would forward no token.
 async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send + 'static) -> Response {
     match blocking::run(build).await {
         Ok(text) => ([(http::header::CONTENT_TYPE, content_type)], text).into_response(),
@@ -171,7 +173,7 @@ async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send
 async fn drain(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
     info!(worker = %link.info.name, worker_id = %link.info.id, "an admin drains a worker");
-    // A `core1` worker answers with its own drain and closes when it is idle; an old one is closed by us.
+    // A `core1` worker responds with its own drain and closes when it is idle. The relay closes the link of an older one.
     let close = (!link.info.core1).then_some(DRAINED);
     provider.drain_worker(&link, ADMIN_DRAIN, close);
     let note = match link.info.core1 {

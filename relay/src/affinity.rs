@@ -1,35 +1,35 @@
-//! Which worker made which stored response, and for which API key.
+//! The origins of stored responses: worker and API key.
 //!
-//! A Responses answer lives in the backend that made it. A request that continues it must reach the same worker process,
-//! and no other. Ids are the backends' own, so they count per provider, and the first worker process that reports an id
-//! keeps it while it is connected: no other worker and no other API key can take over a response by its id. Bounded in
-//! number and age; the oldest are forgotten first.
+//! A stored response lives in the backend that made it. A request that continues it must reach the same worker process, and
+//! no other. Ids are the backends' own, so they apply per provider, and the first worker process that reports an id keeps
+//! it while it is connected: no other worker and no other API key can take over a response by its id. Number and age are
+//! bounded; the oldest are forgotten first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Responses remembered at most.
+/// The most responses that are remembered.
 const MAX_RESPONSES: usize = 100_000;
 
 /// How long a response is remembered.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
-/// Where a response lives.
+/// The origin of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The provider's name.
     pub provider: Arc<str>,
-    /// The worker process; it may be linked anew since.
+    /// The worker process; it may have a new link since then.
     pub instance: Arc<str>,
     /// The model that made it.
     pub model: Arc<str>,
-    /// The id of the API key that asked for it; `None` where no key was required.
+    /// The id of the API key of its request; `None` if no key was required.
     pub key: Option<Arc<str>>,
 }
 
 impl Origin {
-    /// True if a caller may read or continue the response. Where either side has no key, keys are not required.
+    /// True if a caller may read or continue the response. If either side has no key, keys are not required.
     pub fn is_open_to(&self, key: Option<&str>) -> bool {
         let (Some(own), Some(key)) = (self.key.as_deref(), key) else { return true };
         own == key
@@ -40,7 +40,7 @@ impl Origin {
     }
 }
 
-/// The memory.
+/// The remembered origins.
 #[derive(Debug, Default)]
 pub struct Affinity {
     /// Held for one map operation.
@@ -49,7 +49,7 @@ pub struct Affinity {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Per id one origin for each provider, the oldest first.
+    /// For each id one origin per provider, the oldest first.
     origins: HashMap<Arc<str>, Vec<(Instant, Origin)>>,
     by_age: VecDeque<(Instant, Arc<str>, Arc<str>)>,
 }
@@ -76,12 +76,12 @@ impl Affinity {
         inner.by_age.push_back((now, provider, id));
     }
 
-    /// Returns where a provider's response `id` lives.
+    /// Returns the origin of a provider's response `id`.
     pub fn origin(&self, provider: &str, id: &str, now: Instant) -> Option<Origin> {
         self.origins(id, now).into_iter().find(|origin| &*origin.provider == provider)
     }
 
-    /// Returns where responses `id` live, one for each provider, the oldest first.
+    /// Returns the origins of all responses `id`, one per provider, the oldest first.
     pub fn origins(&self, id: &str, now: Instant) -> Vec<Origin> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.forget_old(now);
@@ -97,7 +97,7 @@ impl Inner {
             if !old && self.by_age.len() < MAX_RESPONSES {
                 break;
             }
-            // An id that was remembered again since has a later entry of its own.
+            // An id that was remembered again since then has a later entry of its own.
             if let Some(known) = self.origins.get_mut(id) {
                 known.retain(|(newest, origin)| newest != at || origin.provider != *provider);
                 if known.is_empty() {

@@ -1,8 +1,8 @@
-//! The audit log: who changed what through `/admin`, and who was not let in.
+//! The audit log: changes through `/admin` with their origin, and rejected logins.
 //!
-//! One event per change that was asked for, whether it happened or not, and one per refused login; reading is none. It is a
-//! line of the log (target `modelrelay::audit`), and of `AUDIT_LOG_FILE` where one is set. A subject is only named if
-//! something of that name exists: what else somebody writes into a path could be anything, a secret too.
+//! There is one event per requested change, whether it succeeded or not, and one per rejected login; reads have none. An
+//! event is a line of the log (target `modelrelay::audit`), and of `AUDIT_LOG_FILE` if it is set. A subject is only named
+//! if an object of that name exists: any other path segment could be anything, even a secret.
 
 mod file;
 
@@ -18,70 +18,70 @@ use crate::config::ConfigError;
 use crate::metrics::Metrics;
 use file::AuditFile;
 
-/// What somebody wanted of `/admin`.
+/// An action on `/admin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Action {
-    /// To be let in.
+    /// A login.
     #[serde(rename = "login")]
     Login,
     /// A new API key.
     #[serde(rename = "key.create")]
     KeyCreate,
-    /// An API key made useless.
+    /// The revocation of an API key.
     #[serde(rename = "key.revoke")]
     KeyRevoke,
-    /// A worker sent away.
+    /// The drain of a worker.
     #[serde(rename = "worker.drain")]
     WorkerDrain,
-    /// A worker's models listed anew.
+    /// A refresh of a worker's models.
     #[serde(rename = "worker.refresh")]
     WorkerRefresh,
     /// An order to a multiplexer.
     #[serde(rename = "worker.command")]
     WorkerCommand,
-    /// A request ended.
+    /// The cancellation of a request.
     #[serde(rename = "request.cancel")]
     RequestCancel,
-    /// What a provider's workers have to show.
+    /// The display of a provider's worker secret.
     #[serde(rename = "secret.show")]
     SecretShow,
 }
 
-/// What came of it.
+/// The result of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// It was done, or ordered.
+    /// The action was done, or ordered.
     Ok,
-    /// It may not be done, or not like this.
+    /// The action was not allowed, or its request was invalid.
     Refused,
-    /// It could not be done.
+    /// The action failed.
     Failed,
 }
 
-/// One event, as the file has it.
+/// One event, as written to the file.
 #[derive(Debug, Clone, Serialize)]
 pub struct Event {
-    /// RFC 3339, UTC.
+    /// The time, in RFC 3339, UTC.
     pub time: String,
-    /// What was wanted.
+    /// The action.
     pub action: Action,
-    /// What came of it.
+    /// The result.
     pub outcome: Outcome,
-    /// The answer's status.
+    /// The status of the response.
     pub status: u16,
-    /// The id of the key, worker or request, if there is one of that id.
+    /// The id of the key, worker or request, if it exists.
     pub subject: Option<String>,
-    /// What else tells what was done: an order's words.
+    /// Further details: the text of an order.
     pub detail: Option<String>,
-    /// Where it came from; behind a trusted proxy the address that the proxy names.
+    /// The client's address; behind a trusted proxy the address that the proxy names.
     pub client: IpAddr,
-    /// `x-request-id` of the answer.
+    /// The `x-request-id` of the response.
     pub request_id: String,
 }
 
 impl Action {
-    /// As the file writes it.
+    /// The name in the file.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Login => "login",
@@ -97,7 +97,7 @@ impl Action {
 }
 
 impl Outcome {
-    /// What a status means.
+    /// The outcome that a status means.
     pub fn of(status: u16) -> Self {
         match status {
             ..400 => Self::Ok,
@@ -115,14 +115,14 @@ impl Outcome {
     }
 }
 
-/// Where events go.
+/// The log to which events are written.
 #[derive(Debug, Default)]
 pub struct AuditLog {
     file: Option<AuditFile>,
 }
 
 impl AuditLog {
-    /// Opens `AUDIT_LOG_FILE`, if there is to be one.
+    /// Opens `AUDIT_LOG_FILE`, if it is set.
     pub fn open(path: Option<&Path>, metrics: Arc<Metrics>) -> Result<Self, ConfigError> {
         let open = |path| {
             AuditFile::open(path, metrics).map_err(|error| {
@@ -133,7 +133,7 @@ impl AuditLog {
         Ok(Self { file: path.map(open).transpose()? })
     }
 
-    /// Takes note of an event, now. Never waits, and never fails what it tells of.
+    /// Records an event now. It never waits, and never fails the action.
     pub fn record(&self, event: &Event) {
         info!(
             target: "modelrelay::audit",
@@ -151,7 +151,7 @@ impl AuditLog {
         }
     }
 
-    /// Waits, not for long, until what was recorded is in the file. Nothing is written any more after that.
+    /// Waits, for at most a second, until the recorded events are in the file. No further event is written after that.
     pub fn close(&self) {
         if let Some(file) = &self.file {
             file.close();

@@ -1,15 +1,15 @@
-//! Work that may take its time: files on a network mount, sums over ten thousand workers, long documents.
+//! Work that may take long: files on a network mount, sums over ten thousand workers, long documents.
 
 use tokio::task::JoinHandle;
 
-/// Runs `work` where it keeps no thread from passing tokens on. Once begun it is finished, even if nobody waits for it.
+/// Runs `work` on a thread that forwards no tokens. Once started, it runs to its end even if the handle is dropped.
 #[cfg(not(feature = "simulation"))]
 #[expect(clippy::disallowed_methods, reason = "the only place; its twin is for simulations")]
 pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     tokio::task::spawn_blocking(work)
 }
 
-/// Runs `work` as a task: when a thread of its own is done is not what a seed can decide.
+/// Runs `work` as a task: a seed cannot decide when a thread of its own completes.
 #[cfg(feature = "simulation")]
 pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(async move { work() })

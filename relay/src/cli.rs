@@ -1,8 +1,8 @@
 //! Every setting of the relay, as a flag and as a variable; flags win.
 //!
-//! This is the one list: the help, the tables of docs/reference/settings.md and the checks below all come from it. A wrong setting ends the
-//! program with **one** line that names the setting, the value and what is allowed, so the several-line errors of the
-//! argument parser are rewritten here. Secrets are never repeated, not even in the help.
+//! This is the only list: the help, the tables of docs/reference/settings.md and the checks below are all derived from it.
+//! A wrong setting ends the program with **one** line that names the setting, the value and the allowed values, so the
+//! multi-line errors of the argument parser are rewritten here. Secrets are never repeated, not even in the help.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -315,19 +315,19 @@ const PROVIDER_SETTINGS: [(&str, &str); 16] = [
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];
 
-/// A secret as it came from a flag or a variable, before it is validated; it cannot be printed.
+/// A secret from a flag or a variable, before it is validated; it cannot be printed.
 #[derive(Clone)]
 pub struct SecretText(String);
 
-/// A path where an empty variable means the same as none.
+/// A path for which an empty variable means none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalPath(pub Option<PathBuf>);
 
-/// A text where an empty variable means the same as none.
+/// A text for which an empty variable means none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalText(pub Option<String>);
 
-/// An address where an empty variable means the same as none.
+/// An address for which an empty variable means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalAddr(pub Option<SocketAddr>);
 
@@ -350,14 +350,14 @@ pub struct Setting {
     pub variable: String,
     /// The flag, with its dashes.
     pub flag: String,
-    /// The default as it would be written, where the help shows one.
+    /// The default as a user would write it, if the help shows one.
     pub default: Option<String>,
-    /// What it is for, in one paragraph.
+    /// The help, in one paragraph.
     pub help: String,
 }
 
 impl Args {
-    /// Reads the given arguments (the first is the program's name) and the environment.
+    /// Parses the given arguments (the first is the program's name) and the environment.
     pub fn load_from<I, T>(arguments: I) -> Result<Self, CliError>
     where
         I: IntoIterator<Item = T>,
@@ -372,7 +372,7 @@ impl Args {
         Ok(args)
     }
 
-    /// Every setting in the order of the help.
+    /// Returns every setting, in the order of the help.
     pub fn settings() -> Vec<Setting> {
         Self::command().get_arguments().filter_map(setting).collect()
     }

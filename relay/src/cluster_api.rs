@@ -1,8 +1,8 @@
-//! The API server of the cluster that this process runs in, asked as the ServiceAccount of its Pod.
+//! The API server of the cluster that this process runs in, called as the ServiceAccount of its Pod.
 //!
-//! A few requests of one shape, so a plain HTTP client and not a Kubernetes library, which would make the program twice as
-//! large and cost each relay more memory than its own idle heap. A client is built for each request: they are few, token
-//! and authority are read fresh (both rotate), and in between nothing is held.
+//! There are few requests, all of one shape. So this is a plain HTTP client and not a Kubernetes library, which would
+//! double the size of the program and cost each relay more memory than its own idle heap. A client is built for each
+//! request: token and authority are read each time (both rotate), and nothing is held in between.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,39 +22,39 @@ use tokio::time::Instant;
 use crate::config::ConfigError;
 use crate::file_watch::read_bounded;
 
-/// One request, however much time its caller has left.
+/// The timeout of one request, even if its caller has more time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A full Secret in base64, with what other managers noted about it.
+/// The largest response: a full Secret in base64, with the metadata of other managers.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
-/// Certificates of an authority, a token, a name.
+/// The largest file of an account: certificates of an authority, a token, a name.
 const MAX_ACCOUNT_FILE_BYTES: u64 = 1 << 20;
-/// What is repeated of the server's own words.
+/// The longest quote of the server's message.
 const MAX_MESSAGE_CHARS: usize = 500;
 
-/// Where the API server is, and as whom it is asked.
+/// The address of the API server, and the account for its requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterApi {
     server: String,
     account: PathBuf,
 }
 
-/// Why there is no answer to use.
+/// Why a call has no result.
 #[derive(Debug)]
 pub enum CallError {
-    /// The server was not reached, or did not answer in time, or this Pod has no account to ask as.
+    /// The server was not reached or did not respond in time, or this Pod has no account.
     Unreached(String),
-    /// It answered something else than success.
+    /// The server responded with another status than success.
     Answered {
         /// The status.
         status: StatusCode,
-        /// Its own words, cut and without control characters.
+        /// The server's message, truncated and without control characters.
         message: String,
-        /// How much patience it asked for.
+        /// The `Retry-After` of the response.
         retry_after: Option<Duration>,
     },
 }
 
-/// What is sent along.
+/// The body of a request.
 pub struct Body {
     /// The media type.
     pub media_type: &'static str,
@@ -63,8 +63,8 @@ pub struct Body {
 }
 
 impl ClusterApi {
-    /// What a Pod knows of its cluster: the API server from the kubelet's variables, token and authority in the folder of
-    /// its ServiceAccount. The error names the `setting` that asked, and what to do `instead`.
+    /// The cluster of this Pod: the API server from the kubelet's variables, token and authority from the folder of its
+    /// ServiceAccount. The error names the `setting` that needs it, and what to do `instead`.
     pub fn of_this_pod(setting: &str, instead: &str, account: &Path) -> Result<Self, ConfigError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (Some(host), port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT")) else {
@@ -72,7 +72,7 @@ impl ClusterApi {
                 "{setting} works only in a Pod: KUBERNETES_SERVICE_HOST is not set; {instead}"
             )));
         };
-        // An IPv6 address comes without brackets.
+        // An IPv6 address has no brackets here.
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let server = format!("https://{host}:{}", port.as_deref().unwrap_or("443"));
         Ok(Self { server, account: account.to_path_buf() })
@@ -83,7 +83,7 @@ impl ClusterApi {
         read_text(&self.account.join("namespace"))
     }
 
-    /// One request, answered before `deadline`.
+    /// Sends one request; it must complete before `deadline`.
     pub async fn call(
         &self,
         method: Method,
@@ -125,7 +125,7 @@ fn message_of(body: &[u8]) -> String {
     printable(&said, MAX_MESSAGE_CHARS)
 }
 
-/// Trusts the cluster's authority and nobody else, and goes through no proxy.
+/// Trusts only the cluster's authority, and uses no proxy.
 fn client(authority: &Path) -> Result<Client, String> {
     let pem =
         read_bounded(authority, MAX_ACCOUNT_FILE_BYTES).map_err(|why| format!("{}: {why}", authority.display()))?;
@@ -165,7 +165,7 @@ fn retry_after(answer: &Response) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// An error and what it came from, which is where its reason is. The address is known.
+/// An error with its causes, which contain the reason. The address is left out, because it is known.
 fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();

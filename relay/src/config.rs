@@ -1,10 +1,10 @@
-//! The relay's settings, validated: what everything else reads.
+//! The relay's validated settings, as all other modules use them.
 //!
-//! Raw settings (flags, variables, `relay.yaml`) become a [`Config`] once, at start and at each change of the file, and
-//! are right from then on. An error is one line that names the place, the value and what is allowed; it never repeats a
-//! secret. With a file, its providers count and the provider variables are ignored, which [`Config::ignored_variables`]
-//! lists for a warning; settings of the whole relay come from the environment, and `requireApiKeys` and `relayCount` from
-//! the file where it has them.
+//! Raw settings (flags, variables, `relay.yaml`) become a [`Config`] once, at start and at each change of the file, and are
+//! valid from then on. An error is one line that names the place, the value and the allowed values; it never repeats a
+//! secret. With a file, its providers apply and the provider variables are ignored; [`Config::ignored_variables`] lists
+//! them for a warning. Settings of the whole relay come from the environment, but `requireApiKeys` and `relayCount` from
+//! the file if it contains them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -37,100 +37,102 @@ pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, Standing, WorkerSecret};
 
-/// Most models that a provider may let one worker advertise.
+/// The most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = modelrelay_protocol::limits::MAX_ADVERTISED_MODELS;
-/// Most relays behind one address.
+/// The most relays behind one address.
 pub const MAX_RELAY_COUNT: u32 = 1000;
-/// A secret shorter than this can be guessed; it is used, with a warning.
+/// A shorter secret can be guessed; it is used, with a warning.
 pub const SHORT_SECRET_CHARS: usize = 16;
 
 /// All settings of a relay.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Clients, and unless told otherwise workers, connect here.
+    /// The address that clients connect to, and workers unless they have their own.
     pub listen_addr: SocketAddr,
-    /// Own listener of `/admin`, `/metrics` and the dashboard.
+    /// The separate listener of `/admin`, `/metrics` and the dashboard.
     pub admin_listen_addr: Option<SocketAddr>,
-    /// Where clients and workers reach this relay, without a slash at the end; `None`: as whoever asks does.
+    /// The address at which clients and workers reach this relay, without a slash at the end; `None` for the one that a
+    /// request was sent to.
     pub public_url: Option<String>,
-    /// Where workers reach this relay, where that is another address.
+    /// The address at which workers reach this relay, if it is another one.
     pub worker_public_url: Option<String>,
-    /// Whose pages may read responses.
+    /// The origins whose pages may read responses.
     pub allowed_origins: AllowedOrigins,
-    /// Further names that a relay on loopback answers to.
+    /// Further names that a relay on loopback accepts.
     pub allowed_hosts: Vec<String>,
     /// Further headers of clients that backends receive, in lower case.
     pub request_headers: Vec<String>,
     /// Further headers of backends that clients receive, in lower case.
     pub response_headers: Vec<String>,
-    /// Own listener of the worker socket.
+    /// The separate listener of the worker socket.
     pub worker_listen_addr: Option<SocketAddr>,
-    /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
+    /// True if the worker socket is served on `listen_addr` too; always true without a separate listener.
     pub workers_on_client_port: bool,
-    /// Where the listeners' certificate is, if they speak TLS.
+    /// The listeners' certificate, if they use TLS.
     pub tls: Option<TlsFiles>,
-    /// Token of `/admin`.
+    /// The token of `/admin`.
     pub admin_token: AdminTokenSource,
-    /// Where admin actions are written, besides the log.
+    /// The file to which admin actions are written, in addition to the log.
     pub audit_log_file: Option<PathBuf>,
-    /// Whether every client route needs an API key.
+    /// True if every client route requires an API key.
     pub require_api_keys: bool,
-    /// Where API keys are kept.
+    /// The storage of API keys.
     pub api_keys: KeyStorage,
-    /// How tokens of workers are judged.
+    /// How tokens of workers are verified.
     pub worker_tokens: WorkerTokens,
-    /// Relays that a worker should reach.
+    /// The number of relays that a worker should reach.
     pub relay_count: u32,
-    /// `/readyz` wants a worker.
+    /// True if `/readyz` requires a worker.
     pub expect_workers: bool,
-    /// `/readyz` wants room in every queue; off, since a full queue should answer 429 and not vanish from a Service.
+    /// True if `/readyz` requires room in every queue; off, because a full queue should respond 429 and not vanish from a
+    /// Service.
     pub unready_when_saturated: bool,
-    /// Between heartbeats.
+    /// The interval of heartbeats.
     pub heartbeat_interval: Duration,
-    /// Largest request body.
+    /// The largest request body, in bytes.
     pub max_request_bytes: u64,
-    /// Memory for all bodies at once.
+    /// The memory for all bodies at once, in bytes.
     pub max_buffered_bytes: u64,
-    /// Largest streamed answer.
+    /// The largest streamed response, in bytes.
     pub max_stream_bytes: u64,
-    /// How much of one answer may wait for its client.
+    /// The most bytes of one response that may wait for its client.
     pub max_unread_bytes: u64,
-    /// Open connections per listener.
+    /// The most open connections per listener.
     pub max_connections: usize,
     /// How long a connection may be idle, or take for the headers of a request.
     pub client_idle_timeout: Duration,
-    /// Proxies whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<Cidr>,
-    /// Time for requests to finish after SIGTERM, and for a worker's after it was told to drain.
+    /// The time for requests to finish after SIGTERM, and for those of a worker after its drain began.
     pub drain_timeout: Duration,
-    /// Requests are still accepted so long after SIGTERM.
+    /// The time after SIGTERM in which requests are still accepted.
     pub shutdown_grace: Duration,
-    /// A silent stream gets a comment after so long; `None` is off.
+    /// The time after which a silent stream gets a comment; `None` is off.
     pub stream_keepalive: Option<Duration>,
-    /// Where traces are exported to, if anywhere.
+    /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
-    /// What is logged.
+    /// The filter of the log.
     pub log_filter: LogFilter,
-    /// How it is logged.
+    /// The format of the log.
     pub log_format: LogFormat,
     /// `--config`, which is watched.
     pub config_file: Option<PathBuf>,
-    /// In the order of the file, which decides between providers that both serve a model.
+    /// The providers in the order of the file, which decides between providers that both serve a model.
     pub providers: Vec<ProviderConfig>,
-    /// SHA-256 in hex over `relay.yaml` and the secret files it names; without a file over nothing. Never over API keys.
+    /// SHA-256 in hex of `relay.yaml` and the secret files it names; without a file, of no data. Never of API keys.
     pub hash: String,
-    /// Variables and flags that were given but do not count because of `--config`.
+    /// Variables and flags that were given but have no effect because of `--config`.
     pub ignored_variables: Vec<&'static str>,
-    /// What is allowed but probably not meant, one line each.
+    /// Settings that are allowed but probably not intended, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Where the token of `/admin` comes from.
+/// The source of the token of `/admin`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AdminTokenSource {
-    /// There is none, and nobody is admitted.
+    /// No token; all requests are rejected.
     None,
-    /// Given as it is; never empty.
+    /// The token itself; never empty.
     Value(Secret),
     /// A file, read again while the relay runs.
     File(PathBuf),
@@ -145,28 +147,28 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Where API keys are kept.
+/// The storage of API keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyStorage {
     /// In a file.
     File(PathBuf),
     /// In a Kubernetes Secret.
     Secret {
-        /// Where its keys are mounted.
+        /// The path at which its keys are mounted.
         mount: PathBuf,
-        /// The Secret, and who may change it.
+        /// The Secret, and the account that may change it.
         access: ClusterAccess,
     },
 }
 
-/// How tokens of workers are judged.
+/// How tokens of workers are verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerTokens {
-    /// Who is asked; `None` outside of a cluster.
+    /// The API server that reviews them; `None` outside of a cluster.
     pub api: Option<ClusterApi>,
-    /// Whom they must be meant for.
+    /// The audience that they must be issued for.
     pub audience: String,
-    /// Between two reviews of a connected worker's token.
+    /// The interval between two reviews of a connected worker's token.
     pub recheck: Duration,
 }
 
@@ -225,7 +227,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The provider of that name.
+    /// The provider with this name.
     pub fn provider(&self, name: &str) -> Option<&ProviderConfig> {
         self.providers.iter().find(|provider| provider.name == name)
     }
@@ -260,7 +262,7 @@ impl Config {
             if provider.worker_secrets.iter().any(short) {
                 warnings.push(format!("a worker secret of provider {name} has fewer than {SHORT_SECRET_CHARS} characters and can be guessed"));
             }
-            // The published relay meant by 0 that there is no limit.
+            // For the published relay, 0 meant no limit.
             if provider.max_queue_len == 0 {
                 warnings.push(format!("provider {name} has a queue of 0: a request that no worker can take at once is refused; write how many may wait (MAX_QUEUE_LEN, queue.maxLength)"));
             }
@@ -269,12 +271,12 @@ impl Config {
     }
 }
 
-/// What is wrong with the settings: one line with the place, the value and what is allowed.
+/// An error in the settings: one line with the place, the value and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError(String);
 
 impl ConfigError {
-    /// Control characters, of which a file name or a parser's message may have some, become spaces.
+    /// Replaces control characters, which a file name or a parser's message may contain, with spaces.
     pub(crate) fn new(line: impl AsRef<str>) -> Self {
         Self(line.as_ref().replace(char::is_control, " "))
     }
@@ -319,7 +321,7 @@ fn name_places() -> Places {
     }
 }
 
-/// Everything but the providers.
+/// All settings except the providers.
 fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     let address = |address: &Option<OptionalAddr>| address.and_then(|address| address.0);
     let worker_listen_addr = address(&args.worker_listen_addr);
@@ -340,7 +342,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
         worker_tokens: WorkerTokens {
-            // Whether it is needed is known once the providers are.
+            // The providers, which are read later, show whether it is required.
             api: cluster(args, "").ok(),
             audience: args.worker_token_audience.clone(),
             recheck: args.worker_token_recheck_secs,
@@ -370,7 +372,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     })
 }
 
-/// Judged as a whole before anything is listened on: it would end the relay at its start.
+/// Checked as a whole before any listener is opened: an error ends the relay at its start.
 fn traces(args: &Args) -> Result<Option<Target>, ConfigError> {
     let target = Target::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
     target.as_ref().map(Target::check).transpose()?;
@@ -395,7 +397,7 @@ fn cluster(args: &Args, setting: &str) -> Result<ClusterApi, ConfigError> {
     ClusterApi::of_this_pod(setting, "let workers outside of a cluster show a secret", &args.service_account_dir)
 }
 
-/// Tokens mean something only to the cluster that made them. The setting is that of a provider, by its place.
+/// Tokens are valid only in the cluster that issued them. The setting is that of a provider, by its place.
 fn require_cluster(
     args: &Args,
     providers: &[ProviderConfig],

@@ -1,9 +1,9 @@
 //! Follows `relay.yaml` while the relay runs.
 //!
-//! Each second the file and the secret files it names are read again and compared by content, because what matters on a
-//! mounted Secret (a swapped symlink) shows in no modification time that could be trusted. A change that is valid is
-//! passed on; one that is not leaves the last good configuration in place, is logged once, and shows in [`ConfigStatus`]
-//! and in `config_last_reload_successful` until the file is right again.
+//! Each second the file and the secret files it names are read again and compared by content, because a change of a mounted
+//! Secret (a swapped symlink) shows in no modification time that could be trusted. A valid change is passed on. An invalid
+//! one leaves the previous configuration in effect, is logged once, and shows in [`ConfigStatus`] and in
+//! `config_last_reload_successful` until the file is valid again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::config::{Config, ConfigError, Sources};
 use crate::file_watch::INTERVAL;
 use crate::metrics::Metrics;
 
-/// What `/readyz` and `/admin/state` say about the configuration.
+/// The configuration's status, for `/readyz` and `/admin/state`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigStatus {
-    /// Of the configuration that counts.
+    /// The hash of the active configuration.
     pub hash: String,
-    /// When it was loaded.
+    /// The time at which it was loaded.
     pub loaded_at: SystemTime,
-    /// Why the file as it is now does not count; `None` when it does.
+    /// Why the present file is not in effect; `None` if it is.
     pub last_error: Option<String>,
 }
 
-/// The configuration that counts and how it came to.
+/// The active configuration and its status.
 #[derive(Clone)]
 pub struct ConfigWatch {
     configs: watch::Receiver<Arc<Config>>,
@@ -38,8 +38,8 @@ pub struct ConfigWatch {
 }
 
 impl ConfigWatch {
-    /// Starts with a configuration that was loaded already and follows its file, if it has one, until the returned value
-    /// and all its clones are dropped. Needs a tokio runtime.
+    /// Starts with a loaded configuration and follows its file, if it has one, until the returned value and all its clones
+    /// are dropped. Needs a tokio runtime.
     pub fn start(args: Args, config: Config, metrics: Arc<Metrics>) -> Self {
         Self::start_every(INTERVAL, args, config, metrics)
     }
@@ -55,12 +55,12 @@ impl ConfigWatch {
         Self { configs, status }
     }
 
-    /// The configuration that counts now.
+    /// The active configuration.
     pub fn current(&self) -> Arc<Config> {
         Arc::clone(&self.configs.borrow())
     }
 
-    /// Waits for a configuration that this value has not given out yet; never ends without a file.
+    /// Waits for a configuration that this value has not returned yet; never completes without a file.
     pub async fn next(&mut self) -> Arc<Config> {
         if self.configs.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -68,7 +68,7 @@ impl ConfigWatch {
         Arc::clone(&self.configs.borrow_and_update())
     }
 
-    /// For `/readyz`; reads no lock.
+    /// The status, for `/readyz`; it needs no lock.
     pub fn status(&self) -> Arc<ConfigStatus> {
         self.status.load_full()
     }
@@ -80,7 +80,7 @@ impl std::fmt::Debug for ConfigWatch {
     }
 }
 
-/// What a look at the file found.
+/// The result of one read of the file.
 enum Look {
     Unchanged,
     Changed(Box<Config>),
@@ -95,14 +95,14 @@ struct Follower {
 
 async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sender: watch::Sender<Arc<Config>>) {
     let mut ticks = tokio::time::interval(interval);
-    // After a suspended machine one look is enough.
+    // After a suspension of the machine one read is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = sender.closed() => return,
             _ = ticks.tick() => {}
         }
-        // A file on a network mount may take its time, and must not take a worker thread's.
+        // A file on a network mount may be slow, and must not block a worker thread.
         let here = path.clone();
         let looked = blocking::run(move || {
             let found = follower.look_at(&here);
@@ -129,7 +129,7 @@ impl Follower {
         self.handle(look(&self.args, path, &self.status.load().hash))
     }
 
-    /// Records what was found; a configuration that is to count from now on is returned.
+    /// Records the result; returns a configuration that has to become active.
     fn handle(&self, look: Look) -> Option<Config> {
         let before = self.status.load_full();
         match look {
@@ -296,7 +296,7 @@ mod tests {
         let interval = Duration::from_millis(1);
         let mut watch = ConfigWatch::start_every(interval, fixture.args.clone(), fixture.config.clone(), metrics);
         fixture.write("relay.yaml", "providers: [{name: two}]");
-        // An editor that is slower than the interval may be seen halfway; what counts is where it ends.
+        // If an editor is slower than the interval, the watch may see a half-written file; only the last state matters.
         let config = watch.next().await;
         assert_eq!(
             (config.providers[0].name.as_str(), &watch.status().hash, &watch.current().hash),

@@ -1,26 +1,26 @@
-//! The heart of the relay: one provider's queue and registry.
+//! The dispatch core of the relay: the queue and worker registry of one provider.
 //!
-//! Pure: no sockets, tasks, clock reads, randomness, logs or metrics. [`Dispatch::handle`] takes one event with the time
-//! at which it happened and says what is to be done about it, so every rule of the contract is a plain test, and whole
-//! histories can be made up at random and replayed. The shell keeps one value per provider behind a lock and carries
-//! out the effects in order before it lets go of the lock.
+//! Pure: no sockets, tasks, clock reads, randomness, logs or metrics. [`Dispatch::handle`] takes one event with the
+//! time at which it happened and returns the effects to execute, so every rule of the contract is a plain test, and
+//! whole histories can be generated at random and replayed. The shell keeps one value per provider behind a lock and
+//! executes the effects in order before it releases the lock.
 //!
-//! What always holds between two events:
+//! Invariants between two events:
 //!
 //! - a request ends exactly once, and at its deadline at the latest;
-//! - no request waits while a worker that could serve it has room, unless it is [passed over](outliers); among requests
-//!   that a worker could serve, the oldest goes first, whatever way it came into the queue;
-//! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent; a
-//!   multiplexer has nothing for a model whose gate was shut when it was sent;
+//! - no request waits while a worker that could serve it has room, unless it is [passed over](outliers); among the
+//!   requests that a worker could serve, the oldest goes first, whichever way it entered the queue;
+//! - no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
+//!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
 //! - all names of a multiplexer's model are one model there, whatever other workers mean by them;
-//! - a request that only some models may answer has no other worker than one that means one of those by its name;
-//! - where requests wait for a model that only a swap can bring, one multiplexer is told so and no other;
-//! - a request whose answer has begun is never sent again; one that has not is sent four times at most, not counting
-//!   refusals and three swaps;
-//! - [`Dispatch::next_timeout`] is the exact time of the next thing that happens by itself;
+//! - a request that only some models may serve goes only to a worker that means one of those models by its name;
+//! - where requests wait for a model that only a swap can load, exactly one multiplexer receives the demand;
+//! - a request whose response has begun is never sent again; a request whose response has not begun is sent four times
+//!   at most, not counting refusals and three swaps;
+//! - [`Dispatch::next_timeout`] is the exact time of the next change without an event;
 //! - memory is bounded by connected workers and requests that have not ended.
 //!
-//! Time passes before an event happens: deadlines that lie before it are carried out first, however late it is told.
+//! Time passes before an event happens: deadlines before it expire first, however late the event arrives.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -67,7 +67,7 @@ use keys::{Requests, Workers};
 use models::Models;
 use queue::Queue;
 
-/// One provider's queue and registry.
+/// The queue and worker registry of one provider.
 #[derive(Debug)]
 pub struct Dispatch {
     settings: Settings,
@@ -81,27 +81,27 @@ pub struct Dispatch {
     queue: Queue,
     /// Running requests by the end of their request timeout.
     running: BTreeSet<(Moment, RequestKey)>,
-    /// Workers to be told what waits here.
+    /// Workers whose demand report is due.
     marked: Marked,
     drain_rate: DrainRate,
-    /// Counts sendings, for the rotation among equals.
+    /// Counts dispatches, for the rotation among equals.
     turn: u64,
-    /// True if a worker that was passed over may be due for requests that wait.
+    /// True if a worker that was passed over may be due for waiting requests.
     are_servers_changed: bool,
 }
 
-/// How far the provider is on its way out.
+/// The stage of the provider's shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Open,
-    /// The relay shuts down.
+    /// The relay is shutting down.
     Draining,
     /// The provider was removed.
     Deleted,
 }
 
 impl Dispatch {
-    /// A provider without workers or requests.
+    /// Creates a provider without workers or requests.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -120,7 +120,7 @@ impl Dispatch {
         }
     }
 
-    /// Takes in what happened at `now` and appends what is to be done.
+    /// Handles an event that happened at `now` and appends the resulting effects.
     pub fn handle(&mut self, event: Event, now: Now, out: &mut Vec<Effect>) {
         let now = self.clock.handle_now(now);
         self.expire(now, out);
@@ -130,7 +130,7 @@ impl Dispatch {
         self.tell_demand(now, out);
     }
 
-    /// When [`Event::Tick`] is due, if nothing else happens before.
+    /// Returns when [`Event::Tick`] is due, if no other event happens before.
     pub fn next_timeout(&self) -> Option<Now> {
         self.clock.instant(self.next_moment()?)
     }
@@ -167,7 +167,8 @@ impl Dispatch {
         }
     }
 
-    /// Limits apply to what comes from now on; nobody is evicted. Only a disabled provider ends its waits.
+    /// New limits apply to later requests; no waiting request is evicted. Only a disabled provider ends its waiting
+    /// requests.
     fn handle_settings(&mut self, settings: Settings, now: Moment, out: &mut Vec<Effect>) {
         self.settings = settings;
         if !self.settings.enabled {
@@ -203,7 +204,7 @@ impl Dispatch {
         }
     }
 
-    /// All workers, in the order in which they came.
+    /// Returns all workers, in the order in which they joined.
     fn worker_keys(&self) -> Vec<WorkerKey> {
         let mut keys: Vec<_> = self.workers.keys().copied().collect();
         keys.sort_unstable();

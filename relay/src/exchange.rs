@@ -1,10 +1,10 @@
-//! One client's answer on its way from a worker's socket to the client's connection.
+//! One client's response on its way from a worker's socket to the client's connection.
 //!
-//! The socket's reader pushes, the HTTP body pulls; neither ever waits for the other. What may be pushed is bounded by
-//! the credit that the worker was given, so a client that stops reading costs its window and slows nobody else.
+//! The socket's reader pushes, the HTTP body pulls; neither ever waits for the other. The worker's credit bounds the
+//! pushed bytes, so a client that stops reading costs its window and slows no other client.
 //!
-//! An answer belongs to one attempt. A worker whose request was requeued or cancelled can push as much as it likes: its
-//! attempt is no longer the current one, and nothing of it is taken.
+//! A response belongs to one attempt. A worker whose request was requeued or cancelled may continue to push: its
+//! attempt is no longer the current one, and everything it pushes is rejected.
 
 mod hold;
 
@@ -23,95 +23,96 @@ pub use self::hold::Hold;
 use crate::budget::{Budget, Purpose};
 use crate::socket::link::WorkerLink;
 
-/// Below this, a piece that arrives behind unread bytes is copied to their end, into blocks of this size: a backlog of tiny
-/// pieces then costs what its bytes cost, and is written to the client in few writes.
+/// A smaller piece that arrives behind unread bytes is copied to their end, into blocks of this size: a backlog of tiny
+/// pieces then costs only its bytes, and is written to the client in few writes.
 const COALESCE_BYTES: usize = 16 << 10;
 
-/// A piece or a head up to this size may use all of the memory when the client has read everything before it.
+/// A piece or a head up to this size may use all of the memory if the client has read everything before it.
 const PASSING_BYTES: u64 = 16 << 10;
 
-/// A larger piece is counted until the client's connection has written it; smaller ones are within what a connection may buffer.
+/// A larger piece is accounted until the client's connection has written it; smaller ones are within the buffer of a
+/// connection.
 const BUFFERED_BYTES: usize = 64 << 10;
 
-/// Bytes that a header field takes in addition to its name and value.
+/// The memory of a header field in addition to its name and value.
 const FIELD_BYTES: usize = 64;
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The backend's status.
     pub status: StatusCode,
     /// The backend's headers, filtered.
     pub headers: HeaderMap,
-    /// The body's length, where the backend said it.
+    /// The body's length, if the backend stated it.
     pub content_length: Option<u64>,
 }
 
 impl Head {
-    /// Whether nothing follows it, so that the connection asks for no body.
+    /// True if no body follows, so the connection requests none.
     pub fn is_all(&self) -> bool {
         self.content_length == Some(0) || matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
     }
 
-    /// The memory that it takes.
+    /// The memory of the head in bytes.
     fn bytes(&self) -> u64 {
         let fields = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         fields.sum::<usize>() as u64
     }
 }
 
-/// Why a push was refused; the caller fails the request and tells the worker to stop.
+/// The reason why a push was rejected; the caller fails the request and cancels it at the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
-    /// Not the current attempt, or already over: to be dropped and counted.
+    /// Not the current attempt, or already over: the caller drops it.
     Stale,
     /// A piece before the head, a second head, more bytes than announced, or more than the window.
     Broken(&'static str),
-    /// The answer is larger than the stream ceiling.
+    /// The response is larger than the stream limit.
     StreamLimit,
-    /// An old worker's client left too much unread.
+    /// The client of a worker without credits left too many bytes unread.
     SlowClient,
     /// The relay's memory is full.
     NoMemory,
 }
 
-/// What an attempt had come to when it was taken away.
+/// The progress of an attempt when it was detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detached {
-    /// Nothing was handed over: the request may be sent again.
+    /// The client has received nothing: the request may be sent again.
     Unbegun,
-    /// The head was, or the exchange has ended: never to be sent again.
+    /// The head was handed over, or the exchange has ended: the request is never sent again.
     Begun,
 }
 
-/// An answer that stands still.
+/// A response without progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standstill {
-    /// For how long.
+    /// The time without progress.
     pub time: Duration,
-    /// Who is waited for.
+    /// The party that must act next.
     pub party: Party,
 }
 
-/// Who moves next in an answer.
+/// The party that must act next in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// The client has taken everything that the worker sent.
+    /// The client has read everything that the worker sent.
     Worker,
-    /// The client leaves unread what there is.
+    /// The client has unread bytes.
     Client,
 }
 
-/// Where the credit for a stream's bytes goes.
+/// The destination of a stream's credit.
 #[derive(Clone)]
 pub struct CreditTarget {
     /// The worker's link.
     pub link: Arc<WorkerLink>,
-    /// The stream on it.
+    /// The stream on that link.
     pub stream: u32,
 }
 
-/// One client's answer.
+/// One client's response.
 pub struct Exchange {
     budget: Arc<Budget>,
     max_stream_bytes: u64,
@@ -126,7 +127,7 @@ struct State {
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     unread: u64,
-    /// What the head takes of the budget, until the exchange is over: the connection keeps it until it is written.
+    /// The head's bytes in the budget, until the exchange is over: the connection keeps the head until it is written.
     head_bytes: u64,
     received: u64,
     expected: Option<u64>,
@@ -136,7 +137,7 @@ struct State {
     closed: bool,
     waker: Option<Waker>,
     first_byte_at: Option<Instant>,
-    /// When a worker last sent something of the running attempt, or the client last took something.
+    /// The time when a worker last sent bytes of the running attempt, or the client last read some.
     moved_at: Option<Instant>,
 }
 
@@ -144,19 +145,19 @@ struct State {
 enum HeadState {
     #[default]
     Awaited,
-    /// Body bytes are there, and the head is not.
+    /// Body bytes have arrived, but no head.
     Held(Held),
     Ready(Head),
     Taken,
 }
 
 impl Exchange {
-    /// An exchange for which no worker has been chosen yet.
+    /// Creates an exchange for which no worker has been chosen yet.
     pub fn new(budget: Arc<Budget>, max_stream_bytes: u64, max_unread_bytes: u64) -> Arc<Self> {
         Arc::new(Self { budget, max_stream_bytes, max_unread_bytes, state: Mutex::default() })
     }
 
-    /// From now on the answer is that of `attempt`.
+    /// Makes `attempt` the current attempt of the response.
     pub fn begin(&self, attempt: u32, flow: Option<(ReceiveWindow, CreditTarget)>) {
         let mut state = self.lock();
         state.attempt = attempt;
@@ -164,14 +165,14 @@ impl Exchange {
         (state.window, state.credit) = flow.unzip();
     }
 
-    /// Takes the answer away from `attempt`, so that another may be made, if nothing of it has been handed over. Decided
-    /// here, under one lock with the head: a worker can be lost in the instant in which it begins to answer.
+    /// Detaches the response from `attempt`, so that another attempt may follow, if the client has received nothing.
+    /// Decided here, under one lock with the head: a worker can be lost at the moment at which it begins to respond.
     pub fn detach(&self, attempt: u32) -> Detached {
         let mut state = self.lock();
         if state.end.is_some() || state.head.is_given() {
             return Detached::Begun;
         }
-        // An older attempt's end says nothing about the one that runs now.
+        // The end of an older attempt does not affect the current one.
         if state.attempt == attempt {
             state.attempt = 0;
             state.head = HeadState::Awaited;
@@ -219,7 +220,7 @@ impl Exchange {
         self.take_bytes(state, piece)
     }
 
-    /// Hands over bytes of a worker without credits, which are cut off when the client leaves too many unread.
+    /// Hands over bytes of a worker without credits. Fails if the client leaves too many unread.
     pub fn push_uncredited(&self, attempt: u32, bytes: Bytes) -> Result<(), PushError> {
         let state = self.current(attempt)?;
         if state.unread > 0 && state.unread + bytes.len() as u64 > self.max_unread_bytes {
@@ -228,13 +229,13 @@ impl Exchange {
         self.take_bytes(state, bytes)
     }
 
-    /// Hands over an old worker's whole body, which is in memory already: only the stream ceiling counts.
+    /// Hands over an old worker's whole body, which is in memory already: only the stream limit applies.
     pub fn push_whole(&self, attempt: u32, bytes: Bytes) -> Result<(), PushError> {
         let state = self.current(attempt)?;
         self.take_bytes(state, bytes)
     }
 
-    /// The answer is complete, if it is as long as it was said to be.
+    /// Completes the response, if it has the announced length.
     pub fn finish(&self, attempt: u32) -> Result<(), PushError> {
         let mut state = self.current(attempt)?;
         if matches!(state.head, HeadState::Awaited) {
@@ -249,7 +250,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Ends the exchange with an error of ours; the first end counts.
+    /// Ends the exchange with an error of the relay. Only the first end has an effect.
     pub fn fail(&self, error: ApiError) {
         let mut state = self.lock();
         state.attempt = 0;
@@ -260,7 +261,7 @@ impl Exchange {
         wake(state);
     }
 
-    /// The client is gone: nothing is taken any more, and what is unread is forgotten.
+    /// Closes the exchange after the client disconnected: later pushes are rejected, and unread bytes are dropped.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -275,7 +276,7 @@ impl Exchange {
         }
     }
 
-    /// How long a running attempt has not moved, and who is waited for.
+    /// Returns how long a running attempt has made no progress, and which party must act.
     pub fn standstill(&self, now: Instant) -> Option<Standstill> {
         let state = self.lock();
         let moved_at = state.moved_at.filter(|_| state.attempt != 0 && state.end.is_none() && !state.closed)?;
@@ -283,13 +284,13 @@ impl Exchange {
         Some(Standstill { time: now.saturating_duration_since(moved_at), party })
     }
 
-    /// How the exchange ended, and how many body bytes had come, and when the first of them.
+    /// Returns how the exchange ended, the number of body bytes received, and when the first of them arrived.
     pub fn summary(&self) -> (Option<Result<(), ApiError>>, u64, Option<Instant>) {
         let state = self.lock();
         (state.end.clone(), state.received, state.first_byte_at)
     }
 
-    /// Waits for the head, or for the error that came instead. The head of an answer without a body comes with its end.
+    /// Waits for the head, or for the error instead of it. The head of a response without a body comes with its end.
     pub fn poll_head(&self, cx: &Context<'_>) -> Poll<Result<Head, ApiError>> {
         let mut state = self.lock();
         let may_go = match &state.head {
@@ -309,9 +310,9 @@ impl Exchange {
         }
     }
 
-    /// Waits for body bytes. Errors come after all bytes that arrived before them. The last bytes of an answer of
-    /// announced length come with its end: the connection asks for nothing more once it has them, and would take the
-    /// answer for one that the client gave up.
+    /// Waits for body bytes. Errors come after all bytes that arrived before them. The last bytes of a response of
+    /// announced length come with its end: once the connection has them it does not poll again, and the response would
+    /// be treated as cancelled by the client.
     pub fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         let mut state = self.lock();
         let early = state.end.is_none() && holds_only_the_last(&state);
@@ -329,7 +330,7 @@ impl Exchange {
             state.moved_at = Some(now);
             let due = state.window.as_mut().and_then(|window| {
                 if tight {
-                    // What was granted stays granted; nothing grows while unread answers fill the memory.
+                    // Granted credit stays granted; no window grows while unread responses fill the memory.
                     window.set_max(0);
                 }
                 window.on_consumed(len, now)
@@ -386,7 +387,7 @@ impl Exchange {
         self.budget.give_back_unread(bytes);
     }
 
-    /// Guards one answer; held for moments, never over an await.
+    /// Guards one response; held for moments, never over an await.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -398,7 +399,7 @@ impl Drop for Exchange {
     }
 }
 
-/// What the memory of the next bytes is for.
+/// The purpose of the memory for the next bytes.
 fn purpose(state: &State, bytes: u64) -> Purpose {
     if state.unread == 0 && bytes <= PASSING_BYTES { Purpose::Passing } else { Purpose::Bulk }
 }
@@ -407,7 +408,7 @@ fn store(state: &mut State, bytes: Bytes) {
     state.unread += bytes.len() as u64;
     let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
     let small = backlog && bytes.len() < COALESCE_BYTES;
-    // One block that doubles would take up to twice of what it holds, and leave half of that behind each time.
+    // A single block that doubles would use up to twice its content, and leave half of that behind each time.
     let fits = small && state.tail.len() + bytes.len() <= COALESCE_BYTES;
     if !fits && !state.tail.is_empty() {
         let tail = std::mem::take(&mut state.tail).freeze();
@@ -428,7 +429,8 @@ fn next_chunk(state: &mut State) -> Option<Bytes> {
     if let Some(chunk) = state.chunks.pop_front() {
         return Some(chunk);
     }
-    // Taken whole: the next small pieces get a buffer of their own size, not a share of a large one that lives on.
+    // The tail is removed whole: the next small pieces get a buffer of their own size, not a share of a large one that
+    // stays allocated.
     (!state.tail.is_empty()).then(|| std::mem::take(&mut state.tail).freeze())
 }
 

@@ -1,7 +1,7 @@
 //! Follows a small file by its content.
 //!
-//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted, and file
-//! notifications miss it: so the file is read each second and compared by its hash.
+//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted, and which file
+//! notifications miss. So the file is read each second and compared by its hash.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,13 +13,13 @@ use sha2::{Digest, Sha256};
 
 use crate::blocking;
 
-/// Between two looks at a file.
+/// The time between two reads of a file.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a file holds, or why that cannot be told.
+/// The content of a file, or why it cannot be read.
 pub type Content = Result<Vec<u8>, String>;
 
-/// One file, and what was seen of it last.
+/// One file, and its last state.
 #[derive(Debug)]
 pub struct FileWatch {
     path: PathBuf,
@@ -34,24 +34,23 @@ enum Seen {
 }
 
 impl FileWatch {
-    /// A file of at most `limit` bytes, not looked at yet.
+    /// Creates a watch of a file of at most `limit` bytes, without a first read.
     pub fn new(path: &Path, limit: u64) -> Self {
         Self { path: path.to_path_buf(), limit, seen: None }
     }
 
-    /// What is there, if it is something else than at the last look. Blocks.
+    /// Returns the content if it differs from the last read. Blocks.
     pub fn look(&mut self) -> Option<Content> {
         let (content, seen) = read(&self.path, self.limit);
         self.take(content, seen)
     }
 
-    /// Waits until a look finds something else than the last one. What is found by a wait that is dropped is found again by
-    /// the next.
+    /// Waits until a read differs from the last one. Cancel safe: the next call returns a change that a dropped one found.
     pub async fn changed(&mut self) -> Content {
         loop {
             tokio::time::sleep(INTERVAL).await;
             let (path, limit) = (self.path.clone(), self.limit);
-            // A file on a network mount may take its time, and must not take a thread's that serves requests.
+            // A file on a network mount may be slow, and must not block a thread that serves requests.
             let Ok((content, seen)) = blocking::run(move || read(&path, limit)).await else { continue };
             if let Some(content) = self.take(content, seen) {
                 return content;
@@ -68,7 +67,7 @@ impl FileWatch {
     }
 }
 
-/// A file's content, if it is not larger than it may be, without a byte order mark.
+/// Reads a file's content without a byte order mark. An error if it is larger than `limit` bytes.
 pub fn read_bounded(path: &Path, limit: u64) -> Content {
     let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
     let mut bytes = Vec::new();

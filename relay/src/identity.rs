@@ -1,16 +1,16 @@
-//! Workers that show who they are: a projected ServiceAccount token instead of a shared secret.
+//! Workers with an identity: a projected ServiceAccount token instead of a shared secret.
 //!
-//! The cluster's API server is asked (TokenReview, with our audience) whether a token is genuine and whose it is; the
-//! provider's list says whose workers may come in. Rules:
+//! The cluster's API server verifies a token and its account (TokenReview, with the relay's audience); the provider's list
+//! decides which accounts may connect. Rules:
 //!
-//! - **Whoever makes tokens up costs the API server next to nothing.** Only what could be good is reviewed at all
-//!   ([`claims`]), each token once at a time, few at once, and what is known is remembered for a while ([`reviews`]).
-//!   Addresses that failed often have a narrow lane of their own, so that they take nobody else's turn.
-//! - **Not knowing is not a refusal.** Without the API server nobody new comes in, and the worker is told to try again;
-//!   nobody who is in has to go.
-//! - **A token is reviewed again while its worker is connected** ([`recheck`]): it ends with its Pod and its account. That
-//!   it expires is no reason to go by itself: the kubelet renews it long before, and the worker comes over a new link with
-//!   the new one. Only if it did not do so for a while, its link goes.
+//! - **Made-up tokens cost the API server next to nothing.** Only tokens that could be valid are reviewed at all
+//!   ([`claims`]), each token once at a time, few in parallel, and results are cached for a while ([`reviews`]). Addresses
+//!   that failed often have a narrow lane of their own, so that they delay no other worker.
+//! - **An unknown result is not a rejection.** Without the API server no new worker is accepted, and its error is
+//!   temporary; connected workers stay.
+//! - **A token is reviewed again while its worker is connected** ([`recheck`]): it ends with its Pod and its account. Its
+//!   expiry alone ends no link: the kubelet renews it long before, and the worker opens a new link with the new one. Only
+//!   if it does not do so for a while, its link is closed.
 
 pub mod claims;
 pub mod recheck;
@@ -30,16 +30,16 @@ use crate::cluster_api::ClusterApi;
 use claims::Claims;
 use reviews::{Found, Reviews};
 
-/// Reviews at once.
+/// Reviews in parallel.
 const AT_ONCE: usize = 8;
-/// Tokens that may wait for their review: more than a large fleet's that dials in one instant, a few seconds' worth.
+/// Tokens that may wait for their review: more than those of a large fleet that dials in one instant, a few seconds' worth.
 const WAITING: usize = 1024;
-/// The same for addresses that failed often. After each of theirs there is a pause.
+/// The same for addresses that failed often. A pause follows each of their reviews.
 const SUSPECTS_WAITING: usize = 16;
 const SUSPECTS_PAUSE: Duration = Duration::from_millis(100);
-/// Waiting and review together: less than a worker's patience with a handshake.
+/// The timeout of waiting and review together: less than a worker's timeout of a handshake.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// A link whose token has expired goes after so many intervals of reviews in which no new token came.
+/// Review intervals after which a link with an expired token is closed, if no new token came.
 const GRACE_INTERVALS: u32 = 3;
 
 /// The name of a ServiceAccount, as `NAMESPACE/NAME`.
@@ -49,7 +49,7 @@ pub struct ServiceAccount {
     name: String,
 }
 
-/// Who a connected worker is, and by which token.
+/// The identity of a connected worker, and its token.
 #[derive(Debug)]
 pub struct Identity {
     /// The account.
@@ -62,43 +62,43 @@ pub struct Identity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Good,
-    /// Refused once, before its time.
+    /// Rejected once, before its expiry.
     Doubted,
-    /// It has expired, and no other came since.
+    /// Seen as expired at this time, without a new token since.
     Late(Instant),
     Refused,
 }
 
-/// Why a token let nobody in.
+/// Why a token was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denial {
-    /// It is not good. What it says may be told to whoever showed it.
+    /// The token is invalid. The message may be sent to the peer that presented it.
     Refused(String),
-    /// That cannot be told now.
+    /// The result is not known now.
     Unknown(String),
 }
 
-/// What a review came to.
+/// The result of a review.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     Genuine(ServiceAccount),
     Refused,
 }
 
-/// Finds out whose a token is.
+/// Identifies the accounts of tokens.
 #[derive(Debug)]
 pub struct Identities {
     api: Option<ClusterApi>,
     audience: String,
     recheck: Duration,
-    /// Taken for a look, never over an await.
+    /// Held for a lookup, never across an await.
     reviews: Mutex<Reviews>,
     usual: Lane,
     suspects: Lane,
     error: Mutex<Option<String>>,
 }
 
-/// A bound on reviews that run, and on those that wait for it.
+/// A bound on running reviews, and on those that wait for them.
 #[derive(Debug)]
 struct Lane {
     running: Semaphore,
@@ -130,7 +130,7 @@ fn is_name(text: &str, longest: usize, inner: &[u8]) -> bool {
 }
 
 impl ServiceAccount {
-    /// The account of a user name of the API server, if it is one of an account.
+    /// The account of an API server's user name, if it belongs to an account.
     fn of_user(user: &str) -> Option<Self> {
         let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
         format!("{namespace}/{name}").parse().ok()
@@ -148,25 +148,25 @@ impl Identity {
         Arc::new(Self { account, token, expires, standing: Mutex::new(Standing::Good) })
     }
 
-    /// Whether the worker has to go, whatever the provider's list says.
+    /// True if the worker has to disconnect, regardless of the provider's list.
     pub fn is_refused(&self) -> bool {
         *self.standing() == Standing::Refused
     }
 
-    /// Whether only its token's time is over: nobody took it away.
+    /// True if its token has merely expired, and was not revoked.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expires <= now
     }
 
-    /// A review said that the token is good, so what was said before does not count.
+    /// Handles a review that accepted the token; previous results have no effect any more.
     fn handle_good(&self) {
         *self.standing() = Standing::Good;
     }
 
-    /// A review refused the token. Before its time is over that means that its Pod or its account is gone, if the next review
-    /// says so too: an API server that cannot look an account up for a moment says the same. After its time, the
-    /// worker should have come with another, and has `grace` to do so from the first time that we know of it. Counted
-    /// from there, and not from the token's own time: while the API server was away nobody could be given a new one.
+    /// Handles a review that rejected the token. Before the expiry, this means that the Pod or the account is gone, if the
+    /// next review rejects it too: an API server that fails to look an account up for a moment gives the same result. After
+    /// the expiry, the worker should have connected with another token. It has `grace` to do so from the time at which the
+    /// relay first sees it, not from the expiry: while the API server was away, no worker could get a new one.
     fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
         let mut standing = self.standing();
         *standing = match *standing {
@@ -183,7 +183,7 @@ impl Identity {
 }
 
 impl Identities {
-    /// Without an `api` no token is good; the configuration sees to it that none is asked for.
+    /// Creates the verifier. Without an `api` no token is valid; the configuration ensures that none is needed.
     pub fn new(api: Option<ClusterApi>, audience: &str, recheck: Duration) -> Arc<Self> {
         Arc::new(Self {
             api,
@@ -196,8 +196,9 @@ impl Identities {
         })
     }
 
-    /// Whose this token is. It is reviewed only if it could be one of an account that is `listed` anywhere, so that the
-    /// answer to a made-up one does not tell which providers there are. A `suspect` is somebody who failed often.
+    /// Identifies the account of this token. It is reviewed only if it could belong to an account that is `listed`
+    /// anywhere, so that the response to a made-up one does not reveal which providers exist. A `suspect` is an address
+    /// that failed often.
     pub async fn identify(
         self: &Arc<Self>,
         token: &str,
@@ -216,7 +217,7 @@ impl Identities {
         }
     }
 
-    /// Why tokens cannot be reviewed, as of the last attempt.
+    /// Why tokens could not be reviewed in the last attempt.
     pub fn error(&self) -> Option<String> {
         lock(&self.error).clone()
     }
@@ -228,7 +229,7 @@ impl Identities {
             Found::Pending(answer) => answer,
             Found::Nothing(sender) => {
                 let answer = sender.subscribe();
-                // On its own, so that a worker that hangs up takes the answer from nobody else.
+                // In a task of its own, so that a worker that disconnects does not cancel the review for the others.
                 let (identities, token, expires) = (Arc::clone(self), token.clone(), claims.expires);
                 tokio::spawn(async move { identities.review_for_all(token, expires, suspect, sender).await });
                 answer
@@ -254,7 +255,7 @@ impl Identities {
         answer.send_replace(Some(verdict));
     }
 
-    /// Reviews the token of a connected worker again; false where that could not be done.
+    /// Reviews the token of a connected worker again; false if this failed.
     async fn review_again(&self, identity: &Identity) -> bool {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let (now, wall) = (Instant::now(), SystemTime::now());
@@ -276,7 +277,7 @@ impl Identities {
         verdict.map_err(|_| unknown())
     }
 
-    /// The same complaint is a warning once.
+    /// Logs an error as a warning once, until it changes.
     fn note(&self, error: Option<&String>) {
         let before = std::mem::replace(&mut *lock(&self.error), error.cloned());
         match error {
@@ -378,7 +379,7 @@ mod tests {
     fn an_expired_token_ends_its_link_only_after_the_grace_from_when_it_is_known() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall);
-        // It expired long ago, while nobody could be asked.
+        // It expired long ago, while the API server could not be reached.
         let (now, wall) = (now + 100 * GRACE, wall + 100 * GRACE);
         identity.handle_refused(now, wall, GRACE);
         assert!(!identity.is_refused());

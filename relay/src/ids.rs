@@ -1,13 +1,13 @@
-//! Random names. An id on the wire cannot be guessed, so a worker cannot answer for another's request.
+//! Random ids. An id on the wire cannot be guessed, so a worker cannot respond to another worker's request.
 
 use std::cell::RefCell;
 
 use modelrelay_protocol::limits::MAX_ID_BYTES;
 
-/// Random bytes that are asked for at once: each request has two ids, and a system call for each shows.
+/// The number of random bytes per system call: each request has two ids, and a call for each would be measurable.
 const POOL_BYTES: usize = 1024;
 
-/// Bytes of the operating system that nobody has yet, at the end.
+/// Bytes of the operating system; the unused ones are at the end.
 struct Pool {
     bytes: [u8; POOL_BYTES],
     used: usize,
@@ -19,7 +19,7 @@ impl Pool {
     fn take<const BYTES: usize>(&mut self) -> [u8; BYTES] {
         const { assert!(BYTES <= POOL_BYTES) };
         if POOL_BYTES - self.used < BYTES {
-            // Without a source of randomness nothing here can be safe; every system we run on has one.
+            // Without a source of randomness nothing here can be safe; every supported system has one.
             getrandom::fill(&mut self.bytes).expect("the operating system gives random bytes");
             self.used = 0;
         }
@@ -45,12 +45,12 @@ pub fn random_hex<const BYTES: usize>() -> String {
     text
 }
 
-/// A wire id of one sending of a request. It ends with the id that the client knows, so that a worker's log has that too: with
-/// the beginning of one that is too long for a wire id.
+/// The wire id of one attempt of a request. It ends with the client's request id, so that a worker's log contains that too;
+/// a long one is truncated to fit.
 pub fn wire_id(client_request_id: &str) -> String {
     const RANDOM_BYTES: usize = 16;
     const ROOM: usize = MAX_ID_BYTES - "r--".len() - 2 * RANDOM_BYTES;
-    // Shorter ones have no such part.
+    // Shorter ones are used whole.
     let client = client_request_id.get(..ROOM).unwrap_or(client_request_id);
     format!("r-{}-{client}", random_hex::<RANDOM_BYTES>())
 }
@@ -60,12 +60,12 @@ pub fn worker_id() -> String {
     format!("w-{}", random_hex::<8>())
 }
 
-/// An admin's order to a worker.
+/// The id of an admin's order to a worker.
 pub fn operation_id() -> String {
     format!("op-{}", random_hex::<12>())
 }
 
-/// An id for a client's request that brought none.
+/// An id for a client's request that has none.
 pub fn client_request_id() -> String {
     format!("req_{}", random_hex::<12>())
 }

@@ -1,9 +1,9 @@
-//! API keys: who may call the relay, and how much.
+//! API keys: the clients that may call the relay, and their limits.
 //!
-//! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one look-up however many there are, and only the
-//! SHA-256 of the whole is kept and compared, in constant time; with 160 random bits nothing slower is needed. The request
-//! path reads a snapshot and takes no lock. A [`KeyStore`] keeps keys beyond the process: a file here, something else on
-//! other platforms. A revoked key stays listed, because a name in an old log should still be found.
+//! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one lookup regardless of the number of keys. Only
+//! the SHA-256 of the whole key is stored and compared, in constant time; with 160 random bits nothing slower is needed.
+//! The request path reads a snapshot and takes no lock. A [`KeyStore`] stores keys beyond the process: in a file here,
+//! elsewhere on other platforms. A revoked key stays listed, because a name in an old log should still be found.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,41 +30,41 @@ pub use file::FileKeyStore;
 pub use record::KeyRecord;
 pub use secret::SecretKeyStore;
 
-/// What every key begins with; such a value is never forwarded to a backend.
+/// The prefix of every key; a value with it is never forwarded to a backend.
 pub const KEY_PREFIX: &str = "mr-";
 
-/// `last_used_at` is written at most so often.
+/// The shortest interval at which `last_used_at` is written.
 pub const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Keys, revoked ones too, that a store holds. When there are more, the oldest that is revoked or expired is forgotten.
+/// The most keys that a store holds, including revoked ones. Beyond it, the oldest revoked or expired one is deleted.
 pub const MAX_KEYS: usize = 10_000;
 const MAX_NAME_CHARS: usize = 128;
 const MAX_SCOPE: usize = 256;
 const MAX_SCOPE_CHARS: usize = 256;
 
-/// What a store's slow operations return; boxed so that stores can be chosen at run time.
+/// The result of a store's slow operations; boxed so that stores can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, KeyStoreError>> + Send + 'a>>;
 
-/// Where keys live.
+/// The storage of keys.
 pub trait KeyStore: Send + Sync {
-    /// All keys as they are now; takes no lock.
+    /// All keys at this moment; takes no lock.
     fn snapshot(&self) -> Arc<KeySet>;
 
-    /// Makes a key and keeps it; its secret is in the answer and nowhere else. After an error there is no such key.
+    /// Creates and stores a key; its secret is in the result and nowhere else. After an error no such key exists.
     fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey>;
 
-    /// Makes a key useless, at once and for ever; `false` when there is none of that id, or it was revoked before.
+    /// Revokes a key, at once and permanently; `false` if no key has this id, or if it was revoked before.
     fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool>;
 
-    /// Keeps the times of last use that are known by now, if any changed. Called once a minute and at the end.
+    /// Stores the latest times of last use, if any changed. Called once a minute and at the end.
     fn flush(&self) -> StoreFuture<'_, ()>;
 
-    /// Why what is stored now does not count; `None` when it does. The last good keys count meanwhile.
+    /// Why the stored keys cannot be used; `None` if they can. Meanwhile the last valid keys stay in effect.
     fn error(&self) -> Option<String> {
         None
     }
 
-    /// Every key, revoked ones too, oldest first.
+    /// Every key, including revoked ones, oldest first.
     fn list(&self) -> Vec<KeyInfo> {
         let snapshot = self.snapshot();
         let mut keys: Vec<KeyInfo> = snapshot.keys.values().map(|key| key.info()).collect();
@@ -72,13 +72,13 @@ pub trait KeyStore: Send + Sync {
         keys
     }
 
-    /// The key that `presented` is, and notes its use.
+    /// Returns the key that equals `presented`, and records its use.
     fn verify(&self, presented: &str, now: SystemTime) -> Result<Arc<Key>, KeyRejection> {
         self.snapshot().verify(presented, now)
     }
 }
 
-/// Keeps times of last use: writes them each [`TOUCH_INTERVAL`] until the store is dropped by everybody else.
+/// Writes the times of last use each [`TOUCH_INTERVAL`], until all other owners have dropped the store.
 pub async fn flush_regularly(store: std::sync::Weak<dyn KeyStore>) {
     loop {
         tokio::time::sleep(TOUCH_INTERVAL).await;
@@ -101,48 +101,48 @@ pub struct Key {
     usage: Arc<Usage>,
 }
 
-/// What changes while a key is used; shared by all snapshots that hold the key.
+/// The live state of a key; shared by all snapshots that contain it.
 #[derive(Debug, Default)]
 struct Usage {
     in_flight: AtomicU32,
-    /// Milliseconds since 1970; 0 is never.
+    /// Milliseconds since 1970; 0 if it was never used.
     last_used: AtomicU64,
 }
 
-/// What a key may be limited to; nothing is limited where nothing is given.
+/// The limits of a key; an absent one does not limit anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyLimits {
-    /// Providers that it may use.
+    /// The providers that it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub providers: Option<Vec<String>>,
-    /// Models that it may use, by id or alias.
+    /// The models that it may use, by id or alias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
-    /// It is useless from then on; RFC 3339, UTC.
+    /// The time from which on it is invalid; RFC 3339, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "record::optional_time")]
     pub expires_at: Option<SystemTime>,
-    /// Requests that it may have in flight at once.
+    /// The most requests in flight at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,
-    /// How much of a provider's queue its waiting requests may fill, by number and by bytes, in percent; one may always
-    /// wait.
+    /// The part of a provider's queue that its waiting requests may fill, by number and by bytes, in percent; one may
+    /// always wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_queue_percent: Option<u8>,
 }
 
-/// A key to be made; [`NewKey::new`] has validated it.
+/// A key to be created; [`NewKey::new`] has validated it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewKey {
     name: String,
     limits: KeyLimits,
 }
 
-/// What an admin sends to have a key made. Unknown fields are an error: a misspelt expiry would be a key for ever.
+/// An admin's request for a key. Unknown fields are an error: a misspelt expiry would make a key that never expires.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRequest {
-    /// What to call it.
+    /// The name of the key.
     pub name: String,
     /// See [`KeyLimits::providers`].
     #[serde(default)]
@@ -170,56 +170,57 @@ impl TryFrom<KeyRequest> for NewKey {
     }
 }
 
-/// A key that was just made.
+/// A new key.
 #[derive(Clone)]
 pub struct CreatedKey {
-    /// What is kept of it.
+    /// The stored part of it.
     pub info: KeyInfo,
-    /// The whole key. Shown once: nobody can find it out afterwards.
+    /// The whole key. It is shown once, and cannot be recovered afterwards.
     pub secret: String,
 }
 
-/// A key as `/admin/keys` lists it. Its times are there twice: as programs of the published relay read them, and for people.
+/// A key as listed by `/admin/keys`. Its times are included twice: in the format of the published relay, and
+/// human-readable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KeyInfo {
-    /// Unique.
+    /// The unique id.
     pub id: String,
-    /// What an admin called it.
+    /// The name from the admin.
     pub name: String,
-    /// How the key begins: enough to recognise it by, too little to use.
+    /// The beginning of the key: enough to recognise it, too little to use it.
     pub prefix: String,
-    /// Seconds of Unix time.
+    /// Creation, in seconds of Unix time.
     pub created_at: u64,
     /// The same in RFC 3339, with milliseconds.
     pub created: String,
-    /// Seconds of Unix time, or `null` when it was never used.
+    /// Last use, in seconds of Unix time; `null` if it was never used.
     pub last_used_at: Option<u64>,
     /// The same in RFC 3339, with milliseconds.
     pub last_used: Option<String>,
-    /// Whether it was made useless.
+    /// True if it was revoked.
     pub revoked: bool,
-    /// What it is limited to.
+    /// Its limits.
     #[serde(flatten)]
     pub limits: KeyLimits,
-    /// Requests in flight now.
+    /// The present number of requests in flight.
     pub in_flight: u32,
 }
 
-/// Why a presented key is none. A client hears the same for all of them.
+/// Why a presented key is rejected. The client's error is the same for all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyRejection {
-    /// Not a key of this relay, or not its secret.
+    /// It is not a key of this relay, or its secret is wrong.
     #[error("unknown API key")]
     Unknown,
     /// It was revoked.
     #[error("revoked API key")]
     Revoked,
-    /// Its time is over.
+    /// It has expired.
     #[error("expired API key")]
     Expired,
 }
 
-/// A key's requests in flight are as many as it may have.
+/// A key has reached its limit of requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the API key's limit of {max_in_flight} requests in flight is reached")]
 pub struct KeyLimit {
@@ -227,16 +228,16 @@ pub struct KeyLimit {
     pub max_in_flight: u32,
 }
 
-/// Why a key could not be made, revoked or kept.
+/// Why a key could not be created, revoked or stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyStoreError {
-    /// What the admin asked for is wrong: 400.
+    /// The admin's request is invalid: 400.
     #[error("{0}")]
     Invalid(String),
-    /// There is no room for another key: 409.
+    /// The store has no room for another key: 409.
     #[error("{0}")]
     Full(String),
-    /// The store cannot be written, or holds something else: 503. Nothing was changed or lost.
+    /// The store cannot be written, or has other content: 503. Nothing was changed or lost.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -247,7 +248,7 @@ impl KeyStoreError {
     }
 }
 
-/// One request in flight under a key; dropping it ends it.
+/// One request in flight with a key; dropping it releases the place.
 #[derive(Debug)]
 pub struct KeyLease {
     usage: Arc<Usage>,
@@ -260,22 +261,22 @@ impl Drop for KeyLease {
 }
 
 impl KeySet {
-    /// The key of that id.
+    /// The key with this id.
     pub fn lookup(&self, id: &str) -> Option<&Arc<Key>> {
         self.keys.get(id)
     }
 
-    /// How many keys there are, revoked ones too.
+    /// The number of keys, including revoked ones.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no keys.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// The key that `presented` is, and notes its use.
+    /// Returns the key that equals `presented`, and records its use.
     pub fn verify(&self, presented: &str, now: SystemTime) -> Result<Arc<Key>, KeyRejection> {
         let id = generate::id_of(presented).ok_or(KeyRejection::Unknown)?;
         let key = self.lookup(id).ok_or(KeyRejection::Unknown)?;
@@ -293,7 +294,7 @@ impl KeySet {
         Ok(Arc::clone(key))
     }
 
-    /// The keys of `records`, with the live counts of those that were here before.
+    /// The keys of `records`, with the live state of keys that existed before.
     fn renewed(&self, records: Vec<KeyRecord>) -> Self {
         let keys = records.into_iter().map(|record| {
             let usage = self.keys.get(&record.id).map(|key| Arc::clone(&key.usage)).unwrap_or_default();
@@ -304,14 +305,14 @@ impl KeySet {
         Self { keys: keys.collect() }
     }
 
-    /// The answer to who asked for a key, which is kept by now.
+    /// The result for the creator of a key that is stored by now.
     fn created(&self, fresh: FreshRecord) -> Result<CreatedKey, KeyStoreError> {
         let key = self.lookup(&fresh.record.id);
         let key = key.ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
         Ok(CreatedKey { info: key.info(), secret: fresh.whole })
     }
 
-    /// What to keep: every key with its last use so far, oldest first.
+    /// The records to store: every key with its last use so far, oldest first.
     fn records(&self) -> Vec<KeyRecord> {
         let mut records: Vec<KeyRecord> = self.keys.values().map(|key| key.record_now()).collect();
         records.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
@@ -334,23 +335,23 @@ impl Key {
         &self.record.name
     }
 
-    /// What it is limited to.
+    /// The limits.
     pub fn limits(&self) -> &KeyLimits {
         &self.record.limits
     }
 
-    /// Whether it may use this provider.
+    /// True if it may use this provider.
     pub fn allows_provider(&self, provider: &str) -> bool {
         self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))
     }
 
-    /// Whether it may use a model by this name. A caller asks for what the client wrote and for the id behind it: either
-    /// may be what the key lists.
+    /// True if it may use a model by this name. A caller checks the client's name and the id behind it: the key may list
+    /// either.
     pub fn allows_model(&self, model: &str) -> bool {
         self.limits().models.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == model))
     }
 
-    /// Counts a request in, if there is room.
+    /// Adds a request in flight, if the limit allows it.
     pub fn acquire(&self) -> Result<KeyLease, KeyLimit> {
         let limit = self.limits().max_in_flight;
         let room = |count: u32| limit.is_none_or(|most| count < most).then(|| count + 1);
@@ -360,7 +361,7 @@ impl Key {
         }
     }
 
-    /// As the admin API shows it.
+    /// The view of the admin API.
     pub fn info(&self) -> KeyInfo {
         let record = self.record_now();
         KeyInfo {
@@ -404,7 +405,7 @@ impl fmt::Debug for CreatedKey {
 }
 
 impl NewKey {
-    /// Checks what an admin asked for.
+    /// Validates an admin's request.
     pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
         let name = name.trim();
         let fine =
@@ -415,7 +416,7 @@ impl NewKey {
         }
         for (field, scope) in [("providers", &limits.providers), ("models", &limits.models)] {
             let Some(scope) = scope else { continue };
-            // An empty list would be a key for nothing, which nobody means.
+            // An empty list would make a key without any access, which cannot be intended.
             if scope.is_empty() || scope.len() > MAX_SCOPE || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS)) {
                 return refuse(format!(
                     "{field}: 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters are needed; leave it out for all"
@@ -432,7 +433,7 @@ impl NewKey {
     }
 }
 
-/// Forgets the oldest key that is revoked or expired; `false` when there is none.
+/// Deletes the oldest key that is revoked or expired; `false` if there is none.
 fn forget_useless(records: &mut Vec<KeyRecord>, now: SystemTime) -> bool {
     let is_useless =
         |record: &KeyRecord| record.revoked || record.limits.expires_at.is_some_and(|expires_at| now >= expires_at);
@@ -441,14 +442,14 @@ fn forget_useless(records: &mut Vec<KeyRecord>, now: SystemTime) -> bool {
     oldest.map(|index| records.remove(index)).is_some()
 }
 
-/// A key that is about to be kept, with its secret.
+/// A key before it is stored, with its secret.
 struct FreshRecord {
     record: KeyRecord,
     whole: String,
 }
 
 impl NewKey {
-    /// The key, made now.
+    /// Generates the key.
     fn into_fresh(self) -> Result<FreshRecord, KeyStoreError> {
         let fresh =
             generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;

@@ -1,7 +1,7 @@
 //! The relay: one stable address for OpenAI and Anthropic clients, in front of workers that dial out.
 //!
-//! A request's way: [`http`] reads and routes it, [`provider`] hands it to the pure [`dispatch`] core, the core chooses a
-//! worker, [`socket`] writes it there and pushes what comes back into its [`exchange`], from which the client's
+//! The path of a request: [`http`] reads and routes it, [`provider`] passes it to the pure [`dispatch`] core, the core
+//! chooses a worker, [`socket`] writes it there and pushes the response into its [`exchange`], from which the client's
 //! connection pulls.
 
 pub mod admin;

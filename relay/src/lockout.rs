@@ -1,17 +1,17 @@
-//! Failed worker logins: who is told to wait, and whose address it is.
+//! Failed worker logins: which addresses have to wait.
 //!
-//! Five failures within a minute from one address lock it for a minute: it gets 429 with `Retry-After` in place of 401,
-//! so that a worker with a stale secret backs off and a log is not flooded.
+//! Five failures within a minute from one address lock it for a minute: it gets 429 with `Retry-After` in place of 401, so
+//! that a worker with a stale secret backs off and the log is not flooded.
 //!
 //! **A valid secret is never locked out.** Many workers share one address (a NAT, a cluster's egress), so a neighbour's
-//! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The
-//! caller therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the answer to a *wrong* secret is
-//! as if the lockout had been looked at first. The price: a lock does not slow somebody who guesses, which a generated
-//! secret does not need and a short one cannot rely on (the configuration warns about short ones). The same holds for tokens,
-//! which ask somebody else to be compared: those of a locked address wait in a lane of their own ([`crate::identity`]).
+//! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The caller
+//! therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the response to a *wrong* secret is
+//! the same as if the lockout had been checked first. The price: a lock does not slow an attacker who guesses. A generated
+//! secret does not need that, and a short one cannot rely on it (the configuration warns about short ones). The same holds
+//! for tokens, which another server verifies: those of a locked address wait in a lane of their own ([`crate::identity`]).
 //!
-//! Records are bounded: at most [`MAX_RECORDS`], the oldest give way; IPv6 counts by /64, which is what one host gets;
-//! a record is gone ten minutes after its last failure. Time is injected.
+//! Records are bounded: at most [`MAX_RECORDS`], of which the oldest are evicted; IPv6 is tracked by /64, which is the
+//! network of one host; a record is deleted ten minutes after its last failure. Time is injected.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,15 +25,15 @@ use http::HeaderMap;
 pub const MAX_RECORDS: usize = 65_536;
 /// Failures within [`WINDOW`] that lock an address.
 pub const FAILURES_UNTIL_LOCKED: usize = 5;
-/// How far apart those failures may lie, and how long the lock holds.
+/// The time within which those failures lock an address, and the duration of the lock.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// A record is forgotten so long after its last failure.
+/// The time after its last failure at which a record is deleted.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Proxies in one `X-Forwarded-For` that are looked through; a longer chain is not a real one.
+/// The most proxies of one `X-Forwarded-For` that are evaluated; a longer chain is not a real one.
 const MAX_HOPS: usize = 32;
 
-/// What a worker's login gets.
+/// The result of a worker's login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The secret is valid.
@@ -50,17 +50,17 @@ pub enum Verdict {
 /// The failed logins of all addresses.
 #[derive(Debug, Default)]
 pub struct Lockout {
-    /// Taken once per login of a worker, never for a request.
+    /// Locked once per login of a worker, never for a request.
     records: Mutex<Records>,
 }
 
 impl Lockout {
-    /// Nobody has failed yet.
+    /// Creates a lockout without failures.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Judges one login from `address`; a failure is counted, unless the address is locked already.
+    /// Judges one login from `address`. A failure is recorded, unless the address is locked already.
     pub fn judge(&self, address: IpAddr, secret_is_valid: bool, now: Instant) -> Verdict {
         if secret_is_valid {
             return Verdict::Admitted;
@@ -70,26 +70,26 @@ impl Lockout {
         records.handle_failure(bucket(address), now)
     }
 
-    /// For how long an address is locked, at least a second; `None` when it is not.
+    /// The remaining seconds of an address's lock, at least 1; `None` if it is not locked.
     pub fn locked_for(&self, address: IpAddr, now: Instant) -> Option<u64> {
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let until = records.locked_until(bucket(address))?;
         (until > now).then(|| seconds_up(until - now))
     }
 
-    /// How many addresses are remembered.
+    /// The number of tracked addresses.
     pub fn len(&self) -> usize {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).by_address.len()
     }
 
-    /// Whether no failure is remembered.
+    /// True if no failure is tracked.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The address that a connection counts for: the peer's, or, from a trusted proxy, the nearest in `X-Forwarded-For` that
-/// is not itself a trusted proxy. Whatever a client wrote to the left of that is never looked at.
+/// The client's address of a connection: the peer's, or, from a trusted proxy, the nearest in `X-Forwarded-For` that is not
+/// itself a trusted proxy. Addresses to the left of that, which a client may have written, are never evaluated.
 pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted_proxies: &[Cidr]) -> IpAddr {
     let mut address = peer.to_canonical();
     let forwarded = headers.get_all("x-forwarded-for");
@@ -202,7 +202,7 @@ impl Records {
         if let Some(until) = self.locked_until(address)
             && until > now
         {
-            // Not counted: the lock ends when `Retry-After` said it would.
+            // Not recorded: the lock ends at the time that `Retry-After` stated.
             return Verdict::Locked { retry_after_secs: seconds_up(until - now) };
         }
         let order = self.next_order;

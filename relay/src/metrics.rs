@@ -1,10 +1,10 @@
-//! The relay's metrics: names and labels in one place, typed handles for everybody else.
+//! The relay's metrics: names and labels in one place, typed handles for all other modules.
 //!
-//! Labels are bounded. A `model` is only ever one that is registered or aliased, else `unknown`, because clients choose
-//! that string; endpoints, outcomes and reasons are enums; no histogram has a worker label; nothing is labelled by key.
-//! What happens is counted where it happens, through handles that are looked up once ([`ProviderSeries`],
-//! [`RequestSeries`]). What *is* (depths, workers, slots) is not mirrored: it is asked for at scrape time from a
-//! [`StateSource`], so that it cannot drift, and a worker or provider that is gone has no series.
+//! Labels are bounded. A `model` is always one that is registered or aliased, else `unknown`, because clients choose that
+//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; no label contains a key. Events are
+//! counted where they happen, through handles that are looked up once ([`ProviderSeries`], [`RequestSeries`]). State
+//! (depths, workers, slots) is not mirrored: a [`StateSource`] provides it at scrape time, so that it cannot drift, and a
+//! worker or provider that is gone has no series.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -30,7 +30,7 @@ pub use state::{ModelState, ProviderState, State, StateSource, WorkerState};
 
 use families::Families;
 
-/// What the scrape endpoint answers with.
+/// The content type of the scrape endpoint.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// All metrics of one relay.
@@ -38,7 +38,7 @@ pub struct Metrics {
     families: Arc<Families>,
     /// Looked up when a request or a worker arrives, not per chunk.
     providers: RwLock<HashMap<String, Arc<ProviderSeries>>>,
-    /// One scrape at a time: gauges are rewritten as a whole.
+    /// Serializes scrapes: gauges are rewritten as a whole.
     scrape: Mutex<()>,
 }
 
@@ -49,14 +49,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Registers every family; nothing has happened yet.
+    /// Registers every family, with all counters at zero.
     pub fn new() -> Self {
         let families = Arc::new(Families::new());
         families.build_info.with_label_values(&[crate_version(), revision(), rustc()]).set(1);
         Self { families, providers: RwLock::default(), scrape: Mutex::new(()) }
     }
 
-    /// The series of a configured provider, made on first use. A name that a client or worker chose must be looked up in
+    /// The series of a configured provider, created on first use. A name that a client or worker chose must be looked up in
     /// the configuration first; see [`Metrics::worker_of_unknown_provider`].
     pub fn provider(&self, name: &str) -> Arc<ProviderSeries> {
         let known = self.providers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
@@ -67,7 +67,7 @@ impl Metrics {
         })
     }
 
-    /// Deletes a removed provider's series. Requests that still hold its handles count into nothing from now on.
+    /// Deletes a removed provider's series. Counts of requests that still hold its handles are dropped from now on.
     pub fn remove_provider(&self, name: &str) {
         let removed = self.providers.write().unwrap_or_else(PoisonError::into_inner).remove(name);
         if let Some(series) = removed {
@@ -76,84 +76,85 @@ impl Metrics {
         self.families.delete_where("provider", name);
     }
 
-    /// A request that ended before it had a provider: no key, no such model, no such route. `provider` and `model` are
-    /// `unknown`.
+    /// Counts a request that ended before it had a provider: no key, no such model, no such route. `provider` and `model`
+    /// are `unknown`.
     pub fn unrouted_request_finished(&self, endpoint: Endpoint, outcome: Outcome, code: u16) {
         let code = code.to_string();
         let labels = [UNKNOWN, UNKNOWN, endpoint.as_str(), outcome.as_str(), &code];
         self.families.requests.with_label_values(&labels).inc();
     }
 
-    /// A worker named a provider that there is none of, and was turned away.
+    /// Counts a worker that was rejected because it named an unknown provider.
     pub fn worker_of_unknown_provider(&self, result: ConnectionResult) {
         let labels = [UNKNOWN, result.as_str()];
         self.families.worker_connections.with_label_values(&labels).inc();
     }
 
-    /// A request's body was read.
+    /// Observes the size of a request's body.
     pub fn request_body_received(&self, endpoint: Endpoint, bytes: u64) {
         self.families.request_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
 
-    /// A response's body ended, whole or not.
+    /// Observes the size of a response's body, whole or not.
     pub fn response_body_sent(&self, endpoint: Endpoint, bytes: u64) {
         self.families.response_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
 
-    /// The relay's own time on a request: from its last byte to the worker, and from the worker's head to the client.
+    /// Observes the relay's own time on a request: from its last byte to the worker, and from the worker's head to the
+    /// client.
     pub fn overhead_observed(&self, endpoint: Endpoint, spent: Duration) {
         self.families.overhead.with_label_values(&[endpoint.as_str()]).observe(spent.as_secs_f64());
     }
 
-    /// An SDK sent `x-stainless-retry-count` above zero.
+    /// Counts an SDK's `x-stainless-retry-count` above zero.
     pub fn client_retried(&self, client: ClientKind) {
         self.families.client_retries.with_label_values(&[client.as_str()]).inc();
     }
 
-    /// A login failed.
+    /// Counts a failed login.
     pub fn login_failed(&self, realm: Realm) {
         self.families.auth_failures.with_label_values(&[realm.as_str()]).inc();
     }
 
-    /// An event of the audit log could not be written to its file.
+    /// Counts an event of the audit log that could not be written to its file.
     pub fn audit_event_lost(&self) {
         self.families.audit_lost.inc();
     }
 
-    /// The collector of traces did not get so many spans.
+    /// Counts spans that the collector of traces did not receive.
     pub fn spans_dropped(&self, loss: Loss, spans: u64) {
         self.families.spans_dropped.with_label_values(&[loss.as_str()]).inc_by(spans);
     }
 
-    /// A configuration counts from now on; the series of the one before is deleted.
+    /// Records that a configuration is active; the series of the previous one is deleted.
     pub fn config_loaded(&self, hash: &str) {
         self.families.config_info.reset();
         self.families.config_info.with_label_values(&[hash]).set(1);
         self.families.config_ok.set(1);
     }
 
-    /// A changed configuration could not be used; the last good one still counts.
+    /// Records that a changed configuration could not be used; the previous one stays active.
     pub fn config_refused(&self) {
         self.families.config_ok.set(0);
     }
 
-    /// A TLS certificate counts from now on, until `not_after` in seconds since 1970.
+    /// Records that a TLS certificate is active, until `not_after` in seconds since 1970.
     pub fn tls_loaded(&self, not_after: i64) {
         self.families.tls_expiry.with_label_values::<&str>(&[]).set(not_after);
         self.tls_accepted();
     }
 
-    /// The certificate's files are what counts.
+    /// Records that the certificate's files are in use.
     pub fn tls_accepted(&self) {
         self.families.tls_ok.with_label_values::<&str>(&[]).set(1);
     }
 
-    /// Changed files of the certificate could not be used; the last good pair still counts.
+    /// Records that changed files of the certificate could not be used; the previous pair stays active.
     pub fn tls_refused(&self) {
         self.families.tls_ok.with_label_values::<&str>(&[]).set(0);
     }
 
-    /// The text of a scrape.
+    /// The response to a scrape.
     pub fn render(&self, source: &dyn StateSource) -> String {
         let state = source.state();
         let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +178,7 @@ fn crate_version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Set by release builds; a build from a clone need not have it.
+/// The revision, which release builds set; a build from a clone need not have it.
 fn revision() -> &'static str {
     option_env!("MODELRELAY_REVISION").unwrap_or(UNKNOWN)
 }

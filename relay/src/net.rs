@@ -1,5 +1,5 @@
-//! The network, which a simulation replaces: the feature `simulation` puts turmoil's in the place of the kernel's, and all
-//! else stays the code that runs in production.
+//! The network, which a simulation replaces: the feature `simulation` uses turmoil's network in place of the kernel's, and
+//! all other code is the code that runs in production.
 
 #[cfg(not(feature = "simulation"))]
 pub use kernel::*;
@@ -15,30 +15,31 @@ mod kernel {
     pub use tokio::net::{TcpListener, TcpStream};
     use tracing::debug;
 
-    /// Connections that the kernel holds until they are accepted; it cuts this to its own limit. When it holds no more,
-    /// clients that believe themselves connected are reset, and a thousand workers do come back at once after a restart.
+    /// Connections that the kernel holds until they are accepted; it reduces this to its own limit. Beyond it, the kernel
+    /// resets clients that consider themselves connected, and a thousand workers do return at once after a restart.
     const BACKLOG: u32 = 65_535;
 
     /// Listens on `address`.
-    // Async as its twin is.
+    // Async like the simulated one.
     #[allow(clippy::unused_async)]
     pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // Otherwise the port of a relay that just ended could not be taken for a minute. On Windows it can, and this would let
-        // others take it while we listen.
+        // Otherwise the port of a relay that just ended could not be used for a minute. On Windows it can, and this option
+        // would let other programs use it at the same time.
         socket.set_reuseaddr(cfg!(unix))?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     }
 
-    /// Sets what every accepted connection needs.
+    /// Sets the options of an accepted connection.
     pub fn tune(stream: &TcpStream) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
         modelrelay_platform::sockets::watch_peer(&socket2::SockRef::from(stream));
-        // Best effort, and not on Windows. Without it a cancel may sit behind megabytes on a worker's socket, and a client's
-        // kernel buffers look like a client that reads fast: its window grows, and it stops with all of that unread.
+        // Best effort, and not on Windows. Without it a cancel may wait behind megabytes on a worker's socket, and a
+        // client's kernel buffers look like a client that reads fast: its window grows, and it stops with all of that
+        // unread.
         #[cfg(unix)]
         if let Err(error) =
             socket2::SockRef::from(stream).set_tcp_notsent_lowat(modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES)
@@ -60,6 +61,6 @@ mod simulated {
         TcpListener::bind(address).await
     }
 
-    /// There is no kernel to tell.
+    /// Does nothing, because the simulation has no kernel.
     pub fn tune(_stream: &TcpStream) {}
 }

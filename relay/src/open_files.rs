@@ -1,15 +1,15 @@
 //! The limit of open files.
 //!
-//! Every connection is one. A shell and a service usually get 1,024, kept that low only for programs that use `select`;
-//! what the machine really allows is the hard limit, and any process may raise itself to it.
+//! Every connection needs one. A shell and a service usually get 1,024, a low default kept for programs that use `select`.
+//! The real limit of the machine is the hard limit, and any process may raise its own to it.
 
-/// Raises the limit as far as the machine allows. Where that fails the relay serves fewer connections at once.
+/// Raises the limit as far as the machine allows. If that fails, the relay serves fewer connections at once.
 #[cfg(unix)]
 pub fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     let limit = getrlimit(Resource::Nofile);
-    // None is no limit at all.
+    // `None` means no limit.
     if limit.current.is_none() || limit.current == limit.maximum {
         return;
     }
@@ -19,6 +19,6 @@ pub fn raise_limit() {
     }
 }
 
-/// Windows has none.
+/// Windows has no such limit.
 #[cfg(not(unix))]
 pub fn raise_limit() {}

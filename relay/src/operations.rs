@@ -1,7 +1,7 @@
-//! What admins ordered multiplexers to do, until they have asked how it went.
+//! The orders of admins to multiplexers, and their results.
 //!
-//! An order is carried out by its worker, which may take minutes, so the admin gets an id at once. Orders and results are
-//! forgotten after an hour, and there is room for so many: a worker that never reports costs no memory for ever.
+//! A worker executes an order, which may take minutes, so the admin gets an id at once. Orders and results are deleted
+//! after an hour, and their number is bounded: a worker that never reports does not occupy memory indefinitely.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,30 +12,30 @@ use modelrelay_protocol::names::printable;
 use crate::dispatch::WorkerKey;
 use crate::ids;
 
-/// Orders that are remembered at once.
+/// The most orders that are stored at once.
 const MOST: usize = 1_024;
 
-/// How long an order is waited for, and then how long its result is kept.
+/// How long the relay waits for the result of an order, and then keeps it.
 const KEPT_FOR: Duration = Duration::from_secs(3_600);
 
-/// A worker's words about its failure.
+/// The longest message of a worker about its failure.
 const MAX_ERROR_CHARS: usize = 1_024;
 
-/// How an order stands.
+/// The progress of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Its worker has not reported yet.
     Running,
-    /// It was carried out.
+    /// It was executed.
     Done,
-    /// It was not; why.
+    /// It failed, with the reason.
     Failed(String),
 }
 
 struct Operation {
     /// The worker's current link.
     worker: WorkerKey,
-    /// The link that the worker had before it moved to that one. It may report there still.
+    /// The worker's link before that one. It may still report there.
     earlier: Option<WorkerKey>,
     /// When its progress last changed.
     since: Instant,
@@ -45,12 +45,12 @@ struct Operation {
 /// All orders of one relay.
 #[derive(Default)]
 pub struct Operations {
-    /// Held for one look or change.
+    /// Held for one lookup or change.
     all: Mutex<HashMap<Arc<str>, Operation>>,
 }
 
 impl Operations {
-    /// Notes an order to a worker and names it; `None` while too many are running.
+    /// Adds an order to a worker and returns its id; `None` while too many are running.
     pub fn begin(&self, worker: WorkerKey, now: Instant) -> Option<Arc<str>> {
         let mut all = self.current(now);
         if all.len() >= MOST {
@@ -63,7 +63,7 @@ impl Operations {
         Some(id)
     }
 
-    /// A worker reports on an order. Nothing happens, and `false` comes back, for one that it does not have.
+    /// Handles a worker's report on an order. Returns `false`, and does nothing, if the order is not the worker's.
     pub fn finish(&self, worker: WorkerKey, id: &str, result: Result<(), &str>, now: Instant) -> bool {
         let mut all = self.current(now);
         let is_its = |operation: &Operation| operation.worker == worker || operation.earlier == Some(worker);
@@ -80,7 +80,7 @@ impl Operations {
         true
     }
 
-    /// A worker has moved to another link, with what it was ordered to do.
+    /// Handles the move of a worker to another link: its orders move with it.
     pub fn worker_moved(&self, older: WorkerKey, newer: WorkerKey, now: Instant) {
         for operation in self.current(now).values_mut().filter(|operation| operation.worker == older) {
             operation.worker = newer;
@@ -88,7 +88,7 @@ impl Operations {
         }
     }
 
-    /// A worker is gone, and will report nothing more.
+    /// Handles the loss of a worker, which will report nothing more.
     pub fn worker_left(&self, worker: WorkerKey, now: Instant) {
         let mut all = self.current(now);
         for operation in all.values_mut().filter(|operation| operation.worker == worker) {
@@ -99,12 +99,12 @@ impl Operations {
         }
     }
 
-    /// How an order stands; `None` for one that never was or is forgotten.
+    /// The progress of an order; `None` if it is unknown or deleted.
     pub fn progress(&self, id: &str, now: Instant) -> Option<Progress> {
         self.current(now).get(id).map(|operation| operation.progress.clone())
     }
 
-    /// What is still remembered.
+    /// Returns the orders after deleting and failing old ones.
     fn current(&self, now: Instant) -> MutexGuard<'_, HashMap<Arc<str>, Operation>> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |operation: &Operation| now.saturating_duration_since(operation.since) >= KEPT_FOR;

@@ -1,4 +1,4 @@
-//! The relay's command line: reads the settings, runs, and reports in one line what is wrong with them.
+//! The relay's command line: parses the settings, runs, and reports an error in them in one line.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -18,7 +18,8 @@ use crate::ctl::{self, Command};
 use crate::keys::file;
 use crate::{open_files, relay, shutdown, telemetry};
 
-/// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.
+/// How long a thread that cannot be stopped may run on. A lookup of a collector's name with a dead DNS server takes half a
+/// minute.
 const LAST_BLOCKING: Duration = Duration::from_secs(2);
 
 static SERVICE: Program = Program {
@@ -29,7 +30,7 @@ static SERVICE: Program = Program {
     command: Args::command,
 };
 
-/// Does what the words ask for, of which the first is the program's name.
+/// Executes the command of these arguments, of which the first is the program's name.
 pub fn run(words: Vec<OsString>) -> ExitCode {
     let args = match Args::load_from(words) {
         Ok(args) => args,
@@ -51,7 +52,7 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Says whether a relay would start with these settings.
+/// Checks whether a relay would start with these settings.
 fn check(args: &Args) -> ExitCode {
     match Config::from_args(args).and_then(|config| check_keys(&config).map(|()| config)) {
         Ok(config) => {
@@ -64,7 +65,8 @@ fn check(args: &Args) -> ExitCode {
     }
 }
 
-/// What a start leaves to the first change of keys: with required keys a relay that cannot keep any is of no use.
+/// Checks the storage of keys, which a start leaves to the first change: if keys are required, a relay that cannot store
+/// any is useless.
 fn check_keys(config: &Config) -> Result<(), ConfigError> {
     if !config.require_api_keys {
         return Ok(());
@@ -82,13 +84,13 @@ fn check_keys(config: &Config) -> Result<(), ConfigError> {
     }
 }
 
-/// One line; a service has it in its log.
+/// Prints an error in one line; a service writes it into its log.
 fn fail(error: &impl Display) -> ExitCode {
     log::complain(&format!("modelrelay-relay: {error}"));
     ExitCode::FAILURE
 }
 
-/// Whoever reads it may have seen enough before its end.
+/// Prints a text. Its reader may have closed the pipe early.
 fn say(text: Result<Vec<u8>, String>) -> ExitCode {
     match text {
         Ok(text) => {
@@ -131,7 +133,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     ended
 }
 
-/// For one thread the simpler scheduler: it runs what is ready in turn, so that a writer finds all there is to write.
+/// One thread uses the simpler scheduler: it runs ready tasks in turn, so that a writer finds all pending output.
 fn runtime(threads: usize) -> io::Result<Runtime> {
     match threads {
         1 => Builder::new_current_thread().enable_all().build(),
@@ -139,8 +141,8 @@ fn runtime(threads: usize) -> io::Result<Runtime> {
     }
 }
 
-/// What one thread does not wake another for is done sooner and costs less, and the kernel's share of a relay's work is as
-/// large as ours: on two processors a second thread made each token a fifth dearer.
+/// Work that needs no wake-up of another thread is done sooner and costs less, and the kernel's share of a relay's work is
+/// as large as the relay's own: on two processors a second thread made each token a fifth more expensive.
 fn default_threads() -> usize {
     (std::thread::available_parallelism().map_or(1, NonZero::get) / 2).max(1)
 }
@@ -148,7 +150,7 @@ fn default_threads() -> usize {
 fn refuse_arguments(error: &CliError) -> ExitCode {
     match error {
         CliError::Information(text) => {
-            // Whoever reads it may have seen enough before its end.
+            // The reader may have closed the pipe early.
             let _ = writeln!(io::stdout(), "{text}");
         }
         CliError::Invalid(text) => {

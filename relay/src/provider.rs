@@ -1,8 +1,8 @@
-//! One provider at work: the shell around its dispatch core.
+//! One running provider: the shell around its dispatch core.
 //!
-//! The core decides and says what to do; this file does it. Effects are carried out while the core's lock is held, which
-//! is what keeps a `cancel` behind its `request` on the socket; each of them only queues something, so the lock is held
-//! for microseconds and never over an await.
+//! The core decides and returns effects; this file executes them. Effects are executed while the core's lock is held,
+//! which keeps a `cancel` behind its `request` on the socket. Each of them only queues data, so the lock is held for
+//! microseconds and never over an await.
 
 mod details;
 mod drain;
@@ -47,16 +47,16 @@ use listed::Listed;
 pub struct Provider {
     /// Its name.
     pub name: Arc<str>,
-    /// What the process shares.
+    /// The state that the whole process shares.
     pub shared: Arc<Shared>,
-    /// What it counts.
+    /// Its metrics.
     pub series: Arc<ProviderSeries>,
-    /// Its workers' links.
+    /// The limit of its workers' links.
     pub places: Arc<Places>,
     config: ArcSwap<ProviderConfig>,
-    /// The core and what its keys stand for. Held for one event and its effects.
+    /// The core and the objects of its keys. Locked for one event and its effects.
     state: Mutex<State>,
-    /// Told when the core's next deadline moved nearer, or the provider is gone.
+    /// Notified when the core's next deadline moved nearer, or the provider was deleted.
     timer: Notify,
     joined: Notify,
 }
@@ -67,16 +67,16 @@ struct State {
     links: HashMap<WorkerKey, Arc<WorkerLink>>,
     by_instance: HashMap<Arc<str>, WorkerKey>,
     listed: Listed,
-    /// Links that another takes the place of, by that other's key, until it has spoken.
+    /// Older links by the key of the link that succeeds them, until that one has sent a grant.
     succeeded: HashMap<WorkerKey, Arc<WorkerLink>>,
     effects: Vec<Effect>,
-    /// What the timer task is waiting for.
+    /// The deadline that the timer task waits for.
     armed: Option<Instant>,
     deleted: bool,
 }
 
 impl Provider {
-    /// A provider with these settings; its timer runs until it is deleted.
+    /// Starts a provider with these settings; its timer runs until it is deleted.
     pub fn start(config: ProviderConfig, shared: Arc<Shared>) -> Arc<Self> {
         let state = State {
             core: Dispatch::new(settings(&config)),
@@ -108,10 +108,10 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// Takes a request in; its exchange tells how it ends.
+    /// Submits a request; its exchange reports how it ends.
     pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>) {
         let mut state = self.lock();
-        // Its worker may have moved since it was looked up.
+        // The worker may have changed its link since the pin was resolved.
         let pin = pin.map(|pin| state.newest_link(pin));
         let request = NewRequest {
             key: record.key,
@@ -128,7 +128,7 @@ impl Provider {
         self.handle(&mut state, Event::Submit(request));
     }
 
-    /// Ends a request that is wanted no more. Nothing happens when it has ended already.
+    /// Cancels a request. Has no effect if it has ended already.
     pub fn cancel(&self, request: RequestKey, reason: CancelReason) {
         let mut state = self.lock();
         if state.requests.contains_key(&request) {
@@ -136,9 +136,9 @@ impl Provider {
         }
     }
 
-    /// Takes a worker in: the older link of the same process goes, the acknowledgement is written first, then work comes.
-    /// `accepted` is what `config` made of the registration. An older link that this one `succeeds` is no ghost: it
-    /// finishes what it has.
+    /// Adds a worker. The older link of the same process is closed, the acknowledgement is written first, then requests
+    /// are sent. `accepted` is the registration after validation by `config`. An older link that this one `succeeds` is
+    /// not closed: it finishes its requests.
     pub fn join(
         &self,
         link: &Arc<WorkerLink>,
@@ -179,7 +179,7 @@ impl Provider {
             self.begin_succession(&mut state, older, link);
         }
         if !Arc::ptr_eq(config, &self.config()) {
-            // Replaced since the registration was read.
+            // The settings were replaced after the registration was read.
             self.apply_catalogue(&mut state, link);
         }
         drop(state);
@@ -188,8 +188,9 @@ impl Provider {
         self.send_away_if_refused(link);
     }
 
-    /// Drains a worker that may not stay any more: its provider is gone, or the secret or token that admitted it does not do
-    /// so any more. Asked again once it has joined, for that may happen between its dial and its registration.
+    /// Drains a worker that may not stay any more: its provider was deleted, or the secret or token that admitted it is
+    /// no longer valid. Called again after it has joined, because that may happen between its handshake and its
+    /// registration.
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
         let (config, now) = (self.config(), SystemTime::now());
@@ -204,14 +205,15 @@ impl Provider {
             let identity = link.info.credential.identity();
             warn!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, identity, "{what}");
             let drain = self.shared.config.load().drain_timeout;
-            // All workers of a Provider come to such an end at once after a rotation. What runs was let in by a good secret,
-            // and may finish; a secret that somebody removed gets the time of any drain.
+            // After a rotation, the credentials of all workers of a Provider expire at once. Their running requests
+            // were admitted by a valid secret and may finish; a secret that an administrator removed gets the usual
+            // drain time.
             let time = if standing == Standing::Over { drain.max(config.request_timeout()) } else { drain };
             self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }
 
-    /// The worker's socket is gone.
+    /// Removes a worker whose socket is closed.
     pub fn lose(&self, link: &Arc<WorkerLink>, cause: LossCause) {
         let mut state = self.lock();
         if let Some(instance) = &link.info.instance
@@ -222,9 +224,10 @@ impl Provider {
         self.remove(&mut state, link, cause);
     }
 
-    /// The worker serves other models now.
+    /// Replaces the models that the worker serves.
     ///
-    /// Cleaned here, under the lock that settings are replaced under: a catalogue that changes meanwhile is never missed.
+    /// They are cleaned here, under the lock under which settings are replaced, so a concurrent change of the catalogue
+    /// is never missed.
     pub fn models_updated(&self, link: &WorkerLink, update: ModelsUpdate) {
         link.pace_update();
         let mut warnings = Vec::new();
@@ -247,20 +250,20 @@ impl Provider {
         }
     }
 
-    /// The worker says how much it runs.
+    /// Records the worker's total load.
     pub fn load_reported(&self, link: &WorkerLink, load: u32) {
         self.apply(Event::LoadReported { worker: link.info.key, load });
     }
 
-    /// The worker says how much of it this relay may use.
+    /// Records the worker's grant to this relay.
     pub fn granted(&self, link: &WorkerLink, grant: Grant) {
         let mut state = self.lock();
         self.end_succession(&mut state, link.info.key);
         self.handle(&mut state, Event::Granted { worker: link.info.key, grant });
     }
 
-    /// The worker's answer came to its end. The link lets go of it under the same lock, so that a loss of the worker in
-    /// the same instant comes before all of this or after it.
+    /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
+    /// worker comes entirely before or after it.
     pub fn completed(&self, link: &WorkerLink, held: &Held) {
         let mut state = self.lock();
         link.release(held.stream);
@@ -268,7 +271,7 @@ impl Provider {
         self.handle(&mut state, Event::Completed { worker, request, attempt });
     }
 
-    /// The worker failed a request of which nothing was sent.
+    /// Fails an attempt of a request of which nothing was sent to the client.
     pub fn attempt_failed(&self, link: &WorkerLink, held: &Held, failure: AttemptFailure) {
         let mut state = self.lock();
         link.release(held.stream);
@@ -277,7 +280,7 @@ impl Provider {
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// The link of a worker, by its id for people.
+    /// Returns the link of a worker, by its public id.
     pub fn link(&self, id: &str) -> Option<Arc<WorkerLink>> {
         self.lock().links.values().find(|link| &*link.info.id == id).cloned()
     }
@@ -287,12 +290,12 @@ impl Provider {
         self.lock().links.values().cloned().collect()
     }
 
-    /// The connection that a worker process has now.
+    /// Returns the current connection of a worker process.
     pub fn worker_of_instance(&self, instance: &str) -> Option<WorkerKey> {
         self.lock().by_instance.get(instance).copied()
     }
 
-    /// Resolves at the next join; ask before looking, so that none is missed.
+    /// Resolves at the next join; create it before checking the workers, so that no join is missed.
     pub fn joined(&self) -> tokio::sync::futures::Notified<'_> {
         self.joined.notified()
     }
@@ -304,7 +307,7 @@ impl Provider {
         state.requests.values().filter(of_key).map(|record| record.key).collect()
     }
 
-    /// Replaces the settings. Connected workers keep what the new catalogue allows.
+    /// Replaces the settings. Connected workers keep the models that the new catalogue allows.
     pub fn reconfigure(&self, config: &ProviderConfig) {
         let mut state = self.lock();
         let catalogue_changed = self.config.load().models != config.models
@@ -319,7 +322,7 @@ impl Provider {
         }
     }
 
-    /// Leaves a worker what the catalogue of now allows of what it advertises.
+    /// Reduces a worker's models to those that the current catalogue allows.
     fn apply_catalogue(&self, state: &mut State, link: &WorkerLink) {
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut Vec::new());
         let failing = link.failing();
@@ -338,23 +341,23 @@ impl Provider {
         self.timer.notify_one();
     }
 
-    /// The process is on its way out: nothing new is taken.
+    /// Begins the drain of the process: no new requests are accepted.
     pub fn begin_drain(&self) {
         self.apply(Event::DrainBegun);
     }
 
-    /// The process's time to drain is over.
+    /// Ends the drain of the process at its deadline.
     pub fn end_drain(&self) {
         self.apply(Event::DrainDeadline);
     }
 
-    /// Whether nothing waits and nothing that runs could still be sent again.
+    /// True if no request waits and no running request could still be requeued.
     pub fn is_settled(&self) -> bool {
         let state = self.lock();
         state.core.queue_len() == 0 && state.requests.values().all(|record| record.exchange.has_head())
     }
 
-    /// Whether no request is left.
+    /// True if no request is left.
     pub fn is_idle(&self) -> bool {
         self.lock().requests.is_empty()
     }
@@ -370,7 +373,7 @@ impl Provider {
         self.shared.operations.worker_left(link.info.key, Instant::now());
         self.shared.progress.notify_waiters();
         if state.deleted {
-            // The last of them ends the timer.
+            // The last lost worker ends the timer.
             self.timer.notify_one();
         }
     }
@@ -440,7 +443,7 @@ impl Provider {
 }
 
 impl State {
-    /// The newest link of the process that this one leads to.
+    /// Returns the newest link of the worker process that this link belongs to.
     fn newest_link(&self, link: WorkerKey) -> WorkerKey {
         let instance = self.links.get(&link).and_then(|link| link.info.instance.as_ref());
         instance.and_then(|instance| self.by_instance.get(instance)).copied().unwrap_or(link)

@@ -1,4 +1,4 @@
-//! One relay process: its parts, how it starts, how settings reach them, and how it ends.
+//! One relay process: its parts, its start, its settings, and its end.
 
 mod drain;
 pub(crate) mod gauges;
@@ -36,29 +36,29 @@ use crate::tls::Tls;
 
 /// One relay process.
 pub struct Relay {
-    /// What every part shares.
+    /// The state that all parts share.
     pub shared: Arc<Shared>,
-    /// Who serves what.
+    /// The providers and the routing.
     pub providers: Providers,
-    /// What admits to `/admin`.
+    /// The token of `/admin`.
     pub admin_token: AdminToken,
-    /// What the listeners show, where they speak TLS.
+    /// The certificate of the listeners, if they use TLS.
     pub tls: Option<Arc<Tls>>,
-    /// Who changed what.
+    /// The audit log.
     pub audit: AuditLog,
     /// API keys.
     pub keys: Arc<dyn KeyStore>,
-    /// What the pages show.
+    /// The state of the dashboard.
     pub dashboard: Dashboard,
     /// Failed logins of workers.
     pub lockout: Lockout,
-    /// Whose the tokens of workers are.
+    /// The identities of workers' tokens.
     pub identities: Arc<Identities>,
-    /// The configuration that counts.
+    /// The active configuration.
     pub config_watch: ConfigWatch,
 }
 
-/// Why a relay did not start; one line.
+/// Why a relay did not start, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address cannot be listened on.
@@ -68,7 +68,7 @@ pub enum StartError {
         setting: &'static str,
         /// Its value.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file that a setting names cannot be used.
@@ -79,7 +79,7 @@ pub enum StartError {
     Keys(#[from] KeyStoreError),
 }
 
-/// Runs until a signal ends it, and says when it could not start. `journal`: what the log has said and will say.
+/// Runs until a signal ends it. Returns an error if it could not start. `journal`: the past and future entries of the log.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal: Journal) -> Result<(), StartError> {
     let keys = open_keys(&config.api_keys)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
@@ -142,12 +142,12 @@ fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
 }
 
 impl Relay {
-    /// Providers, with those that were removed and still have something to finish.
+    /// All providers, including removed ones with unfinished requests.
     pub fn all_providers(&self) -> Vec<Arc<Provider>> {
         self.providers.all_with_leaving()
     }
 
-    /// Makes `config` count: for settings of the whole relay at once, for requests of each provider from their arrival.
+    /// Applies `config`: settings of the whole relay at once, those of a provider to requests that arrive from now on.
     fn apply(&self, config: &Arc<Config>) {
         let before = self.shared.config.swap(Arc::clone(config));
         let old = self.providers.all();
@@ -160,7 +160,7 @@ impl Relay {
                 None => Provider::start(wanted.clone(), Arc::clone(&self.shared)),
             });
         let current: Vec<_> = current.collect();
-        // Routing first: what arrives from now on does not reach a provider that is about to go.
+        // Routing first: new requests do not reach a provider that is about to be deleted.
         for provider in self.providers.replace(&current) {
             info!(provider = %provider.name, "provider removed");
             provider.delete();
@@ -173,7 +173,7 @@ impl Relay {
         }
     }
 
-    /// Drains every worker whose secret or token does not admit it any more.
+    /// Drains every worker whose secret or token is no longer valid.
     fn drop_refused_workers(&self) {
         for provider in self.providers.all() {
             for link in provider.links() {
@@ -246,7 +246,7 @@ impl Listeners {
         let address = |(listener, _): &(TcpListener, Parts)| listener.local_addr().ok();
         Addresses {
             clients: self.0.iter().find(|(_, parts)| parts.clients).and_then(address),
-            // Clients' listener is the first.
+            // The clients' listener is the first.
             workers: self.0.iter().rfind(|(_, parts)| parts.workers).and_then(address),
         }
     }

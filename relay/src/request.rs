@@ -1,4 +1,4 @@
-//! One client request as the shell keeps it: what to send, where the answer goes, and what became of it.
+//! One client request outside of the core: the data to send, the exchange of its response, and its progress.
 
 mod trace;
 
@@ -18,54 +18,54 @@ use modelrelay_protocol::paths::Endpoint;
 use crate::dispatch::{Allowed, QueueShare, RequestKey};
 use crate::exchange::Exchange;
 
-/// What an old worker's envelope may add to the body: path, ids and at most 32 KiB of headers, escaped.
+/// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
 const ENVELOPE_BYTES: usize = 128 << 10;
 
-/// What a client that left would have been told, as nginx writes it.
+/// The status of a request whose client disconnected, as in nginx.
 pub const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// What a handler knows of a request when it submits it.
+/// The data that a handler has when it submits a request.
 pub struct Outline {
-    /// The id that the client is told.
+    /// The request id for the client.
     pub id: String,
-    /// The model as the backend sees it.
+    /// The backend's name of the model.
     pub model: Arc<str>,
-    /// The models that may answer, by their ids, where it asks by a name that a worker gives to one; `None`: any.
+    /// The ids of the models that may serve it, if it uses a name that a worker maps to one; `None` for any.
     pub allowed: Option<Allowed>,
-    /// The id of its API key; `None` where none is required.
+    /// The id of its API key; `None` if none is required.
     pub key: Option<Arc<str>>,
-    /// How much of the queue its key may fill; `None`: all of it.
+    /// The part of the queue that its key may fill; `None` for all of it.
     pub share: Option<QueueShare>,
     /// The provider.
     pub provider: Arc<str>,
     /// The route.
     pub endpoint: Endpoint,
-    /// How errors are spelled.
+    /// The format of errors.
     pub dialect: Dialect,
     /// The HTTP method.
     pub method: &'static str,
     /// Path and query.
     pub path_and_query: String,
-    /// Headers for the backend; repeats joined.
+    /// Headers for the backend; repeated ones are joined.
     pub headers: BTreeMap<String, String>,
-    /// Whether a stream was asked for.
+    /// True if a stream is requested.
     pub is_streaming: bool,
     /// The body.
     pub body: Bytes,
-    /// When its first byte was seen.
+    /// The time of its first byte.
     pub received_at: Instant,
-    /// Its spans, where traces are exported.
+    /// Its spans, if traces are exported.
     pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl Outline {
-    /// The model as the log may have it: people put keys into the wrong field.
+    /// The model for the log: users put keys into the wrong field.
     pub fn logged_model(&self) -> &str {
         if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
     }
 }
 
-/// Why a request cannot go to a worker that knows only the seeds' messages.
+/// Why a request cannot be sent to an old worker, which supports only the original messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsCore1 {
     /// It would not fit into one message.
@@ -78,38 +78,38 @@ pub enum NeedsCore1 {
 pub struct RequestRecord {
     /// Its place in the queue.
     pub key: RequestKey,
-    /// What the handler knew.
+    /// The handler's data.
     pub outline: Outline,
-    /// When it arrived, for people.
+    /// The time of its arrival, human-readable.
     pub arrived: SystemTime,
-    /// Why only a `core1` worker can carry it, if so.
+    /// Why only a `core1` worker can handle it, if so.
     pub needs_core1: Option<NeedsCore1>,
-    /// Where its answer goes.
+    /// The exchange of its response.
     pub exchange: Arc<Exchange>,
     progress: Mutex<Progress>,
 }
 
-/// What became of a request so far.
+/// The progress of a request so far.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// The worker that has or had it.
+    /// The worker of its last attempt.
     pub worker: Option<Arc<str>>,
-    /// When it was sent last.
+    /// The time of its last dispatch.
     pub dispatched_at: Option<Instant>,
-    /// How long it waited altogether, without a wait that goes on.
+    /// The total time in the queue, without a present wait.
     pub queue_wait: Duration,
-    /// Since when it waits, while it is in the queue.
+    /// The beginning of its present wait in the queue.
     pub waiting_since: Option<Instant>,
-    /// How often it was sent.
+    /// The number of attempts.
     pub attempts: u32,
-    /// What a worker said when it failed the request.
+    /// The error with which a worker failed the request.
     pub worker_error: Option<ApiError>,
-    /// What the backend said it used.
+    /// The token counts from the backend.
     pub token_counts: Option<TokenCounts>,
 }
 
 impl Progress {
-    /// Ends a wait that no sending ended, and counts it.
+    /// Ends a wait without a dispatch, and adds it to the total.
     pub fn end_wait(&mut self, now: Instant) {
         if let Some(since) = self.waiting_since.take() {
             self.queue_wait += now.saturating_duration_since(since);
@@ -118,13 +118,13 @@ impl Progress {
 }
 
 impl RequestRecord {
-    /// A request that has not been submitted yet.
+    /// Creates a request that has not been submitted yet.
     pub fn new(key: RequestKey, outline: Outline, exchange: Arc<Exchange>) -> Self {
         let needs_core1 = needs_core1(&outline);
         Self { key, outline, arrived: SystemTime::now(), needs_core1, exchange, progress: Mutex::default() }
     }
 
-    /// What became of it so far.
+    /// Locks its progress so far.
     pub fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -139,7 +139,7 @@ impl RequestRecord {
         }))
     }
 
-    /// The `request` message for a worker that knows only the seeds, body and all.
+    /// The `request` message for an old worker, including the body.
     pub fn seed_text(&self, request_id: &str) -> String {
         // `needs_core1` keeps bodies that are not text away from such workers.
         let body = String::from_utf8_lossy(&self.outline.body).into_owned();
@@ -168,7 +168,7 @@ fn needs_core1(outline: &Outline) -> Option<NeedsCore1> {
         return Some(NeedsCore1::Form);
     }
     let limit = modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES - ENVELOPE_BYTES;
-    // A byte becomes six at most (`\u001f`), so small bodies need no counting.
+    // A byte becomes at most six (`\u001f`), so small bodies need no counting.
     let fits = outline.body.len() <= limit / 6 || escaped_len(&outline.body) <= limit;
     (!fits).then_some(NeedsCore1::Size)
 }

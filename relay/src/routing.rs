@@ -1,4 +1,4 @@
-//! Which provider a request belongs to, and what its backend calls the model.
+//! The provider of a request, and its backend's name of the model.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Table {
 
 struct Entry {
     provider: Arc<Provider>,
-    /// From every name that a client may write to the backend's; empty without a catalogue.
+    /// Maps every name that a client may use to the backend's; empty without a catalogue.
     catalogue: HashMap<Arc<str>, Arc<str>>,
     /// Maps names to models. A model of the same name takes precedence.
     aliases: HashMap<Arc<str>, Arc<str>>,
@@ -35,7 +35,7 @@ struct Entry {
     is_open: bool,
 }
 
-/// Where a request goes.
+/// The destination of a request.
 pub struct Route {
     /// The provider.
     pub provider: Arc<Provider>,
@@ -43,19 +43,19 @@ pub struct Route {
     pub model: Arc<str>,
 }
 
-/// A name that a client may write, and what is meant by it.
+/// A name that a client may use, and its meaning.
 pub struct Named {
-    /// What the client writes.
+    /// The client's name.
     pub name: Arc<str>,
     /// The name that workers serve.
     pub model: Arc<str>,
-    /// Whose model it is.
+    /// The provider of the model.
     pub provider: Arc<Provider>,
 }
 
 impl Providers {
-    /// Replaces the whole set and returns those that are no part of it any more. In the same step they become leaving
-    /// ones: whoever looks for what a provider still runs finds it at any moment.
+    /// Replaces the whole set and returns the removed providers. In the same step they become leaving ones, so that their
+    /// running requests can be found at any moment.
     pub fn replace(&self, providers: &[Arc<Provider>]) -> Vec<Arc<Provider>> {
         let mut gone = self.all();
         gone.retain(|old| !providers.iter().any(|kept| Arc::ptr_eq(kept, old)));
@@ -65,7 +65,7 @@ impl Providers {
         gone
     }
 
-    /// Lets go of the leaving ones that have nothing left to finish.
+    /// Releases leaving providers without unfinished requests or workers.
     pub fn forget_finished(&self) {
         let mut leaving = self.table.load().leaving.clone();
         leaving.retain(|provider| !provider.is_idle() || provider.worker_count() > 0);
@@ -82,7 +82,7 @@ impl Providers {
         self.table.load().entries.iter().map(|entry| Arc::clone(&entry.provider)).collect()
     }
 
-    /// All of them, and behind them those that were removed and still have something to finish.
+    /// All of them, followed by removed ones with unfinished work.
     pub fn all_with_leaving(&self) -> Vec<Arc<Provider>> {
         let table = self.table.load();
         table.entries.iter().map(|entry| &entry.provider).chain(&table.leaving).cloned().collect()
@@ -93,13 +93,13 @@ impl Providers {
         self.table.load().candidates(Some(name)).next().map(|entry| Arc::clone(&entry.provider))
     }
 
-    /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
+    /// The route of a request for `model`: to the provider that it names, else to the first whose catalogue has the model,
     /// else to the first with a worker that serves it, else to the first that has it as an alias, else to the first whose
-    /// workers take the name for one of their models, else to the first with a worker that served it. A sole provider without a
-    /// catalogue gets every request while it has no worker.
+    /// workers map the name to one of their models, else to the first with a worker that served it. A sole provider without
+    /// a catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
-        // Nobody can serve it, because no worker, catalogue or alias may have such a name. It must not wait either: what waits
-        // is logged and listed by its name.
+        // It cannot be served, because no worker, catalogue or alias may have such a name. It must not wait either: waiting
+        // requests are logged and listed by model.
         if model.chars().nth(MAX_MODEL_CHARS).is_some() {
             return Err(model_not_found(model));
         }
@@ -150,13 +150,13 @@ impl Providers {
             .find_map(|entry| Some((Arc::clone(&entry.provider.name), Arc::clone(entry.default_model.as_ref()?))))
     }
 
-    /// Whether a worker that comes may bring models that nobody has heard of.
+    /// True if a new worker may bring unknown models.
     pub fn may_get_models(&self, named: Option<&str>) -> bool {
         let table = self.table.load();
         table.entries.iter().any(|entry| entry.is_open && named.is_none_or(|name| *entry.provider.name == *name))
     }
 
-    /// Every name that a client may write: what workers serve, catalogues, cold models, aliases of any of these.
+    /// Every name that a client may use: models of workers, catalogues, cold models, and aliases of any of these.
     pub fn names(&self) -> Vec<Named> {
         let table = self.table.load();
         let mut names = Vec::new();
@@ -177,14 +177,15 @@ impl Providers {
                 named((alias, model))
             }));
         }
-        // Stable, so that of two providers with the same name the first in the file stays first; and a model before an alias.
+        // Stable, so that of two providers with the same name the first in the file stays first; and a model before an
+        // alias.
         names.extend(aliases);
         names.sort_by(|a, b| a.name.cmp(&b.name));
         names.dedup_by(|later, first| later.name == first.name);
         names
     }
 
-    /// Whether some worker, catalogue or setting names the model; only such names may become metric labels.
+    /// True if some worker, catalogue or setting names the model; only such names may become metric labels.
     pub fn knows(&self, provider: &Provider, model: &str) -> bool {
         let table = self.table.load();
         let entry = table.entries.iter().find(|entry| entry.provider.name == provider.name);

@@ -1,4 +1,4 @@
-//! What every part of one relay process shares.
+//! The state that every part of one relay process shares.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,42 +15,43 @@ use crate::dispatch::{RequestKey, WorkerKey};
 use crate::metrics::Metrics;
 use crate::operations::Operations;
 
-/// How far the process is on its way out.
+/// The progress of the process towards its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Serving.
     Running,
-    /// Unready, and still taking everything: endpoints update late.
+    /// Unready, but still accepting everything: endpoints are updated late.
     Grace,
-    /// No new work; what is queued and running finishes, on workers that come back too.
+    /// No new requests; queued and running ones finish, also on workers that reconnect.
     Draining,
-    /// No request is left that could still be sent to a worker; workers are told to go, and none is let in.
+    /// No request is left that could still be sent to a worker; workers are notified of the shutdown, and no worker is
+    /// accepted.
     Leaving,
     /// The listeners close.
     Stopping,
 }
 
-/// What every part of one relay process shares.
+/// The state that every part of one relay process shares.
 pub struct Shared {
     /// The settings, replaced as a whole.
     pub config: ArcSwap<Config>,
     /// Memory for request bodies.
     pub budget: Arc<Budget>,
-    /// Who made which stored response.
+    /// The origins of stored responses.
     pub affinity: Affinity,
-    /// What admins ordered workers to do.
+    /// Orders of admins to workers.
     pub operations: Operations,
     /// Counters.
     pub metrics: Arc<Metrics>,
-    /// What makes spans, where traces are exported.
+    /// The source of spans, if traces are exported.
     pub traces: Option<Traces>,
     /// Random per process.
     pub relay_id: String,
     /// When the process started.
     pub started_at: Instant,
-    /// Told whenever a request ends or its answer begins, for the drain to look again.
+    /// Notified whenever a request ends or its response begins, so that the drain checks again.
     pub progress: Notify,
-    /// Told whenever a worker has joined or listed its models.
+    /// Notified whenever a worker has joined or listed its models.
     pub models_listed: Notify,
     had_worker: AtomicBool,
     phase: watch::Sender<Phase>,
@@ -79,7 +80,7 @@ impl Shared {
         })
     }
 
-    /// The next place in the queue.
+    /// The next position in the queue.
     pub fn next_request_key(&self) -> RequestKey {
         RequestKey(self.next_request.fetch_add(1, Ordering::Relaxed))
     }
@@ -89,22 +90,22 @@ impl Shared {
         WorkerKey(self.next_worker.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Whether a worker has ever attached to this process.
+    /// True if a worker has ever attached to this process.
     pub fn had_worker(&self) -> bool {
         self.had_worker.load(Ordering::Relaxed)
     }
 
-    /// A worker has attached.
+    /// Records that a worker has attached.
     pub fn mark_worker(&self) {
         self.had_worker.store(true, Ordering::Relaxed);
     }
 
-    /// How far the process is on its way out.
+    /// The present phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// Goes on to a later phase.
+    /// Enters a later phase.
     pub fn enter(&self, phase: Phase) {
         self.phase.send_if_modified(|current| {
             let later = phase > *current;
@@ -113,7 +114,7 @@ impl Shared {
         });
     }
 
-    /// Follows the phase.
+    /// Subscribes to the phase.
     pub fn watch_phase(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }

@@ -1,8 +1,8 @@
-//! The first signal asks, the second ends.
+//! The first signal begins the shutdown, the second ends the process.
 //!
-//! SIGTERM and SIGINT, or what Windows has in their place, both begin the orderly exit of `main`. A second one, of either
-//! kind, ends the process at once with the code that a shell gives for it: somebody is waiting, and what was not finished by
-//! then gets no more time.
+//! SIGTERM and SIGINT, or their equivalents on Windows, both begin the orderly exit of `main`. A second one, of either
+//! kind, ends the process at once with the code that a shell reports for it: the operator is waiting, and unfinished work
+//! gets no more time.
 
 use std::io;
 
@@ -11,20 +11,20 @@ use tokio::sync::watch;
 
 pub use modelrelay_platform::signals::StopSignal;
 
-/// Resolves at the first signal; clones all see the same one, also when it came before they asked.
+/// Resolves at the first signal; all clones see the same one, also if it came before their first poll.
 #[derive(Debug, Clone)]
 pub struct ShutdownSignal {
     seen: watch::Receiver<Option<StopSignal>>,
 }
 
-/// Begins to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
+/// Starts to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
 #[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
 pub fn listen() -> io::Result<ShutdownSignal> {
     let mut signals = Signals::listen()?;
     let (sender, seen) = watch::channel(None);
     tokio::spawn(async move {
         let first = signals.next().await;
-        // Nobody may be listening any more; the second signal must work all the same.
+        // All receivers may be gone; the second signal must work all the same.
         sender.send_replace(Some(first));
         let second = signals.next().await;
         tracing::warn!(signal = second.as_str(), "second signal, ending at once");
@@ -34,7 +34,7 @@ pub fn listen() -> io::Result<ShutdownSignal> {
 }
 
 impl ShutdownSignal {
-    /// For a relay that another signal stops than the process's: it is sent here.
+    /// Creates a signal that another source than the process sends through this channel.
     pub fn sent_by(seen: watch::Receiver<Option<StopSignal>>) -> Self {
         Self { seen }
     }
@@ -52,7 +52,7 @@ impl ShutdownSignal {
         }
     }
 
-    /// Whether it has come.
+    /// True if it was received.
     pub fn is_received(&self) -> bool {
         self.seen.borrow().is_some()
     }

@@ -1,7 +1,8 @@
-//! The door for workers: who may come in, and the upgrade.
+//! The endpoint for workers: authentication and the upgrade.
 //!
-//! Checked in this order, so that a stranger learns nothing: a proper WebSocket handshake (400, 426), the lockout (429),
-//! the secret or token (401, compared for an unknown provider too), the provider (404, 403), its links (503).
+//! The checks have this order, so that an unauthenticated peer learns nothing: a valid WebSocket handshake (400, 426),
+//! the lockout (429), the secret or token (401, compared for an unknown provider too), the provider (404, 403), its
+//! links (503).
 
 mod admission;
 pub mod failures;
@@ -74,7 +75,7 @@ async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission
     session::serve(socket, pulse, provider, admission).await;
 }
 
-/// A refusal that a worker's log, or a person with curl, can read.
+/// Returns a rejection that is readable in a worker's log and with curl.
 fn refuse(status: StatusCode, message: &str) -> Response {
     let body = serde_json::json!({ "error": { "message": message, "code": status.as_u16() } }).to_string();
     let mut response = Response::new(Body::from(body));

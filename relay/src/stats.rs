@@ -1,7 +1,7 @@
-//! What `/admin/stats` says beyond the live state: totals since the start, and quantiles over the last minutes.
+//! The part of `/admin/stats` beyond the live state: totals since the start, and quantiles over the last minutes.
 //!
 //! Quantiles come from a ring of one-minute histograms with buckets of constant ratio, so that a window costs a few
-//! kilobytes and one increment per value however busy the relay is; a quantile is exact to about 5 %.
+//! kilobytes and one increment per value, however busy the relay is; a quantile is exact to about 5 %.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::metrics::{Outcome, TokenKind};
 
-/// How far back quantiles look: this minute and the four before it.
+/// The window of quantiles: this minute and the four before it.
 pub const WINDOW: Duration = Duration::from_secs(60 * SLICES as u64);
 
 const SLICES: usize = 5;
@@ -30,9 +30,9 @@ pub struct ProviderStats {
     outcomes: Vec<AtomicU64>,
     tokens: Vec<AtomicU64>,
     requeues: AtomicU64,
-    /// Taken once per wait that ended.
+    /// Locked once per wait that ended.
     queue_wait: Mutex<RollingWindow>,
-    /// Taken once per answer that began.
+    /// Locked once per response that began.
     first_byte: Mutex<RollingWindow>,
 }
 
@@ -41,31 +41,31 @@ pub struct ProviderStats {
 pub struct StatsReport {
     /// Requests that ended, by outcome; outcomes that never happened are left out.
     pub requests: std::collections::BTreeMap<&'static str, u64>,
-    /// Tokens by type; types that no backend named are left out.
+    /// Tokens by type; types that no backend reported are left out.
     pub tokens: std::collections::BTreeMap<&'static str, u64>,
     /// Requests that went back into the queue.
     pub requeues: u64,
-    /// Over the last minutes.
+    /// The time in the queue, over the last minutes.
     pub queue_wait_ms: Quantiles,
-    /// From acceptance to the first byte of a body, over the last minutes.
+    /// The time from acceptance to the first byte of a body, over the last minutes.
     pub ttft_ms: Quantiles,
 }
 
 /// Two quantiles in milliseconds; absent while nothing was measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// How many values they stand for.
+    /// The number of values.
     pub count: u64,
-    /// Half are below.
+    /// The median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50: Option<f64>,
-    /// Nineteen of twenty are below.
+    /// The 95th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p95: Option<f64>,
 }
 
 impl ProviderStats {
-    /// Nothing has happened before `now`.
+    /// Creates empty counts.
     pub fn new(now: Instant) -> Self {
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -77,32 +77,32 @@ impl ProviderStats {
         }
     }
 
-    /// A request ended.
+    /// Counts a request that ended.
     pub fn finished(&self, outcome: Outcome) {
         self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A backend counted tokens.
+    /// Counts tokens that a backend reported.
     pub fn tokens_used(&self, kind: TokenKind, count: u64) {
         self.tokens[kind as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// A request went back into the queue.
+    /// Counts a requeue.
     pub fn requeued(&self) {
         self.requeues.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A wait in the queue ended.
+    /// Records a wait in the queue that ended.
     pub fn queue_waited(&self, waited: Duration, now: Instant) {
         self.queue_wait.lock().unwrap_or_else(PoisonError::into_inner).record(waited, now);
     }
 
-    /// The first byte of an answer's body went out.
+    /// Records the time to the first byte of a response's body.
     pub fn first_byte_sent(&self, since_accepted: Duration, now: Instant) {
         self.first_byte.lock().unwrap_or_else(PoisonError::into_inner).record(since_accepted, now);
     }
 
-    /// Everything as of `now`.
+    /// The report as of `now`.
     pub fn report(&self, now: Instant) -> StatsReport {
         let quantiles =
             |window: &Mutex<RollingWindow>| window.lock().unwrap_or_else(PoisonError::into_inner).quantiles(now);
@@ -139,7 +139,7 @@ impl RollingWindow {
         Self { slices: std::array::from_fn(|_| empty()), current: 0, current_began: now }
     }
 
-    /// Takes one value in.
+    /// Adds one value.
     pub fn record(&mut self, value: Duration, now: Instant) {
         self.turn(now);
         let slice = &mut self.slices[self.current];
@@ -148,7 +148,7 @@ impl RollingWindow {
         slice.count += 1;
     }
 
-    /// p50 and p95 of what was taken in during the last minutes.
+    /// p50 and p95 of the values of the last minutes.
     pub fn quantiles(&mut self, now: Instant) -> Quantiles {
         self.turn(now);
         let count = self.slices.iter().map(|slice| slice.count).sum();
@@ -181,7 +181,7 @@ impl RollingWindow {
 fn bucket_of(value: Duration) -> usize {
     let micros = u64::try_from(value.as_micros()).unwrap_or(u64::MAX).max(1 << FIRST_DOUBLING);
     let doubling = micros.ilog2();
-    // The bits behind the first one: how far between this power of two and the next, in eighths.
+    // The bits after the first one: the position between this power of two and the next, in eighths.
     let eighth = (micros >> (doubling - PER_DOUBLING.ilog2())) & u64::from(PER_DOUBLING - 1);
     let bucket = u64::from((doubling - FIRST_DOUBLING) * PER_DOUBLING) + eighth;
     usize::try_from(bucket).unwrap_or(BUCKETS).min(BUCKETS - 1)

@@ -1,6 +1,6 @@
-//! Where log lines go: standard error, or the file of a service of Windows, as text or as JSON, filtered by `LOG_LEVEL`.
+//! The output of the log: standard error, or the file of a Windows service, as text or as JSON, filtered by `LOG_LEVEL`.
 //!
-//! Colours only where somebody looks at a terminal: an escape sequence in a log file breaks every search for a phrase.
+//! Colours are used only on a terminal: an escape sequence in a log file breaks every search for a phrase.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,10 +13,10 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::dashboard::Journal;
 
-/// How a line looks.
+/// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
     /// One object per line, with the event's fields at its top level.
@@ -27,10 +27,10 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
-/// Starts logging for the whole process, to the journal that it gives too; an error when somebody did already.
+/// Starts logging for the whole process, including the returned journal. An error if logging was started before.
 ///
-/// Only `tracing`'s events are taken. Records of the older `log` crate, which some libraries write, go nowhere on purpose:
-/// the WebSocket library writes whole frames there at its lowest level, and frames hold prompts and answers.
+/// Only `tracing`'s events are logged. Records of the older `log` crate, which some libraries use, are dropped on purpose:
+/// the WebSocket library writes whole frames there at its lowest level, and frames contain prompts and responses.
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
     let journal = Journal::default();
     let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));
@@ -72,7 +72,7 @@ impl FromStr for LogFilter {
         let allowed =
             || "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug".to_owned();
         let text = text.trim();
-        // A word that is no level would be read as a target and silence everything else.
+        // Text that is not a level would be parsed as a target and silence everything else.
         let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
         if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
             return Err(allowed());
@@ -83,7 +83,7 @@ impl FromStr for LogFilter {
     }
 }
 
-/// Replaces the published relay's target by ours: its directives would silence all that this program logs.
+/// Replaces the target of the published relay with this one's: its directives would silence all lines of this program.
 fn with_own_target(directives: &str) -> String {
     let own = |directive: &str| match directive.trim().strip_prefix("modelrelay_server") {
         Some(rest) if rest.is_empty() || rest.starts_with(['=', ':', '[']) => format!("modelrelay_relay{rest}"),

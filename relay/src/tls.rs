@@ -1,8 +1,8 @@
 //! TLS of the listeners: a certificate and its key in files, read again while the relay runs.
 //!
-//! Both files are looked at each second and compared by content, as every watched file is. A new pair counts for the
-//! connections that come from then on, and those that are open go on with what they have. A pair that cannot be used
-//! leaves the last good one in place, is logged once, and shows in `tls_last_reload_successful` and in `/readyz`.
+//! Both files are read each second and compared by content, like every watched file. A new pair is used for new
+//! connections; open ones keep theirs. A pair that cannot be used leaves the previous one in place, is logged once, and
+//! shows in `tls_last_reload_successful` and in `/readyz`.
 
 mod accept;
 mod stream;
@@ -27,17 +27,17 @@ use crate::metrics::Metrics;
 
 pub use stream::{Connection, MaybeTls};
 
-/// A chain is a few certificates, not an archive.
+/// The largest file; a chain is a few certificates.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// All that the clients of a relay may speak once the connection is encrypted.
+/// The only protocol that clients of a relay may use on an encrypted connection.
 const ALPN: &[u8] = b"http/1.1";
 
 const CERT_SETTING: &str = "TLS_CERT_FILE (--tls-cert-file)";
 const KEY_SETTING: &str = "TLS_KEY_FILE (--tls-key-file)";
 const NO_KEY: &str = "no PEM private key is in it";
 
-/// What the listeners show to who connects.
+/// The certificate that the listeners present.
 #[derive(Debug)]
 pub struct Tls {
     current: ArcSwap<ServerConfig>,
@@ -45,15 +45,15 @@ pub struct Tls {
     metrics: Arc<Metrics>,
 }
 
-/// A certificate and its key as they were at one moment.
+/// A certificate and its key at one moment.
 struct Pair {
     digest: [u8; 32],
     config: Arc<ServerConfig>,
-    /// When the certificate ends, in seconds since 1970.
+    /// The expiry of the certificate, in seconds since 1970.
     not_after: i64,
 }
 
-/// What a look at the files found.
+/// The result of one read of the files.
 enum Look {
     Unchanged,
     Changed(Pair),
@@ -61,7 +61,7 @@ enum Look {
 }
 
 impl Tls {
-    /// Takes the pair, and follows its files until the returned value is dropped. Needs a tokio runtime.
+    /// Loads the pair, and follows its files until the returned value is dropped. Needs a tokio runtime.
     pub fn start(files: &TlsFiles, metrics: Arc<Metrics>) -> Result<Arc<Self>, ConfigError> {
         let pair = Pair::read(files)?;
         let digest = pair.digest;
@@ -72,7 +72,7 @@ impl Tls {
         Ok(tls)
     }
 
-    /// Why the files as they are now do not count; `None` when they do.
+    /// Why the present files are not in use; `None` if they are.
     pub fn error(&self) -> Option<Arc<String>> {
         self.last_error.load_full()
     }
@@ -106,7 +106,7 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let here = files.clone();
-        // A file on a network mount may take its time, and must not take a thread's that serves requests.
+        // A file on a network mount may be slow, and must not block a thread that serves requests.
         let Ok(look) = blocking::run(move || look(&here, &digest)).await else { continue };
         let Some(tls) = tls.upgrade() else { return };
         match look {
@@ -119,7 +119,7 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
                 digest = pair.digest;
                 tls.take(pair);
             }
-            // Who copies two files copies one after the other: what one look found between them is nothing to tell.
+            // Two files are usually copied one after the other: a mismatch that only one read finds is not reported.
             Look::Refused(why) if suspected.as_ref() == Some(&why) => tls.refuse(why),
             Look::Refused(why) => suspected = Some(why),
         }
@@ -170,7 +170,7 @@ impl Pair {
             Err(_) => return Err(in_cert("its first certificate cannot be read")),
         };
         let key = PrivateKeyDer::from_pem_slice(&sources.key).map_err(|error| {
-            // What else is wrong may repeat what was found.
+            // Other error messages may repeat the content.
             in_key(if matches!(error, pem::Error::NoItemsFound) { NO_KEY } else { "its private key is not PEM" })
         })?;
         let config = server_config(chain, key).map_err(|error| {
@@ -196,7 +196,7 @@ fn server_config(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static
         .with_no_client_auth()
         .with_single_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // Resumption without memory of our own: a thousand workers come back at once. A new pair has new tickets.
+    // Resumption without memory of the relay: a thousand workers return at once. A new pair has new tickets.
     config.ticketer = ring::Ticketer::new()?;
     Ok(config)
 }

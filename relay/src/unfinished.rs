@@ -1,8 +1,8 @@
-//! What a peer has begun to send and not ended, a worker's message or the head of a client's request: counted from its first
-//! byte, bounded, and in time.
+//! Incomplete input of a peer, a worker's message or the head of a client's request: accounted, bounded, and with a
+//! deadline.
 //!
-//! It is held in memory until its last byte comes. Small ones cost nothing more than the socket; of larger ones each byte
-//! is taken from the budget of the relay before it is kept.
+//! It is held in memory until its last byte arrives. Small input costs nothing beyond the socket. For larger input, each
+//! byte is reserved in the relay's budget before it is stored.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +13,14 @@ use modelrelay_protocol::limits::{MAX_CONTROL_BYTES, MAX_MESSAGE_BYTES};
 
 use crate::budget::{Budget, Purpose, Reservation};
 
-/// So much of a message is not counted, for each worker may have it: the largest piece of a response and what was read ahead.
+/// The part of a message that is not accounted, because each worker may have it: the largest piece of a response and the
+/// bytes that were read ahead.
 const UNCOUNTED_BYTES: u64 = 128 << 10;
 
-/// So much of a request's head is not counted, for each connection may have it.
+/// The part of a request's head that is not accounted, because each connection may have it.
 const UNCOUNTED_HEAD_BYTES: u64 = 8 << 10;
 
-/// How long what is counted may take, and at which rate it has to come.
+/// How long accounted input may take, and its least rate.
 const PATIENCE: Duration = Duration::from_secs(30);
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
@@ -30,7 +31,7 @@ pub enum Refusal {
     TooLarge,
     /// The budget is used up.
     NoMemory,
-    /// It comes too slowly.
+    /// It arrives too slowly.
     TooSlow,
 }
 
@@ -41,7 +42,7 @@ pub struct Unfinished {
     uncounted: u64,
     limit: AtomicU64,
     received: AtomicU64,
-    /// Of one that is larger than what is not counted.
+    /// The state of input that is larger than the unaccounted part.
     large: Mutex<Option<Large>>,
     refused: Mutex<Option<Refusal>>,
 }
@@ -53,12 +54,12 @@ struct Large {
 }
 
 impl Unfinished {
-    /// A worker's message. Until [`Self::allow_bodies`], it is a control message.
+    /// For a worker's messages. Until [`Self::allow_bodies`], they are control messages.
     pub fn message(budget: Arc<Budget>) -> Self {
         Self::new(budget, UNCOUNTED_BYTES, MAX_CONTROL_BYTES as u64 + UNCOUNTED_BYTES)
     }
 
-    /// The head of a request, which the HTTP library bounds.
+    /// For the head of a request, whose size the HTTP library bounds.
     pub fn head(budget: Arc<Budget>) -> Self {
         Self::new(budget, UNCOUNTED_HEAD_BYTES, u64::MAX)
     }
@@ -68,16 +69,16 @@ impl Unfinished {
         Self { budget, uncounted, limit, received, large: Mutex::default(), refused: Mutex::default() }
     }
 
-    /// The worker has no streams: a message may hold a whole response.
+    /// Allows whole responses in a message, for a worker without streams.
     pub fn allow_bodies(&self) {
         self.limit.store(MAX_MESSAGE_BYTES as u64 + UNCOUNTED_BYTES, Ordering::Relaxed);
     }
 
-    /// Takes bytes that came at `now`.
+    /// Adds bytes that arrived at `now`.
     ///
     /// # Errors
     ///
-    /// Nothing more may be read; [`Self::refusal`] says why.
+    /// If nothing more may be read; [`Self::refusal`] returns the reason.
     pub fn receive(&self, bytes: u64, now: impl FnOnce() -> Instant) -> io::Result<()> {
         let received = self.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if received <= self.uncounted {
@@ -108,7 +109,7 @@ impl Unfinished {
         Ok(())
     }
 
-    /// It has come to its end.
+    /// Ends the message or head.
     pub fn end(&self) {
         if self.received.swap(0, Ordering::Relaxed) > self.uncounted {
             *self.large() = None;
@@ -136,7 +137,7 @@ mod tests {
         (Unfinished::message(Arc::clone(&budget)), budget)
     }
 
-    /// Receives so much in pieces, all of them now.
+    /// Receives bytes in pieces, all of them now.
     fn receive(unfinished: &Unfinished, bytes: u64) -> Option<Refusal> {
         let now = Instant::now();
         let pieces = std::iter::repeat_n(UNCOUNTED_BYTES / 2, usize::try_from(bytes / (UNCOUNTED_BYTES / 2)).unwrap());

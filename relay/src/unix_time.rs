@@ -1,4 +1,4 @@
-//! Points in time as others read them.
+//! Points in time for other programs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

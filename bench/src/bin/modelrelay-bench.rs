@@ -1,4 +1,4 @@
-//! The benchmark's program: reads the command line, does what it says.
+//! The benchmark's program: parses the command line and runs its command.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Prints the tables that compare policies, or writes them into the page that explains ours:
+//! Prints the tables that compare policies, or writes them into the page that explains the worker's policy:
 //!
 //! ```text
 //! cargo run --release -p modelrelay-bench --bin simulate-multiplexer -- --write docs/multiplexer/policy.md

@@ -1,10 +1,10 @@
-//! One request about a program itself: its metrics, its state, its keys.
+//! One request to a program's own endpoints: its metrics, its state, its keys.
 
 use std::net::SocketAddr;
 
 use super::{Body, Connection, HttpError};
 
-/// Asks on a connection of its own; `headers` are lines with their ends. Gives status and body.
+/// Sends a request on a connection of its own; `headers` are lines with their ends. Returns status and body.
 pub async fn ask(
     to: SocketAddr,
     method: &str,

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{BUFFER_BYTES, Body, Head, HttpError};
 
-/// A connection; what was read and not yet used lies between `begin` and `end` of the buffer.
+/// A connection. The bytes that were read and not yet used lie between `begin` and `end` of the buffer.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
@@ -19,23 +19,23 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Dials.
+    /// Connects to `to`.
     pub async fn open(to: SocketAddr) -> io::Result<Self> {
         Self::accepted(TcpStream::connect(to).await?)
     }
 
-    /// Takes over an accepted one.
+    /// Takes over an accepted connection.
     pub fn accepted(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self { stream, buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0 })
     }
 
-    /// Sends both parts, in one call where the kernel takes them.
+    /// Sends both parts, in one call if the kernel accepts them.
     pub async fn send(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.stream.write_all_buf(&mut Buf::chain(head, body)).await
     }
 
-    /// Reads a head and what `of` wants of it; `None` where the connection ends before one.
+    /// Reads a head and returns the result of `of`; `None` if the connection ends before a head.
     pub async fn head<T>(&mut self, of: impl Fn(&Head) -> Result<T, HttpError>) -> Result<Option<T>, HttpError> {
         loop {
             if let Some((head, length)) = Head::read(&self.buffer[self.begin..self.end])? {
@@ -49,7 +49,7 @@ impl Connection {
         }
     }
 
-    /// Gives `sink` what there is of a body, after waiting for some; false when that was the end.
+    /// Passes the available part of a body to `sink`, after waiting for some; false at the end of the body.
     pub async fn some_body(&mut self, body: &mut Body, sink: impl FnMut(&[u8])) -> Result<bool, HttpError> {
         if self.begin == self.end && !body.is_complete() && !self.fill().await? {
             return if body.ends_with_connection() { Ok(false) } else { Err(HttpError::Cut) };
@@ -58,7 +58,7 @@ impl Connection {
         Ok(!body.is_complete())
     }
 
-    /// Reads a whole body to the end of `into`; one whose length is known goes there straight from the kernel.
+    /// Reads a whole body and appends it to `into`; a body of known length is read straight from the kernel.
     pub async fn whole_body(&mut self, mut body: Body, into: &mut Vec<u8>) -> Result<(), HttpError> {
         while !body.is_complete() {
             if let (Some(left), true) = (body.remaining(), self.begin == self.end) {
@@ -81,7 +81,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once; false at the connection's end.
+    /// Reads once; false at the end of the connection.
     async fn fill(&mut self) -> Result<bool, HttpError> {
         if self.begin > 0 {
             self.buffer.copy_within(self.begin..self.end, 0);

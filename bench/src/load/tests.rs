@@ -1,4 +1,4 @@
-//! The client against the backend, and against one that is not honest.
+//! The client against the backend, and against one that sends wrong responses.
 
 use tokio::net::TcpListener;
 
@@ -13,7 +13,7 @@ async fn backend() -> SocketAddr {
     addr
 }
 
-/// Answers everything with the same bytes.
+/// Sends the same bytes in response to everything.
 async fn answers(bytes: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! One connection of the client, and the answer that it reads.
+//! One connection of the client, and the response that it reads.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use super::{Fault, request_head};
 use crate::content::{self, Prompt, StreamCheck};
 use crate::http::{Body, Connection, Framing, HttpError};
 
-/// How much of an answer that is no 200 is worth keeping.
+/// The most bytes kept of a response that is not 200.
 const FAULT_BYTES: usize = 300;
 
-/// A kept connection.
+/// A persistent connection.
 #[derive(Debug)]
 pub struct Visitor {
     connection: Connection,
@@ -19,7 +19,7 @@ pub struct Visitor {
     head_of: usize,
 }
 
-/// An answer that is being read.
+/// A response that is being read.
 #[derive(Debug)]
 pub struct Answer {
     body: Body,
@@ -38,7 +38,7 @@ enum Expected {
 }
 
 impl Expected {
-    /// Whether these are the next bytes; and how many events they completed.
+    /// Returns the number of completed events; `None` if these are not the expected next bytes.
     fn take(&mut self, bytes: &[u8]) -> Option<u32> {
         match self {
             Self::Stream(check) => check.take(bytes),
@@ -59,17 +59,17 @@ impl Expected {
 }
 
 impl Visitor {
-    /// Dials.
+    /// Connects to `to`.
     pub async fn open(to: SocketAddr) -> Result<Self, Fault> {
         Self::open_with(to, "").await
     }
 
-    /// The same, with one more header line in each request.
+    /// Connects to `to`; each request gets this additional header line.
     pub async fn open_with(to: SocketAddr, header: &'static str) -> Result<Self, Fault> {
         Ok(Self { connection: Connection::open(to).await?, to, header, head: Vec::new(), head_of: usize::MAX })
     }
 
-    /// Sends the prompt and reads the head of its answer: a stream of so many events, or a plain one of 0.
+    /// Sends the prompt and reads the head of its response: a stream of `chunks` events, or a plain one for 0.
     pub async fn ask(&mut self, prompt: &Prompt, chunks: u32) -> Result<Answer, Fault> {
         self.send(prompt).await?;
         self.answer(prompt.digest(), chunks).await
@@ -85,7 +85,7 @@ impl Visitor {
         Ok(self.connection.send(&self.head, body).await?)
     }
 
-    /// Reads the head of the answer to the prompt with this digest.
+    /// Reads the head of the response to the prompt with this digest.
     pub async fn answer(&mut self, digest: u64, chunks: u32) -> Result<Answer, Fault> {
         let head = self.connection.head(|head| Ok((head.status()?, head.framing, head.closes))).await?;
         let (status, framing, closes) = head.ok_or(HttpError::Cut)?;
@@ -114,7 +114,7 @@ impl Visitor {
 }
 
 impl Answer {
-    /// Waits for more and compares it; false when there is no more.
+    /// Waits for more and compares it; false at the end.
     pub async fn more(&mut self, visitor: &mut Visitor) -> Result<bool, Fault> {
         if !self.more {
             return Ok(false);
@@ -130,27 +130,27 @@ impl Answer {
         Ok(true)
     }
 
-    /// Events that came since this was last asked.
+    /// Events since the last call.
     pub fn new_events(&mut self) -> u32 {
         self.events - std::mem::replace(&mut self.seen, self.events)
     }
 
-    /// Events that came.
+    /// Events so far.
     pub fn events(&self) -> u32 {
         self.events
     }
 
-    /// Bytes that came, all right.
+    /// Bytes so far, all of them right.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether the connection ends with it.
+    /// True if the connection ends with this response.
     pub fn closes(&self) -> bool {
         self.closes
     }
 
-    /// That nothing is missing.
+    /// Returns an error if something is missing.
     pub fn check_complete(&self) -> Result<(), Fault> {
         if self.expected.is_complete() { Ok(()) } else { Err(Fault::Differs(self.bytes)) }
     }

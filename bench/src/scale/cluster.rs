@@ -1,33 +1,36 @@
-//! What was measured, a hundred times over: how many relays a million workers need, and what each of them has to do.
+//! The measurements multiplied by a hundred: the number of relays that a million workers need, and the load of each.
 //!
-//! A worker links to every relay behind the name that it dials, so more relays behind one name do not make any relay's crowd
-//! smaller: what makes it smaller is another name. Relays and workers with one name are a *cell* here, and a cell has two
-//! relays, so that one may restart.
+//! A worker links to every relay behind the name that it dials, so more relays behind one name do not reduce the workers of
+//! any
+//! relay. Only another name does. Relays and workers with one name are a *cell* here, and a cell has two relays, so that
+//! one may
+//! restart.
 
 use super::Report;
 
-/// How much larger.
+/// The factor.
 pub const TIMES: f64 = 100.0;
 
-/// What one relay's listener for workers takes before `MAX_CONNECTIONS` (65,536) has to be raised, with room to grow.
+/// The connections of one relay's listener for workers before `MAX_CONNECTIONS` (65,536) has to be raised, with room to
+/// grow.
 pub const WORKERS_A_CELL: f64 = 50_000.0;
 
 const RELAYS_A_CELL: f64 = 2.0;
 
-/// Seconds between two heartbeats, as `HEARTBEAT_INTERVAL` has it.
+/// Seconds between two heartbeats, the default of `HEARTBEAT_INTERVAL`.
 const HEARTBEAT: f64 = 15.0;
 
-/// What people read, and a little more.
+/// The reading speed of people, and a little more.
 const TOKENS_A_SECOND: f64 = 20.0;
 
 const KIB_A_GIB: f64 = 1024.0 * 1024.0;
 
-/// One step: what, how it is computed, and what comes out.
+/// One step of the calculation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// What.
+    /// The quantity.
     pub what: String,
-    /// From what.
+    /// Its calculation.
     pub from: String,
     /// The result, with its unit.
     pub result: String,
@@ -107,7 +110,7 @@ fn gib(kib: f64) -> String {
     format!("{:.2} GiB", kib / KIB_A_GIB)
 }
 
-/// With a comma between thousands.
+/// Formats a number with a comma between thousands.
 pub(super) fn whole(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();

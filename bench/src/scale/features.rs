@@ -1,4 +1,4 @@
-//! What each feature costs: all of them in turns, round after round, beside a relay and a worker that have none.
+//! The cost of each feature: all of them in turns, round after round, compared with a relay and a worker that have none.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,26 +23,26 @@ const PACE: Duration = Duration::from_millis(10);
 const PACED_CHUNKS: u32 = 50;
 const ADMIN: &str = "authorization: Bearer bench-admin-token\r\n";
 
-/// How often Prometheus comes here: fifteen times as often as is usual.
+/// The scrape interval of Prometheus here: fifteen times as often as usual.
 const SCRAPE: Duration = Duration::from_secs(1);
 
-/// What is on.
+/// The feature that is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
-    /// Nothing.
+    /// None.
     Plain,
-    /// Each request shows an API key.
+    /// Each request has an API key.
     Keys,
-    /// The metrics of relay and worker are read every second.
+    /// The metrics of relay and worker are scraped every second.
     Scraped,
-    /// The worker has a multiplexer, whose one model is always there.
+    /// The worker has a multiplexer, whose one model is always loaded.
     Multiplexer,
     /// Two relays, each with half of the clients, and the worker linked to both.
     TwoRelays,
-    /// A worker that is played here, in the present protocol.
+    /// A worker played by the benchmark, in the present protocol.
     Played,
-    /// The same in the earlier one, which knows only text.
+    /// The same in the earlier protocol, which has only text.
     Text,
 }
 
@@ -50,30 +50,30 @@ impl Feature {
     const ALL: [Self; 7] =
         [Self::Plain, Self::Keys, Self::Scraped, Self::Multiplexer, Self::TwoRelays, Self::Played, Self::Text];
 
-    /// What it is measured against.
+    /// The feature that it is compared with.
     pub fn base(self) -> Self {
         if matches!(self, Self::Played | Self::Text) { Self::Played } else { Self::Plain }
     }
 }
 
-/// What a request cost.
+/// The cost of a request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Costs {
-    /// With this on.
+    /// The feature that was on.
     pub feature: Feature,
-    /// Half of the plain answers took no longer, one request at a time; ms.
+    /// The median latency of plain responses, one request at a time; ms.
     pub alone_p50_ms: f64,
     /// Processor time of a request of 32 clients, relays and worker together; µs.
     pub request_micros: f64,
     /// The relays' part of it; µs.
     pub relay_request_micros: f64,
-    /// Processor time of an event of a paced stream, together; µs.
+    /// Processor time of an event of a paced stream, relays and worker together; µs.
     pub chunk_micros: f64,
     /// The relays' part of it; µs.
     pub relay_chunk_micros: f64,
 }
 
-/// All rounds. What cannot be had is added to `absent`.
+/// Runs all rounds. Features that are not available are added to `absent`.
 pub(super) async fn all(
     setup: &Setup,
     extent: &Extent,
@@ -105,7 +105,7 @@ pub fn medians(rounds: &[Costs]) -> Vec<Costs> {
     Feature::ALL.into_iter().filter(measured).map(|feature| Costs::median(feature, rounds)).collect()
 }
 
-/// How far the rounds of a feature lie apart, as a part of the least; none of a single round.
+/// The difference between the rounds of a feature, as a fraction of the least; `None` for a single round.
 pub fn spread(rounds: &[Costs], feature: Feature, value: fn(&Costs) -> f64) -> Option<f64> {
     let values: Vec<f64> = rounds.iter().filter(|round| round.feature == feature).map(value).collect();
     let (least, most) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
@@ -134,7 +134,7 @@ struct Rig {
     stack: Stack,
     second: Option<Stack>,
     load: Load,
-    /// Reads the metrics until it is dropped.
+    /// Scrapes the metrics until it is dropped.
     scrapes: JoinSet<()>,
     /// Files of its programs.
     folder: TempDir,
@@ -208,7 +208,7 @@ impl Rig {
                 let mut times = tokio::time::interval(SCRAPE);
                 loop {
                     times.tick().await;
-                    // A relay that does not answer is found by the load.
+                    // A relay that does not respond is detected by the load.
                     let _ = ask(addr, "GET", "/metrics", "", b"").await;
                 }
             });
@@ -216,7 +216,7 @@ impl Rig {
         Ok(())
     }
 
-    /// One client, 32 clients, 32 paced streams.
+    /// Runs one client, 32 clients, and 32 paced streams.
     async fn costs(
         self,
         feature: Feature,
@@ -245,14 +245,14 @@ impl Rig {
         })
     }
 
-    /// Of the relays, and of all.
+    /// The usage of the relays, and of all programs.
     fn usage(&self) -> Result<(Usage, Usage), ScaleError> {
         let second = self.second.as_ref().map(Stack::usage).transpose()?.unwrap_or_default();
         Ok((self.stack.relay.usage()? + second, self.stack.usage()? + second))
     }
 }
 
-/// A new API key, as a header. It is kept until the program ends: every request of the load borrows it.
+/// Creates an API key and returns it as a header. It is kept until the program ends: every request of the load borrows it.
 async fn key(relay: SocketAddr) -> Result<&'static str, ScaleError> {
     let (status, body) = ask(relay, "POST", "/admin/keys", ADMIN, br#"{"name":"bench"}"#).await?;
     let key: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;
@@ -260,7 +260,7 @@ async fn key(relay: SocketAddr) -> Result<&'static str, ScaleError> {
     Ok(Box::leak(format!("authorization: Bearer {secret}\r\n").into_boxed_str()))
 }
 
-/// Settings of a worker whose multiplexer has one slot with one model, which is always there.
+/// The settings of a worker whose multiplexer has one slot with one model, which is always loaded.
 fn multiplexed(file: &Path, backend: SocketAddr) -> Result<Vec<(&'static str, String)>, ScaleError> {
     let model = format!("{{id: {MODEL}, url: \"http://{backend}\", maxConcurrency: 4096}}");
     let text = format!("multiplexer:\n  slots:\n  - id: one\n    driver: static\n    models:\n    - {model}\n");
@@ -270,7 +270,7 @@ fn multiplexed(file: &Path, backend: SocketAddr) -> Result<Vec<(&'static str, St
     Ok(without.into_iter().chain([config]).collect())
 }
 
-/// The command under which a program finds these addresses behind `relays.bench`.
+/// The command under which `relays.bench` resolves to these addresses for a program.
 fn hosts(file: &Path, addrs: &[SocketAddr]) -> Result<Vec<String>, ScaleError> {
     let lines: String = addrs.iter().map(|addr| format!("{} relays.bench\n", addr.ip())).collect();
     std::fs::write(file, format!("127.0.0.1 localhost\n{lines}"))?;

@@ -1,11 +1,13 @@
-//! Three networks with a cable between each two: a client's, a relay's, and a worker's with its backend.
+//! Three networks with a cable between each two: one of the client, one of the relay, and one of the worker with its
+//! backend.
 //!
-//! Their names have the process's id in them, so that two runs do not meet, and they are gone when this is dropped: also when
-//! a run fails, or is interrupted.
+//! Their names contain the process id, so that two runs do not collide. They are deleted when this is dropped, also when a
+//! run
+//! fails or is interrupted.
 
 use std::process::{Command, Stdio};
 
-/// Who sits in a network of its own.
+/// The programs with a network of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Client,
@@ -13,7 +15,7 @@ pub(super) enum Place {
     Worker,
 }
 
-/// The networks, while this lives.
+/// The networks, while this value exists.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     prefix: String,
@@ -31,7 +33,7 @@ impl Place {
     }
 }
 
-/// Cables: the two ends, and the first three numbers of their addresses, whose last is 1 and 2.
+/// Cables: the two ends, and the first three numbers of their addresses. The last number is 1 or 2.
 const CABLES: [(Place, Place, &str); 3] = [
     (Place::Client, Place::Relay, "10.77.1"),
     (Place::Relay, Place::Worker, "10.77.2"),
@@ -39,7 +41,7 @@ const CABLES: [(Place, Place, &str); 3] = [
 ];
 
 impl Namespaces {
-    /// Makes them; what cannot be had here says why.
+    /// Creates the networks; returns why they are not available.
     pub(super) fn new() -> Result<Self, String> {
         let namespaces = Self { prefix: format!("modelrelay-bench-{}", std::process::id()) };
         for place in Place::ALL {
@@ -60,12 +62,12 @@ impl Namespaces {
         Ok(namespaces)
     }
 
-    /// The command under which a program is in one of them.
+    /// The command that runs a program in one of them.
     pub(super) fn under(&self, place: Place) -> Vec<String> {
         ["ip", "netns", "exec"].map(str::to_owned).into_iter().chain([self.name(place)]).collect()
     }
 
-    /// Where `to` is, seen from `from`.
+    /// The address of `to`, as seen from `from`.
     pub(super) fn address(from: Place, to: Place) -> String {
         let cable = |(one, two, net): &(Place, Place, &str)| match (from, to) {
             (a, b) if (a, b) == (*one, *two) => Some(format!("{net}.2")),
@@ -82,7 +84,7 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // One that was never made cannot be removed, which is as good.
+        // A network that was never created cannot be removed, which is fine.
         for place in Place::ALL {
             let _ = ip(&["netns", "del", &self.name(place)]);
         }

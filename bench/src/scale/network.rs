@@ -1,5 +1,6 @@
-//! The time to the first token where client, relay and worker are on machines of their own: in three network namespaces, with
-//! a cable between each two, the backend beside the worker.
+//! The time to the first token with client, relay and worker on machines of their own: in three network namespaces, with a
+//! cable
+//! between each two. The backend runs next to the worker.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,31 +15,31 @@ use crate::programs::Program;
 use crate::samples::median;
 use crate::systems::{How, Setup, Stack};
 
-/// Nobody else is in these networks.
+/// Fixed, because no other program is in these networks.
 const BACKEND_PORT: u16 = 8000;
 const RELAY_PORT: u16 = 8080;
 
-/// As `make bench` has it: 32 streams of half a second, an event every 10 ms.
+/// The same as in `make bench`: 32 streams of half a second, an event every 10 ms.
 const STREAMS: [&str; 6] = ["--connections", "32", "--chunks", "50", "--gap-ms", "10"];
 
-/// What was found, of one way.
+/// The measurements of one way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Way {
-    /// Whether relay and worker were in between.
+    /// True if relay and worker were in between.
     pub is_relayed: bool,
-    /// Half of the plain answers to one client took no longer, ms: the median of the rounds.
+    /// The median latency of plain responses to one client, ms: the median of the rounds.
     pub alone_p50_ms: f64,
-    /// Half of the first events had come by then, ms.
+    /// The median time to the first event, ms.
     pub first_p50_ms: f64,
-    /// 99 of 100 had, ms.
+    /// The 99th percentile of the same, ms.
     pub first_p99_ms: f64,
     /// First events of all rounds.
     pub first_events: u64,
-    /// How many of them came after 35 to 50 ms.
+    /// The number of them that came after 35 to 50 ms.
     pub stalls: u64,
 }
 
-/// Direct and relayed in turns; the client is a program of its own, because it is in a network of its own.
+/// Measures direct and relayed in turns. The client is a program of its own, because it is in a network of its own.
 pub(super) async fn both_ways(
     setup: &Setup,
     extent: &Extent,
@@ -46,7 +47,7 @@ pub(super) async fn both_ways(
 ) -> Result<Vec<Way>, ScaleError> {
     let namespaces = Namespaces::new().map_err(ScaleError::Absent)?;
     let folder = tempfile::tempdir()?;
-    // Stopped before the networks go.
+    // Stopped before the networks are deleted.
     let (_backend, mut stack) = start(setup, &namespaces, folder.path()).await?;
     let client = Client { under: namespaces.under(Place::Client), seconds: extent.seconds.to_string() };
     let direct = format!("{}:{BACKEND_PORT}", Namespaces::address(Place::Client, Place::Worker));
@@ -96,7 +97,7 @@ struct Client {
 }
 
 impl Client {
-    /// This program's `load`, whose answer is an [`Outcome`].
+    /// Runs this program's `load`, which prints an [`Outcome`].
     async fn asks(&self, to: &str, args: &[&str]) -> Result<Outcome, ScaleError> {
         let mut command = Command::new(&self.under[0]);
         command.args(&self.under[1..]).arg(std::env::current_exe()?).args(["load", "--to", to]).args(args);
@@ -108,7 +109,7 @@ impl Client {
     }
 }
 
-/// Of each round one client alone, and 32 streams.
+/// For each round, the outcomes of one client alone and of 32 streams.
 #[derive(Default)]
 struct Rounds(Vec<(Outcome, Outcome)>);
 

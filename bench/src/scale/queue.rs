@@ -1,4 +1,4 @@
-//! Requests that wait: what each costs as it comes and while it waits, when its client leaves, and when its time is up.
+//! Waiting requests: the cost of each as it arrives and waits, when its client disconnects, and when its deadline passes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,41 +16,41 @@ use crate::systems::{How, Setup, Stack};
 
 const ADMIN: &str = "authorization: Bearer bench-admin-token\r\n";
 
-/// Clients that dial at once.
+/// Concurrent dials of clients.
 const AT_ONCE: usize = 128;
 
-/// What the relay answers a request whose time is up.
+/// The relay's status code for a request whose deadline has passed.
 const TIME_IS_UP: u16 = 504;
 
-/// Every request is there by then, or has left.
+/// The time in which every request arrives or leaves.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What was found.
+/// The measurements.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Queue {
-    /// How many waited at once.
+    /// The number of requests that waited at once.
     pub count: u32,
-    /// How many came a second.
+    /// Arrivals a second.
     pub a_second: f64,
-    /// The relay's processor time of taking one in, with its connection; µs.
+    /// The relay's processor time of accepting one, with its connection; µs.
     pub submit_micros: f64,
     /// The relay's memory of each; KiB.
     pub kib: f64,
-    /// How many clients left at once.
+    /// The number of clients that disconnected at once.
     pub left: u32,
-    /// Until the last of them was out of the queue; ms.
+    /// The time until the last of them had left the queue; ms.
     pub leave_ms: f64,
     /// The relay's processor time of each; µs.
     pub leave_micros: f64,
-    /// How many were told that their time is up.
+    /// The number of requests that got a timeout.
     pub expired: u32,
-    /// How much later than at its time each was.
+    /// The time from each deadline to its response.
     pub late: Summary,
     /// The relay's processor time of each; µs.
     pub expire_micros: f64,
 }
 
-/// One request runs, all others wait behind it; half of the clients leave, and nobody comes to serve the others.
+/// One request runs and all others wait behind it. Half of the clients disconnect; the others are not served.
 pub(super) async fn waiting(setup: &Setup, extent: &Extent) -> Result<Queue, ScaleError> {
     let timeout = Duration::from_secs(extent.queue_seconds);
     let relay = [
@@ -96,7 +96,7 @@ fn prompt(seed: u32, gap: Duration) -> Prompt {
     Prompt::new(Plan { seed: u64::from(seed), chunks: 0, gap }, PROMPT_BYTES)
 }
 
-/// Asks for something that takes so long.
+/// Sends a request that runs for this time.
 async fn occupy(addr: SocketAddr, time: Duration) -> Result<Visitor, ScaleError> {
     let mut visitor = Visitor::open(addr).await?;
     visitor.send(&prompt(u32::MAX, time)).await?;
@@ -108,7 +108,7 @@ async fn until_queued(addr: SocketAddr, count: u32) -> Result<(), ScaleError> {
     until(addr, "queue_depth", count).await
 }
 
-/// Waits until the relay says so many.
+/// Waits until the relay reports `count`.
 async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleError> {
     let begun = Instant::now();
     loop {
@@ -124,7 +124,7 @@ async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleErro
     }
 }
 
-/// Clients that wait; each tells how late it was told that its time is up.
+/// Waiting clients. Each returns how long after its deadline its timeout arrived.
 struct Clients(JoinSet<Result<Duration, String>>, Vec<tokio::task::AbortHandle>);
 
 impl Clients {
@@ -152,18 +152,18 @@ impl Clients {
         Ok(clients)
     }
 
-    /// So many of them close their connections.
+    /// Disconnects `count` clients.
     async fn leave(&mut self, count: u32) {
         for client in self.1.drain(..count as usize) {
             client.abort();
         }
         for _ in 0..count {
-            // An aborted task ends with nothing but that.
+            // An aborted task returns nothing else.
             let _ = self.0.join_next().await;
         }
     }
 
-    /// How late each of the others was told.
+    /// How late the timeout of each of the others was.
     async fn all_told(mut self) -> Result<Summary, ScaleError> {
         let mut late = Samples::default();
         while let Some(told) = self.0.join_next().await {

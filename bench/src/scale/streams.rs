@@ -1,4 +1,4 @@
-//! Thousands of streams at once through one relay and one worker, beside as many of the backend itself.
+//! Thousands of streams at once through one relay and one worker, compared with as many of the backend itself.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::samples::Summary;
 use crate::systems::{Setup, Stack, StackOptions};
 use crate::usage::Usage;
 
-/// Between two events: with all streams open, as many a second as a core can read and compare without being late itself.
+/// The time between two events: with all streams open, as many a second as a core can read and compare without being late.
 pub const PACE: Duration = Duration::from_millis(500);
 
-/// What was found, of one way.
+/// The measurements of one way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Streams {
-    /// Whether relay and worker were in between.
+    /// True if relay and worker were in between.
     pub is_relayed: bool,
-    /// How many at once.
+    /// The number of concurrent streams.
     pub count: u32,
     /// Events of all of them.
     pub events: u64,
-    /// To the first event.
+    /// The time to the first event.
     pub first_event: Summary,
-    /// Between two.
+    /// The time between two events.
     pub gaps: Summary,
     /// The relay's memory of each; KiB.
     pub relay_kib: f64,
@@ -36,7 +36,7 @@ pub struct Streams {
     pub worker_micros: f64,
 }
 
-/// Direct first, then relayed.
+/// Measures direct first, then relayed.
 pub(super) async fn open(
     setup: &Setup,
     extent: &Extent,
@@ -56,7 +56,7 @@ pub(super) async fn open(
     let stack = Stack::start(&setup.programs, setup.backend_addr, &options).await?;
     let before = both(&stack)?;
     let open = tokio::spawn(Load { to: stack.addr, ..load }.run());
-    // All have begun by then, and none is at its end.
+    // All streams have begun by then, and none is at its end.
     tokio::time::sleep(over + (PACE * extent.stream_chunks).saturating_sub(over) / 2).await;
     let during = both(&stack)?;
     let relayed = open.await.map_err(other)?;

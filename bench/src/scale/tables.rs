@@ -1,4 +1,4 @@
-//! A run's results as the page's tables.
+//! The results of a run as tables of a page.
 
 use super::cluster::{Step, arithmetic, whole};
 use super::features::{Costs, Feature, medians, spread};
@@ -6,7 +6,7 @@ use super::network::Way;
 use super::streams::{PACE, Streams};
 use super::{Report, queue::Queue, workers::Workers};
 
-/// The texts between the page's marks, by their names.
+/// The texts between the page's marks, by name.
 pub fn texts(report: &Report) -> [(&'static str, String); 3] {
     [("scale", scale(report)), ("features", features(&report.features)), ("cluster", cluster(&arithmetic(report)))]
 }
@@ -171,7 +171,7 @@ fn feature(costs: &Costs, all: &[Costs]) -> String {
         format!("{own:.digits$}{}", difference.unwrap_or_default())
     };
     let is_played = matches!(costs.feature, Feature::Played | Feature::Text);
-    // What a played worker uses is the benchmark's.
+    // The usage of a played worker belongs to the benchmark.
     let together = |value: fn(&Costs) -> f64| if is_played { "–".to_owned() } else { cell(value, 1) };
     format!(
         "| {} | {} | {} | {} | {} | {} |\n",
@@ -258,7 +258,7 @@ pub(super) mod tests {
         }
     }
 
-    /// One in which everything was measured.
+    /// A report in which everything was measured.
     pub(in crate::scale) fn report() -> Report {
         Report {
             machine: Machine {

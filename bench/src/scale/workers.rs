@@ -1,4 +1,4 @@
-//! Idle workers of one relay: what each costs, and how soon all are back when the relay has been killed and started again.
+//! Idle workers of one relay: the cost of each, and the time until all are back after the relay was killed and restarted.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::http::ask;
 use crate::samples::{Summary, millis};
 use crate::systems::{How, Setup, Stack, free_port};
 
-/// When they are not back by then, they are not coming.
+/// The time in which all workers must be back.
 const BACK_WITHIN: Duration = Duration::from_secs(90);
 
-/// What was found.
+/// The measurements.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Workers {
-    /// How many.
+    /// The number of workers.
     pub count: u32,
     /// From the first one's dial to the last one's acknowledgement, 64 at a time.
     pub connected_seconds: f64,
@@ -26,21 +26,21 @@ pub struct Workers {
     pub kib: f64,
     /// The relay's processor time of each; percent of a core.
     pub cpu_percent: f64,
-    /// Heartbeats that were answered meanwhile.
+    /// Heartbeats that got a reply meanwhile.
     pub heartbeats: u64,
     /// The relay's processor time of one; µs.
     pub heartbeat_micros: f64,
-    /// The relay's processor time of showing its metrics; ms.
+    /// The relay's processor time of a scrape of its metrics; ms.
     pub scrape_cpu_ms: f64,
-    /// How large they are; KiB.
+    /// The size of its metrics; KiB.
     pub scrape_kib: f64,
-    /// From the kill until a new relay listened on the same port; ms.
+    /// The time from the kill until a new relay listened on the same port; ms.
     pub away_ms: f64,
-    /// From the kill until all were attached again; s.
+    /// The time from the kill until all were attached again; s.
     pub back_seconds: f64,
-    /// From each one's loss to its acknowledgement.
+    /// The time from each worker's loss to its acknowledgement.
     pub back: Summary,
-    /// Dials that led to nothing meanwhile.
+    /// Failed dials meanwhile.
     pub failed_dials: u32,
     /// The new relay's processor time of each return; µs.
     pub return_micros: f64,
@@ -48,13 +48,13 @@ pub struct Workers {
     pub return_kib: f64,
 }
 
-/// Connects them, lets them idle, and kills their relay.
+/// Connects the workers, leaves them idle, and kills their relay.
 pub(super) async fn idle(setup: &Setup, extent: &Extent) -> Result<Workers, ScaleError> {
     let (count, addr) = (extent.workers, free_port()?);
     let env = [("LISTEN_ADDR", addr.to_string())];
     let how = How { env: &env, ..How::default() };
     let stack = Stack::relay(&setup.programs, how).await?;
-    // The first worker brings what all share.
+    // The first worker causes the memory that all share.
     let first = Crowd::connect(addr, 1).await?;
     let empty = stack.relay.usage()?;
     let begun = Instant::now();

@@ -1,9 +1,12 @@
-//! What the relay's dispatch core needs, apart from any socket: to choose a worker among few and among many, and to take in,
-//! send, cancel and expire requests behind a short queue and behind a long one.
+//! The cost of the relay's dispatch core without any socket: to choose a worker among few and among many, and to accept,
+//! send,
+//! cancel and expire requests behind a short queue and behind a long one.
 //!
-//! Sizes are compared, so nothing that does not depend on size may be in the figures: the clock's own time is taken off
-//! each sample, and samples are whole nanoseconds. The short queue stays in the processor's first cache, which it would
-//! not in a relay that does other things in between: that makes the ratios worse than they are there.
+//! Sizes are compared, so the figures must not contain anything that does not depend on size. The clock's own time is
+//! subtracted
+//! from each sample, and samples are whole nanoseconds. The short queue stays in the processor's first cache, which it
+//! would not
+//! in a relay that does other work in between. That makes the ratios worse than they are in practice.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -20,18 +23,18 @@ const MODELS: u64 = 50;
 const MODELS_EACH: u64 = 5;
 const FEW: u64 = 10;
 
-/// Operations that are timed.
+/// Timed operations.
 const ROUNDS: u64 = 50_000;
 
-/// So many for each waiting request come before them, and at least as many as are timed: until all memory that the core
-/// goes through has been touched, which costs once what it never costs again.
+/// Untimed operations per waiting request that come first, at least as many as the timed ones. They touch all memory that
+/// the core uses, which has a cost only once.
 const WARM_UP: u64 = 3;
 
-/// Dispatches among workers whose processor time is taken, after as many of which it is not: so many that the
-/// scheduler's next tick does not count.
+/// Dispatches among workers whose processor time is measured, after the same number of unmeasured ones. The number makes
+/// the scheduler's next tick negligible.
 const CPU_ROUNDS: u64 = 400_000;
 
-/// How long a request waits at most; longer than it takes to submit the longest queue, in the core's time.
+/// The queue timeout; longer than the submission of the longest queue, in the core's time.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The core's cost among 10 and `workers` workers, and with 10 and `queue` waiting requests.
@@ -51,8 +54,8 @@ pub fn costs(workers: u64, queue: u64) -> io::Result<Figures> {
     Ok(figures)
 }
 
-/// The mean processor time of a request's submission, sending and completion among so many workers, of which each has 5 of
-/// 50 models. Nothing waits.
+/// The mean processor time of a request's submission, sending and completion among `workers` workers, each with 5 of 50
+/// models. No request waits.
 fn among(workers: u64) -> io::Result<Duration> {
     let mut core = Core::new(MODELS);
     for worker in 0..workers {
@@ -73,21 +76,21 @@ fn among(workers: u64) -> io::Result<Duration> {
     Ok(used / u32::try_from(CPU_ROUNDS).expect("a constant that fits"))
 }
 
-/// What is timed while requests wait for one worker with one slot, and it is taken.
+/// An operation that is timed while requests wait for one worker, whose only slot is busy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Operation {
-    /// A completion, which sends the oldest request that waits.
+    /// A completion, which sends the oldest waiting request.
     Dispatch,
-    /// A submission, which waits.
+    /// A submission that waits.
     Submit,
-    /// The cancellation of one that waits, anywhere in the queue.
+    /// The cancellation of a waiting request, anywhere in the queue.
     Cancel,
-    /// A tick at which the oldest has waited too long.
+    /// A tick at which the oldest request expires.
     Expire,
 }
 
 impl Operation {
-    /// With its figures: a short and a long queue of one model, a short and a long one of 50.
+    /// All operations with their figures: a short and a long queue of one model, a short and a long one of 50.
     const ALL: [(Self, [Figure; 4]); 4] = {
         use Figure::{
             CancelLong, CancelLongModels, CancelShort, CancelShortModels, ExpireLong, ExpireLongModels, ExpireShort,
@@ -102,7 +105,7 @@ impl Operation {
         ]
     };
 
-    /// Does it, timed. Returns how long that took.
+    /// Runs the operation; returns the time that it took.
     fn time(self, core: &mut Core) -> Duration {
         let event = match self {
             Self::Dispatch => core.completion().expect("the worker has a request"),
@@ -120,7 +123,7 @@ impl Operation {
         took
     }
 
-    /// Makes the queue as long as it was.
+    /// Restores the length of the queue.
     fn undo(self, core: &mut Core) {
         match self {
             Self::Submit => core.complete_oldest(),
@@ -131,7 +134,7 @@ impl Operation {
     }
 }
 
-/// 99 of 100 of these operations take no longer behind so many waiting requests of so many models.
+/// The 99th percentile of an operation's time behind `queue` waiting requests of `models` models.
 fn behind(operation: Operation, queue: u64, models: u64) -> Duration {
     let mut core = Core::new(models);
     core.join(0, 0..models, 1);
@@ -151,26 +154,26 @@ fn behind(operation: Operation, queue: u64, models: u64) -> Duration {
     quantile(samples, 0.99).saturating_sub(clock_time())
 }
 
-/// What looking at the clock twice takes by itself.
+/// The time that reading the clock twice takes.
 fn clock_time() -> Duration {
     quantile((0..ROUNDS).map(|_| Instant::now().elapsed()).collect(), 0.5)
 }
 
-/// To the nanosecond, for what takes a few hundred of them.
+/// A quantile to the nanosecond, for operations that take a few hundred of them.
 fn quantile(mut samples: Vec<Duration>, share: f64) -> Duration {
     samples.sort_unstable();
     let rank = (share * samples.len() as f64).ceil() as usize;
     samples[rank.max(1) - 1]
 }
 
-/// A core, what waits in it, and what it sent out.
+/// A core, its waiting requests, and its effects.
 struct Core {
     dispatch: Dispatch,
     models: Vec<Model>,
     next: u64,
     now: Instant,
     effects: Vec<Effect>,
-    /// What was submitted and neither sent at once nor cancelled, in no order.
+    /// Requests that were submitted and neither sent at once nor cancelled, in no order.
     waiting: Vec<RequestKey>,
     running: VecDeque<(WorkerKey, RequestKey, u32)>,
     random: u64,
@@ -186,7 +189,7 @@ impl Core {
             absent_timeout: None,
             cold_timeout: None,
             cold_models: HashSet::new(),
-            // The one that runs stays.
+            // The running request stays.
             request_timeout: Duration::MAX,
         };
         Self {
@@ -243,7 +246,7 @@ impl Core {
         Some(Event::Completed { worker, request, attempt })
     }
 
-    /// Of any request that waits, each as likely as the others.
+    /// The cancellation of any waiting request, all with the same probability.
     fn cancellation(&mut self) -> Event {
         // Knuth's generator, whose high bits are the random ones.
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -8,10 +8,10 @@ use crate::figures::Figure;
 use crate::samples::millis;
 use crate::systems::Stack;
 
-/// What a start needed for a moment is given back by then.
+/// The time in which temporary memory of the start is released.
 const SETTLES_WITHIN: Duration = Duration::from_secs(1);
 
-/// How soon the relay listens, and what it needs for that.
+/// Measures the time until the relay listens, and its memory then.
 pub(super) async fn start(turn: &mut Turns<'_>) -> Result<(), PartError> {
     let stack = Stack::relay_alone(&turn.setup.programs).await?;
     turn.set(Figure::ColdStart, millis(stack.relay_start));
@@ -20,11 +20,11 @@ pub(super) async fn start(turn: &mut Turns<'_>) -> Result<(), PartError> {
     Ok(())
 }
 
-/// What idle workers cost the relay: heartbeats at their usual interval, and nothing else.
+/// Measures the cost of idle workers for the relay: heartbeats at their usual interval, and nothing else.
 pub(super) async fn workers(turn: &mut Turns<'_>) -> Result<(), PartError> {
     let stack = Stack::relay_alone(&turn.setup.programs).await?;
     let count = turn.extent.idle_workers;
-    // The first worker brings what all share.
+    // The first worker causes the memory that all share.
     let first = Crowd::connect(stack.addr, 1).await.map_err(|error| PartError::Other(error.to_string()))?;
     let before = stack.relay.usage()?;
     let crowd = Crowd::connect(stack.addr, count).await.map_err(|error| PartError::Other(error.to_string()))?;

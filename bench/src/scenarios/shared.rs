@@ -1,4 +1,4 @@
-//! What every system is asked to do.
+//! The measurements of every system.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use crate::load::{Load, Until};
 use crate::systems::{Running, System};
 use crate::usage::Usage;
 
-/// Clients that ask at once.
+/// Concurrent clients.
 const CLIENTS: u32 = 32;
 
-/// Between two tokens.
+/// The time between two tokens.
 const PACE: Duration = Duration::from_millis(10);
 
 /// Half a second of tokens, so that a load has many first events.
 const PACED_CHUNKS: u32 = 50;
 
-/// Long enough that a stream's begin and end do not count.
+/// Long enough that the beginning and the end of a stream do not matter.
 const FAST_CHUNKS: u32 = 2000;
 
-/// Between two events of streams of which only the memory counts.
+/// The time between two events of streams of which only the memory is measured.
 const SLOW_PACE: Duration = Duration::from_millis(250);
 
 const LONG_PROMPT: usize = 220_000;
@@ -29,7 +29,7 @@ const HUGE_PROMPT: usize = 20_000_000;
 /// Requests that warm a system up before it is measured.
 const WARM_UP: u32 = 20;
 
-/// A thousand open streams against none.
+/// Compares a thousand open streams with none.
 pub(super) async fn memory(turn: &mut Turns<'_>, running: &Running) -> Result<(), PartError> {
     let streams = turn.extent.streams;
     turn.load(Load { connections: 2, ..Load::new(running.addr, Until::Requests(2)) }).await?;
@@ -40,7 +40,7 @@ pub(super) async fn memory(turn: &mut Turns<'_>, running: &Running) -> Result<()
     let chunks = 1 + (turn.extent.seconds / SLOW_PACE.as_secs_f64()).ceil() as u32;
     let load = Load { connections: streams, chunks, gap: SLOW_PACE, ..Load::new(running.addr, Until::Requests(1)) };
     let open = tokio::spawn(load.run());
-    // All have begun by then, and none is at its end.
+    // All streams have begun by then, and none is at its end.
     tokio::time::sleep(SLOW_PACE + turn.extent.time() / 2).await;
     let more = turn.usage(running)? - before;
     let outcome = open.await.map_err(|error| PartError::Other(error.to_string()))?;
@@ -49,7 +49,7 @@ pub(super) async fn memory(turn: &mut Turns<'_>, running: &Running) -> Result<()
     Ok(())
 }
 
-/// Plain answers.
+/// Measures plain responses.
 pub(super) async fn unary(turn: &mut Turns<'_>, running: &Running) -> Result<(), PartError> {
     let load = Load::new(running.addr, Until::Elapsed(turn.extent.time()));
     turn.load(Load { until: Until::Requests(WARM_UP), connections: CLIENTS, ..load }).await?;
@@ -63,7 +63,7 @@ pub(super) async fn unary(turn: &mut Turns<'_>, running: &Running) -> Result<(),
     Ok(())
 }
 
-/// Streams as people read them, and as fast as they come.
+/// Measures streams at reading speed, and as fast as possible.
 pub(super) async fn streams(turn: &mut Turns<'_>, running: &Running) -> Result<(), PartError> {
     let load = Load { connections: CLIENTS, ..Load::new(running.addr, Until::Elapsed(turn.extent.time())) };
     turn.load(Load { chunks: 5, until: Until::Requests(1), ..load }).await?;
@@ -86,7 +86,7 @@ pub(super) async fn streams(turn: &mut Turns<'_>, running: &Running) -> Result<(
     Ok(())
 }
 
-/// Long prompts, answered shortly.
+/// Measures long prompts with short responses.
 pub(super) async fn prompts(turn: &mut Turns<'_>, running: &Running) -> Result<(), PartError> {
     let each = turn.extent.long_prompts;
     let load = Load { connections: 4, ..Load::new(running.addr, Until::Requests(each.div_ceil(4))) };
@@ -103,7 +103,7 @@ pub(super) async fn prompts(turn: &mut Turns<'_>, running: &Running) -> Result<(
     Ok(())
 }
 
-/// Clients that leave a stream after three events; whoever comes after them is served as if nothing had been.
+/// Measures clients that disconnect from a stream after three events. Clients after them are served normally.
 pub(super) async fn aborts(turn: &mut Turns<'_>, running: &Running) -> Result<(), PartError> {
     let load = Load { connections: 8, ..Load::new(running.addr, Until::Elapsed(turn.extent.time() / 2)) };
     let before = turn.usage(running)?;
@@ -114,7 +114,7 @@ pub(super) async fn aborts(turn: &mut Turns<'_>, running: &Running) -> Result<()
     Ok(())
 }
 
-/// Our relay's; nothing of others.
+/// The usage of ModelRelay's relay; zero for other systems.
 fn relay_usage(running: &Running) -> Result<Usage, PartError> {
     let relay = running.programs.iter().find(|program| program.name() == "relay");
     Ok(relay.map(|relay| relay.usage()).transpose()?.unwrap_or_default())

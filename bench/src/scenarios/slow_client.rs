@@ -1,4 +1,4 @@
-//! One of a hundred clients stops reading an answer that has no end: what it may cost, and whom it may disturb.
+//! One of a hundred clients stops reading an endless response: the most that it may cost, and its effect on the others.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::systems::{Stack, StackOptions};
 
 const NEIGHBOURS: u32 = 99;
 
-/// Between two events of a neighbour's stream.
+/// The time between two events of a neighbour's stream.
 const PACE: Duration = Duration::from_millis(10);
 
-/// 23 MB, several times of what the sockets on its way can hold.
+/// 23 MB, several times the capacity of the sockets on the way.
 const ENDLESS: u32 = 100_000;
 
-/// Gaps of the neighbours without it and with it, and the memory of relay and worker with it against without.
+/// Measures the gaps of the neighbours without and with it, and the additional memory of relay and worker.
 pub(super) async fn one_of_a_hundred(turn: &mut Turns<'_>) -> Result<(), PartError> {
     let stack = Stack::start(&turn.setup.programs, turn.setup.backend_addr, &StackOptions::default()).await?;
     let (warm_up, settle) = (turn.extent.time() / 2, Duration::from_secs_f64(turn.extent.settle_seconds));
-    // Longer than both, so that nobody ends while memory is looked at.
+    // Longer than both, so that no stream ends while memory is measured.
     let chunks = ((warm_up + settle).as_secs_f64() * 1.2 / PACE.as_secs_f64()) as u32;
     let neighbours = Load { connections: NEIGHBOURS, chunks, gap: PACE, ..Load::new(stack.addr, Until::Requests(1)) };
     let without = turn.load(neighbours).await?;
@@ -43,7 +43,7 @@ pub(super) async fn one_of_a_hundred(turn: &mut Turns<'_>) -> Result<(), PartErr
     Ok(())
 }
 
-/// Asks for a stream, reads its beginning, and no more.
+/// Requests a stream, reads its beginning, and then stops.
 async fn stop_reading(stack: &Stack) -> Result<Visitor, Fault> {
     let prompt = Prompt::new(Plan { seed: u64::MAX, chunks: ENDLESS, gap: Duration::ZERO }, PROMPT_BYTES);
     let mut visitor = Visitor::open(stack.addr).await?;

@@ -1,4 +1,4 @@
-//! More workers, more answers: each runs four requests at once, and each request takes its time in the backend.
+//! Throughput by the number of workers: each runs four requests at once, and each request takes its time in the backend.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use crate::figures::Figure;
 use crate::load::{Load, Outcome, Until};
 use crate::systems::{Setup, Stack, StackOptions, SystemError};
 
-/// What a worker runs at once.
+/// Concurrent requests of a worker.
 const CONCURRENCY: u32 = 4;
 
-/// How long the backend takes for each: four at once make 200 answers a second.
+/// The backend's time for each request: four at once make 200 responses a second.
 const WORK: Duration = Duration::from_millis(20);
 
 /// More than eight workers can run, so that none ever waits for a client.
 const CLIENTS: u32 = 48;
 
-/// One, two, four and eight of them.
+/// Measures one, two, four and eight workers.
 pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> {
     let sizes = [(1, Figure::Workers1), (2, Figure::Workers2), (4, Figure::Workers4), (8, Figure::Workers8)];
     for (workers, figure) in sizes {
@@ -27,7 +27,7 @@ pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> 
     Ok(())
 }
 
-/// What so many of them answer.
+/// Measures the responses of `workers` workers.
 pub async fn answers_of(workers: u32, setup: &Setup, time: Duration) -> Result<Outcome, SystemError> {
     let options = StackOptions { workers, concurrency: CONCURRENCY };
     let stack = Stack::start(&setup.programs, setup.backend_addr, &options).await?;

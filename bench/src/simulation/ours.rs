@@ -1,8 +1,8 @@
-//! Our multiplexer: the worker's own slot machine, with a driver that is played here.
+//! The worker's multiplexer: its own slot machine, with a simulated driver.
 //!
-//! A preflight, an eviction and a look at the memory are answered at once, a load after its time. Requests wait where they
-//! do in life: at a relay, which states its demand and sends what it is granted, or in the worker, if the relay is one that
-//! keeps nothing.
+//! A preflight, an eviction and a memory check complete at once, a load after its time. Requests wait where they do in
+//! practice:
+//! at a relay, which reports its demand and sends requests within its grant, or in the worker, if the relay has no queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,19 +20,19 @@ use super::{JobId, ModelId, PLACES, Scheduler, Time};
 
 const RELAY: RelayKey = RelayKey(1);
 
-/// What is played around the machine.
+/// The simulated surroundings of the machine.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The slot's settings.
     pub config: SlotConfig,
-    /// How long a load takes.
+    /// The duration of a load.
     pub load: Duration,
-    /// Where requests wait.
+    /// The kind of link, which decides where requests wait.
     pub relay: LinkKind,
 }
 
 impl Setup {
-    /// So many models with four places each, and the worker's own settings. Nobody is held too long.
+    /// Creates `models` models with four places each, and the worker's default settings. No request is held too long.
     pub fn new(models: usize, load: Duration) -> Self {
         let models = (0..models).map(|model| ModelConfig::new(name(model), PLACES)).collect();
         let mut config = SlotConfig::new("gpu0", models);
@@ -42,13 +42,13 @@ impl Setup {
         Self { config, load, relay: LinkKind::Granted }
     }
 
-    /// Running requests may take so long once their model has to go.
+    /// Sets how long running requests may take once their model has to be unloaded.
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
         self.config.knobs.drain_timeout = timeout;
         self
     }
 
-    /// The machine, started.
+    /// Starts the machine.
     pub fn start(self) -> Ours {
         let start = Instant::now();
         let mut ours = Ours {
@@ -80,7 +80,7 @@ pub struct Ours {
     relay: LinkKind,
     load: Duration,
     loading: Option<(OpId, Time)>,
-    /// What waits at the relay.
+    /// The requests that wait at the relay.
     queues: BTreeMap<ModelId, VecDeque<(JobId, Time)>>,
     granted: BTreeMap<ModelId, u32>,
     running: BTreeMap<JobId, ModelId>,
@@ -106,7 +106,7 @@ impl Ours {
         self.refused
     }
 
-    /// A client goes away while its request waits.
+    /// Disconnects a client whose request waits.
     pub fn cancel(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>) {
         match self.relay {
             LinkKind::Held => self.handle(Event::Cancelled { request: RequestKey(id as u64) }, now, begin),
@@ -159,7 +159,7 @@ impl Ours {
                 self.severed += 1;
                 return;
             }
-            // A relay would try another worker, and then tell its client.
+            // A relay would try another worker, and then respond to its client.
             Effect::Fail { .. } => {
                 self.refused += 1;
                 return;
@@ -176,7 +176,7 @@ impl Ours {
         self.handle(Event::Done { op: done.0, outcome: done.1 }, now, begin);
     }
 
-    /// As the relay does: what it may, oldest first, and then says what is left.
+    /// Acts as the relay: sends what it may, oldest first, and then reports the remaining demand.
     fn send(&mut self, now: Time, begin: &mut Vec<JobId>) {
         let may = |ours: &Self, model: ModelId| {
             let own = ours.running.values().filter(|running| **running == model).count();

@@ -10,22 +10,22 @@ use super::rivals::{Rival, Rule};
 use super::workload::Kind;
 use super::{Outcome, Scheduler, run};
 
-/// What is simulated.
+/// The simulated time.
 pub const LENGTH: Duration = Duration::from_secs(3600);
 
-/// What loading a model takes, in seconds.
+/// The durations of a load, in seconds.
 pub const LOADS: [u64; 3] = [3, 15, 40];
 
-/// Each cell is the mean of so many runs.
+/// The seeds of the runs; each cell is their mean.
 pub const SEEDS: std::ops::Range<u64> = 1..6;
 
-/// Long enough that nobody is cut off, so that policies are compared and not how answers are cut off.
+/// Long enough that no response is cut off, so that the policies are compared and not how they cut off responses.
 pub const DRAIN: Duration = Duration::from_secs(60);
 
-/// A wait of so much of the hour is called by its name.
+/// A request that waits this part of the hour is called starved.
 const STARVED: Duration = Duration::from_secs(3000);
 
-/// Whose policy.
+/// A policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// One of the others.
@@ -35,7 +35,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All, in the table's order.
+    /// All policies, in the table's order.
     pub const ALL: [Self; 4] = [
         Self::Rival(Rule::ArrivalOrder),
         Self::Rival(Rule::ImmediateAndBatch),
@@ -43,7 +43,7 @@ impl Policy {
         Self::Ours,
     ];
 
-    /// One hour under this policy.
+    /// Simulates one hour under this policy.
     pub fn simulate(self, kind: Kind, load: Duration, seed: u64) -> Outcome {
         let mut scheduler: Box<dyn Scheduler> = match self {
             Self::Rival(rule) => Box::new(Rival::new(rule, load)),
@@ -53,10 +53,10 @@ impl Policy {
     }
 }
 
-/// What five hours of one kind of clients came to under one policy.
+/// The results of five hours of one kind of clients under one policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    /// Answers in an hour, on average.
+    /// Responses in an hour, on average.
     pub done: f64,
     /// The longest wait in any of the hours.
     pub worst: Duration,

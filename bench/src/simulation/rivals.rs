@@ -1,19 +1,20 @@
-//! What others do, as plainly as their rules are. One place for what all of them share, one function for what each decides.
+//! The policies of other programs, as plainly as their rules are. The common part is in one place; each decision is one
+//! function.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{JobId, ModelId, PLACES, Scheduler, Time};
 
-/// Whose rule.
+/// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Everybody in order of arrival; each request for another model drains the one before and swaps.
+    /// All requests in order of arrival; each request for another model drains the resident and swaps.
     ArrivalOrder,
-    /// The first request for another model closes the gate; after the swap all who wait for the new model by then are served
-    /// together.
+    /// The first request for another model closes the gate. After the swap, all requests that wait for the new model are
+    /// served together.
     ImmediateAndBatch,
-    /// The resident stays as long as it has anything to do.
+    /// The resident stays as long as it has requests.
     StickyUntilIdle,
 }
 
@@ -25,7 +26,7 @@ pub struct Rival {
     resident: Option<ModelId>,
     loading: Option<(ModelId, Time)>,
     running: u32,
-    /// In order of arrival. `admitted`: it waited when its model was loaded, and so belongs to the batch.
+    /// In order of arrival. `admitted`: the request waited when its model was loaded, and so belongs to the batch.
     waiting: VecDeque<Waiter>,
     loads: u32,
 }
@@ -38,12 +39,12 @@ struct Waiter {
 }
 
 impl Rival {
-    /// An empty GPU under this rule, where a load takes so long.
+    /// Creates an empty GPU under this rule, with this duration of a load.
     pub fn new(rule: Rule, load: Duration) -> Self {
         Self { rule, load, resident: None, loading: None, running: 0, waiting: VecDeque::new(), loads: 0 }
     }
 
-    /// Begins what may run, and swaps if that is the rule.
+    /// Begins the requests that may run, and swaps if the rule requires it.
     fn settle(&mut self, now: Time, begin: &mut Vec<JobId>) {
         if self.loading.is_some() {
             return;
@@ -64,7 +65,7 @@ impl Rival {
         }
     }
 
-    /// The next request that may begin with the model that is there.
+    /// The next request that may begin with the resident.
     fn next(&self) -> Option<usize> {
         let resident = self.resident?;
         let own = |waiter: &Waiter| waiter.model == resident;

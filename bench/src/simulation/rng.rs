@@ -1,4 +1,4 @@
-//! Numbers that look random and can be had again.
+//! Pseudorandom numbers that can be reproduced.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Rng(u64);
 
 impl Rng {
-    /// A sequence of its own for each seed.
+    /// Creates a sequence of its own for each seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(0x9E37_79B9))
     }
@@ -25,12 +25,12 @@ impl Rng {
         ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
-    /// Times between arrivals that know nothing of each other.
+    /// The time between independent arrivals.
     pub fn exponential(&mut self, mean: f64) -> Duration {
         Duration::from_secs_f64(-mean * self.unit().ln())
     }
 
-    /// Lengths of answers and of thinking: mostly short, sometimes long.
+    /// The length of a response or of a pause: mostly short, sometimes long.
     pub fn lognormal(&mut self, mean: f64, sigma: f64) -> Duration {
         let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
         Duration::from_secs_f64(mean * sigma.mul_add(normal, -sigma * sigma / 2.0).exp())

@@ -1,54 +1,54 @@
-//! Clients, as they are seen at multiplexers: a busy model with a rare one beside it, open arrivals, assistants that go to and fro.
+//! Typical clients of multiplexers: a busy model and a rare one, open arrivals, assistants that alternate between models.
 
 use std::time::Duration;
 
 use super::rng::Rng;
 use super::{Job, ModelId, Time};
 
-/// How long an answer takes on average, in seconds.
+/// The average duration of a response, in seconds.
 const SERVICE: f64 = 3.0;
 
-/// The same where a model is saturated.
+/// The same for a saturated model.
 const SATURATED_SERVICE: f64 = 4.0;
 
-/// How unlike each other answers are.
+/// The spread of the responses' durations.
 const SERVICE_SIGMA: f64 = 0.6;
 
-/// What an assistant does between two turns, in seconds on average: it reads, it runs a tool.
+/// The average pause of an assistant between two turns, in seconds: it reads, or runs a tool.
 const THINKING: f64 = 1.0;
 
 const THINKING_SIGMA: f64 = 0.5;
 
-/// Clients that ask.
+/// Clients that send requests.
 pub trait Workload {
-    /// What they ask at first.
+    /// Their first requests.
     fn begin(&mut self) -> Vec<(Time, Job)>;
-    /// What one of them asks after an answer.
+    /// The next requests of a client after a response.
     fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)>;
 }
 
 /// The kinds of clients that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Eight clients keep model 0 busy without a pause; once a minute somebody wants model 1.
+    /// Eight clients keep model 0 busy without a pause; one request a minute is for model 1.
     Saturated,
-    /// Every two seconds a request, for either of two models.
+    /// A request every two seconds, for either of two models.
     PoissonEven,
-    /// Every 1.4 s a request, one in twenty for the rare model.
+    /// A request every 1.4 s, one in twenty for the rare model.
     PoissonRare,
-    /// Every two seconds a request, for three models: 60, 30, 10 %.
+    /// A request every two seconds, for three models: 60, 30, 10 %.
     PoissonThree,
     /// Orchestrators, each with one turn of model 0 and then in parallel two workers of model 1 and one of model 2, of five
     /// turns each.
     Orchestrators(usize),
     /// Assistants with six turns of model 0 and then four of model 1.
     Assistants(usize),
-    /// One assistant that takes turns with the models.
+    /// One assistant that alternates between the models.
     Alternating,
 }
 
 impl Kind {
-    /// All that are compared.
+    /// All kinds that are compared.
     pub const ALL: [Self; 9] = [
         Self::Saturated,
         Self::PoissonEven,
@@ -61,7 +61,7 @@ impl Kind {
         Self::Alternating,
     ];
 
-    /// For the table.
+    /// The name in the table.
     pub fn name(self) -> String {
         match self {
             Self::Saturated => "A saturated by 8 clients, a B request a minute".into(),
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// How many models there are.
+    /// The number of models.
     pub fn models(self) -> usize {
         match self {
             Self::PoissonThree | Self::Orchestrators(_) => 3,
@@ -83,7 +83,7 @@ impl Kind {
         }
     }
 
-    /// The model whose worst wait is told; none: of all.
+    /// The model whose longest wait is reported; `None` for all.
     pub fn watched(self) -> Option<ModelId> {
         match self {
             Self::Saturated | Self::PoissonRare => Some(1),
@@ -115,7 +115,7 @@ impl Kind {
     }
 }
 
-/// Clients without a pause at model 0, and a clock at model 1.
+/// Clients without a pause at model 0, and one request a minute for model 1.
 #[derive(Debug)]
 struct Saturated {
     busy: Busy,
@@ -138,12 +138,12 @@ impl Workload for Saturated {
     }
 }
 
-/// Clients that ask again as soon as they have their answer, each for a model of its own.
+/// Clients that send their next request as soon as they have a response, each for a model of its own.
 #[derive(Clone, Debug)]
 pub struct Busy {
-    /// Their answers' lengths.
+    /// The source of their responses' durations.
     pub rng: Rng,
-    /// Each client's model.
+    /// The model of each client.
     pub models: Vec<ModelId>,
 }
 
@@ -194,7 +194,7 @@ impl Workload for Poisson {
 struct Orchestrators {
     rng: Rng,
     orchestrators: usize,
-    /// Turns that each worker still has, while there are workers.
+    /// The remaining turns of each worker, while workers run.
     left: Vec<Vec<u32>>,
 }
 
@@ -233,16 +233,16 @@ impl Workload for Orchestrators {
     }
 }
 
-/// Clients that go round and round through the same turns.
+/// Clients that repeat the same turns.
 #[derive(Debug)]
 pub struct Assistants {
-    /// Their answers' lengths.
+    /// The source of their responses' durations.
     pub rng: Rng,
     /// The model of each turn.
     pub turns: Vec<ModelId>,
-    /// Where each assistant begins, and then is.
+    /// The turn at which each assistant begins, and then is.
     pub at: Vec<usize>,
-    /// Whether they think between two turns.
+    /// True if they pause between two turns.
     pub thinking: bool,
 }
 
@@ -265,7 +265,7 @@ impl Workload for Assistants {
     }
 }
 
-/// Requests that are all known beforehand.
+/// Requests that are all known in advance.
 #[derive(Clone, Debug)]
 pub struct Planned(pub Vec<(Time, Job)>);
 

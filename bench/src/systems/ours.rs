@@ -1,4 +1,4 @@
-//! Our relay and our workers, as an operator starts them, with room for as many requests as a scenario has.
+//! ModelRelay's relay and workers, started as an operator would, with room for all requests of a scenario.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,22 +12,22 @@ use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
-/// No line for each request, as everybody's logs are turned down here; but the relay's address, and that a worker is there.
+/// No line per request, like the logs of all systems here; but the relay's address, and that a worker is registered.
 const QUIET: &str =
     "warn,modelrelay_relay::relay=info,modelrelay_worker::relay_link=info,modelrelay_worker::probe=info";
 
-/// Requests that a worker runs at once, unless a scenario says otherwise: more than any has.
+/// Concurrent requests of a worker, unless a scenario sets another number: more than any has.
 const CONCURRENCY: u32 = 4096;
 
-/// What admits workers here.
+/// The secret of workers.
 pub const SECRET: &str = "bench-worker-secret";
 
-/// What differs between scenarios.
+/// The settings that differ between scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct StackOptions {
     /// Workers in front of the backend.
     pub workers: u32,
-    /// Requests that each of them runs at once.
+    /// Concurrent requests of each worker.
     pub concurrency: u32,
 }
 
@@ -40,13 +40,13 @@ impl Default for StackOptions {
 /// A relay with workers that serve.
 #[derive(Debug)]
 pub struct Stack {
-    /// Where to ask.
+    /// Its address.
     pub addr: SocketAddr,
     /// The relay.
     pub relay: Program,
     /// The workers.
     pub workers: Vec<Program>,
-    /// From the relay's start until it answered.
+    /// The time from the relay's start until it listened.
     pub relay_start: Duration,
     folder: TempDir,
 }
@@ -58,17 +58,17 @@ impl From<Stack> for Running {
     }
 }
 
-/// How one of our programs is started, besides what all have in common.
+/// How one of the programs is started, in addition to the common settings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct How<'a> {
-    /// A command that it is started under.
+    /// The command that it is started under.
     pub under: &'a [String],
-    /// Settings, which win over the common ones; an empty one counts as not given.
+    /// Settings that override the common ones; an empty one is treated as not set.
     pub env: &'a [(&'a str, String)],
 }
 
 impl Stack {
-    /// Starts it, and waits until every worker is registered and answers are right.
+    /// Starts relay and workers, and waits until every worker is registered and responses are right.
     pub async fn start(programs: &Path, backend: SocketAddr, options: &StackOptions) -> Result<Self, SystemError> {
         let mut stack = Self::relay_alone(programs).await?;
         let env = [("MAX_CONCURRENCY", options.concurrency.to_string())];
@@ -79,12 +79,12 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Only the relay.
+    /// Starts only the relay.
     pub async fn relay_alone(programs: &Path) -> Result<Self, SystemError> {
         Self::relay(programs, How::default()).await
     }
 
-    /// Only the relay, started so.
+    /// Starts only the relay, with these settings.
     pub async fn relay(programs: &Path, how: How<'_>) -> Result<Self, SystemError> {
         let folder = tempfile::tempdir()?;
         let common = [
@@ -103,7 +103,7 @@ impl Stack {
         Ok(Self { addr, relay, workers: Vec::new(), relay_start, folder })
     }
 
-    /// One more worker, which need not be there yet when this returns.
+    /// Starts one more worker, which may not be registered when this returns.
     pub fn add_worker(&mut self, programs: &Path, backend: SocketAddr, how: How<'_>) -> Result<(), SystemError> {
         let name = format!("worker-{}", self.workers.len());
         let common = [
@@ -122,7 +122,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Waits until every worker is registered, and this load is answered rightly.
+    /// Waits until every worker is registered and all responses to this load are right.
     pub async fn serves(&mut self, load: Load) -> Result<(), SystemError> {
         for worker in &mut self.workers {
             worker.printed("registered").await?;
@@ -130,17 +130,17 @@ impl Stack {
         answered(load, &mut self.workers).await
     }
 
-    /// Folder of its programs.
+    /// The folder of its programs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What relay and workers used so far, together.
+    /// The usage of relay and workers so far.
     pub fn usage(&self) -> Result<Usage, ProgramError> {
         self.workers.iter().try_fold(self.relay.usage()?, |sum, worker| Ok(sum + worker.usage()?))
     }
 
-    /// Stops all of it.
+    /// Stops all programs.
     pub async fn stop(self) {
         Running::from(self).stop().await;
     }

@@ -1,4 +1,4 @@
-//! nginx and haproxy, set up as their own documentation says for streams: nothing buffered, connections kept.
+//! nginx and haproxy, configured for streams as their own documentation recommends: no buffering, persistent connections.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::{SystemError, free_port, on_path};
 use crate::programs::Program;
 
-/// One process: the master of a single worker only watches it.
+/// One process: the master of a single worker would only watch it.
 pub(super) fn nginx(backend: SocketAddr, folder: &Path) -> Result<(SocketAddr, Vec<Program>), SystemError> {
     let addr = free_port()?;
     let text = format!(
@@ -79,12 +79,12 @@ backend backend
     Ok((addr, vec![Program::start("haproxy", &on_path("haproxy")?, &args, &[], folder)?]))
 }
 
-/// Of a program on the path.
+/// The version of a program on the path.
 pub(super) fn version(name: &str, flag: &str) -> String {
     on_path(name).map_or_else(|_| String::new(), |binary| version_of(&binary, flag))
 }
 
-/// The first word with digits and dots in what a program prints.
+/// The first token with digits and dots in a program's output.
 pub(super) fn version_of(binary: &Path, flag: &str) -> String {
     let Ok(output) = Command::new(binary).arg(flag).output() else { return String::new() };
     let text = [output.stdout, output.stderr].concat();

@@ -1,5 +1,5 @@
-//! rathole: a bare tunnel of two programs, one of which dials the other as our worker dials our relay. It moves bytes between
-//! connections and knows no HTTP, so it is what a dial-out system can cost at least.
+//! rathole: a bare tunnel of two programs, one of which dials the other as a worker dials its relay. It moves bytes between
+//! connections and does not parse HTTP, so it shows the least possible cost of a dial-out system.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Setup, SystemError, free_port};
 use crate::programs::Program;
 
-/// With `nodelay` wherever it can be said.
+/// With `nodelay` in every section that supports it.
 pub(super) fn start(setup: &Setup, folder: &Path) -> Result<(SocketAddr, Vec<Program>), SystemError> {
     let binary = setup.rathole.as_ref().ok_or_else(|| SystemError::Missing("no program was given".into()))?;
     if !binary.is_file() {

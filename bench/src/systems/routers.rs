@@ -1,4 +1,4 @@
-//! The routers of vLLM and SGLang, from their Python packages, with their logs turned down like everybody's.
+//! The routers of vLLM and SGLang, from their Python packages, with reduced logs like all systems here.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(super) fn sglang(setup: &Setup, folder: &Path) -> Started {
     start(setup, "sglang-router", &["launch"], "warn", folder)
 }
 
-/// Both take the same flags; `round_robin`, because with one backend there is nothing to choose.
+/// Both have the same flags. The policy is `round_robin`, because one backend leaves no choice.
 fn start(setup: &Setup, name: &str, command: &[&str], quiet: &str, folder: &Path) -> Started {
     let bin = setup.routers.as_ref().ok_or_else(|| SystemError::Missing("no virtual environment was given".into()))?;
     let binary = bin.join(name);
@@ -32,7 +32,7 @@ fn start(setup: &Setup, name: &str, command: &[&str], quiet: &str, folder: &Path
     Ok((addr, vec![Program::start(name, &binary, &args, &[], folder)?]))
 }
 
-/// From the name of what pip wrote beside the package.
+/// The version in the name of the folder that pip wrote next to the package.
 pub(super) fn version(setup: &Setup, package: &str) -> String {
     let Some(lib) = setup.routers.as_ref().and_then(|bin| bin.parent()).map(|home| home.join("lib")) else {
         return String::new();

@@ -1,6 +1,6 @@
-//! Completions for shells and manual pages, made of a program's own command line: what is written twice differs one day.
+//! Shell completions and manual pages, generated from a program's own command line so that they cannot diverge from it.
 //!
-//! The programs share it, and nothing else of it: each hands in its [`clap::Command`].
+//! The programs share this code and nothing else: each passes its [`clap::Command`].
 
 use std::io;
 use std::path::PathBuf;
@@ -25,26 +25,26 @@ pub struct ManArgs {
     pub write: Option<PathBuf>,
 }
 
-/// The script that a shell reads. What the help hides is not proposed either, which clap_complete would do.
+/// Returns the completion script for a shell. Unlike clap_complete, it does not propose what the help hides.
 pub fn completions(command: &Command, args: &CompletionsArgs) -> String {
     let shown = command.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     let mut shown = Command::new("program").args(command.get_arguments().cloned()).subcommands(shown);
     if command.get_version().is_some() {
-        // Which one is not asked: there is a flag for it.
+        // The version itself does not matter: it enables the flag.
         shown = shown.version("");
     }
     let (mut script, name) = (Vec::new(), command.get_name());
     clap_complete::generate(args.shell, &mut shown, name, &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
-    // For bash, clap_complete 4.6 writes a hyphen of the program's name in two ways, so that nothing behind a subcommand is
-    // completed: https://github.com/clap-rs/clap/issues/6421. Where it writes one, this changes nothing.
+    // For bash, clap_complete 4.6 writes a hyphen of the program's name in two ways, so nothing after a subcommand is
+    // completed: https://github.com/clap-rs/clap/issues/6421. Once that is fixed, this changes nothing.
     let state = |hyphen| format!("{}__subcmd__", name.replace('-', hyphen));
     script.replace(&state("__subcmd__"), &state("__"))
 }
 
-/// The program's page; nothing where the pages are written to a folder, which an error names.
+/// Returns the program's page, or nothing if the pages are written to a folder. The error names that folder.
 pub fn man(command: Command, args: &ManArgs) -> Result<Vec<u8>, String> {
-    // It would have a page that says no more than `--help` does.
+    // Its page would repeat `--help`.
     let command = command.disable_help_subcommand(true);
     let Some(folder) = &args.write else {
         let mut page = Vec::new();

@@ -1,16 +1,16 @@
-//! Files that are nobody else's business, what is certain about files after a crash, and what a text begins with.
+//! Private files, durability of files after a crash, and byte order marks.
 //!
-//! Unix has a mode. On Windows a new file inherits the access list of its folder: in a user's profile that is the user,
-//! administrators and the system; elsewhere often everybody. Nothing is changed about that here.
+//! Unix has file modes. On Windows a new file inherits the access list of its folder: in a user's profile that is the
+//! user, administrators and the system; elsewhere often all users. This module does not change that.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// What a file for its owner alone is made with.
+/// The mode of a file that only its owner may access.
 pub const OWNER_ONLY: u32 = 0o600;
 
-/// Has files that are made anew get this mode, where there are modes.
+/// Creates new files with this mode, on systems that have modes.
 pub fn with_mode(options: &mut OpenOptions, mode: u32) -> &mut OpenOptions {
     #[cfg(unix)]
     {
@@ -24,7 +24,7 @@ pub fn with_mode(options: &mut OpenOptions, mode: u32) -> &mut OpenOptions {
     }
 }
 
-/// Whether the path still leads to this open file, or to another one that took its place.
+/// True if the path still leads to this open file and not to one that replaced it.
 pub fn is_in_place(path: &Path, file: &File) -> bool {
     match (std::fs::metadata(path), file.metadata()) {
         (Ok(there), Ok(here)) => identity(&there) == identity(&here),
@@ -32,20 +32,19 @@ pub fn is_in_place(path: &Path, file: &File) -> bool {
     }
 }
 
-/// Makes certain that the folder's newest names survive a crash. Windows writes these down in order by itself, and has no
-/// call for it.
+/// Makes new names in the folder survive a crash. Windows orders these writes itself and has no call for it.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(windows) { Ok(()) } else { File::open(folder)?.sync_all() }
 }
 
-/// A file's text without the byte order mark that Windows' editors and shells may begin one with; nobody means it.
+/// Reads a file's text without the byte order mark that Windows editors and shells may put at its beginning.
 pub fn read_text(path: &Path) -> io::Result<String> {
     let mut text = std::fs::read_to_string(path)?;
     text.drain(..mark(text.as_bytes()));
     Ok(text)
 }
 
-/// How many bytes at the beginning are a byte order mark.
+/// The length of the byte order mark at the beginning, in bytes; 0 if the text has none.
 pub fn mark(text: &[u8]) -> usize {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if text.starts_with(MARK) { MARK.len() } else { 0 }
@@ -57,8 +56,8 @@ fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Its number cannot be asked for without unsafe code. One that took its name a moment ago may have got its time with it, but
-/// not its length.
+/// Reading the file's index would need unsafe code. A file that replaced another a moment ago may have inherited its
+/// creation time, but not its length.
 #[cfg(windows)]
 fn identity(file: &Metadata) -> (u64, u64) {
     use std::os::windows::fs::MetadataExt;

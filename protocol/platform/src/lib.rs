@@ -1,6 +1,6 @@
-//! What differs between operating systems and is the same in both programs: how a process is asked to stop and scheduled, who
-//! may read a file, where log lines go when nobody has a terminal, how a start is reported, what the kernel does for a connection,
-//! and what a service of Windows is.
+//! Operating system differences that both programs share: how a process receives a stop and how it is scheduled, file
+//! permissions, where the log goes without a terminal, how a complete start is reported, socket options, and Windows
+//! services.
 
 pub mod files;
 pub mod log;

@@ -1,6 +1,6 @@
-//! Where log lines go: standard error, or the file of a Windows service, which has no standard error.
+//! The destination of log lines: standard error, or the file of a Windows service, which has no standard error.
 //!
-//! The file is kept small by itself, as nothing else would do that: a full one becomes `NAME.1`, in the place of the one before.
+//! The log rotates its file itself: a full file becomes `NAME.1` and replaces the previous one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
@@ -9,12 +9,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::files;
 
-/// Some hundred thousand lines, in two files of this size at most.
+/// Room for some hundred thousand lines. At most two files of this size exist.
 const MAX_BYTES: u64 = 16 << 20;
 
 static FILE: OnceLock<Mutex<LogFile>> = OnceLock::new();
 
-/// From now on lines go to this file, panics too. The first call counts.
+/// Writes log lines and panics to this file from now on. Only the first call has an effect.
 pub fn to_file(path: &Path) -> io::Result<()> {
     let file = LogFile::open(path.to_path_buf(), MAX_BYTES)?;
     let _ = FILE.set(Mutex::new(file));
@@ -22,17 +22,17 @@ pub fn to_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes a whole line with each call.
+/// Returns the writer of log lines. Each call must pass a whole line.
 pub fn writer() -> Writer {
     Writer(())
 }
 
-/// Whether somebody looks at the lines as they come, and sees colours.
+/// True if the log goes to a terminal, which can show colours.
 pub fn is_terminal() -> bool {
     FILE.get().is_none() && io::stderr().is_terminal()
 }
 
-/// Says in one line why the program ends, where no log is set up yet.
+/// Prints in one line why the program ends, before a log is set up.
 pub fn complain(line: &str) {
     let _ = writer().write_all(format!("{line}\n").as_bytes());
 }
@@ -64,7 +64,7 @@ impl Write for Writer {
 #[derive(Debug)]
 struct LogFile {
     path: PathBuf,
-    /// `None` after a failure: the next line tries again.
+    /// `None` after a failure: the next line tries to open it again.
     file: Option<File>,
     bytes: u64,
     max_bytes: u64,
@@ -79,7 +79,7 @@ impl LogFile {
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         if self.bytes >= self.max_bytes {
-            // Closed first. Where it cannot be moved it grows, and is tried with the next line.
+            // The file is closed first. If it cannot be renamed, it grows, and the next line tries again.
             self.file = None;
             let mut older = self.path.clone().into_os_string();
             older.push(".1");

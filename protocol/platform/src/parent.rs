@@ -2,7 +2,7 @@
 //!
 //! Windows has no signal that reaches a single child, so signals are not used for it. Pipes work the same way everywhere, and they
 //! close even when the parent is killed:
-//! - The end of standard input asks this program to stop, as SIGTERM does.
+//! - The end of standard input requests a stop, as SIGTERM does.
 //! - The line [`READY`] on standard output reports that the start is complete. The log goes to standard error.
 
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ pub fn follow() {
     });
 }
 
-/// Waits until the parent closes standard input; without a parent it never returns.
+/// Waits until the parent closes standard input. Without a parent it never returns.
 pub(crate) async fn stop_asked() {
     STOP.notified().await;
 }

@@ -1,21 +1,21 @@
 //! How the kernel schedules our threads.
 //!
-//! A token passes through several programs on its way, and each wakes the next. A thread of the usual kind takes the processor
-//! from whoever wakes it, who had more to say, or wakes a processor that sleeps, which in a virtual machine costs more than all
-//! the work on a token. As `SCHED_BATCH` it has the same share of the processor, and waits until its turn comes: what has come
-//! meanwhile is done in one go. A model's server that the worker starts is scheduled as usual.
+//! A token passes through several programs, and each wakes the next. A thread of the usual kind preempts the thread
+//! that woke it, which had more to send, or wakes a sleeping processor, which in a virtual machine costs more than all
+//! the work on a token. With `SCHED_BATCH` a thread has the same share of the processor, but does not preempt: it
+//! handles everything that arrived meanwhile in one go. A model server that the worker starts is scheduled as usual.
 
 #[cfg(target_os = "linux")]
 use thread_priority::unix::NormalThreadSchedulePolicy;
 
-/// Has this thread, and all that it starts from now on, wait for its turn when it is woken. Best effort: where the kernel
-/// refuses, or somebody chose another policy or nice value for us, everything stays as it is.
+/// Uses batch scheduling for this thread and for all threads and processes that it starts from now on. Best effort: if
+/// the kernel refuses, or another policy or nice value is set, nothing changes.
 pub fn take_turns() {
     #[cfg(target_os = "linux")]
     linux::change(NormalThreadSchedulePolicy::Other, NormalThreadSchedulePolicy::Batch);
 }
 
-/// Has this thread scheduled as usual again, for a program that it is about to become or to start.
+/// Restores the usual scheduling of this thread, before it becomes or starts another program.
 pub fn be_usual() {
     #[cfg(target_os = "linux")]
     linux::change(NormalThreadSchedulePolicy::Batch, NormalThreadSchedulePolicy::Other);

@@ -1,9 +1,9 @@
-//! `PROGRAM service install|uninstall`: the program as a service of Windows, which starts with the machine and without
-//! anybody's session.
+//! `PROGRAM service install|uninstall`: the program as a Windows service, which starts with the machine and without a
+//! user session.
 //!
-//! The service manager's stop is a [signal](crate::signals) like SIGTERM; until what runs has ended it is told that this
-//! takes a while, and waits. A service has no terminal, so its log lines go to a [file](crate::log). Other systems have
-//! managers of their own, which need nothing from a program.
+//! The service manager's stop is a [signal](crate::signals) like SIGTERM. Until the program has ended, the service
+//! reports that it is still stopping, and the manager waits. A service has no terminal, so its log lines go to a
+//! [file](crate::log). Other systems have service managers that need nothing from a program.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,18 +22,18 @@ pub(crate) use running::{is_running, stop_asked};
 /// The subcommand's name.
 pub const SUBCOMMAND: &str = "service";
 
-/// What a program is called as a service.
+/// The properties of a program as a Windows service.
 #[derive(Debug)]
 pub struct Program {
-    /// Its name there.
+    /// The service name.
     pub service: &'static str,
-    /// What lists show.
+    /// The display name.
     pub title: &'static str,
-    /// What it is for.
+    /// The description.
     pub about: &'static str,
-    /// Runs the program with these words, of which the first is its name.
+    /// Runs the program with these arguments. The first is its name.
     pub run: fn(Vec<OsString>) -> ExitCode,
-    /// Its command line, which knows its variables.
+    /// Returns the program's command line, which names its environment variables.
     pub command: fn() -> clap::Command,
 }
 
@@ -89,7 +89,7 @@ pub struct RunArgs {
     pub flags: Vec<OsString>,
 }
 
-/// Does it, and says what was done; nothing after the service has run to its end.
+/// Executes the action and returns a message about it; the message is empty after the service has run to its end.
 #[cfg(windows)]
 pub fn run(program: &'static Program, args: &ServiceArgs) -> Result<String, String> {
     match &args.action {
@@ -99,13 +99,13 @@ pub fn run(program: &'static Program, args: &ServiceArgs) -> Result<String, Stri
     }
 }
 
-/// The variables that the program's settings may come from.
+/// The environment variables that the program's settings may come from.
 #[cfg(any(windows, test))]
 fn variables(program: &Program) -> Vec<OsString> {
     (program.command)().get_arguments().filter_map(|argument| argument.get_env().map(OsString::from)).collect()
 }
 
-/// Says what there is instead.
+/// Returns an error that names the alternatives.
 #[cfg(not(windows))]
 pub fn run(_: &'static Program, _: &ServiceArgs) -> Result<String, String> {
     Err("services of this kind are Windows'; systemd and launchd start this program as it is: see docs/how-to/services.md"

@@ -1,11 +1,12 @@
-//! What asks a process to stop.
+//! The signals that stop a process.
 //!
-//! Unix has SIGINT and SIGTERM. A [parent](crate::parent) closes standard input on every system. Windows has Ctrl-C, and counts as SIGTERM: Ctrl-Break, the closing of the console, its own
-//! shutdown, and the service manager's stop. After a closed console it leaves a process five seconds, whatever that asks for.
+//! Unix has SIGINT and SIGTERM. A [parent](crate::parent) closes standard input on every system. Windows has Ctrl-C.
+//! Ctrl-Break, the closing of the console, a system shutdown, and the service manager's stop are handled like SIGTERM.
+//! After the console is closed, Windows gives a process five seconds, whatever it requests.
 
 use std::io;
 
-/// What was asked for.
+/// A request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopSignal {
     /// SIGINT: Ctrl-C.
@@ -15,7 +16,7 @@ pub enum StopSignal {
 }
 
 impl StopSignal {
-    /// Its name, for the log.
+    /// The name for the log.
     pub fn as_str(self) -> &'static str {
         match (self, cfg!(windows)) {
             (Self::Interrupt, false) => "SIGINT",
@@ -25,7 +26,7 @@ impl StopSignal {
         }
     }
 
-    /// What a process that this signal ended is said to have returned: 128 + its number.
+    /// The exit code that shells report for a process that this signal ended: 128 + its number.
     pub fn exit_code(self) -> i32 {
         match self {
             Self::Interrupt => 130,
@@ -34,17 +35,17 @@ impl StopSignal {
     }
 }
 
-/// All of them, heard from now on.
+/// A listener for all stop signals.
 #[derive(Debug)]
 pub struct Signals(of_system::Signals);
 
 impl Signals {
-    /// Begins to listen. Needs a tokio runtime.
+    /// Starts listening. Requires a tokio runtime.
     pub fn listen() -> io::Result<Self> {
         of_system::Signals::listen().map(Self)
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> StopSignal {
         self.0.next().await
     }
@@ -114,7 +115,8 @@ mod of_system {
                 _ = self.interrupt.recv() => StopSignal::Interrupt,
                 _ = self.break_key.recv() => StopSignal::Terminate,
                 _ = self.close.recv() => StopSignal::Terminate,
-                // To a service its manager has said so before. Unheard, but listened to, it ends nothing.
+                // The service manager has notified a service already. The handler only keeps this signal from ending
+                // the process.
                 _ = self.shutdown.recv(), if !service::is_running() => StopSignal::Terminate,
                 () = service::stop_asked() => StopSignal::Terminate,
                 () = parent::stop_asked() => StopSignal::Terminate,

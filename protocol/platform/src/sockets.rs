@@ -1,19 +1,20 @@
-//! What the kernel does for a connection by itself.
+//! Socket options that make the kernel watch a connection.
 
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tracing::debug;
 
-/// From the last byte of a silent peer to the first keep-alive probe, and from each probe to the next.
+/// The time from the last byte of a silent peer to the first keep-alive probe, and between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Unanswered probes after which the connection is closed: a minute after the last byte.
+/// The number of unanswered probes after which the connection is closed: a minute after the last byte.
 const PROBES: u32 = 3;
 
-/// Lets the kernel close a connection within a minute after its peer is unreachable. A peer that loses its network sends nothing.
+/// Makes the kernel close a connection within a minute after its peer becomes unreachable. A peer that loses its
+/// network sends nothing.
 ///
-/// Best effort: what a system does not know is left out.
+/// Best effort: options that a system does not support are skipped.
 pub fn watch_peer(socket: &SockRef<'_>) {
     let keep_alive = TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL).with_retries(PROBES);
     if let Err(error) = socket.set_tcp_keepalive(&keep_alive) {

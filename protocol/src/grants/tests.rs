@@ -52,7 +52,7 @@ fn two_requests_for_the_same_free_slot_run_one_and_the_other_waits_for_the_next(
     assert_eq!(divider.on_request(B, now), Admission::AtCapacity);
     assert_eq!(slots(&mut divider), [(B, 0)]);
     divider.on_finished(A, now);
-    // Before A's completion: A has nothing, B the slot.
+    // Before A's completion: A has no slot, B has the free one.
     assert_eq!(slots(&mut divider), [(A, 0), (B, 1)]);
     assert_eq!(divider.on_request(A, now), Admission::AtCapacity);
     assert_eq!(divider.on_request(B, now), Admission::Run);
@@ -72,7 +72,7 @@ fn slots_go_to_the_link_with_the_fewest() {
     assert_eq!(slots(&mut divider), [(A, 3), (B, 1)]);
     divider.on_finished(A, now);
     assert_eq!(slots(&mut divider), [(A, 2), (B, 2)]);
-    // A has one left and B two: the next is A's again.
+    // A has one left and B has two, so the next slot is A's again.
     divider.on_finished(A, now);
     assert_eq!(slots(&mut divider), [(B, 2)]);
 }
@@ -121,7 +121,7 @@ fn a_link_that_leaves_finishes_what_it_has_and_is_handed_nothing() {
     divider.changes();
     divider.on_leaving(A, now);
     assert_eq!(slots(&mut divider), [(A, 1), (B, 3)]);
-    // Nothing of what it says later counts: a late demand, a ping, a refusal.
+    // Its later messages are ignored: a late demand, a ping, a refusal.
     divider.on_demand(A, 5, now);
     divider.on_message(A, now);
     assert_eq!(divider.on_request(A, now), Admission::AtCapacity);
@@ -156,7 +156,7 @@ fn an_unused_slot_passes_on_after_a_second_until_the_link_is_heard_again() {
     divider.on_timeout(due);
     assert_eq!(slots(&mut divider), [(A, 0), (B, 1)]);
 
-    // B does not use it either: nobody counts as waiting, so it is shown to both.
+    // B does not use it either. No link is treated as waiting, so the slot is shown to both.
     divider.on_timeout(due + UNUSED_AFTER);
     assert_eq!(slots(&mut divider), [(A, 1)]);
     assert_eq!(divider.next_timeout(), None);
@@ -250,7 +250,7 @@ fn a_held_request_that_begins_waits_no_more_and_was_served() {
     divider.on_finished(B, now);
     assert!(divider.resume(A, now));
     assert_eq!((divider.waiting(A), divider.running()), (1, 2));
-    // Each has one that runs, and A's began after B's ended: the next free slot is B's.
+    // Each has one running request, and A's began after B's ended: the next free slot is B's.
     divider.on_demand(B, 1, now);
     divider.set_capacity(3, now);
     assert!(!divider.resume(A, now));
@@ -267,7 +267,7 @@ fn a_held_request_that_is_cancelled_leaves_its_slot_to_others() {
     divider.on_demand(A, 1, now);
     divider.on_finished(A, now);
     assert_eq!(slots(&mut divider), [(A, 0)]);
-    // What a relay that keeps its own queue cancelled was never held here.
+    // A request that a relay with a queue of its own cancelled was never held here.
     divider.on_held_cancelled(A, now);
     assert_eq!((divider.waiting(A), divider.waiting(B)), (1, 1));
     divider.on_held_cancelled(B, now);
@@ -343,7 +343,7 @@ proptest! {
                 }
                 Step::Remove(link) => { divider.remove_link(link, now); told.remove(&link); }
                 Step::Request(link) => {
-                    // A link that uses what it was last told about its handed slots is never refused them.
+                    // A link that uses its handed slots as last reported is never refused.
                     let own = divider.links.get(&link).is_some_and(|state| state.kind == LinkKind::Granted && !state.handed.is_empty());
                     let admission = divider.on_request(link, now);
                     prop_assert!(!own || admission == Admission::Run);

@@ -1,11 +1,11 @@
-//! `Debug` of the messages that carry prompts, answers and credentials: it says how much there is, never what. Whoever logs
-//! a message in a hurry then tells nothing.
+//! `Debug` of the messages that carry prompts, responses and credentials: it shows lengths, never content. Logging a
+//! message therefore leaks nothing.
 
 use std::fmt;
 
 use super::{Request, ResponseChunk, ResponseComplete, ResponseStart};
 
-/// So many bytes, or headers.
+/// A number of hidden bytes, or headers.
 struct Hidden(usize);
 
 impl fmt::Debug for Hidden {
@@ -35,7 +35,7 @@ impl fmt::Debug for Request {
         f.debug_struct("Request")
             .field("request_id", request_id)
             .field("model", model)
-            // A query may hold anything.
+            // A query may contain private data.
             .field("endpoint_path", &endpoint_path.split('?').next().unwrap_or_default())
             .field("is_streaming", is_streaming)
             .field("body", &length(body))

@@ -1,4 +1,4 @@
-//! What the relay says.
+//! Messages of the relay.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +20,15 @@ pub enum RelayToWorker {
     Ping(Ping),
     /// Begins a drain, or confirms one.
     GracefulShutdown(GracefulShutdown),
-    /// Asks for the models anew.
+    /// Requests the list of models again.
     ModelsRefresh(ModelsRefresh),
-    /// How many relays there are (`core1`).
+    /// The number of relays (`core1`).
     Relays(Relays),
-    /// More of a response body may be sent (`core1`).
+    /// Credit for a response body (`core1`).
     Credit(Credit),
-    /// What waits for this worker (`core1`).
+    /// The requests that wait for this worker (`core1`).
     Demand(Demand),
-    /// An admin's order to a multiplexer (`slots1`).
+    /// An admin's command to a multiplexer (`slots1`).
     Command(Command),
 }
 
@@ -53,15 +53,15 @@ impl RelayToWorker {
     }
 }
 
-/// Confirms a registration: what the relay accepted, and what may be used on this link.
+/// Confirms a registration: the accepted models, and the capabilities of this link.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegisterAck {
     /// The worker's id at this relay.
     pub worker_id: String,
-    /// The models that were accepted.
+    /// The accepted models.
     #[serde(default)]
     pub models: Vec<String>,
-    /// What was changed, for people.
+    /// Human-readable notes on what was changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// The version, echoed.
@@ -70,30 +70,30 @@ pub struct RegisterAck {
     /// Random per relay process (`core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_id: Option<String>,
-    /// How many relays a worker should reach (`core1`).
+    /// The number of relays that a worker should connect to (`core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_count: Option<u32>,
-    /// What both sides have.
+    /// The capabilities that both sides support.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,
     /// The relay's bounds (`core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<RelayLimits>,
-    /// The worker has a live link to this relay already; this one will be closed.
+    /// The worker already has a live link to this relay; this one will be closed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub duplicate: bool,
 }
 
-/// Bounds that the relay tells.
+/// The relay's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayLimits {
-    /// A request body at most.
+    /// Longest request body.
     pub max_request_bytes: u64,
-    /// What the worker may send of each answer before it is given more.
+    /// Bytes of each response that the worker may send before it receives more credit.
     pub stream_window_bytes: u64,
-    /// Between heartbeats.
+    /// Interval of heartbeats.
     pub heartbeat_ms: u64,
-    /// How long a request may wait for a model that nobody serves yet.
+    /// How long a request may wait for a model that no worker serves yet.
     #[serde(default)]
     pub cold_timeout_ms: u64,
 }
@@ -108,10 +108,10 @@ pub struct Request {
     pub model: String,
     /// Path and query.
     pub endpoint_path: String,
-    /// Whether the client asked for a stream.
+    /// True if the client requested a stream.
     #[serde(default)]
     pub is_streaming: bool,
-    /// The body, for peers that know only the seeds.
+    /// The body, for peers that know only the seed messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// Headers for the backend; repeats joined with `, `.
@@ -120,13 +120,13 @@ pub struct Request {
     /// The stream of this request's pieces (`core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<u32>,
-    /// Absent: POST.
+    /// POST if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// Bytes of the body that follows in pieces (`core1`: always there).
+    /// Length of the body that follows in pieces (always present with `core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_length: Option<u64>,
-    /// A window for the answer that differs from the link's.
+    /// A window for the response that differs from the link's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
 }
@@ -134,11 +134,11 @@ pub struct Request {
 /// Ends a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel {
-    /// Which.
+    /// The request.
     pub request_id: String,
-    /// Why.
+    /// The reason.
     pub reason: CancelReason,
-    /// More, for the log.
+    /// A detail for the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
@@ -154,7 +154,7 @@ pub struct Ping {
 /// Begins a drain, or is the barrier that confirms the worker's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GracefulShutdown {
-    /// See the constants; any other, or none: finish, close, dial again.
+    /// See the constants. For any other reason, or none, the worker finishes, closes the link and connects again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// How long running requests may take.
@@ -165,45 +165,45 @@ pub struct GracefulShutdown {
 impl GracefulShutdown {
     /// The relay's barrier after a worker's `drain`: no `request` follows.
     pub const DRAIN: &str = "drain";
-    /// An admin's order to the whole worker: finish and stay away.
+    /// An admin's drain of the whole worker: finish and stay disconnected.
     pub const WORKER_DRAIN: &str = "worker_drain";
-    /// The worker's newer link took this one's place.
+    /// The worker's newer link replaced this one.
     pub const SUCCEEDED: &str = "succeeded";
     /// The relay is ending.
     pub const RELAY_SHUTDOWN: &str = "relay_shutdown";
 }
 
-/// Asks for the models anew.
+/// Requests the list of models again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelsRefresh {
-    /// Why, for the log.
+    /// The reason, for the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// How many relays a worker should reach.
+/// The number of relays that a worker should connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relays {
-    /// Replicas.
+    /// The number of replicas.
     pub relay_count: u32,
 }
 
-/// The relay's queued requests that this worker could be sent: complete, the state after all `request`s before it.
+/// The relay's queued requests that this worker could serve: the complete state after all `request`s before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
-    /// One entry a model that has waiting requests; a model not listed has none.
+    /// One entry per model with waiting requests; a model not listed has none.
     #[serde(default)]
     pub models: Vec<ModelDemand>,
 }
 
-/// What waits for one model.
+/// The waiting requests of one model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelDemand {
     /// The model.
     pub id: String,
-    /// Requests.
+    /// The number of requests.
     pub waiting: u32,
-    /// Age of the oldest.
+    /// Age of the oldest request.
     #[serde(default)]
     pub oldest_ms: u64,
     /// Sum of their ages.
@@ -211,16 +211,16 @@ pub struct ModelDemand {
     pub sum_ms: u64,
 }
 
-/// An admin's order to a multiplexer.
+/// An admin's command to a multiplexer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
-    /// Names the answer.
+    /// Identifies the reply.
     pub op_id: String,
-    /// What to do; an unknown command is answered with an error.
+    /// The command; the worker replies to an unknown one with an error.
     pub command: String,
-    /// With which model.
+    /// The model of the command.
     pub model: String,
-    /// In which slot, where it matters.
+    /// The slot, if it matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<String>,
     /// `drain` (the default) or `now`.
@@ -228,17 +228,17 @@ pub struct Command {
     pub mode: Option<String>,
 }
 
-/// Slots of one resident model that this relay may use (`slots1`).
+/// The slots of one resident model that this relay may use (`slots1`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelGrant {
     /// The model.
     pub id: String,
-    /// Requests of this relay that may run at once.
+    /// The number of requests of this relay that may run at once.
     pub slots: u32,
-    /// Requests that run for others.
+    /// The number of requests that run for others.
     #[serde(default)]
     pub others: u32,
-    /// All that the model takes.
+    /// The number of requests that the model can run at once.
     #[serde(default)]
     pub capacity: u32,
 }

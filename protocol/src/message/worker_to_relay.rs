@@ -1,4 +1,4 @@
-//! What the worker says.
+//! Messages of the worker.
 
 use std::collections::BTreeMap;
 
@@ -16,33 +16,33 @@ use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of
 pub enum WorkerToRelay {
     /// The first message of a link.
     Register(Register),
-    /// The models changed.
+    /// Replaces the list of models.
     ModelsUpdate(ModelsUpdate),
-    /// A part of a streamed answer, from peers that know only the seeds.
+    /// A part of a streamed response, from peers that know only the seed messages.
     ResponseChunk(ResponseChunk),
-    /// The head of an answer (`core1`).
+    /// The head of a response (`core1`).
     ResponseStart(ResponseStart),
-    /// The end of an answer.
+    /// The end of a response.
     ResponseComplete(ResponseComplete),
-    /// Heartbeat's answer.
+    /// The reply to a heartbeat.
     Pong(Pong),
-    /// A request failed, or something is worth a line in the log.
+    /// Reports a failed request, or a line for the log.
     Error(WorkerError),
-    /// More of a request body may be sent (`core1`).
+    /// Credit for a request body (`core1`).
     Credit(Credit),
-    /// How much of the worker this relay may use (`core1`).
+    /// The capacity of the worker that this relay may use (`core1`).
     Grant(Grant),
-    /// No new requests, please (`core1`).
+    /// Announces a drain: the worker accepts no new requests (`core1`).
     Drain(Drain),
-    /// What the slots hold (`slots1`).
+    /// The state of the slots (`slots1`).
     Slots(Slots),
-    /// An admin's order was carried out, or not (`slots1`).
+    /// The result of an admin's command (`slots1`).
     CommandResult(CommandResult),
 }
 
 impl WorkerToRelay {
-    /// Reads a text message. One that holds no body is no longer than [`MAX_CONTROL_BYTES`]: a list of empty names takes ten times
-    /// as much memory once it is read.
+    /// Parses a text message. One without a body is at most [`MAX_CONTROL_BYTES`] long: a list of empty names needs ten
+    /// times as much memory once parsed.
     pub fn parse(text: &str) -> Result<Parsed<Self>, MessageError> {
         let kind = type_of(text)?;
         if text.len() > MAX_CONTROL_BYTES && !matches!(kind.as_ref(), "response_chunk" | "response_complete") {
@@ -70,19 +70,19 @@ impl WorkerToRelay {
 /// The first message of a link.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Register {
-    /// For people.
+    /// Human-readable name.
     #[serde(default)]
     pub worker_name: String,
     /// Exact model names.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Requests at once.
+    /// The number of requests that may run at once.
     #[serde(default)]
     pub max_concurrent: u32,
-    /// `"1"`, the published one, or absent.
+    /// `"1"`, the published version, or absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_version: Option<String>,
-    /// Requests that run already.
+    /// The number of requests that run already.
     #[serde(default)]
     pub current_load: u32,
     /// 128 random bits per process, in hexadecimal.
@@ -97,44 +97,44 @@ pub struct Register {
     /// `relay_id` of each live link.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<String>,
-    /// `relay_id` of each live link whose place this one is to take: that relay sends nothing more over the older link and
-    /// lets it finish, instead of cutting it off as the ghost of a lost one.
+    /// `relay_id` of each live link that this one replaces: that relay sends no more requests over the older link and
+    /// lets it finish, instead of closing it as a leftover of a lost one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub succeeds: Vec<String>,
-    /// What the worker can do.
+    /// The capabilities that the worker supports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,
     /// The worker's bounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<WorkerLimits>,
-    /// What the slots hold (`slots1`).
+    /// The state of the slots (`slots1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<Vec<Slot>>,
-    /// Limits and capabilities of the models, by name. Absent where none are known.
+    /// Limits and capabilities of the models, by name. Absent if none are known.
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
     /// How the backend matches model names: `"ollama"`, or absent if only exactly.
     #[serde(default, skip_serializing_if = "Naming::is_exact")]
     pub naming: Naming,
-    /// Models whose requests the backend fails with server errors. Absent where there are none.
+    /// Models whose requests the backend fails with server errors. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failing: Vec<String>,
 }
 
-/// Bounds that the worker tells.
+/// The worker's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerLimits {
-    /// What the relay may send of each request body before it is given more.
+    /// Bytes of each request body that the relay may send before the worker returns credit.
     pub stream_window_bytes: u64,
 }
 
-/// The models changed.
+/// Replaces the list of models.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelsUpdate {
-    /// All of them, anew.
+    /// All models, not only the changes.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Requests that run.
+    /// The number of running requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_load: Option<u32>,
     /// Limits and capabilities of the models, in place of the previous ones (`core1`).
@@ -148,34 +148,34 @@ pub struct ModelsUpdate {
     pub failing: Vec<String>,
 }
 
-/// A part of a streamed answer, ready to be written.
+/// A part of a streamed response, ready to be written.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResponseChunk {
-    /// Of which request.
+    /// The request.
     pub request_id: String,
-    /// The bytes, as far as they are text.
+    /// The part, as text.
     pub chunk: String,
 }
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResponseStart {
-    /// Of which request.
+    /// The request.
     pub request_id: String,
-    /// 200–599: the client's.
+    /// 200–599, forwarded to the client.
     pub status_code: u16,
-    /// In order, repeats kept.
+    /// In order, with repeats.
     #[serde(default)]
     pub headers: Vec<(String, String)>,
-    /// Where the backend said how long its body is.
+    /// Length of the body, if the backend states it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_length: Option<u64>,
 }
 
-/// The end of an answer. `core1` peers say nothing here but tokens and the response's id.
+/// The end of a response. `core1` peers send only token counts and the response's id here.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResponseComplete {
-    /// Of which request.
+    /// The request.
     pub request_id: String,
     /// The backend's status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,21 +183,21 @@ pub struct ResponseComplete {
     /// The backend's headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<BTreeMap<String, String>>,
-    /// The whole body, where the answer was not streamed.
+    /// The whole body, if the response was not streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// Where the backend counted.
+    /// Token counts, if the backend reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_counts: Option<TokenCounts>,
-    /// The id of a Responses answer, which later requests may name.
+    /// The id of a Responses response, which later requests may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_id: Option<String>,
 }
 
-/// Heartbeat's answer.
+/// The reply to a heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pong {
-    /// Requests that run.
+    /// The number of running requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_load: Option<u32>,
     /// The ping's timestamp.
@@ -205,29 +205,29 @@ pub struct Pong {
     pub timestamp_unix_ms: Option<u64>,
 }
 
-/// A request failed, or, without a `request_id`, something is worth a line in the log.
+/// Reports a failed request, or, without a `request_id`, a line for the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerError {
-    /// Which request.
+    /// The request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     /// See the constants; an unknown code fails the request with 502.
     #[serde(default)]
     pub code: String,
-    /// For people.
+    /// Human-readable message.
     #[serde(default)]
     pub message: String,
-    /// When it may be worth another try.
+    /// Time after which a retry may succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
 }
 
 impl WorkerError {
-    /// More requests than slots: back into the queue, no attempt spent.
+    /// More requests than slots: requeued, no attempt spent.
     pub const AT_CAPACITY: &str = "at_capacity";
-    /// The worker is draining: back into the queue, no attempt spent.
+    /// The worker is draining: requeued, no attempt spent.
     pub const DRAINING: &str = "draining";
-    /// A swap ended it before anything was sent.
+    /// A swap ended the request before anything was sent.
     pub const SEVERED_BY_SWAP: &str = "severed_by_swap";
     /// The backend refused the connection.
     pub const BACKEND_UNREACHABLE: &str = "backend_unreachable";
@@ -239,37 +239,37 @@ impl WorkerError {
     pub const BACKEND_UNAVAILABLE: &str = "backend_unavailable";
     /// The slot's memory could not be freed.
     pub const SLOT_QUARANTINED: &str = "slot_quarantined";
-    /// The answer is larger than the limit.
+    /// The response is larger than the limit.
     pub const RESPONSE_TOO_LARGE: &str = "response_too_large";
-    /// The path is not on the worker's list.
+    /// The path is not on the worker's allow-list.
     pub const BAD_PATH: &str = "bad_path";
-    /// The request body's pieces do not add up.
+    /// The length of the request body's pieces is wrong.
     pub const BAD_BODY: &str = "bad_body";
 }
 
-/// How much of the worker this relay may use. Absolute.
+/// The capacity of the worker that this relay may use. Absolute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Requests of this relay that may run at once.
+    /// The number of requests of this relay that may run at once.
     pub slots: u32,
-    /// Requests that run for others.
+    /// The number of requests that run for others.
     #[serde(default)]
     pub others: u32,
-    /// All that the worker takes.
+    /// The number of requests that the worker can run at once.
     #[serde(default)]
     pub capacity: u32,
-    /// Relays that the worker is linked to.
+    /// The number of relays that the worker is linked to.
     #[serde(default)]
     pub links: u32,
-    /// Per resident model with an open gate (`slots1`).
+    /// One entry per resident model with an open gate (`slots1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<ModelGrant>>,
 }
 
-/// No new requests, please.
+/// Announces a drain: the worker accepts no new requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drain {
-    /// Why, for the log.
+    /// The reason, for the log.
     #[serde(default)]
     pub reason: String,
     /// How long running requests may take.
@@ -277,10 +277,10 @@ pub struct Drain {
     pub timeout_secs: Option<u64>,
 }
 
-/// What the slots hold.
+/// The state of the slots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slots {
-    /// All of them.
+    /// All slots.
     #[serde(default)]
     pub slots: Vec<Slot>,
 }
@@ -288,60 +288,60 @@ pub struct Slots {
 /// One slot: a unit that holds one model at a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slot {
-    /// Its name.
+    /// The slot's name.
     pub id: String,
-    /// What it is doing.
+    /// The slot's state.
     #[serde(default)]
     pub state: SlotState,
-    /// The model that it holds.
+    /// The resident model.
     #[serde(default)]
     pub resident: Option<String>,
-    /// Counts loads.
+    /// Counter of loads.
     #[serde(default)]
     pub generation: u64,
-    /// The model that it is going to hold.
+    /// The model that the slot is going to load.
     #[serde(default)]
     pub target: Option<String>,
-    /// Until the target is ready.
+    /// Time until the target is ready.
     #[serde(default)]
     pub eta_ms: Option<u64>,
-    /// In this state.
+    /// Time in this state.
     #[serde(default)]
     pub since_ms: u64,
-    /// Without a request. 0 is at work, so a slot that had its last request just now says 1.
+    /// Time without a request. 0 means busy, so a slot that has just had its last request reports 1.
     #[serde(default)]
     pub idle_ms: u64,
-    /// Non-resident models with waiters or demand.
+    /// Number of non-resident models with waiters or demand.
     #[serde(default)]
     pub wanted: u32,
-    /// The models it can hold.
+    /// The models that the slot can hold.
     #[serde(default)]
     pub models: Vec<SlotModel>,
 }
 
-/// What a slot is doing.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlotState {
-    /// Nothing resident.
+    /// No model is resident.
     Empty,
-    /// The resident serves.
+    /// The resident serves requests.
     Ready,
-    /// Waiting for running requests before a swap.
+    /// Waits for running requests before a swap.
     Draining,
-    /// Ending those that did not finish.
+    /// Ends the requests that did not finish.
     Severing,
-    /// Unloading.
+    /// Unloads a model.
     Evicting,
-    /// Loading.
+    /// Loads a model.
     Loading,
-    /// Loading the former resident again.
+    /// Loads the former resident again.
     RollingBack,
-    /// Nothing resident, recent failure.
+    /// No model is resident after a recent failure.
     Backoff,
     /// The worker is ending.
     Stopping,
-    /// Memory not provably free. Also what an unknown state is read as: nothing is sent there.
+    /// The memory is not provably free. An unknown state is read as this one: no requests are sent there.
     #[default]
     #[serde(other)]
     Quarantined,
@@ -350,62 +350,62 @@ pub enum SlotState {
 /// One model of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlotModel {
-    /// Its name.
+    /// The model's name.
     pub id: String,
-    /// Further names of it: what is asked for by one of them goes through the gate of `id`, and counts there. They are among
-    /// the registered models like any other.
+    /// Aliases of the model: requests that use one of them go through the gate of `id` and share its capacity. They are
+    /// registered models like any other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// How near it is.
+    /// The model's status.
     #[serde(default)]
     pub status: SlotModelStatus,
-    /// Requests at once.
+    /// The number of requests that may run at once.
     #[serde(default)]
     pub capacity: u32,
-    /// What loading it costs.
+    /// Duration of loading the model.
     #[serde(default)]
     pub swap_cost_ms: u64,
-    /// Never evicted.
+    /// True if the model is never evicted.
     #[serde(default)]
     pub pinned: bool,
-    /// It is not resident, and somebody waits for it.
+    /// True if the model is not resident and requests wait for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub wanted: bool,
-    /// Why it failed.
+    /// The code of the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
-    /// Why it failed, for people.
+    /// The human-readable failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Until it may be tried again.
+    /// Time until the worker may try again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_ms: Option<u64>,
 }
 
-/// How near a model is.
+/// The status of a model in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlotModelStatus {
-    /// It serves.
+    /// The model serves requests.
     Resident,
-    /// It is asleep and quickly woken.
+    /// The model sleeps and wakes quickly.
     Sleeping,
-    /// It could not be loaded.
+    /// The model could not be loaded.
     Failed,
-    /// It is not loaded. Also what an unknown status is read as.
+    /// The model is not loaded. An unknown status is read as this one.
     #[default]
     #[serde(other)]
     Unloaded,
 }
 
-/// An admin's order was carried out, or not.
+/// The result of an admin's command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandResult {
-    /// Which order.
+    /// The command's id.
     pub op_id: String,
-    /// Whether it was.
+    /// True if the command succeeded.
     pub ok: bool,
-    /// Why not.
+    /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

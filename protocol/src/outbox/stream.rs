@@ -6,16 +6,16 @@ use bytes::{Bytes, BytesMut};
 
 use crate::limits::MAX_PIECE_BYTES;
 
-/// Parts up to this size are copied into one buffer when others already wait. A message per
-/// 200-byte event would cost more than the copy; larger parts are never copied.
+/// Parts up to this size are copied into one buffer when others already wait. A message per 200-byte event would cost
+/// more than the copy; larger parts are never copied.
 const SMALL_PART: usize = 4_096;
 
 #[derive(Debug)]
 pub(super) struct SendStream {
-    /// Kept by the outbox: whether the ring holds this stream.
+    /// True if the outbox's ring holds this stream. Set by the outbox.
     pub(super) in_ring: bool,
     parts: VecDeque<Bytes>,
-    /// Small parts joined, behind all of `parts`.
+    /// Small parts joined, after all of `parts`.
     tail: BytesMut,
     waiting: u64,
     credit: u64,
@@ -24,7 +24,7 @@ pub(super) struct SendStream {
 
 #[derive(Debug)]
 enum End {
-    /// More may be appended.
+    /// More parts may be appended.
     Open,
     /// The body is complete, and nothing follows it.
     Silent,
@@ -44,7 +44,7 @@ impl SendStream {
         }
     }
 
-    /// A stream whose first part is its whole body.
+    /// Creates a stream whose first part is its whole body.
     pub(super) fn whole(window: u64) -> Self {
         Self { end: End::Silent, ..Self::open(window) }
     }
@@ -61,7 +61,7 @@ impl SendStream {
         self.waiting == 0 && !matches!(self.end, End::Open)
     }
 
-    /// Appends and says how many bytes were taken.
+    /// Appends a part and returns the number of bytes accepted.
     pub(super) fn push(&mut self, data: Bytes) -> u64 {
         let accepts = match self.end {
             End::Open => true,
@@ -85,7 +85,7 @@ impl SendStream {
         len
     }
 
-    /// Sets the text that follows the body, and gives back one set before.
+    /// Sets the text that follows the body, and returns the one it replaces.
     pub(super) fn end_with(&mut self, text: String) -> Option<String> {
         match std::mem::replace(&mut self.end, End::Text(text)) {
             End::Text(replaced) => Some(replaced),
@@ -104,7 +104,7 @@ impl SendStream {
         self.credit = self.credit.saturating_add(bytes);
     }
 
-    /// Cuts the next piece off, within the credit left.
+    /// Returns the next piece, within the credit left.
     pub(super) fn take_piece(&mut self) -> Option<Bytes> {
         if self.parts.is_empty() {
             self.seal_tail();

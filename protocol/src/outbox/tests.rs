@@ -19,7 +19,7 @@ fn body(len: usize) -> Bytes {
     Bytes::from((0..len).map(|at| (at % 251) as u8).collect::<Vec<u8>>())
 }
 
-/// Frames in writing order: texts as they are, pieces as `<stream>:<length>`.
+/// Returns frames in writing order: texts unchanged, pieces as `<stream>:<length>`.
 fn written(outbox: &mut Outbox) -> Vec<String> {
     std::iter::from_fn(|| outbox.next_frame()).map(|frame| shown(&frame)).collect()
 }
@@ -335,7 +335,7 @@ fn the_ring_is_cleaned_when_most_of_it_is_forgotten_and_not_with_every_stream_th
         }
         assert!(out.ring.len() <= 2 * out.ready + STALE_RING_ENTRIES);
     }
-    // Each cleaning more than halves it, so that a stream that ends pays for one look at another on average.
+    // Each cleaning more than halves the ring, so a stream that ends costs on average one visit to another.
     assert_eq!(cleaned, [217, 76, 5]);
 }
 
@@ -374,13 +374,13 @@ struct Sent {
 }
 
 proptest! {
-    /// A relay's socket, with whatever happens to its requests.
+    /// A relay's socket with a random history of requests.
     #[test]
     fn every_history_keeps_the_order_and_the_credit(steps in prop::collection::vec(step(), 1..120)) {
         let mut out = relay();
         let mut sent: Vec<Sent> = Vec::new();
         let (mut pushed_texts, mut read_texts) = (0_u32, 0_u32);
-        // What a demand says here: how many requests were pushed before it.
+        // Each demand of this test holds the number of requests pushed before it.
         let mut read_requests = 0;
         for step in steps {
             match step {
@@ -427,7 +427,7 @@ proptest! {
                                 }
                                 "t" => { prop_assert_eq!(number, read_texts); read_texts += 1; }
                                 "d" => {
-                                    // After every request that it counts, before every other.
+                                    // After every request that it includes, before every other.
                                     prop_assert!(number >= read_requests);
                                     prop_assert!(sent[..number as usize].iter().all(|state| state.written || state.over));
                                 }
@@ -451,7 +451,7 @@ proptest! {
             let texts: usize = out.texts.values().map(Entry::len).sum();
             prop_assert_eq!(out.text_bytes(), texts);
         }
-        // Whatever still has credit goes out, and nothing else.
+        // Streams that still have credit are sent, and nothing else.
         while out.next_frame().is_some() {}
         prop_assert_eq!(out.ready, 0);
         for (at, state) in sent.iter().enumerate().filter(|(_, state)| !state.over) {

@@ -1,4 +1,4 @@
-//! The `model` field of a multipart form. What cannot be read as one passes as it is.
+//! The `model` field of a multipart form. A body that cannot be parsed passes unchanged.
 
 use std::ops::ControlFlow;
 
@@ -7,7 +7,7 @@ use memchr::memmem;
 
 use crate::multipart;
 
-/// A part's headers are a line or two. Longer ones are not looked through.
+/// A part's headers are a line or two. Longer ones are not searched.
 const LONGEST_HEADERS: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -16,21 +16,21 @@ pub(super) struct Renamer {
     asked: usize,
     name: Bytes,
     place: Place,
-    /// What cannot be told yet: the beginning of a boundary, or of a part's headers.
+    /// Bytes that cannot be decided yet: the beginning of a boundary, or of a part's headers.
     held: Bytes,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Before the first boundary, which may be the very beginning.
+    /// Before the first boundary, which may be at the very beginning.
     Start,
     /// In a part's value, or before the first part.
     Value,
-    /// Behind a boundary.
+    /// After a boundary.
     Headers,
     /// In the value that is replaced.
     Name,
-    /// It is replaced, or there is none.
+    /// The name is replaced, or the form has none.
     Done,
 }
 
@@ -63,7 +63,7 @@ impl Renamer {
         self.place = Place::Done;
     }
 
-    /// Goes one place further, if what is there is enough to tell; leaves in `piece` what is not.
+    /// Advances one place if the available bytes are sufficient; leaves the undecided bytes in `piece`.
     fn step(&mut self, piece: &mut Bytes, pass: &mut impl FnMut(Bytes)) -> ControlFlow<()> {
         match self.place {
             Place::Start => {
@@ -114,14 +114,14 @@ impl Renamer {
 enum Headers {
     Unfinished,
     LastBoundary,
-    /// So many bytes, with the rest of the boundary's line and the empty line.
+    /// Headers of this length, with the rest of the boundary's line and the empty line.
     Of {
         is_model: bool,
         length: usize,
     },
 }
 
-/// What stands behind a boundary.
+/// Parses the bytes after a boundary.
 fn headers(piece: &[u8]) -> Headers {
     if piece.starts_with(b"--") {
         return Headers::LastBoundary;
@@ -141,7 +141,7 @@ fn headers(piece: &[u8]) -> Headers {
     }
 }
 
-/// How many bytes at the end may be the beginning of the delimiter.
+/// Returns the number of bytes at the end that may be the beginning of the delimiter.
 fn begun(piece: &[u8], delimiter: &[u8]) -> usize {
     let most = piece.len().min(delimiter.len() - 1);
     (1..=most).rev().find(|length| piece.ends_with(&delimiter[..*length])).unwrap_or(0)

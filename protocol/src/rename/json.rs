@@ -1,5 +1,5 @@
-//! The `model` of a JSON object's top level. Only as much of JSON is understood as it takes to find it; what is not JSON
-//! passes as it is.
+//! The `model` of a JSON object's top level. Only the JSON syntax needed to find it is parsed; other bodies pass
+//! unchanged.
 
 use bytes::{Buf, Bytes};
 use memchr::memchr2;
@@ -9,38 +9,38 @@ const LONGEST_KEY: usize = 31;
 
 #[derive(Debug)]
 pub(super) struct Renamer {
-    /// In quotes, escaped.
+    /// The new name, in quotes and escaped.
     name: Vec<u8>,
     growth: usize,
     place: Place,
-    /// How many objects and arrays are open.
+    /// The number of open objects and arrays.
     depth: usize,
-    /// The next string at the top level is a key.
+    /// True if the next string at the top level is a key.
     before_key: bool,
-    /// The next value at the top level is the model.
+    /// True if the next value at the top level is the model.
     before_name: bool,
 }
 
 #[derive(Debug)]
 enum Place {
     Between,
-    /// In a string; behind a backslash, or not.
+    /// In another string; `escaped` after a backslash.
     Other {
         escaped: bool,
     },
-    /// In a key of the top level, of which so much was read.
+    /// In a key of the top level, of which `raw` was read.
     Key {
         escaped: bool,
         raw: Vec<u8>,
     },
-    /// In the model's name, of which so much was read.
+    /// In the model's name, of which `raw` was read.
     Name {
         escaped: bool,
         raw: Vec<u8>,
     },
-    /// The name is replaced, or there is none.
+    /// The name is replaced, or the body has none.
     Done {
-        /// Spaces that the body was said to have.
+        /// The number of spaces that the announced length still requires.
         missing: usize,
     },
 }
@@ -73,7 +73,7 @@ impl Renamer {
                     at += 1;
                     self.step(byte);
                     if matches!(self.place, Place::Name { .. }) {
-                        // Up to the quote, which is the new name's own.
+                        // Up to the quote: the new name brings its own.
                         pass(piece.split_to(at - 1));
                         piece.advance(1);
                         at = 0;
@@ -124,7 +124,7 @@ impl Renamer {
         pass(Bytes::from(vec![b' '; missing]));
     }
 
-    /// A byte outside of strings.
+    /// Handles a byte outside of strings.
     fn step(&mut self, byte: u8) {
         let is_top = self.depth == 1;
         match byte {
@@ -146,18 +146,18 @@ impl Renamer {
             b',' if is_top => self.before_key = true,
             _ => {}
         }
-        // Another object or list may follow in a broken body; one is all that counts.
+        // A broken body may hold another object or list; only the first is parsed.
         if self.depth == 0 {
             self.place = Place::Done { missing: self.growth };
         }
         self.before_name = false;
     }
 
-    /// `raw`: what stood there, without the opening quote.
+    /// Replaces the name. `raw` is the old one without its opening quote.
     fn replace(&mut self, raw: &[u8], pass: &mut impl FnMut(Bytes)) {
         let room = 1 + raw.len() + self.growth;
         if room < self.name.len() {
-            // The name that was asked for would leave enough, however it is spelled.
+            // The expected name would leave enough room, however it is spelled.
             pass(Bytes::from([b"\"", raw].concat()));
             self.place = Place::Done { missing: self.growth };
             return;
@@ -169,7 +169,7 @@ impl Renamer {
     }
 }
 
-/// Behind the closing quote, if it is here.
+/// Returns the position after the closing quote, if it is in `bytes`.
 fn end_of_string(bytes: &[u8], escaped: &mut bool) -> Option<usize> {
     let mut at = 0;
     if std::mem::take(escaped) {
@@ -189,7 +189,7 @@ fn end_of_string(bytes: &[u8], escaped: &mut bool) -> Option<usize> {
     None
 }
 
-/// `raw`: a key with its closing quote.
+/// True if `raw`, a key with its closing quote, is `model`.
 fn is_model(raw: &[u8]) -> bool {
     let quoted = [b"\"", raw].concat();
     raw.len() <= LONGEST_KEY && serde_json::from_slice::<String>(&quoted).is_ok_and(|key| key == "model")

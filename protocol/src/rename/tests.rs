@@ -4,7 +4,7 @@ use super::*;
 
 const BOUNDARY: &str = "multipart/form-data; boundary=B";
 
-/// What becomes of a body that comes in pieces of this size.
+/// Returns the body after renaming, fed in pieces of this size.
 fn renamed(content_type: Option<&str>, body: &[u8], (asked, name): (&str, &str), size: usize) -> Vec<u8> {
     let mut renamer = Renamer::new(content_type, asked, name);
     let length = renamer.length(body.len() as u64);
@@ -18,7 +18,7 @@ fn renamed(content_type: Option<&str>, body: &[u8], (asked, name): (&str, &str),
     after
 }
 
-/// The same at every size, which must make no difference.
+/// Checks that every piece size gives the same result.
 fn json(body: &str, names: (&str, &str)) -> String {
     let whole = renamed(Some("application/json"), body.as_bytes(), names, body.len());
     for size in 1..body.len() {
@@ -37,7 +37,7 @@ fn a_longer_name_takes_the_place_of_the_asked_one_and_every_other_byte_stays() {
 #[test]
 fn spaces_make_up_for_a_shorter_name() {
     assert_eq!(json(r#"{"model":"claude","n":1}"#, ("claude", "q")), r#"{"model":"q"     ,"n":1}"#);
-    // Escapes that were not needed make what stood there longer than the name.
+    // Escapes that were not needed make the old value longer than the name.
     assert_eq!(json(r#"{"mod\u0065l":"a\u002fb"}"#, ("a/b", "long")), r#"{"mod\u0065l":"long"     }"#);
     assert_eq!(json(r#"{"model":"a"}"#, ("a", "say \"x\"")), r#"{"model":"say \"x\""}"#);
     let key = r"\u006d\u006f\u0064\u0065\u006c";
@@ -106,7 +106,7 @@ fn cut_off(body: &[u8]) {
     let value = memchr::memmem::find(body, b"whisper").unwrap();
     let whole = [&body[..value], b"WHISPER", &body[value + 7..]].concat();
     for cut in 0..=body.len() {
-        // The whole new name stands where the old one begins.
+        // The whole new name replaces the beginning of the old one.
         let end = if (value..value + 7).contains(&cut) { value + 7 } else { cut };
         for size in 1..=body.len() {
             let mut renamer = Renamer::new(Some(BOUNDARY), "whisper", "WHISPER");
@@ -146,7 +146,7 @@ fn a_form_may_begin_with_words() {
 }
 
 proptest! {
-    /// Whatever stands around it, a reader finds the new name in the place of the old one and everything else as it was.
+    /// A reader finds the new name in place of the old one and everything else unchanged, whatever surrounds it.
     #[test]
     fn a_reader_sees_another_name_and_nothing_else(
         before in prop::collection::vec(("[a-z\"\\\\é]{0,9}", "[a-z:{}\\[\\],\"\\\\é]{0,9}"), 0..4),

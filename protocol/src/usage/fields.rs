@@ -1,4 +1,4 @@
-//! Where the three dialects put usage and ids, and what they call them.
+//! The places of usage and ids in the three dialects, and their field names.
 
 use memchr::{memchr2, memmem};
 use serde::Deserialize;
@@ -8,10 +8,10 @@ use super::Usage;
 use crate::limits::MAX_ID_BYTES;
 use crate::message::TokenCounts;
 
-/// Candidates looked at in the end of a long text, which bounds the work that a hostile one can cause.
+/// The number of candidates checked in the end of a long text, which bounds the work that a hostile one can cause.
 const MAX_CANDIDATES: usize = 16;
 
-/// What has been read so far.
+/// The values read so far.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     input: Option<u64>,
@@ -23,7 +23,7 @@ pub(super) struct Found {
     id: Option<String>,
 }
 
-/// A body or an event. Values stay raw, so that one of an unexpected type spoils only itself.
+/// A body or an event. Values stay raw, so that a value of an unexpected type spoils only itself.
 #[derive(Deserialize)]
 struct Document<'a> {
     #[serde(borrow)]
@@ -73,7 +73,7 @@ impl Found {
         self.id.is_some()
     }
 
-    /// Reads a whole body or event. What is not quite JSON is searched as if it were too long.
+    /// Reads a whole body or event. Invalid JSON is searched as if it were too long.
     pub(super) fn read_document(&mut self, json: &[u8], with_id: bool) {
         let Ok(document) = serde_json::from_slice::<Document<'_>>(json) else {
             self.read_edges(json, json, with_id);
@@ -95,7 +95,7 @@ impl Found {
         }
     }
 
-    /// Reads what is left of a text too long to keep.
+    /// Reads the kept edges of a text that is too long to keep.
     pub(super) fn read_edges(&mut self, head: &[u8], tail: &[u8], with_id: bool) {
         let key = b"\"usage\"";
         for at in memmem::rfind_iter(tail, key).take(MAX_CANDIDATES) {
@@ -116,7 +116,7 @@ impl Found {
         Usage { token_counts: self.token_counts(), response_id: self.id }
     }
 
-    /// Takes over what is there; says whether anything was.
+    /// Merges the reported values; returns true if any was present.
     fn merge(&mut self, fields: &Fields<'_>) -> bool {
         let details = fields.prompt_tokens_details.or(fields.input_tokens_details);
         let cached = details.and_then(parsed::<Details<'_>>).and_then(|details| details.cached_tokens);
@@ -146,7 +146,7 @@ impl Found {
             (Some(input), Some(output), _) => (input, output),
             (Some(input), None, total) => (input, total.map_or(0, |total| total.saturating_sub(input))),
             (None, Some(output), total) => (total.map_or(0, |total| total.saturating_sub(output)), output),
-            // A reranker's: it only reads.
+            // A reranker only reads.
             (None, None, Some(total)) => (total, 0),
         };
         Some(TokenCounts {
@@ -158,7 +158,7 @@ impl Found {
     }
 }
 
-/// The text from the object on that is the value of the key at `at`, `None` if its value is something else.
+/// Returns the text that starts with the object at the key at `at`, or `None` if its value is not an object.
 pub(super) fn object_at_key(json: &[u8], at: usize, key_len: usize) -> Option<&[u8]> {
     let value = value_after_key(json.get(at + key_len..)?)?;
     value.starts_with(b"{").then_some(value)
@@ -168,7 +168,7 @@ fn value_after_key(rest: &[u8]) -> Option<&[u8]> {
     Some(rest.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start())
 }
 
-/// The plain string of a top-level key in the beginning of a JSON object.
+/// Returns the plain string of a top-level key in the beginning of a JSON object.
 fn top_level_string<'a>(json: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     let mut depth = 0_usize;
     let mut rest = json;
@@ -193,7 +193,7 @@ fn top_level_string<'a>(json: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     None
 }
 
-/// Splits after the closing quote of a string whose opening quote has been taken.
+/// Splits after the closing quote of a string whose opening quote has been consumed.
 fn split_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 0;
     loop {
@@ -213,7 +213,7 @@ fn text(raw: &RawValue) -> Option<String> {
     parsed(raw)
 }
 
-/// Ids that fit the wire; a backslash means an escape that was not read.
+/// Accepts ids that fit the wire; a backslash means an escape that was not read.
 fn valid_id(id: &str) -> Option<String> {
     (!id.is_empty() && id.len() <= MAX_ID_BYTES && !id.contains('\\')).then(|| id.to_owned())
 }

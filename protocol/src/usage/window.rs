@@ -1,14 +1,14 @@
-//! A text of any length in bounded memory: whole while it is short, its two edges when it is not.
+//! A text of any length in bounded memory: whole while it is short, otherwise only its two edges.
 
-/// Up to this size a text is kept whole.
+/// The largest text that is kept whole.
 pub const WHOLE_BYTES: usize = 1 << 20;
 
-/// Of a longer one, so many bytes are kept at each end.
+/// The number of bytes that are kept at each end of a longer text.
 pub const EDGE_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// Everything, or the beginning once `is_cut`.
+    /// The whole text, or its beginning once `is_cut`.
     head: Vec<u8>,
     /// At most two edges long, so that bytes are moved only once per edge.
     tail: Vec<u8>,
@@ -43,7 +43,7 @@ impl Window {
         self.head.is_empty()
     }
 
-    /// The whole text, if it is all here.
+    /// The whole text, if it was not cut.
     pub(super) fn whole(&self) -> Option<&[u8]> {
         (!self.is_cut).then_some(&self.head)
     }
@@ -52,7 +52,7 @@ impl Window {
         &self.head
     }
 
-    /// The last edge, and no more of it, so that what is found there does not depend on how the text came.
+    /// The last edge and no more, so that the result does not depend on how the text was cut.
     pub(super) fn tail(&self) -> &[u8] {
         let all = if self.is_cut { &self.tail } else { &self.head };
         &all[all.len().saturating_sub(EDGE_BYTES)..]

@@ -1,7 +1,7 @@
-//! One batch on its way to the collector: a connection, a POST, a deadline.
+//! Sends one batch to the collector: one connection, one POST, one deadline.
 //!
-//! Over hyper and rustls, which are here anyway. A batch leaves every five seconds at most, so that a connection is not
-//! worth keeping, and one that the network has lost meanwhile would cost a batch.
+//! It uses hyper and rustls, which the programs depend on anyway. A batch leaves every five seconds at most, so keeping
+//! the connection is not worthwhile: if the network dropped it meanwhile, a batch would be lost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,18 +27,18 @@ use tokio_rustls::TlsConnector;
 
 use crate::settings::{SettingError, Target};
 
-/// More than a collector has to say.
+/// More than any collector returns.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// The collector, as the exporter's thread asks it.
+/// The collector, as the exporter's thread uses it.
 pub(crate) struct Collector {
     shown: String,
     timeout: Duration,
-    /// There where the address is `https`.
+    /// Present if the address is `https`.
     tls: Option<TlsConnector>,
-    /// What sends; none where nothing is to be sent.
+    /// The runtime that sends; `None` if nothing will be sent.
     runtime: Option<Handle>,
-    /// The last batch was not taken, and that has been said.
+    /// The last batch failed, and that has been logged.
     is_away: AtomicBool,
 }
 
@@ -54,7 +54,7 @@ impl Collector {
         Ok(Self { shown: target.shown(), timeout: target.timeout, tls, runtime, is_away: AtomicBool::new(false) })
     }
 
-    /// A collector that is away is worth one line, and so is its return.
+    /// Logs one line when the collector becomes unavailable, and one when it is available again.
     fn note(&self, problem: Option<&str>) {
         let was_away = self.is_away.swap(problem.is_some(), Ordering::Relaxed);
         match (problem, was_away) {
@@ -74,14 +74,14 @@ impl Collector {
 #[async_trait]
 impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        // The exporter's thread has no reactor. It waits for as long as the deadline lets it, and for nothing else.
+        // The exporter's thread has no reactor. It waits only for this task, at most until the deadline.
         let (tls, limit) = (self.tls.clone(), self.timeout);
         let runtime = self.runtime.as_ref().ok_or("nothing is to be sent")?;
         let sending = runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
         let sent = match sending.await {
             Ok(Ok(sent)) => sent,
             Ok(Err(_)) => Err(format!("no answer within {limit:?}").into()),
-            // The runtime is gone, and with it whoever would read a warning.
+            // The runtime is gone, so a warning would not be delivered.
             Err(_) => return Err("the program ends".into()),
         };
         match &sent {
@@ -110,7 +110,7 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Dropped with this future, and the connection with it.
+    // Dropping this future closes the connection.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let mut request = request.map(Full::new);
@@ -123,7 +123,7 @@ where
     Ok(Response::from_parts(head, body))
 }
 
-/// Trusts the system's roots, and those of `OTEL_EXPORTER_OTLP_CERTIFICATE`.
+/// Trusts the system's roots, and those in `OTEL_EXPORTER_OTLP_CERTIFICATE`.
 fn connector(ca_file: Option<&str>) -> Result<TlsConnector, SettingError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

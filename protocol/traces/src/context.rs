@@ -1,23 +1,23 @@
-//! W3C trace context: whose trace a request belongs to.
+//! W3C trace context: the trace that a request belongs to.
 //!
-//! Read strictly, for it comes from anybody: what is not exactly a `traceparent` is none, and a new trace begins. Its
-//! `tracestate` counts only with it.
+//! Parsing is strict, because the headers come from any client: a malformed `traceparent` is ignored, and a new trace
+//! begins. A `tracestate` is used only with a valid `traceparent`.
 
 use std::str::FromStr;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// The header that names the trace and the span that asks.
+/// The header with the trace and the caller's span.
 pub const TRACEPARENT: &str = "traceparent";
-/// The header with what tracing systems have to say to themselves.
+/// The header with the data of tracing systems.
 pub const TRACESTATE: &str = "tracestate";
 
-/// The span that asks, in another process.
+/// The caller's span, in another process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parent(pub(crate) SpanContext);
 
 impl Parent {
-    /// Reads both headers. Several of the first, or one that is malformed, count as none.
+    /// Reads both headers. Returns `None` for several `traceparent` headers, or a malformed one.
     pub fn read(traceparent: Option<&str>, tracestate: Option<&str>) -> Option<Self> {
         let (trace, span, flags) = fields(traceparent?.trim_matches([' ', '\t']))?;
         let state = tracestate.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default();
@@ -26,14 +26,14 @@ impl Parent {
     }
 }
 
-/// What the headers of a request sent under this span say.
+/// The trace headers of a request that is sent under this span.
 pub(crate) fn headers(of: &SpanContext) -> [(&'static str, String); 2] {
     let sampled = u8::from(of.is_sampled());
     let parent = format!("00-{}-{}-{sampled:02x}", of.trace_id(), of.span_id());
     [(TRACEPARENT, parent), (TRACESTATE, of.trace_state().header())]
 }
 
-/// `VERSION-TRACE-SPAN-FLAGS`. Later versions may add to it, and this one may not.
+/// Parses `VERSION-TRACE-SPAN-FLAGS`. Only later versions may append fields.
 fn fields(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     let mut parts = text.split('-');
     let version = hex(parts.next()?, 2)?;
@@ -45,7 +45,7 @@ fn fields(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     Some((TraceId::from(trace), SpanId::from(u64::try_from(span).ok()?), sampled))
 }
 
-/// A number of exactly so many lower-case digits.
+/// Parses a number of exactly `digits` lower-case hexadecimal digits.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     (text.len() == digits && text.bytes().all(is_digit)).then(|| u128::from_str_radix(text, 16).ok())?

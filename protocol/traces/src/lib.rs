@@ -1,14 +1,15 @@
-//! OpenTelemetry traces of the relay and the worker: whether, where to, and in whose trace.
+//! OpenTelemetry traces of the relay and the worker.
 //!
-//! Spans are made by hand at the few places that know a request's life, not by a layer over everything that is logged: a
-//! layer would be asked about every event of every library, and a log line's fields are no span's attributes. Whoever makes
-//! them holds an `Option` of what is here. `None` is the default, and then nothing of this crate runs: no thread, no
-//! connection, no allocation, one comparison at each of those places.
+//! Spans are created by hand at the few places that know a request's life, not by a layer over all log events: a layer
+//! would have to check every event of every library, and the fields of a log line are not the attributes of a span.
+//! These places hold an `Option` of this crate's types. It is `None` by default, and then nothing of this crate runs:
+//! no thread, no connection, no allocation, one comparison at each place.
 //!
 //! Rules:
-//! - A request never waits. A finished span goes into a bounded queue, and is dropped when that is full; a thread of its own
-//!   sends batches, with a deadline for each. What is dropped is counted.
-//! - Attributes are names, numbers and words of ours: never prompts, answers, keys, secrets, queries or what a library said.
+//! - A request never waits. A finished span goes into a bounded queue, and is dropped if the queue is full. A thread of
+//!   its own sends batches, each with a deadline. Dropped spans are counted.
+//! - Attributes are names, numbers and our own constants: never prompts, responses, keys, secrets, queries or the
+//!   messages of libraries.
 
 mod collector;
 mod context;
@@ -34,31 +35,32 @@ use tokio::runtime::Handle;
 use collector::Collector;
 use queue::Queue;
 
-/// How long the last batch may take when the program ends. Somebody is waiting for that, and for no span.
+/// How long the last batch may take when the program ends. A user may be waiting for the end, but not for spans.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What makes spans and sends them. Clones are the same one.
+/// Creates and exports spans. Clones share one exporter.
 #[derive(Clone, Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
-/// Whose spans they are, where `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` do not say otherwise.
+/// The source of the spans, unless `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it.
 #[derive(Clone, Copy, Debug)]
 pub struct Service<'a> {
-    /// The program.
+    /// The program's name.
     pub name: &'static str,
-    /// Its version.
+    /// The program's version.
     pub version: &'static str,
-    /// Its process.
+    /// The identifier of the process.
     pub instance: &'a str,
 }
 
 impl Traces {
-    /// Begins to export to `target`. Within a tokio runtime, which does the sending. Sampling, batches and limits are what
-    /// OpenTelemetry's variables say, or its defaults. `on_loss` is told of every span that is dropped, not of those that a
-    /// collector takes and refuses in its answer, nor of those that are left at the end; and of none by each reason at once.
+    /// Starts to export to `target`. Must be called within a tokio runtime, which does the sending. Sampling, batches
+    /// and limits follow OpenTelemetry's environment variables, or their defaults. `on_loss` is called for every span
+    /// that is dropped, but not for spans that a collector rejects in a successful response, nor for those left at the
+    /// end. It is called once at the start with 0 spans for each reason.
     pub fn start(target: &Target, service: &Service<'_>, on_loss: OnLoss) -> Result<Self, SettingError> {
         let exporter = exporter(target, Collector::new(target, Some(Handle::current()))?)?;
         Loss::ALL.into_iter().for_each(|loss| on_loss(loss, 0));
@@ -69,13 +71,13 @@ impl Traces {
         Ok(Self { provider, tracer })
     }
 
-    /// A span in somebody else's trace, or the first of a new one.
+    /// Begins a span in a caller's trace, or the first span of a new trace.
     pub fn begin(&self, name: impl Into<String>, kind: SpanKind, parent: Option<Parent>, at: Instant) -> Span {
         let parent = parent.map(|parent| parent.0);
         Span::start(&self.tracer, name.into(), kind, parent, wall_clock(at))
     }
 
-    /// Sends what is left, for at most two seconds.
+    /// Sends the remaining spans, for at most two seconds.
     #[expect(clippy::disallowed_methods, reason = "simulations export no traces")]
     pub async fn shutdown(self) {
         let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
@@ -86,7 +88,7 @@ impl Traces {
 }
 
 impl Target {
-    /// Finds what [`Traces::start`] would refuse, without a thread, a connection or a runtime.
+    /// Checks for the errors of [`Traces::start`], without a thread, a connection or a runtime.
     pub fn check(&self) -> Result<(), SettingError> {
         exporter(self, Collector::new(self, None)?).map(|_| ())
     }
@@ -98,8 +100,8 @@ fn exporter(target: &Target, collector: Collector) -> Result<SpanExporter, Setti
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(target.url.as_str())
         .with_http_client(collector)
-        // Whoever is away is away for a while, and the next batch is the next try; a retry would hold the queue up, and the
-        // end of the program.
+        // A collector that is down stays down for a while, and the next batch is the next attempt. A retry would block
+        // the queue and delay the end of the program.
         .with_retry_policy(RetryPolicy::disabled())
         .build()
         .map_err(|error| SettingError::new("OTEL_EXPORTER_OTLP_*", error.to_string()))
@@ -107,7 +109,7 @@ fn exporter(target: &Target, collector: Collector) -> Result<SpanExporter, Setti
 
 fn resource(service: &Service<'_>) -> Resource {
     let detected = Resource::builder().build();
-    // Without any variable the SDK calls a program "unknown_service", and its file's name.
+    // Without any variable, the SDK sets the name to "unknown_service" and the name of the executable.
     let is_said = |key: &'static str| {
         let value = detected.get(&Key::from_static_str(key));
         value.is_some_and(|value| !value.as_str().starts_with("unknown_service"))
@@ -122,7 +124,7 @@ fn resource(service: &Service<'_>) -> Resource {
     Resource::builder().with_attributes(unsaid).build()
 }
 
-/// Spans are told in the time of day, requests in that of a stopwatch.
+/// Converts to wall-clock time, which spans use; requests use a monotonic clock.
 fn wall_clock(at: Instant) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(at.elapsed()).unwrap_or(now)

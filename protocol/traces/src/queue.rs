@@ -1,7 +1,7 @@
-//! The queue between requests and the collector, which counts what it drops.
+//! The queue between requests and the collector, which counts the spans that it drops.
 //!
-//! The SDK's own queue drops as this one does, and tells only its log how much, at the end. Here the room is counted before
-//! that queue is asked, which therefore never is full.
+//! The SDK's own queue drops spans in the same way, but only logs their number at the end. Here the room is counted
+//! before a span enters the SDK's queue, which therefore never is full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,20 +15,20 @@ use opentelemetry_sdk::trace::{
     SpanExporter, SpanProcessor,
 };
 
-/// Why a finished span is not exported.
+/// The reason why a finished span is not exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// More spans ended than the collector took meanwhile.
+    /// Spans ended faster than the collector accepted them.
     QueueFull,
-    /// The collector was away, or refused its batch.
+    /// The collector was unavailable, or rejected the batch.
     ExportFailed,
 }
 
 impl Loss {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 2] = [Self::QueueFull, Self::ExportFailed];
 
-    /// As metrics have it.
+    /// The label value in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
@@ -37,10 +37,10 @@ impl Loss {
     }
 }
 
-/// Told of each loss, and of how many spans; from any thread.
+/// Called with each loss and the number of spans, from any thread.
 pub type OnLoss = Arc<dyn Fn(Loss, u64) + Send + Sync>;
 
-/// The queue, on the side of those whose spans end.
+/// The queue, as the sender of spans sees it.
 pub(crate) struct Queue {
     batches: BatchSpanProcessor,
     waiting: Arc<AtomicUsize>,
@@ -48,7 +48,7 @@ pub(crate) struct Queue {
     on_loss: OnLoss,
 }
 
-/// The exporter, on the side of the collector.
+/// The exporter, as the SDK's queue sees it.
 struct Taker<E> {
     exporter: E,
     waiting: Arc<AtomicUsize>,
@@ -56,7 +56,7 @@ struct Taker<E> {
 }
 
 impl Queue {
-    /// Batches and the queue's size are what OpenTelemetry's variables say, or its defaults.
+    /// Batch and queue sizes follow OpenTelemetry's environment variables, or their defaults.
     pub(crate) fn new<E: SpanExporter + 'static>(exporter: E, on_loss: OnLoss) -> Self {
         let capacity = std::env::var(OTEL_BSP_MAX_QUEUE_SIZE).ok().and_then(|text| text.parse().ok());
         let capacity = capacity.unwrap_or(OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT);

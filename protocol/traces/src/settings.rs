@@ -1,20 +1,20 @@
-//! Whether traces are exported, and where to: our one setting, and what OpenTelemetry's own variables say beside it.
+//! Settings of the export of traces: our own setting, and OpenTelemetry's environment variables.
 
 use std::fmt;
 use std::time::Duration;
 
 use url::Url;
 
-/// What a collector of traces adds to its base address.
+/// The path that traces add to a collector's base address.
 const TRACES_PATH: &str = "/v1/traces";
 /// OpenTelemetry's own default.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Our one setting, as errors name it where it is a flag or a variable.
+/// The name of our setting in errors, as flag and variable.
 pub const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)";
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
-/// Where traces go.
+/// The collector that receives the traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub(crate) url: Url,
@@ -22,7 +22,7 @@ pub struct Target {
     pub(crate) ca_file: Option<String>,
 }
 
-/// A setting that cannot be used; one line, which never repeats the value: an address may hold a password.
+/// An invalid setting. Its message is one line that never repeats the value, because an address may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     setting: String,
@@ -39,7 +39,7 @@ impl SettingError {
         &self.setting
     }
 
-    /// What is wrong with it, and what is allowed.
+    /// The problem, and the allowed values.
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -54,7 +54,8 @@ impl fmt::Display for SettingError {
 impl std::error::Error for SettingError {}
 
 impl Target {
-    /// Where traces go, given the base address that was set, if any, and by what; `None`: nowhere, which is the default.
+    /// Returns the target, given the base address and the setting it came from, if any. `None` (the default) disables
+    /// the export.
     pub fn resolve(base: Option<(&str, &str)>) -> Result<Option<Self>, SettingError> {
         Self::resolve_with(base, |variable| std::env::var(variable).ok())
     }
@@ -63,7 +64,7 @@ impl Target {
         base: Option<(&str, &str)>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, SettingError> {
-        // An empty variable is as good as none: specifications, Compose files and charts agree on that.
+        // An empty variable is treated as unset: the specification, Compose files and charts agree on that.
         let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let either = |of_traces: &str, of_all: &str| variable(of_traces).or_else(|| variable(of_all));
         let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
@@ -83,7 +84,7 @@ impl Target {
         Ok(Some(Self { url, timeout, ca_file }))
     }
 
-    /// The collector's address, for people.
+    /// The collector's address for log lines.
     pub(crate) fn shown(&self) -> String {
         self.url.origin().ascii_serialization()
     }

@@ -1,4 +1,4 @@
-//! One span, which ends when it is dropped.
+//! A span that ends when it is dropped.
 
 use std::time::{Instant, SystemTime};
 
@@ -8,7 +8,7 @@ use opentelemetry_sdk::trace::SdkTracer;
 
 use crate::{context, wall_clock};
 
-/// A part of a request's life. It ends when it is dropped, however its request ended.
+/// A part of a request's life. It ends when it is dropped, however the request ended.
 #[derive(Debug)]
 pub struct Span {
     tracer: SdkTracer,
@@ -33,50 +33,50 @@ impl Span {
         Self { tracer: tracer.clone(), span: tracer.build_with_context(builder, &context) }
     }
 
-    /// A part of this part.
+    /// Begins a child span.
     pub fn child(&self, name: impl Into<String>, kind: SpanKind, at: Instant) -> Self {
         Self::start(&self.tracer, name.into(), kind, Some(self.context()), wall_clock(at))
     }
 
-    /// Says something of it. Nothing is kept of a span that is not sampled.
+    /// Sets an attribute. A span that is not sampled keeps none.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         if self.span.is_recording() {
             self.span.set_attribute(KeyValue::new(key, value));
         }
     }
 
-    /// It does again what this span did.
+    /// Links to a span whose work this one repeats.
     pub fn follow(&mut self, before: SpanContext) {
         self.span.add_link(before, Vec::new());
     }
 
-    /// What another span can be linked to, even when this one has ended.
+    /// The context that other spans can link to, even after this span has ended.
     pub fn context(&self) -> SpanContext {
         self.span.span_context().clone()
     }
 
-    /// Something happened in it, now.
+    /// Records an event at the current time.
     pub fn event(&mut self, name: &'static str) {
         self.span.add_event(name, Vec::new());
     }
 
-    /// It came to nothing, for a reason of a list of ours.
+    /// Marks the span as failed, with a reason from a fixed list.
     pub fn fail(&mut self, reason: &str) {
         self.set("error.type", reason.to_owned());
         self.span.set_status(Status::error(""));
     }
 
-    /// It ended then, not when it is dropped.
+    /// Ends the span at the given time instead of when it is dropped.
     pub fn end_at(mut self, at: Instant) {
         self.span.end_with_timestamp(wall_clock(at));
     }
 
-    /// What a request that is sent under it carries; an empty value is not sent.
+    /// The trace headers of a request that is sent under this span. Headers with an empty value are not sent.
     pub fn headers(&self) -> [(&'static str, String); 2] {
         context::headers(self.span.span_context())
     }
 
-    /// The trace that it is in, for the log.
+    /// The id of its trace, for the log.
     pub fn trace_id(&self) -> String {
         self.span.span_context().trace_id().to_string()
     }

@@ -1,4 +1,4 @@
-//! Around the admin routes: what each change and each refused login leaves in the audit log.
+//! The audit records of the admin routes: each change and each rejected login.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::http::respond::Client;
 use crate::lockout::client_address;
 use crate::relay::Relay;
 
-/// What a route says of its change beyond what the request's path does, put into its answer's extensions.
+/// Details of a change that are not in the request's path. A route puts them into the extensions of its response.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Told {
-    /// The id of what was made.
+    /// The id of the created object.
     pub(crate) subject: Option<String>,
-    /// What was ordered.
+    /// The order.
     pub(crate) detail: Option<String>,
 }
 
-/// Whom an event is about to be from.
+/// The origin of an event.
 pub(crate) struct Asker {
     client: IpAddr,
     request_id: String,
@@ -39,12 +39,12 @@ impl Asker {
         Self { client, request_id: Client::of(request).request_id }
     }
 
-    /// The address that it counts for.
+    /// The client's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.client
     }
 
-    /// Takes note of what it wanted, and of the answer.
+    /// Records the action and the status of its response.
     pub(crate) fn note(self, relay: &Relay, action: Action, status: StatusCode, told: Told) {
         let Self { client, request_id } = self;
         let (status, Told { subject, detail }) = (status.as_u16(), told);
@@ -53,7 +53,7 @@ impl Asker {
     }
 }
 
-/// Runs a change to its end, even if who asked for it goes away meanwhile, and takes note of it.
+/// Runs a change to its end, even if its client disconnects meanwhile, and records it.
 pub(super) async fn changes(
     State(relay): State<Arc<Relay>>,
     params: Result<RawPathParams, RawPathParamsRejection>,
@@ -74,7 +74,7 @@ pub(super) async fn changes(
     run.await.unwrap_or_else(|_| failed())
 }
 
-/// The change that a route of the admin router, by its path below `/admin`, makes.
+/// The change that a route of the admin router makes, by its path below `/admin`.
 fn action(method: &Method, path: &str) -> Option<Action> {
     let segments: Vec<&str> = path.split('/').skip(1).take(4).collect();
     match (method.as_str(), &segments[..]) {
@@ -89,7 +89,7 @@ fn action(method: &Method, path: &str) -> Option<Action> {
     }
 }
 
-/// Asked before the change: a request that was cancelled is gone.
+/// Checked before the change: a request that was cancelled is gone.
 fn exists(relay: &Relay, action: Action, id: &str) -> bool {
     match action {
         Action::Login | Action::KeyCreate | Action::SecretShow => false,

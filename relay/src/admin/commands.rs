@@ -1,4 +1,5 @@
-//! Orders to multiplexers: load, unload, pin and unpin a model. The worker alone decides what is loaded, and may refuse.
+//! Orders to multiplexers: load, unload, pin and unpin a model. The worker alone decides which models are loaded, and may
+//! reject an order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,17 +20,17 @@ use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::socket::link::WorkerLink;
 
-/// An order is a few words.
+/// The largest body of an order, which is small.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// A swap takes seconds to minutes, and a thousand orders wait for theirs.
+/// The `Retry-After` if a thousand orders are pending: a swap takes seconds to minutes.
 const TRY_AGAIN_SECS: &str = "10";
 
 const COMMANDS: [&str; 4] = ["load", "unload", "pin", "unpin"];
 
 const MODES: [&str; 2] = ["drain", "now"];
 
-/// A field of an order that cannot be obeyed, and why.
+/// A field of an order that cannot be executed, and the reason.
 struct Unfit(&'static str, String);
 
 /// `POST /admin/workers/{id}/command`
@@ -83,7 +84,7 @@ async fn read(body: Body) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// An order that the worker can understand.
+/// An order that the worker can execute.
 struct Order {
     command: String,
     model: String,
@@ -115,7 +116,7 @@ impl Order {
         })
     }
 
-    /// For the audit log. All of it names what is known here, so nothing else can be in it.
+    /// The description for the audit log. It contains only names that the relay knows.
     fn in_words(&self, op_id: &str) -> String {
         let Self { command, model, slot, mode } = self;
         let slot = slot.as_ref().map(|slot| format!(" slot={slot}")).unwrap_or_default();
@@ -128,7 +129,7 @@ impl Order {
     }
 }
 
-/// A field that is text, or absent, or null.
+/// A field that is a string, absent or null.
 fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, Unfit> {
     match asked.get(field) {
         None | Some(Value::Null) => Ok(None),

@@ -1,4 +1,4 @@
-//! Client API keys: list, make, revoke.
+//! Client API keys: list, create, revoke.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::keys::{KeyRequest, KeyStoreError, NewKey};
 use crate::provider::Provider;
 use crate::relay::Relay;
 
-/// A key's name and limits fit easily.
+/// The largest body; a key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// `GET /admin/keys`
@@ -66,14 +66,14 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
             info!(key_id = id, ended, "API key revoked");
             StatusCode::NO_CONTENT.into_response()
         }
-        // As the published relay answers: what the caller wants is so.
+        // The published relay responds the same: the key is revoked, as the caller wants.
         Ok(false) if relay.keys.snapshot().lookup(&id).is_some() => StatusCode::NO_CONTENT.into_response(),
         Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key of this id can be revoked"),
         Err(error) => store_problem(&error),
     }
 }
 
-/// Ends what waits and runs under a revoked key at this relay; returns the number of requests.
+/// Ends the waiting and running requests of a revoked key at this relay; returns their number.
 fn end_requests(relay: &Relay, id: &str) -> usize {
     let of_provider = |provider: Arc<Provider>| {
         let requests = provider.requests_of_key(id);

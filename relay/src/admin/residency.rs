@@ -1,4 +1,4 @@
-//! What multiplexers hold, as admins and machines see it.
+//! The slots of multiplexers and their models, for admins and machines.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::dispatch::{Gate, Model};
 use crate::provider::WorkerState;
 use crate::socket::failures::Failure;
 
-/// What the snapshot for machines has of a slot's last failure.
+/// The longest message of a slot's last failure in the snapshot for machines.
 const MAX_SHORT_CHARS: usize = 256;
 
-/// What slots say about their failures, in words for people: up to a kilobyte for each model.
+/// The human-readable messages in the failures of slots, up to a kilobyte for each model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Messages {
-    /// As the worker said them.
+    /// The worker's full messages.
     Told,
-    /// Not there for each model, whose failure still has its code; the first words of the slot's last failure are.
+    /// No messages for models, whose failures keep their codes; the message of the slot's last failure is truncated.
     LeftOut,
 }
 
-/// A slot, and what the relay remembers of it.
+/// A slot, and its last failure in the relay's memory.
 #[derive(Serialize)]
 struct Seen {
     #[serde(flatten)]
@@ -30,7 +30,7 @@ struct Seen {
     last_failure: Option<Value>,
 }
 
-/// The slots of a worker with their times as of now; nothing without a multiplexer.
+/// The slots of a worker with their times as of now; null without a multiplexer.
 pub(super) fn slots(worker: &WorkerState, messages: Messages) -> Value {
     if !worker.link.info.slots1 {
         return Value::Null;
@@ -58,14 +58,14 @@ fn told(failure: &Failure, messages: Messages) -> Value {
     })
 }
 
-/// What may be sent to a worker's multiplexer, by model; nothing without one.
+/// The open gates of a worker's multiplexer, by model; null without one.
 pub(super) fn gates(worker: &WorkerState) -> Value {
     let Some(gates) = &worker.core.gates else { return Value::Null };
     let gate = |(model, gate): &(Model, Gate)| json!({ "id": &**model, "slots": gate.slots, "others": gate.others, "capacity": gate.capacity });
     gates.iter().map(gate).collect()
 }
 
-/// Where a model is, by whichever of its names: each slot that can hold it, and whether the worker may be sent requests for it.
+/// The places of a model, by any of its names: each slot that can hold it, and whether its worker accepts requests for it.
 pub(super) fn of_model(model: &str, workers: &[WorkerState]) -> Vec<Value> {
     let mut residency = Vec::new();
     for worker in workers.iter().filter(|worker| worker.link.info.slots1) {
@@ -91,7 +91,7 @@ fn aged(slot: &Slot, age: Duration) -> Slot {
     let age = millis(age);
     let mut slot = slot.clone();
     slot.since_ms = slot.since_ms.saturating_add(age);
-    // A slot at work says 0, and says something else when it is not.
+    // A busy slot reports 0, and another value once it is idle.
     if slot.idle_ms > 0 {
         slot.idle_ms = slot.idle_ms.saturating_add(age);
     }

@@ -1,4 +1,4 @@
-//! The admin token: given as it is, or in a file that is read again while the relay runs.
+//! The admin token: given directly, or in a file that is read again while the relay runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use tracing::{info, warn};
 use crate::config::{AdminTokenSource, ConfigError};
 use crate::file_watch::{Content, FileWatch, read_bounded};
 
-/// A token is a line, not a document.
+/// The largest token file; a token is one line.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// What admits to `/admin`.
+/// The token of `/admin`.
 #[derive(Debug)]
 pub struct AdminToken {
     current: Arc<ArcSwapOption<Secret>>,
 }
 
 impl AdminToken {
-    /// Takes the token, and follows its file if it is in one until this value is dropped: a new token counts within a
-    /// second or two, and the last good one while the file cannot be used. Needs a tokio runtime.
+    /// Loads the token. If it is in a file, follows the file until this value is dropped: a new token is in effect within a
+    /// second or two, and the last valid one while the file cannot be used. Needs a tokio runtime.
     pub fn start(source: &AdminTokenSource) -> Result<Self, ConfigError> {
         let current = Arc::new(ArcSwapOption::empty());
         match source {
@@ -50,12 +50,12 @@ impl AdminToken {
         Ok(Self { current })
     }
 
-    /// The token that counts now.
+    /// The token that is in effect now.
     pub fn current(&self) -> Option<Arc<Secret>> {
         self.current.load_full()
     }
 
-    /// Why a request with this token is refused; `None` when it is let in.
+    /// Returns why a request with this token is rejected; `None` if it is accepted.
     pub(crate) fn refusal(&self, presented: &str) -> Option<&'static str> {
         match &*self.current.load() {
             None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN or MODELRELAY_ADMIN_TOKEN_FILE"),
@@ -77,7 +77,7 @@ fn take(path: &Path, content: Content, current: &ArcSwapOption<Secret>) {
     }
 }
 
-/// The token that a file holds now.
+/// The token that a file contains now.
 pub(crate) fn read(path: &Path) -> Result<Secret, String> {
     token_in(read_bounded(path, MAX_FILE_BYTES))
 }

@@ -1,4 +1,4 @@
-//! What there is to see: workers, requests, queues, totals. Metadata only, never a prompt or an answer.
+//! The read-only views: workers, requests, queues, totals. Metadata only, never a prompt or a response.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -54,16 +54,16 @@ pub(super) async fn stats(State(relay): State<Arc<Relay>>) -> Json<Value> {
     }))
 }
 
-/// What is to be in the snapshot besides what always is.
+/// The optional parts of the snapshot.
 #[derive(Deserialize)]
 pub(super) struct Wanted {
-    /// Where each model is: as much again as all slots of all workers.
+    /// The slots of each model: as much data again as all slots of all workers.
     #[serde(default)]
     residency: bool,
 }
 
-/// `GET /admin/state`: one snapshot for machines. What would make it large is left out, or only there if it is asked for:
-/// it is read every few seconds, and bounded where it is read.
+/// `GET /admin/state`: one snapshot for machines. Large parts are left out, or included only on request: it is read every
+/// few seconds, and its readers bound its size.
 pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Response {
     let Ok(Query(Wanted { residency })) = wanted else {
         let why = "residency must be true or false";

@@ -1,8 +1,8 @@
 //! `AUDIT_LOG_FILE`: a JSON object per line.
 //!
-//! A thread of its own writes it, so that a disk that hangs or is full holds up nothing. What it cannot write is counted,
-//! and the log, which has the event too, says so once until it can again. A file that was moved away, as logrotate does, is
-//! made anew for the next event.
+//! A thread of its own writes the file, so that a disk that hangs or is full delays nothing else. Events that it cannot
+//! write are counted. The log, which contains the event too, reports the failure once until writing works again. A file
+//! that was moved away, as logrotate does, is created again for the next event.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use tracing::{error, info};
 use super::Event;
 use crate::metrics::Metrics;
 
-/// Events that wait for the disk; more than an admin makes while one hangs.
+/// The most events that wait for the disk; more than an admin causes while it hangs.
 const MAX_WAITING: usize = 4096;
 
 /// How long the end of the process waits for them.
@@ -28,7 +28,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct AuditFile {
     /// `None` after the end.
     lines: Mutex<Option<SyncSender<Vec<u8>>>>,
-    /// Ends with the thread.
+    /// Closed when the thread ends.
     ended: Mutex<Receiver<()>>,
     metrics: Arc<Metrics>,
 }
@@ -58,7 +58,7 @@ impl AuditFile {
 
     pub(super) fn close(&self) {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // An error is the end, or that it takes too long.
+        // An error means that the thread ended, or that it takes too long.
         let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(CLOSE_PATIENCE);
     }
 }
@@ -88,7 +88,7 @@ fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
 struct Writer {
     path: PathBuf,
     file: File,
-    /// The last line is there in part only.
+    /// True if the last line is incomplete.
     is_torn: bool,
 }
 
@@ -113,7 +113,7 @@ impl Writer {
     }
 }
 
-/// For its owner alone: it tells who did what from where.
+/// Readable by its owner alone: it contains the actions of admins and their addresses.
 fn open(path: &Path) -> io::Result<File> {
     files::with_mode(OpenOptions::new().append(true).create(true), files::OWNER_ONLY).open(path)
 }

@@ -1,11 +1,11 @@
-//! The argument parser's errors, as one line.
+//! The errors of the argument parser, as one line.
 
 use std::fmt;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Why the program ends before it begins.
+/// Why the program ends before it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CliError {
     /// `--help` or `--version`: for standard output, exit code 0.
@@ -15,7 +15,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// The parser's error for this command line.
+    /// Converts the parser's error for this command line.
     pub fn new(command: &Command, error: &clap::Error) -> Self {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             return Self::Information(error.to_string());
@@ -23,7 +23,7 @@ impl CliError {
         Self::Invalid(wrong_value(command, error).unwrap_or_else(|| first_line(error)))
     }
 
-    /// What the process ends with.
+    /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Information(_) => 0,
@@ -42,7 +42,7 @@ impl fmt::Display for CliError {
 
 impl std::error::Error for CliError {}
 
-/// `VARIABLE (--flag): "value" is not allowed: …`; the parsers of this crate say what is allowed.
+/// `VARIABLE (--flag): "value" is not allowed: …`; the parsers of this crate supply the rest.
 fn wrong_value(command: &Command, error: &clap::Error) -> Option<String> {
     if error.kind() != ErrorKind::ValueValidation {
         return None;

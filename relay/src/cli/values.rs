@@ -1,4 +1,4 @@
-//! Parsers of single values. An error is the end of the sentence "… is not allowed: ", so it says what is.
+//! Parsers of single values. An error is the end of the sentence "… is not allowed: ", so it states the allowed values.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use crate::telemetry::{LogFilter, LogFormat};
 
 type Allowed = String;
 
-/// More queued requests than this are a mistake: each holds its body.
+/// The longest queue. More queued requests are a mistake: each holds its body.
 const MAX_QUEUE_LEN: usize = 1_000_000;
-/// Networks in `TRUSTED_PROXIES`.
+/// The most networks in `TRUSTED_PROXIES`.
 const MAX_PROXIES: usize = 256;
-/// Names in `ALLOWED_HOSTS` and `RESPONSE_HEADERS`.
+/// The most names in `ALLOWED_HOSTS` and `RESPONSE_HEADERS`.
 const MAX_NAMES: usize = 64;
-/// ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
+/// The most ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
 const MAX_ACCOUNTS: usize = 64;
 
 pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
@@ -31,7 +31,7 @@ pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
     text.parse().map_err(|_| "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
 }
 
-/// An address to listen on; an empty text is none.
+/// Parses an address to listen on; an empty text is none.
 pub fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
     if text.is_empty() { Ok(OptionalAddr(None)) } else { listen_addr(text).map(|address| OptionalAddr(Some(address))) }
 }
@@ -40,7 +40,7 @@ pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
     if text.is_empty() { Err("the path of a file".to_owned()) } else { Ok(PathBuf::from(text)) }
 }
 
-/// The path of a file; an empty text is none.
+/// Parses the path of a file; an empty text is none.
 pub fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
@@ -72,7 +72,7 @@ pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> 
     }
 }
 
-/// The published relay put no rule on the name, so this one is wider than that of `relay.yaml`.
+/// Parses a provider's name. The published relay had no rule for it, so this one is wider than that of `relay.yaml`.
 pub(super) fn provider_name(text: &str) -> Result<String, Allowed> {
     let allowed_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=52).contains(&text.len()) && text.bytes().all(allowed_byte) {
@@ -102,7 +102,7 @@ pub(super) fn size(text: &str) -> Result<u64, Allowed> {
     parse_size(text).map_err(|error| error.allowed().to_owned())
 }
 
-/// Seconds as a number, or with a unit as in `relay.yaml`; at least a millisecond.
+/// Parses seconds as a number, or with a unit as in `relay.yaml`; at least a millisecond.
 pub(super) fn seconds(text: &str) -> Result<Duration, Allowed> {
     scan_seconds(text)
         .filter(|duration| *duration >= MIN_DURATION)
@@ -135,7 +135,7 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
 }
 
-/// Splits the list. Names are checked with the other settings.
+/// Splits the list. The names are checked with the other settings.
 pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
     let pair = |part: &str| {
         let (alias, model) = part.split_once('=')?;
@@ -149,7 +149,7 @@ pub(super) fn optional_text(text: &str) -> Result<OptionalText, Allowed> {
     Ok(OptionalText((!text.is_empty()).then(|| text.to_owned())))
 }
 
-/// Names of hosts, without ports.
+/// Parses names of hosts, without ports.
 pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
     let is_host = |name: &str| {
         name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
@@ -158,7 +158,7 @@ pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
         .ok_or_else(|| format!("at most {MAX_NAMES} names such as relay.example,relay.lan, without ports"))
 }
 
-/// Names of headers that belong neither to the connection nor to the relay.
+/// Parses names of headers that belong neither to the connection nor to the relay.
 pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_request_header(name);
     names(text, may_pass).ok_or_else(|| {
@@ -166,7 +166,7 @@ pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
     })
 }
 
-/// Names of headers that do not steer the browser or the proxy which reads a response.
+/// Parses names of headers that do not steer the browser or proxy that reads a response.
 pub(super) fn response_headers(text: &str) -> Result<Names, Allowed> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_client_header(name);
     names(text, may_pass).ok_or_else(|| {
@@ -180,7 +180,7 @@ fn names(text: &str, is_one: impl Fn(&str) -> bool) -> Option<Names> {
     (names.len() <= MAX_NAMES && names.iter().all(|name| is_one(name))).then_some(Names(names))
 }
 
-/// It is told to whoever comes with another one, in a log and in a header's place.
+/// Parses an audience. Workers that present another one see it, in a log and in place of a header.
 pub(super) fn audience(text: &str) -> Result<String, Allowed> {
     if (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(text.to_owned())
@@ -208,7 +208,7 @@ where
 }
 
 fn scan_seconds(text: &str) -> Option<Duration> {
-    // `f64::from_str` would also take "inf", "1e3" and "+1".
+    // `f64::from_str` would also accept "inf", "1e3" and "+1".
     let duration = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         Duration::try_from_secs_f64(text.parse().ok()?).ok()?
     } else {

@@ -1,7 +1,7 @@
-//! The worker secret and the admin token as flags, variables and files give them.
+//! The worker secret and the admin token from flags, variables and files.
 //!
-//! Any text is taken, letters outside ASCII too: both are compared as bytes. Control characters are refused, since no header
-//! can carry them, and nobody could ever show such a secret.
+//! Any text is accepted, including letters outside ASCII: both are compared as bytes. Control characters are rejected,
+//! because no header can contain them, so that no worker could ever present such a secret.
 
 use modelrelay_protocol::secret::Secret;
 
@@ -9,7 +9,7 @@ use super::file::read_secret;
 use super::{AdminTokenSource, ConfigError};
 use crate::cli::{Args, OptionalPath, SecretText};
 
-/// The worker secret of a relay without `--config`. A file counts before the variable.
+/// The worker secret of a relay without `--config`. A file takes precedence over the variable.
 pub(super) fn worker_secret(args: &Args) -> Result<Option<Secret>, ConfigError> {
     if let Some(OptionalPath(Some(path))) = &args.worker_secret_file {
         let setting = "WORKER_SECRET_FILE (--worker-secret-file)";
@@ -26,13 +26,13 @@ pub(super) fn worker_secret(args: &Args) -> Result<Option<Secret>, ConfigError> 
     }
 }
 
-/// True if a worker secret is given that does not count.
+/// True if a given worker secret has no effect.
 pub(super) fn ignores_worker_secret(args: &Args) -> bool {
     let in_file = matches!(args.worker_secret_file, Some(OptionalPath(Some(_))));
     in_file && args.config.is_none() && args.worker_secret.as_ref().is_some_and(|secret| !secret.expose().is_empty())
 }
 
-/// A file can be changed while the relay runs, so it counts where both are given.
+/// The source of the admin token. A file can be changed while the relay runs, so it takes precedence.
 pub(super) fn admin_token(args: &Args) -> Result<AdminTokenSource, ConfigError> {
     let given = args.admin_token.as_ref().map_or("", SecretText::expose);
     match &args.admin_token_file {
@@ -44,7 +44,7 @@ pub(super) fn admin_token(args: &Args) -> Result<AdminTokenSource, ConfigError> 
     }
 }
 
-/// The secret itself is in no error.
+/// Validates a secret. No error contains the secret itself.
 pub(super) fn checked(place: &str, text: &str) -> Result<Secret, ConfigError> {
     if text.contains(char::is_control) {
         return Err(ConfigError::new(format!(

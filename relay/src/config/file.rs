@@ -1,4 +1,4 @@
-//! Reading `relay.yaml` and the secret files it names, as one consistent set with a hash.
+//! Reads `relay.yaml` and the secret files it names, as one consistent set with a hash.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,12 +9,12 @@ use super::ConfigError;
 use super::raw::RawFile;
 use crate::file_watch::read_bounded;
 
-/// More than any configuration within the other bounds needs.
+/// The largest file, more than any configuration within the other bounds needs.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-/// A secret is a line, not a document.
+/// The largest secret file; a secret is one line.
 const MAX_SECRET_BYTES: u64 = 64 << 10;
 
-/// `relay.yaml` and its secret files as they were at one moment.
+/// `relay.yaml` and its secret files at one moment.
 pub struct Sources {
     pub(super) raw: RawFile,
     /// By the name in `relay.yaml`.
@@ -25,8 +25,8 @@ pub struct Sources {
 impl Sources {
     /// Reads everything; an error names the place in the file, or the file itself.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        // A mounted Secret swaps a symlink: between two reads the second file may belong to a newer first one. A second
-        // look right away sees the new set whole.
+        // A mounted Secret swaps a symlink: between two reads, the second file may belong to a newer version of the first.
+        // A second read right after it gets the new set whole.
         Self::read_once(path).or_else(|_| Self::read_once(path))
     }
 
@@ -76,11 +76,12 @@ pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     Ok(secret_of_file(&text).to_owned())
 }
 
-/// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.
+/// The parser's error names the place and the expected values. It also repeats the value that it found, which must not be a
+/// secret.
 fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     let message = error.to_string();
-    // The path comes first, and at the top of the file there is none; what may be written at other places, `workerSecrets`
-    // among it, is listed after it.
+    // The path comes first, and is missing at the top of the file. The fields that are allowed elsewhere, such as
+    // `workerSecrets`, are listed after it.
     let place = message.split_once(": ").map_or("", |(place, _)| place);
     if !place.contains("workerSecrets") {
         return ConfigError::new(format!("{file}: {message}"));

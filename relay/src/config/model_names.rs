@@ -1,4 +1,4 @@
-//! Names of models that clients use and no worker has: aliases, with or without a catalogue, and the models of requests that name
+//! Model names of clients that no worker has: aliases, with or without a catalogue, and the models of requests that name
 //! none or an unknown one.
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,8 +14,8 @@ use super::{ConfigError, ProviderConfig};
 /// The further names of one provider's models.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelNames {
-    /// From a name that clients may write to the model that is meant, which is no alias itself. A name that a worker serves
-    /// means that worker's model.
+    /// Maps a name that clients may use to its model, which is not an alias itself. A name that a worker serves means that
+    /// worker's model.
     pub aliases: BTreeMap<String, String>,
     /// The model of requests that name none.
     pub default_model: Option<String>,
@@ -23,18 +23,18 @@ pub struct ModelNames {
     pub fallback_model: Option<String>,
 }
 
-/// Aliases as they are written, in order: a map would keep the last of two without a word.
+/// Aliases as written, in order: a map would silently keep the last of two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawAliases(pub Vec<(String, String)>);
 
-/// The three settings as they are written.
+/// The three settings as written.
 pub(super) struct RawModelNames<'a> {
     pub(super) aliases: &'a [(String, String)],
     pub(super) default_model: Option<&'a str>,
     pub(super) fallback_model: Option<&'a str>,
 }
 
-/// The names of the three settings where they are written.
+/// The names of the three settings at their place.
 pub(super) struct Places {
     pub(super) aliases: String,
     pub(super) default_model: String,
@@ -42,7 +42,7 @@ pub(super) struct Places {
 }
 
 impl ProviderConfig {
-    /// Takes the further names, once the catalogue is there: with one, all of them mean models of it.
+    /// Adds the further names, once the catalogue is known: with a catalogue, all of them must mean its models.
     pub(super) fn with_names(self, places: &Places, raw: &RawModelNames<'_>) -> Result<Self, ConfigError> {
         let known = self.models.as_deref().map(catalogue_names);
         let aliases = aliases(&places.aliases, raw.aliases, known.as_ref())?;
@@ -82,7 +82,7 @@ fn aliases(
     Ok(aliases)
 }
 
-/// Checks that requests for a model can be served. Without a catalogue any model may come with a worker.
+/// Checks that requests for a model can be served. Without a catalogue, a worker may bring any model.
 fn meant(place: &str, name: &str, known: Option<&HashSet<&str>>) -> Result<String, ConfigError> {
     unique_model(place, name, &mut HashSet::new())?;
     match known {

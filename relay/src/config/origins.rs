@@ -2,20 +2,20 @@
 
 use std::str::FromStr;
 
-/// Whose pages may read responses.
+/// The origins whose pages may read responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllowedOrigins {
-    /// Nobody's but the relay's own.
+    /// Only the relay's own.
     #[default]
     None,
-    /// Everybody's.
+    /// All origins.
     Any,
-    /// Those of these origins, as browsers write them: `https://chat.example`.
+    /// These origins, as browsers write them: `https://chat.example`.
     Listed(Vec<String>),
 }
 
 impl AllowedOrigins {
-    /// Whether pages of this origin are among them.
+    /// True if pages of this origin are allowed.
     pub fn contains(&self, origin: &str) -> bool {
         match self {
             Self::None => false,

@@ -1,4 +1,4 @@
-//! One provider's settings, and whom they let in.
+//! The settings of one provider, and the workers that it accepts.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -12,16 +12,16 @@ use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::identity::ServiceAccount;
 use crate::socket::Credential;
 
-/// Requests that may wait: hundreds of short ones, as a client that embeds documents sends them.
+/// The default queue length: hundreds of short requests, as sent by a client that embeds documents.
 pub const MAX_QUEUE_LEN: usize = 1000;
 
-/// How long an answer may stand still.
+/// The default idle timeout of a response.
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long something is waited for that no worker has.
+/// The default time that a request waits for a model that no worker has.
 const ABSENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A request without a request timeout ends after a day, however busy it is: every wait has an end.
+/// Without a request timeout, a request ends after a day, however busy it is: every wait has an end.
 const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
 
 /// One named queue with its own secrets and limits.
@@ -29,71 +29,72 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
 pub struct ProviderConfig {
     /// Unique in the relay.
     pub name: String,
-    /// False: its requests fail at once, its workers are turned away.
+    /// False if its requests fail at once and its workers are rejected.
     pub enabled: bool,
-    /// Any of them admits a worker; empty ones are already left out.
+    /// Any of these admits a worker; empty ones are already left out.
     pub worker_secrets: Vec<WorkerSecret>,
     /// A token of any of these admits a worker too.
     pub worker_accounts: Vec<ServiceAccount>,
-    /// The catalogue; `None` takes whatever workers advertise. Never an empty list.
+    /// The catalogue; `None` accepts all models that workers advertise. Never an empty list.
     pub models: Option<Vec<CatalogueModel>>,
     /// Names that mean one of its models.
     pub names: ModelNames,
-    /// Limits and capabilities by model name, in the place of those that workers state.
+    /// Limits and capabilities by model name, which replace those that workers report.
     pub model_details: BTreeMap<String, ModelDetails>,
-    /// Models that no worker may serve yet but that a pool would be started for: known, on the cold clock, no catalogue.
+    /// Models that no worker may serve yet but that a pool would be started for: known, with the cold timeout, and no
+    /// catalogue.
     pub cold_models: Vec<String>,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub max_queue_len: usize,
-    /// Bytes of their bodies.
+    /// The most bytes of their bodies.
     pub max_queue_bytes: u64,
-    /// As written; what counts is [`ProviderConfig::queue_timeout`].
+    /// The value as written; see [`ProviderConfig::queue_timeout`] for the effective one.
     pub queue_timeout: Option<Duration>,
-    /// As written; what counts is [`ProviderConfig::cold_timeout_for`].
+    /// The value as written; see [`ProviderConfig::cold_timeout_for`] for the effective one.
     pub cold_timeout: Option<Duration>,
-    /// A request's whole time, cold waiting excepted; what counts is [`ProviderConfig::request_timeout`].
+    /// A request's whole time, cold waiting excepted; see [`ProviderConfig::request_timeout`] for the effective one.
     pub request_timeout: Option<Duration>,
-    /// How long an answer may stand still.
+    /// The idle timeout of a response.
     pub stream_idle_timeout: Duration,
     /// How long a worker may send nothing of a response while another one has room.
     pub first_byte_timeout: Option<Duration>,
-    /// Models that one worker may advertise.
+    /// The most models that one worker may advertise.
     pub max_models_per_worker: usize,
-    /// Whether a worker without a protocol version is turned away.
+    /// True if a worker without a protocol version is rejected.
     pub require_protocol_version: bool,
 }
 
 /// A model of a catalogue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogueModel {
-    /// What workers advertise and backends see.
+    /// The name that workers advertise and backends receive.
     pub id: String,
-    /// What clients may write instead.
+    /// The names that clients may use instead.
     pub aliases: Vec<String>,
 }
 
-/// How what admitted a worker stands now, the best last.
+/// The present status of a worker's credential, the best last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// Somebody took it away.
+    /// It was removed.
     Removed,
-    /// Its time is over; nobody took it away in a hurry.
+    /// It expired, and was not revoked before.
     Over,
-    /// It admits it still.
+    /// It is still valid.
     Good,
 }
 
-/// A secret that admits workers, for a while or for ever.
+/// A secret that admits workers, for a limited time or indefinitely.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerSecret {
     /// Never empty.
     pub secret: Secret,
-    /// It admits nobody from then on.
+    /// The time from which on it is invalid.
     pub not_after: Option<SystemTime>,
 }
 
 impl ProviderConfig {
-    /// Everything by default, as `- name: …` alone in a file.
+    /// A provider with all defaults, the same as `- name: …` alone in a file.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -116,19 +117,19 @@ impl ProviderConfig {
         }
     }
 
-    /// The secret that `presented` is and that admits a worker at `now`. All are compared, so that the time tells nothing.
-    /// Its digest is what a connection remembers for [`ProviderConfig::standing`].
+    /// The secret that equals `presented` and admits a worker at `now`. All are compared, so that the duration reveals
+    /// nothing. A connection keeps its digest for [`ProviderConfig::standing`].
     pub fn admitting_secret(&self, presented: &str, now: SystemTime) -> Option<&WorkerSecret> {
         let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
         admitting.fold(None, |first, secret| first.or(Some(secret)))
     }
 
-    /// Whether `presented` admits a worker at `now`.
+    /// True if `presented` admits a worker at `now`.
     pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
         self.admitting_secret(presented, now).is_some()
     }
 
-    /// Why a secret that admits nobody is probably meant to: what is around it, or around the one that the relay has.
+    /// Why a wrong secret is probably meant to be right: the characters around it, or around the relay's.
     pub fn near_miss(&self, presented: &str, now: SystemTime) -> Option<&'static str> {
         let mut current = self.worker_secrets.iter().filter(|secret| secret.is_current(now));
         current.any(|secret| secret.secret.is_nearly(presented)).then(|| {
@@ -140,8 +141,8 @@ impl ProviderConfig {
         })
     }
 
-    /// Whether a worker that came in with this may stay: its secret is still there, and its time is not over; its account is
-    /// still listed, and its token was not refused since.
+    /// The status of a connected worker's credential. It is good while its secret exists and has not expired, or while its
+    /// account is listed and its token has not been rejected.
     pub fn standing(&self, credential: &Credential, now: SystemTime) -> Standing {
         match credential {
             Credential::Secret(digest) => self.standing_of_secret(digest, now),
@@ -160,20 +161,20 @@ impl ProviderConfig {
         standings.max().unwrap_or(Standing::Removed)
     }
 
-    /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
-    /// it: then something is being done to load it, which takes longer than a queue should.
+    /// How long a request waits while no worker serves its model. A model is `declared` if a slot or `coldModels` names it:
+    /// then it is probably being loaded, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
         let absent = self.absent_timeout();
         let default = if declared { absent.max(DEFAULT_COLD_TIMEOUT) } else { absent };
         self.cold_timeout.unwrap_or(default)
     }
 
-    /// How long a request waits while some worker serves its model. Unset: as long as it may take altogether.
+    /// How long a request waits while some worker serves its model. By default the whole request timeout.
     pub fn queue_timeout(&self) -> Duration {
         self.queue_timeout.unwrap_or_else(|| self.request_timeout())
     }
 
-    /// A request's whole time, cold waiting excepted. Unset: only silence ends it.
+    /// A request's whole time, cold waiting excepted. Without it, only the idle timeout ends the request.
     pub fn request_timeout(&self) -> Duration {
         self.request_timeout.unwrap_or(LONGEST_REQUEST)
     }
@@ -185,12 +186,12 @@ impl ProviderConfig {
 }
 
 impl WorkerSecret {
-    /// Whether it is still valid at `now`.
+    /// True if it is still valid at `now`.
     pub fn is_current(&self, now: SystemTime) -> bool {
         self.not_after.is_none_or(|end| now < end)
     }
 
-    /// Whether `presented` is this secret and it is still valid.
+    /// True if `presented` is this secret and it is still valid.
     pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
         let same = self.secret.verify(presented);
         same && self.is_current(now)

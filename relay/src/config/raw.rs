@@ -1,4 +1,4 @@
-//! `relay.yaml` as it is written: every field optional that has a default, unknown ones an error.
+//! `relay.yaml` as written: every field with a default is optional, unknown ones are an error.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(super) struct RawQueue {
     pub(super) cold_timeout: Option<HumanDuration>,
 }
 
-/// `Debug` leaves the value out.
+/// A worker secret; its `Debug` omits the value.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct RawSecret {

@@ -10,7 +10,7 @@ fn args(arguments: &[&str]) -> Args {
     Args::load_from(program.chain(arguments.iter().copied())).expect("valid arguments")
 }
 
-/// A folder with `relay.yaml` and whatever else a test writes.
+/// A folder with `relay.yaml` and any other files of a test.
 fn folder(yaml: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path(), "relay.yaml", yaml);

@@ -1,4 +1,4 @@
-//! From what is written to what is meant: bounds, names, duplicates. Every refusal names its place.
+//! Converts raw settings to validated ones: bounds, names, duplicates. Every error names its place.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::SystemTime;
@@ -21,7 +21,7 @@ const MAX_PROVIDER_NAME: usize = 52;
 const MAX_SECRETS: usize = 16;
 const MAX_ACCOUNTS: usize = 64;
 const MAX_SECRET_CHARS: usize = 4096;
-/// Models, aliases and other entries of one list.
+/// The most models, aliases and other entries of one list.
 pub(super) const MAX_MODELS: usize = 1024;
 const MAX_ALIASES: usize = 64;
 const MAX_QUEUE_LENGTH: usize = 1_000_000;
@@ -123,7 +123,7 @@ fn worker_secrets(place: &str, raw: Option<&[RawSecret]>, sources: &Sources) -> 
             return Err(ConfigError::new(format!("{place}: the secret is longer than {MAX_SECRET_CHARS} characters")));
         }
         let not_after = not_after(&format!("{place}.notAfter"), entry.not_after.as_deref())?;
-        // An empty secret admits nobody, so it is none.
+        // An empty secret admits no worker, so it is left out.
         if !text.is_empty() {
             secrets.push(WorkerSecret { secret: credentials::checked(&place, text)?, not_after });
         }
@@ -203,7 +203,7 @@ pub(super) fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&
     Ok(())
 }
 
-/// A DNS label that leaves room for suffixes: on Kubernetes it is the name of Services.
+/// Checks a DNS label that leaves room for suffixes: on Kubernetes it is the name of Services.
 fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
     let lower = |byte: u8| byte.is_ascii_lowercase();
     let inner = |byte: u8| lower(byte) || byte.is_ascii_digit() || byte == b'-';

@@ -1,7 +1,7 @@
-//! What the dashboard shows at one moment, and what has changed since another.
+//! The state that the dashboard shows at one moment, and the changes since another.
 //!
-//! Each part is kept as the text that it is sent as, so that a part has changed exactly if its text has. Times are points in
-//! time, to the second: an age would be new in every frame.
+//! Each part is stored as the text that is sent, so that a part has changed exactly if its text has. Times are points in
+//! time, to the second: an age would change in every frame.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
 use crate::relay::{Relay, gauges};
 use crate::unix_time::unix_millis;
 
-/// Models of a provider, the busiest first.
+/// The most models of a provider, the busiest first.
 const MAX_MODELS: usize = 200;
-/// Models of a worker.
+/// The most models of a worker.
 const MAX_WORKER_MODELS: usize = 50;
-/// Requests, the oldest first.
+/// The most requests, the oldest first.
 const MAX_REQUESTS: usize = 500;
-/// Entries of the event log that a page begins with.
+/// The most entries of the event log in a snapshot.
 const MAX_JOURNAL: usize = 200;
 
 type Parts = BTreeMap<Arc<str>, String>;
 
-/// Everything at one moment.
+/// The whole state at one moment.
 #[derive(Default)]
 pub(super) struct Frame {
     at: u64,
@@ -38,7 +38,7 @@ pub(super) struct Frame {
     workers: Parts,
     requests: Parts,
     requests_total: usize,
-    /// The newest.
+    /// The newest point of the history.
     point: Option<Arc<Point>>,
     journal_seq: u64,
 }
@@ -72,7 +72,7 @@ impl Frame {
         frame
     }
 
-    /// All of it, for a page that begins.
+    /// The whole state, for a new page.
     pub(super) fn snapshot(&self, relay: &Relay) -> String {
         let dashboard = &relay.dashboard;
         let last = self.point.as_ref().map_or(0, |point| point.at);
@@ -94,7 +94,7 @@ impl Frame {
         written(parts, [("relay", raw(&self.relay))].into_iter().chain(lists))
     }
 
-    /// What is new since `before`; `None` if nothing is.
+    /// The changes since `before`; `None` if there are none.
     pub(super) fn changes_since(&self, before: &Self, relay: &Relay) -> Option<String> {
         let (mut parts, mut lists) = (Map::new(), Vec::new());
         if self.relay != before.relay {
@@ -133,13 +133,13 @@ impl Frame {
         Some(written(parts, lists))
     }
 
-    /// What is said when nothing is new, so that a page knows that it is still told.
+    /// The message without changes, which shows a page that its connection still works.
     pub(super) fn heartbeat(&self) -> String {
         json!({ "at": self.at }).to_string()
     }
 }
 
-/// An object of values and of texts that are JSON already.
+/// Serializes an object of values and of texts that are JSON already.
 fn written(values: Map<String, Value>, texts: impl IntoIterator<Item = (&'static str, Box<RawValue>)>) -> String {
     let values = values.into_iter().map(|(name, value)| (name, raw(&value.to_string())));
     let all: BTreeMap<String, Box<RawValue>> =
@@ -279,7 +279,7 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
     Some(slots.iter().map(part).collect())
 }
 
-/// A day. What a worker says is a number; a clock that it would overflow is ours.
+/// A day. It bounds the worker's number, so that the relay's clock does not overflow.
 const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {

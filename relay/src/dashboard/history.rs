@@ -1,4 +1,4 @@
-//! The last hour in points, for the charts: what happened in each interval, and how things stood at its end.
+//! The last hour as points for the charts: the counts of each interval, and the state at its end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,11 +13,11 @@ use crate::relay::Relay;
 use crate::stats::StatsReport;
 use crate::unix_time::unix_millis;
 
-/// From one point to the next.
+/// The time between two points.
 pub(super) const INTERVAL: Duration = Duration::from_secs(10);
-/// An hour.
+/// The points of an hour.
 const MAX_POINTS: usize = 360;
-/// A relay with very many providers has charts of the busiest.
+/// The most providers in the charts, the busiest.
 const MAX_PROVIDERS: usize = 32;
 
 /// The points of the last hour.
@@ -53,7 +53,7 @@ struct ProviderPoint {
     capacity: u64,
 }
 
-/// What was counted since the start.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Totals {
     requests: u64,
@@ -63,7 +63,7 @@ struct Totals {
 }
 
 impl History {
-    /// The newest point, if there is one.
+    /// The newest point, if any.
     pub(super) fn last(&self) -> Option<Arc<Point>> {
         self.lock().points.back().cloned()
     }
@@ -79,7 +79,7 @@ impl History {
         let mut points = Vec::new();
         for (name, report, standing) in providers {
             let totals = Totals::of(&report);
-            // A provider that was made anew under the same name counts from nothing.
+            // A provider that was created again under the same name counts from zero.
             let before = state.before.get(&name).copied().unwrap_or_default();
             points.push((name.clone(), standing.with(&report, totals.since(before))));
             after.insert(name, totals);
@@ -100,7 +100,7 @@ impl History {
 
 impl Totals {
     fn of(report: &StatsReport) -> Self {
-        // A client's own mistakes, and those who changed their mind, say nothing of how the fleet does.
+        // Errors of clients and cancelled requests do not show a problem of the fleet.
         let no_error = [Outcome::Ok, Outcome::ClientError, Outcome::Cancelled].map(Outcome::as_str);
         let is_error = |outcome: &&str| !no_error.contains(outcome);
         let tokens = |kind: &str| report.tokens.get(kind).copied().unwrap_or(0);
@@ -150,12 +150,13 @@ impl ProviderPoint {
     }
 }
 
-/// Adds a point after each interval, as long as the relay is there.
+/// Adds a point after each interval, as long as the relay exists.
 pub(crate) async fn record(relay: Weak<Relay>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(relay) = relay.upgrade() else { return };
-        // Of ten thousand workers it takes a while, in which its thread would pass on no token. Should it fail, a point is missing.
+        // With ten thousand workers it takes a while, in which a runtime thread would forward no token. If it fails, a
+        // point is missing.
         let _ = blocking::run(move || {
             let providers = relay.providers.all();
             let standing = |provider: &Arc<Provider>| {

@@ -1,5 +1,5 @@
-//! The last things that happened, for those who look at the dashboard: what the log says at `info` and above, whatever
-//! `LOG_LEVEL` is, without the lines that come with every request.
+//! The latest events for the dashboard: the lines of the log at `info` and above, regardless of `LOG_LEVEL`, without those
+//! of each request.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -15,15 +15,15 @@ use tracing_subscriber::layer::Context;
 
 use crate::unix_time::unix_millis;
 
-/// Entries that are remembered.
+/// The most entries that are kept.
 const MAX_ENTRIES: usize = 500;
-/// Of a message or a field's value, so that an entry stays a line.
+/// The most characters of a message or a field's value, so that an entry stays one line.
 const MAX_CHARS: usize = 500;
 
-/// The target of lines that come with every request: they would push all else out.
+/// The target of lines that belong to each request: they would displace all others.
 pub const PER_REQUEST: &str = "modelrelay_relay::requests";
 
-/// What happened last. A clone is the same journal.
+/// The latest events. A clone shares the same journal.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Entries>>);
 
@@ -33,28 +33,28 @@ struct Entries {
     entries: VecDeque<Entry>,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
-    /// Counts from 1, without gaps.
+    /// The number of the event, from 1, without gaps.
     pub seq: u64,
-    /// Unix time in milliseconds.
+    /// The time, Unix time in milliseconds.
     pub at: u64,
     /// `info`, `warn` or `error`.
     pub level: &'static str,
-    /// What.
+    /// The message.
     pub message: String,
-    /// With whom.
+    /// Its other fields.
     pub fields: Map<String, Value>,
 }
 
 impl Journal {
-    /// Entries after the one of that number, oldest first; 0 for all that are left.
+    /// Entries after the one with this number, oldest first; 0 for all that are kept.
     pub fn since(&self, seq: u64) -> Vec<Entry> {
         self.lock().entries.iter().filter(|entry| entry.seq > seq).cloned().collect()
     }
 
-    /// Whether an event of that kind is kept: asked once for each place in the program that can tell one.
+    /// True if events of this kind are kept; evaluated once for each call site.
     pub fn keeps(metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::INFO
             && metadata.is_event()
@@ -112,7 +112,7 @@ impl Words {
 impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = Shortened::default();
-        // An error only says that it is long enough.
+        // An error only means that the text is long enough.
         let _ = write!(text, "{value:?}");
         self.take(field, Value::String(text.text));
     }

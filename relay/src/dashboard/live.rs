@@ -1,7 +1,7 @@
-//! What the pages are told while they are open: everything once, and then what changes.
+//! The live data of open pages: a snapshot, and then the changes.
 //!
-//! One task looks for all of them, once a second and only while a page is open. So a hundred pages cost what one does, and none
-//! costs anything.
+//! One task collects the data for all pages, once a second and only while a page is open. So a hundred pages cost as much
+//! as one, and without a page there is no cost.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,16 +22,17 @@ use crate::blocking;
 use crate::relay::Relay;
 use crate::shared::Phase;
 
-/// From one look to the next.
+/// The interval between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Something is said so often, be it that nothing is new.
+/// The longest time without a message, even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Of the time, looking takes this part at most: with very many workers a look takes long, and comes less often.
+/// The least pause after a frame, as a multiple of its duration: with very many workers a frame takes long, and comes less
+/// often.
 const MAX_SHARE: u32 = 10;
-/// A page that is so many changes behind begins anew.
+/// A page that is more changes behind starts again.
 const BACKLOG: usize = 16;
 
-/// Who looks, and what was seen last.
+/// The last frame, and the channel to all pages.
 pub(super) struct Live {
     state: Mutex<State>,
     changes: broadcast::Sender<Bytes>,
@@ -39,7 +40,7 @@ pub(super) struct Live {
 
 #[derive(Default)]
 struct State {
-    /// As the pages know it; none while no task looks.
+    /// The state that the pages have; `None` while no task runs.
     frame: Option<Frame>,
 }
 
@@ -54,7 +55,7 @@ impl Live {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything as it is, and what changes from then on.
+    /// Returns a snapshot, and the changes from then on.
     fn join(&self, relay: &Arc<Relay>) -> (Bytes, broadcast::Receiver<Bytes>) {
         let mut state = self.lock();
         let is_first = state.frame.is_none();
@@ -66,7 +67,7 @@ impl Live {
         joined
     }
 
-    /// Whether anybody is left to look for.
+    /// True if a page is still open.
     fn is_watched(&self) -> bool {
         let mut state = self.lock();
         let is_watched = self.changes.receiver_count() > 0;
@@ -81,7 +82,7 @@ impl Live {
         let changes = state.frame.as_ref().and_then(|before| frame.changes_since(before, relay));
         let changes = changes.or_else(|| is_due.then(|| frame.heartbeat()));
         state.frame = Some(frame);
-        // Nobody may be left to be told.
+        // The last page may have closed.
         changes.map(|changes| self.changes.send(event("change", &changes))).is_some()
     }
 }
@@ -96,7 +97,7 @@ async fn look(relay: Arc<Relay>) {
         }
         let began = Instant::now();
         let looking = Arc::clone(&relay);
-        // Of ten thousand workers it takes a tenth of a second, in which its thread would pass on no token.
+        // With ten thousand workers it takes a tenth of a second, in which a runtime thread would forward no token.
         let looked = blocking::run(move || {
             let frame = Frame::of(&looking);
             let is_due = told_at.elapsed() >= HEARTBEAT;
@@ -110,11 +111,11 @@ async fn look(relay: Arc<Relay>) {
 }
 
 fn event(name: &str, data: &str) -> Bytes {
-    // JSON in one line has no line break of its own.
+    // JSON in one line contains no line break.
     Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
 }
 
-/// The stream of one page, until it leaves, the relay stops, or `is_admitted` says no.
+/// The stream of one page, until it disconnects, the relay stops, or `is_admitted` returns false.
 pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + Send + 'static) -> Response {
     let joining = Arc::clone(&relay);
     let joined = blocking::run(move || joining.dashboard.live.join(&joining)).await;
@@ -154,7 +155,7 @@ fn events(
             drop(phase);
             match next {
                 Ok(change) if is_admitted() => Some((Ok(change), (None, changes, relay, is_admitted))),
-                // A page that is too far behind connects again, and gets everything.
+                // A page that is too far behind connects again, and gets a snapshot.
                 Ok(_) | Err(RecvError::Lagged(_) | RecvError::Closed) => None,
             }
         },

@@ -1,10 +1,10 @@
-//! Logins of people: a cookie that says until when, signed with a key made of the admin token.
+//! Logins to the dashboard: a cookie with its expiry, signed with a key that is derived from the admin token.
 //!
-//! Nothing is kept here. So every relay with the same token takes the cookie, a restart ends no login, and a new token ends
-//! them all. The token itself is never in the browser's hands again, and scripts do not see the cookie (`HttpOnly`).
+//! The relay stores nothing. So every relay with the same token accepts the cookie, a restart ends no login, and a new
+//! token ends them all. The browser does not store the token itself, and scripts cannot read the cookie (`HttpOnly`).
 //!
-//! Other sites: the cookie does not go with what they ask for (`SameSite=Strict`), and what changes anything has to carry a
-//! header of our own besides, which they cannot send without being allowed to.
+//! Other sites: browsers do not send the cookie with their requests (`SameSite=Strict`), and a change also needs a header
+//! of the relay's own, which they cannot send without permission.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,32 +17,32 @@ use sha2::Sha256;
 
 use crate::ids::random_hex;
 
-/// The cookie.
+/// The name of the cookie.
 pub(super) const COOKIE: &str = "modelrelay_session";
-/// The cookie behind TLS: by its name browsers take it from this host alone, over TLS alone.
+/// The name of the cookie over TLS: browsers accept it from this host alone, and over TLS alone.
 pub(super) const HOST_COOKIE: &str = "__Host-modelrelay_session";
-/// What a page's script sends with each change.
+/// The header that a page's script sends with each change.
 pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
-/// How long a login lasts.
+/// The duration of a login.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
 
-/// Says what the key is for, so that no signature of another purpose is one of ours.
+/// States the purpose of the key, so that no signature for another purpose is valid here.
 const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
 
-/// Why a cookie admits to nothing.
+/// Why a cookie is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is none.
+    /// There is no cookie.
     Absent,
-    /// Its time is over.
+    /// It has expired.
     Ended,
-    /// It was made with another token, or by somebody who guesses one.
+    /// It was made with another token, or by guessing.
     Foreign,
-    /// It is good, but what is asked for changes something and does not come from our page.
+    /// It is valid, but the request is a change and does not come from the dashboard's page.
     NotOurPage,
 }
 
-/// The value of a cookie that admits until [`LASTS`] from `now`.
+/// The value of a cookie that is valid until [`LASTS`] from `now`.
 pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
     let until = seconds(now) + LASTS.as_secs();
     let claim = format!("{until}.{}", random_hex::<16>());
@@ -63,7 +63,7 @@ pub(super) fn clear_cookies(is_encrypted: bool) -> Vec<String> {
     kinds.iter().map(|is_encrypted| set_cookie("", *is_encrypted)).collect()
 }
 
-/// Whether a request may do what it asks for, by its cookie.
+/// Checks whether the cookie of a request permits it.
 pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: SystemTime) -> Result<(), Refusal> {
     let value = cookie(headers).ok_or(Refusal::Absent)?;
     let until = signed_until(token, value).ok_or(Refusal::Foreign)?;
@@ -74,11 +74,11 @@ pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: S
     if method.is_safe() || is_ours { Ok(()) } else { Err(Refusal::NotOurPage) }
 }
 
-/// Until when the cookie is good, in seconds of Unix time, if it was made with this token.
+/// The expiry of the cookie, in seconds of Unix time, if it was made with this token.
 fn signed_until(token: &Secret, value: &str) -> Option<u64> {
     let (claim, signature) = value.rsplit_once('.')?;
     let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
-    // In constant time, and before anything of the claim is believed.
+    // In constant time, and before any part of the claim is trusted.
     let is_ours = !token.is_empty() && signer(token, claim).verify_slice(&signature).is_ok();
     claim.split('.').next().and_then(|until| until.parse().ok()).filter(|_| is_ours)
 }

@@ -1,5 +1,5 @@
-//! What the page "Add a machine" has to know: this relay's addresses, as far as the browser's one tells, and what a worker has
-//! to show.
+//! The data of the page "Add a machine": this relay's addresses, as far as the browser's address shows them, and the
+//! credential of a worker.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::admin::{Told, problem, problem_in};
 use crate::config::ProviderConfig;
 use crate::relay::Relay;
 
-/// A provider's name.
+/// The largest body, with the name of a provider.
 const MAX_BODY_BYTES: usize = 4 << 10;
 
 /// `GET /admin/setup`
@@ -35,11 +35,11 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
     let is_encrypted = is_encrypted(&relay, &headers);
     let reached = |listener: Option<SocketAddr>| match listener {
         None => url(is_encrypted, host),
-        // Past a proxy that encrypts for the listener that the browser came by.
+        // Bypasses a proxy that encrypts for the listener of the browser.
         Some(listener) => url(relay.tls.is_some(), &with_port(host, listener.port())),
     };
     let of_clients = config.admin_listen_addr.and(clients);
-    // What a proxy encrypts is not left for a port that nobody does, where workers may come that way, too.
+    // A connection that a proxy encrypts is not replaced with a plain port if workers may use it, too.
     let is_encrypted_by_proxy = is_encrypted && relay.tls.is_none() && config.workers_on_client_port;
     let of_workers = match config.worker_listen_addr {
         Some(_) if !is_encrypted_by_proxy => workers,
@@ -58,8 +58,8 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
     .into_response()
 }
 
-/// `POST /admin/setup/secret`. A POST, so that it is a change for whoever looks into the audit log, and no address that a
-/// browser remembers.
+/// `POST /admin/setup/secret`. It is a POST, so that it appears as a change in the audit log, and in no history of a
+/// browser.
 pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Response {
     #[derive(Deserialize)]
     struct Asked {
@@ -87,7 +87,7 @@ pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Respo
     response
 }
 
-/// The one that lasts longest: a machine that is added now should not have to be told another soon.
+/// The secret that lasts longest: a machine that is added now should not need another one soon.
 fn secret_of(provider: &ProviderConfig) -> Option<&str> {
     let now = SystemTime::now();
     let good = provider.worker_secrets.iter().filter(|secret| secret.not_after.is_none_or(|end| end > now));
@@ -99,20 +99,20 @@ fn url(is_encrypted: bool, authority: &str) -> String {
     format!("{}://{authority}", if is_encrypted { "https" } else { "http" })
 }
 
-/// `host` as the browser wrote it, with the port of another listener.
+/// The browser's `host` with the port of another listener.
 fn with_port(host: &str, port: u16) -> String {
     let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
     let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
     format!("{name}:{port}")
 }
 
-/// What has the relay listen to workers of all machines.
+/// The setting with which the relay listens for workers of all machines.
 fn listen_with(is_their_own: bool, port: u16) -> String {
     format!("{}=0.0.0.0:{port}", if is_their_own { "WORKER_LISTEN_ADDR" } else { "LISTEN_ADDR" })
 }
 
-/// What a worker on another machine may dial to reach this relay, as far as this machine can tell; `None` where it cannot. Not over TLS,
-/// for which the name counts, and not in a container, whose addresses mean nothing outside.
+/// The address at which a worker on another machine may reach this relay, as far as this machine knows; `None` if it does
+/// not. Not over TLS, where the name matters, and not in a container, whose addresses are not reachable from outside.
 fn network_url(relay: &Relay) -> Option<String> {
     if relay.tls.is_some() || is_in_container() {
         return None;
@@ -126,12 +126,12 @@ fn is_in_container() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || signs.iter().any(|sign| Path::new(sign).exists())
 }
 
-/// The address of a listener; of one on all addresses, that by which this machine reaches the rest of the world.
+/// The address of a listener; for one on all addresses, the source address of this machine's connections to the internet.
 fn network_ip(listener: IpAddr) -> Option<IpAddr> {
     if !listener.is_unspecified() {
         return Some(listener).filter(|ip| !ip.is_loopback());
     }
-    // Of RFC 5737: to connect a UDP socket sends nothing, and chooses the address that would be sent from.
+    // An address of RFC 5737. Connecting a UDP socket sends nothing, but selects the source address.
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())

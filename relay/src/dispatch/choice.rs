@@ -1,19 +1,20 @@
-//! Whom to ask for a model that nobody serves who could: one multiplexer, so that one request makes one load.
+//! Chooses the multiplexer that loads a model which no worker serves: exactly one, so that one request makes one load.
 //!
-//! The relay only tells one worker that something waits; the worker decides. A choice stays until the model opens, the
-//! worker says that it cannot load it, drains or leaves, or a time has passed in which it should have been there: were it
-//! made anew with each word of each slot, one request would make a load on every worker in turn.
+//! The relay only reports waiting requests to one worker; the worker decides. An assignment holds until the model is
+//! open, the worker reports that it cannot load it, drains or disconnects, or a timeout expires. Re-evaluating it on
+//! every slot report would make one request trigger a load on every worker in turn.
 //!
-//! Until then it moves only to a worker that is nearer and was asked for the model already, by another relay or by anything
-//! else: that makes no load. Relays that chose differently, before they could hear of each other, come together so; did they
-//! not, each would make a load of its own, with every swap anew.
+//! Until then it moves only to a worker that is nearer and already has demand for the model, from another relay or for
+//! any other reason: such a move triggers no load. In this way, relays that chose differently before they could learn
+//! of each other converge. Otherwise each would trigger a load of its own, again with every swap.
 //!
-//! A slot that was asked for one model counts as taken for the next, until its worker says more: models that are asked for in
-//! the same moment go to as many slots as are free.
+//! A slot with demand for one model is treated as busy for the next, until its worker reports more: models that are
+//! requested at the same moment go to as many slots as are free.
 //!
-//! A model needs a choice while something waits for it that nobody who serves it can be sent: usually because nobody
-//! serves it, but a worker that speaks only the seeds, or one that failed the very request, helps no more than none.
-//! Where every multiplexer that has the model said that it cannot load it now, such requests end at once.
+//! A model needs an assignment while a request waits for it that cannot be sent to any worker serving it: usually
+//! because no worker serves it, but a worker that supports only the seed messages, or one that failed this request, is
+//! no better than none. If every multiplexer that has the model reported that it cannot load it now, such requests end
+//! at once.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -29,19 +30,19 @@ use super::queue::LaneKey;
 use super::registry::Worker;
 use super::residency::{Failed, Multiplexer, Nearness, Standing};
 
-/// The least time that a choice stays if nothing comes of it.
+/// The least time that an assignment holds without success, in nanoseconds.
 const LEAST_PATIENCE: Span = 60_000_000_000;
 
-/// How often the time that it first said a chosen worker is waited for.
+/// The multiple of the worker's first reported ETA after which an assignment expires.
 const ETA_PATIENCE: Span = 2;
 
-/// The worker that was asked for a model.
+/// The worker that was assigned to load a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Choice {
     pub(super) worker: WorkerKey,
     since: Moment,
     pub(super) until: Moment,
-    /// Whether the worker has said how long it will take, which it may do once.
+    /// True once the worker has reported an ETA, which is used only once.
     has_eta: bool,
 }
 
@@ -60,8 +61,7 @@ impl Choice {
 }
 
 impl Dispatch {
-    /// Brings the choices of all models up to date that something has happened to. Last in every event, before what
-    /// waits is told.
+    /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.
     pub(super) fn settle_choices(&mut self, now: Moment, out: &mut Vec<Effect>) {
         while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= now) {
             self.models.choice_dues.pop_first();
@@ -70,7 +70,7 @@ impl Dispatch {
         if self.models.touched.is_empty() {
             return;
         }
-        // One choice bears upon the next. By name, their order is one that relays share.
+        // One assignment affects the next. All relays process models in order of their names.
         let moving = std::mem::take(&mut self.models.moving);
         let mut touched: Vec<_> = std::mem::take(&mut self.models.touched).into_iter().collect();
         touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
@@ -84,7 +84,7 @@ impl Dispatch {
         }
     }
 
-    /// What to say to a request that would have to wait for a load, where nobody can load its model now.
+    /// Returns the failure of a request that would wait for a load, if no worker can load its model now.
     pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey, now: Moment) -> Option<Failure> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() || self.is_open_to(group, lane) {
@@ -117,8 +117,8 @@ impl Dispatch {
         }
     }
 
-    /// Whether nobody serves the model who could be sent what is in this lane, and a multiplexer could once it has loaded
-    /// it.
+    /// True if requests in this lane cannot be sent to any worker that serves the model, and a multiplexer could serve
+    /// them once it has loaded it.
     pub(super) fn waits_for_load(&self, group: &Group, pin: Option<WorkerKey>, lane: &LaneKey) -> bool {
         match pin {
             Some(pin) => group.multiplexers.contains(&pin) && !group.open.core1.contains(&pin),
@@ -126,31 +126,31 @@ impl Dispatch {
         }
     }
 
-    /// Whether time counts as cold for what waits in this lane: nobody serves the model, or nobody who could be sent it
-    /// until a multiplexer has loaded it.
+    /// True if the cold clock runs for requests in this lane: no worker serves the model, or none that could receive
+    /// them until a multiplexer has loaded it.
     pub(super) fn is_cold(&self, group: &Group, pin: Option<WorkerKey>, lane: &LaneKey) -> bool {
         group.open.is_empty() || !group.multiplexers.is_empty() && self.waits_for_load(group, pin, lane)
     }
 
-    /// How long until the worker that a request is pinned to, or the chosen one, has the model, if it said.
+    /// Returns the time until the pinned or assigned worker has loaded the model, if it reported one.
     pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>, now: Moment) -> Option<Span> {
         let group = &self.models[model];
         let worker = pin.or(group.choice.map(|choice| choice.worker))?;
         self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, now)
     }
 
-    /// Whether some worker that serves the model now could be sent what is in this lane.
+    /// True if some worker that serves the model now could receive requests of this lane.
     fn is_open_to(&self, group: &Group, lane: &LaneKey) -> bool {
         let mut open = group.open.able(lane.needs_core1);
         open.any(|key| self.workers.get(&key).is_some_and(|worker| lane.admits(worker)))
     }
 
-    /// The multiplexers that could be sent what is in this lane if they loaded the model.
+    /// Returns the multiplexers that could receive requests of this lane if they loaded the model.
     fn multiplexers_for<'a>(&'a self, group: &'a Group, lane: &'a LaneKey) -> impl Iterator<Item = &'a Worker> {
         group.multiplexers.iter().filter_map(|key| self.workers.get(key)).filter(|worker| lane.admits(worker))
     }
 
-    /// Ends what waits for a load where nobody can load it now.
+    /// Ends requests that wait for a load if no worker can load the model now.
     fn fail_unloadable(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
@@ -174,7 +174,7 @@ impl Dispatch {
         }
     }
 
-    /// `moving`: whether the choice of before may move to one that was asked already.
+    /// `moving`: true if the previous assignment may move to a worker that already has demand for the model.
     fn next_choice(&self, model: ModelId, moving: bool, now: Moment) -> Option<Choice> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
@@ -217,9 +217,9 @@ impl Dispatch {
         Some(choice.handle_eta(eta))
     }
 
-    /// How near a worker is that this relay has asked for other models too: their slots will not be free for long, though
-    /// it has not said so yet. Were they taken for free, one worker would be asked for all that is asked for in its
-    /// silence, however many have nothing to do.
+    /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
+    /// long, although the worker has not reported so yet. If they were treated as free, one worker would be assigned
+    /// all models requested before its next report, however many other workers are idle.
     fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness, now: Moment) -> Nearness {
         let Some((worker, multiplexer)) = self.workers.get(&key).and_then(|w| Some((w, w.multiplexer.as_ref()?)))
         else {
@@ -227,7 +227,7 @@ impl Dispatch {
         };
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
         let asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
-        // By what the worker means: another name of the same model is not another model.
+        // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
         let others = asked.map(|group| multiplexer.id(&group.name));
         let others: BTreeSet<_> = others.filter(|other| *other != model && !multiplexer.is_coming(other)).collect();
@@ -237,8 +237,8 @@ impl Dispatch {
         multiplexer.nearness_beside(&others, model, now)
     }
 
-    /// Whether this relay has asked a worker for the same model by another name, and so for its load: whatever is nearer now,
-    /// a second load is farther than none.
+    /// True if this relay has assigned the same model to a worker by another name, and so its load: whichever worker is
+    /// nearer now, a second load is worse than none.
     fn is_asked_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
         let has_names = |worker: &&Worker| worker.multiplexer.as_ref().is_some_and(Multiplexer::has_aliases);
         let Some(worker) = self.workers.get(&key).filter(has_names) else {
@@ -250,7 +250,8 @@ impl Dispatch {
         asked.any(|group| worker.id(&group.name) == id)
     }
 
-    /// The nearest of these workers, `overdue` last: it had its time. Ties are broken as every other relay does.
+    /// Returns the nearest of these workers; `overdue`, whose time is over, comes last. All relays break ties in the
+    /// same way.
     fn nearest(
         &self,
         workers: impl Iterator<Item = WorkerKey>,
@@ -267,7 +268,7 @@ impl Dispatch {
 
     fn affinity(&self, key: WorkerKey, model: &Model) -> u64 {
         let multiplexer = self.workers.get(&key).and_then(|worker| worker.multiplexer.as_ref());
-        // By its id: whoever asks for it by another name shall ask the same worker.
+        // By its id: all names of a model lead to the same worker.
         multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
@@ -292,7 +293,7 @@ impl Dispatch {
     }
 }
 
-/// The rendezvous hash: relays agree, each worker gets few models, and one that comes or goes moves few.
+/// The rendezvous hash: relays agree, each worker gets few models, and a worker that joins or leaves moves few.
 pub(super) fn affinity(instance: &str, model: &str) -> u64 {
     let hash = Sha256::new().chain_update(instance).chain_update([0]).chain_update(model).finalize();
     hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))

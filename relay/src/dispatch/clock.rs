@@ -1,26 +1,27 @@
-//! Time inside the core: whole nanoseconds since the first event, so that sums of deadlines can neither panic nor round.
+//! Time inside the core: whole nanoseconds since the first event, so that sums of deadlines can neither panic nor
+//! round.
 //!
-//! A request that waits has two clocks, one that runs while a worker serves its model and one that runs while it waits
-//! for a load. Both are read off the [`LaneClock`] of those that wait for the same workers, which adds up how long they
-//! have been cold; warm time is the rest. Each only ever grows, and at any moment exactly one of them does, so a deadline
-//! on either axis is one number that never has to be touched again while the request waits.
+//! A waiting request has two clocks: one runs while a worker serves its model, the other while it waits for a load.
+//! Both are derived from the [`LaneClock`] of the requests that wait for the same workers, which sums up the cold time;
+//! warm time is the rest. Each only ever grows, and at any moment exactly one of them does, so a deadline on either
+//! axis is one number that never changes while the request waits.
 
 use std::time::Duration;
 
 use super::event::Now;
 
-/// A length of time, or a place on the warm or cold axis of a lane, in nanoseconds.
+/// A length of time, or a position on the warm or cold axis of a lane, in nanoseconds.
 pub(super) type Span = i64;
 
 /// Settings beyond this (36 years) mean "never"; a few of them still add up without overflow.
 const LONGEST: Span = Span::MAX / 8;
 
-/// What a waiting request's deadline is measured on.
+/// The clock of a waiting request's deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Axis {
     /// Runs while a worker serves the model.
     Warm,
-    /// Runs while it waits for a load.
+    /// Runs while the request waits for a load.
     Cold,
     /// Always runs.
     Wall,
@@ -35,7 +36,7 @@ impl Axis {
 pub(super) struct Moment(Span);
 
 impl Moment {
-    /// That of the first event.
+    /// The moment of the first event.
     #[cfg(test)]
     pub(super) const ZERO: Self = Self(0);
 
@@ -60,17 +61,17 @@ impl Moment {
     }
 }
 
-/// A duration as a span.
+/// Converts a duration to a span, capped at `LONGEST`.
 pub(super) fn span(duration: Duration) -> Span {
     Span::try_from(duration.as_nanos()).map_or(LONGEST, |nanos| nanos.min(LONGEST))
 }
 
-/// A span as a duration; what lies before zero is zero.
+/// Converts a span to a duration; a negative span becomes zero.
 pub(super) fn duration(span: Span) -> Duration {
     Duration::from_nanos(u64::try_from(span).unwrap_or(0))
 }
 
-/// Translates the shell's instants, and never lets time go back: two tasks may read the clock in one order and take
+/// Translates the shell's instants and never lets time go back: two tasks may read the clock in one order and acquire
 /// the lock in the other.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
@@ -79,7 +80,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The moment of an event.
+    /// Returns the moment of an event.
     pub(super) fn handle_now(&mut self, now: Now) -> Moment {
         self.epoch.get_or_insert(now);
         let moment = self.moment(now);
@@ -87,19 +88,19 @@ impl Clock {
         moment
     }
 
-    /// The moment at which something is asked.
+    /// Returns the moment of a query.
     pub(super) fn moment(&self, now: Now) -> Moment {
         let asked = self.epoch.map_or(Moment(0), |epoch| Moment(span(now.saturating_duration_since(epoch))));
         self.latest.map_or(asked, |latest| asked.max(latest))
     }
 
-    /// The way back. `None` before the first event, when there is nothing to wait for.
+    /// Converts a moment to an instant. `None` before the first event, when nothing is due.
     pub(super) fn instant(&self, moment: Moment) -> Option<Now> {
         self.epoch.and_then(|epoch| epoch.checked_add(duration(moment.0)))
     }
 }
 
-/// How long the requests of a lane have been cold and warm since the first of them came.
+/// Measures how long the requests of a lane have been cold and warm since the first one arrived.
 #[derive(Debug)]
 pub(super) struct LaneClock {
     cold_before: Span,
@@ -107,7 +108,7 @@ pub(super) struct LaneClock {
 }
 
 impl LaneClock {
-    /// A clock that has counted nothing yet.
+    /// Creates a clock at zero.
     pub(super) fn new(cold: bool, now: Moment) -> Self {
         Self { cold_before: 0, cold_since: cold.then_some(now) }
     }
@@ -116,7 +117,7 @@ impl LaneClock {
         self.cold_since.is_some()
     }
 
-    /// Where an axis stands: how long the lane has been cold altogether, or the time that was not cold, or all time.
+    /// Returns the position on an axis: the total cold time of the lane, the time that was not cold, or all time.
     pub(super) fn at(&self, axis: Axis, now: Moment) -> Span {
         match axis {
             Axis::Warm => now.0 - self.cold(now),
@@ -134,7 +135,7 @@ impl LaneClock {
         self.cold_since = cold.then_some(now);
     }
 
-    /// When an axis gets to `due`: now if it has, never if it stands still.
+    /// Returns when an axis reaches `due`: now if it has already, `None` if the axis stands still.
     pub(super) fn when(&self, axis: Axis, due: Span, now: Moment) -> Option<Moment> {
         if self.at(axis, now) >= due {
             return Some(now);

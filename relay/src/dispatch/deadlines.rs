@@ -1,4 +1,4 @@
-//! What ends by itself: waits that took too long, and requests that took too long altogether.
+//! Timeouts of waiting and running requests.
 
 use super::Dispatch;
 use super::clock::{Axis, Moment, duration};
@@ -8,7 +8,7 @@ use super::queue::{Expired, LaneRef};
 use super::request::{Expiry, State};
 
 impl Dispatch {
-    /// When the next deadline comes or the next message may go.
+    /// Returns when the next deadline expires or the next demand report is due.
     pub(super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
@@ -16,8 +16,8 @@ impl Dispatch {
         self.queue.next_due().into_iter().chain(running).chain(marked).chain(choice).min()
     }
 
-    /// Ends everything whose time is over. Waits first: a deadline that has come is not undone by the slot that another
-    /// one frees in the same instant.
+    /// Ends all requests whose time is over. Waiting requests first: an expired deadline is not undone by the slot that
+    /// another request frees in the same instant.
     pub(super) fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
         loop {
             if let Some((_, lane)) = self.queue.dues.first().filter(|(due, _)| *due <= now) {
@@ -42,8 +42,8 @@ impl Dispatch {
         self.expire_queued(key, expiry, now, out);
     }
 
-    /// A wait for a backend that was unreachable, or for a model that could not be loaded, ends with that reason: the
-    /// clock only says that it was not cured in time.
+    /// Ends a waiting request. If its backend was unreachable, or its model could not be loaded, that is the reason:
+    /// the timeout only shows that the problem lasted.
     fn expire_queued(&mut self, key: RequestKey, expiry: Expiry, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;

@@ -1,10 +1,11 @@
-//! Telling workers with several links what waits here, so that they divide their slots fairly; and multiplexers, which
-//! load by it.
+//! Reports demand to workers with several links, so that they divide their slots fairly, and to multiplexers, which
+//! load models by it.
 //!
-//! The first change goes at once, later ones at most every 50 ms per worker, and the last state always gets out. A
-//! change in a model's queue marks the workers that listen to it; a marked worker stops listening until it was told,
-//! so that a burst of changes costs each worker one message and no request pays for a walk over all of them.
-//! A worker counts down by itself as requests reach it, so what it believes is tracked, not what was last said.
+//! The first change is reported at once, later ones at most every 50 ms per worker, and the last state is always
+//! reported. A change in a model's queue marks the workers that listen to it. A marked worker stops listening until its
+//! report is sent, so that a burst of changes costs each worker one message and no request pays for a walk over all of
+//! them. A worker subtracts requests itself as they reach it, so the core tracks the worker's current count, not the
+//! last report.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,40 +17,39 @@ use super::models::ModelId;
 use super::queue::Waiting;
 use super::registry::Worker;
 
-/// The least time between two messages to one worker.
+/// The least time between two reports to one worker, in nanoseconds.
 const PACE: Span = 50_000_000;
 
-/// What one worker was told.
+/// The demand reported to one worker.
 #[derive(Debug, Default)]
 pub(super) struct DemandState {
-    /// What it takes to be waiting; models with nothing waiting are absent.
+    /// The worker's own count of waiting requests; models without waiting requests are absent.
     believed: BTreeMap<Model, u32>,
-    /// Whether it is to be told even what it should believe already: it adds its refusals to a count that may have been
-    /// zero or below, and subtracts what it was sent.
+    /// True if the demand is reported even if the count seems right: the worker adds its refusals to a count that may
+    /// have been zero or below, and subtracts the requests it received.
     doubtful: bool,
     told_at: Option<Moment>,
-    /// When it will be looked at, if it is marked.
+    /// When the report is due, if the worker is marked.
     marked: Option<Moment>,
 }
 
 impl DemandState {
-    /// Whether it was told that something waits for such a model.
+    /// True if the worker has a count for such a model.
     pub(super) fn believes_in(&self, is_such: impl Fn(&Model) -> bool) -> bool {
         self.believed.keys().any(is_such)
     }
 
-    /// The worker could not load such models, and has forgotten that anything waits for them, whether it serves them now or not.
+    /// The worker could not load such models and has discarded their demand, whether it serves them now or not.
     pub(super) fn handle_forgotten(&mut self, is_such: impl Fn(&Model) -> bool) {
         let before = self.believed.len();
         self.believed.retain(|model, _| !is_such(model));
         self.doubtful |= self.believed.len() < before;
     }
 
-    /// The worker was sent a request, and counts one less. Returns whether it now takes nothing to be waiting for the model
-    /// of which it was told before.
+    /// The worker was sent a request and subtracts one. Returns true if its count for the model has now reached zero.
     pub(super) fn handle_sent(&mut self, model: &Model) -> bool {
-        // The last state is always told, also to a worker that counts for itself; and one that adds its models up counts
-        // down whatever it is sent.
+        // The last state is always reported, also to a worker that counts for itself; and a worker that sums its models
+        // up subtracts every request, whatever its model.
         self.doubtful |= !self.believed.is_empty();
         let Some(count) = self.believed.get_mut(model) else { return false };
         *count -= 1;
@@ -61,11 +61,11 @@ impl DemandState {
     }
 }
 
-/// The workers that will be looked at, and when.
+/// The workers whose report is due, and when.
 pub(super) type Marked = BTreeSet<(Moment, WorkerKey)>;
 
 impl Dispatch {
-    /// What waits for a model has changed: those who listen will be told.
+    /// Marks the listening workers after the waiting requests of a model have changed.
     pub(super) fn mark_listeners(&mut self, model: ModelId, now: Moment) {
         if self.models[model].listeners.is_empty() {
             return;
@@ -75,14 +75,14 @@ impl Dispatch {
         }
     }
 
-    /// What waits for one worker alone has changed: it is told, whether it listens or not.
+    /// Marks a worker after the requests that wait for it alone have changed, whether it listens or not.
     pub(super) fn mark_pin(&mut self, pin: Option<WorkerKey>, now: Moment) {
         if let Some(pin) = pin {
             self.mark(pin, now);
         }
     }
 
-    /// Looks at what this worker should be told, as soon as its pace allows.
+    /// Schedules a report to this worker, as soon as its pace allows.
     pub(super) fn mark(&mut self, key: WorkerKey, now: Moment) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -95,8 +95,8 @@ impl Dispatch {
         self.marked.insert((at, key));
     }
 
-    /// A multiplexer takes nothing to be waiting for the model any more, and something is: it is told without regard to its
-    /// pace, or it would unload the model for another. That happens once per so many requests as it was told of.
+    /// Reports at once, without regard to the pace: requests wait, but the multiplexer's count for the model is zero,
+    /// so it would unload the model for another. This happens at most once per number of requests reported.
     pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
         let waits = |worker: &Worker| worker.multiplexer.is_some() && self.told(model, worker).count > 0;
         if !self.workers.get(&key).is_some_and(waits) {
@@ -111,17 +111,18 @@ impl Dispatch {
         self.marked.insert((now, key));
     }
 
-    /// A worker refused a request: it counts one more than it was told, and is told what is so.
+    /// A worker refused a request: its count is one higher than reported, so the actual demand is reported.
     pub(super) fn note_refusal(&mut self, key: WorkerKey, now: Moment) {
-        // It counts also while it has one link and is told nothing.
+        // The worker also counts while it has one link and receives no reports.
         if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) {
             worker.demand.doubtful = true;
             self.mark(key, now);
         }
     }
 
-    /// A worker's grant is obeyed, and something waits still: it is told so again. It may have kept a slot for us while its
-    /// words were held up, given that slot to another relay, and count us as silent until it hears of us.
+    /// Reports demand again after a grant if requests still wait. The worker may have reserved a slot for this relay
+    /// while its messages were delayed, then given that slot to another relay, and treat this relay as silent until its
+    /// next message.
     pub(super) fn answer_grant(&mut self, key: WorkerKey, now: Moment) {
         if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.believed.is_empty()) {
             worker.demand.doubtful = true;
@@ -129,7 +130,7 @@ impl Dispatch {
         }
     }
 
-    /// Stops telling a worker.
+    /// Stops reporting to a worker.
     pub(super) fn forget_demand(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -142,7 +143,8 @@ impl Dispatch {
         }
     }
 
-    /// Tells the marked workers whose time has come. Last in every event: the state after all that was sent.
+    /// Reports to the marked workers that are due. Runs last in every event, so it describes the state after all
+    /// requests sent.
     pub(super) fn tell_demand(&mut self, now: Moment, out: &mut Vec<Effect>) {
         while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= now) {
             self.marked.pop_first();
@@ -177,13 +179,13 @@ impl Dispatch {
         }
     }
 
-    /// What waits for a model and is told to a worker.
+    /// Returns the waiting requests for a model that are reported to a worker.
     fn told(&self, model: ModelId, worker: &Worker) -> Waiting {
         let group = &self.models[model];
         group.told(worker, |lane| !self.passes_over(group, worker.key, lane))
     }
 
-    /// What is told of one model to a worker.
+    /// Returns a worker's demand entry for one model.
     fn demand_of(&self, model: ModelId, worker: WorkerKey, now: Moment) -> Option<ModelDemand> {
         let waiting = self.told(model, self.workers.get(&worker)?);
         let oldest = waiting.oldest?;

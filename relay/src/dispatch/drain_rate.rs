@@ -1,10 +1,10 @@
-//! How fast the queue has been moving, for the `Retry-After` of those who found it full.
+//! The recent speed of the queue, for the `Retry-After` of requests that find it full.
 
 use std::collections::VecDeque;
 
 use super::clock::{Moment, Span};
 
-/// Departures remembered: enough to even out batches, few enough to follow a change of pace.
+/// The number of departures remembered: enough to even out batches, few enough to follow a change of pace.
 const REMEMBERED: usize = 64;
 
 const SECOND: Span = 1_000_000_000;
@@ -15,7 +15,7 @@ pub(super) struct DrainRate {
 }
 
 impl DrainRate {
-    /// A place in the queue became free.
+    /// Records that a place in the queue became free.
     pub(super) fn handle_departure(&mut self, now: Moment) {
         if self.departures.len() == REMEMBERED {
             self.departures.pop_front();
@@ -23,10 +23,10 @@ impl DrainRate {
         self.departures.push_back(now);
     }
 
-    /// Whole seconds until a queue of this length has moved on, 1 to 60, and never longer than `at_most`, after which
-    /// the places are free in any case.
+    /// Returns whole seconds until a queue of this length has moved on, 1 to 60, and never more than `at_most`, after
+    /// which the places are free in any case.
     pub(super) fn retry_after_secs(&self, waiting: usize, at_most: Span, now: Moment) -> u32 {
-        // The first departure only starts the measured time, so one alone says nothing.
+        // The first departure only starts the measurement; one alone is no rate.
         let moved = i64::try_from(self.departures.len().saturating_sub(1)).unwrap_or(i64::MAX);
         let wait = match self.departures.front() {
             Some(first) if moved > 0 => {

@@ -1,10 +1,10 @@
-//! What the core tells the shell to do. Effects are plain data, executed in order while the provider's lock is held.
+//! The effects that the core returns. They are plain data, executed in order while the provider's lock is held.
 
 use std::time::Duration;
 
 use super::event::{CancelReason, LoadFailure, Model, RequestKey, WorkerKey};
 
-/// Something for the shell to do.
+/// An action for the shell to execute.
 ///
 /// Each request ends with exactly one of [`Fail`](Effect::Fail), [`Cancelled`](Effect::Cancelled),
 /// [`Severed`](Effect::Severed) or [`Finished`](Effect::Finished).
@@ -16,113 +16,113 @@ pub enum Effect {
         worker: WorkerKey,
         /// The request.
         request: RequestKey,
-        /// 1 for the first sending; names this one in the worker's answer.
+        /// 1 for the first attempt; identifies this attempt in the worker's reply.
         attempt: u32,
-        /// How long it waited since it arrived or was requeued.
+        /// The time since the request arrived or was requeued.
         waited: Duration,
     },
-    /// Tell the worker that the request is wanted no more. Its slot is free already.
+    /// Notify the worker that the request is cancelled. Its slot is already free.
     CancelSent {
         /// The worker.
         worker: WorkerKey,
         /// The request.
         request: RequestKey,
-        /// Which sending of it.
+        /// The attempt.
         attempt: u32,
-        /// Why.
+        /// The reason.
         reason: CancelReason,
     },
-    /// The request is over; tell the client. After the response head went out this comes only with
+    /// The request is over; send the failure to the client. After the response head was sent, this happens only with
     /// [`RequestTimeout`](Failure::RequestTimeout), [`Draining`](Failure::Draining) and
     /// [`CancelledByAdmin`](Failure::CancelledByAdmin), and means an error frame.
     Fail {
         /// The request.
         request: RequestKey,
-        /// What to say.
+        /// The failure to report.
         failure: Failure,
-        /// How often it had been sent.
+        /// The number of attempts.
         attempts: u32,
-        /// How long ago it arrived.
+        /// The time since the request arrived.
         age: Duration,
     },
-    /// The request is over, and there is nothing that the core could tell the client.
+    /// The request is over, and the core has nothing to report to the client.
     Cancelled {
         /// The request.
         request: RequestKey,
-        /// Why.
+        /// The reason.
         reason: CancelReason,
-        /// Where it was.
+        /// The stage at which it was cancelled.
         stage: Stage,
     },
-    /// The request's worker is gone after the response head went out: end the client's answer with an error frame.
+    /// The request's worker was lost after the response head was sent: end the client's response with an error frame.
     Severed {
         /// The request.
         request: RequestKey,
         /// The lost worker.
         worker: WorkerKey,
     },
-    /// The answer is complete; the request is over.
+    /// The response is complete; the request is over.
     Finished {
         /// The request.
         request: RequestKey,
-        /// The worker that answered.
+        /// The worker that served it.
         worker: WorkerKey,
-        /// Which sending.
+        /// The attempt.
         attempt: u32,
     },
     /// The request waits again, at its original place. A [`Send`](Effect::Send) may follow at once.
     Requeued {
         /// The request.
         request: RequestKey,
-        /// Why.
+        /// The reason.
         reason: RequeueReason,
-        /// The sending that came to nothing.
+        /// The attempt that failed.
         attempt: u32,
     },
-    /// Tell a worker with several links, or with a multiplexer, what waits here for it. Complete: a model not listed has nothing waiting.
+    /// Report the demand to a worker with several links, or with a multiplexer. Complete: a model not listed has none.
     Demand {
         /// The worker.
         worker: WorkerKey,
         /// Sorted by model.
         demand: Vec<ModelDemand>,
     },
-    /// A draining worker has nothing left in flight. Said once.
+    /// A draining worker has nothing left in flight. Emitted once.
     DrainedIdle {
         /// The worker.
         worker: WorkerKey,
     },
 }
 
-/// What waits here for one model of one worker.
+/// The waiting requests for one model of one worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelDemand {
     /// The model.
     pub model: Model,
-    /// How many requests.
+    /// The number of requests.
     pub waiting: u32,
-    /// The age of the oldest.
+    /// The age of the oldest request.
     pub oldest: Duration,
     /// The sum of their ages.
     pub sum: Duration,
 }
 
-/// Where a request was when it was cancelled.
+/// The stage of a request when it was cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
-    /// It waited.
+    /// It was queued.
     Queued,
-    /// A worker had it.
+    /// A worker was serving it.
     InFlight,
 }
 
-/// Why a request waits again.
+/// The reason why a request waits again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RequeueReason {
     /// Its worker's connection ended.
     WorkerLost,
     /// Its worker went silent.
     HeartbeatTimeout,
-    /// Its worker takes no new requests.
+    /// Its worker accepts no new requests.
     Draining,
     /// Its worker had no slot.
     AtCapacity,
@@ -138,25 +138,25 @@ pub enum RequeueReason {
     FirstByteTimeout,
 }
 
-/// Why a request failed: the rows of the error table that the core decides.
+/// The reason why a request failed: the rows of the error table that the core decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// No place to wait.
+    /// The queue is full.
     QueueFull {
-        /// When to come back, in whole seconds, 1 to 60.
+        /// When to retry, in whole seconds, 1 to 60.
         retry_after_secs: u32,
     },
-    /// What its key may have in the queue waits there already.
+    /// The key's share of the queue is full.
     QueueShareFull {
-        /// How much that is.
+        /// The size of the share.
         percent: u8,
     },
-    /// Waited too long, warm or cold.
+    /// The request waited too long, warm or cold.
     QueueTimeout {
-        /// When to come back, in whole seconds, 1 to 60.
+        /// When to retry, in whole seconds, 1 to 60.
         retry_after_secs: u32,
     },
-    /// Took too long altogether.
+    /// The request exceeded its request timeout.
     RequestTimeout,
     /// Its workers were lost too often.
     RequeueExhausted,
@@ -166,29 +166,29 @@ pub enum Failure {
     Deleted,
     /// The relay is shutting down.
     Draining,
-    /// Backends could not be reached until attempts or the waiting clock ran out.
+    /// Backends could not be reached until the attempts or the waiting time were used up.
     BackendUnreachable,
-    /// Swapped out too often.
+    /// The request was swapped out too often.
     SeveredBySwap,
     /// No worker can load the model.
     LoadFailed {
-        /// What kind of failure.
+        /// The kind of failure.
         code: LoadFailure,
-        /// When the worker will try again, if it said.
+        /// When the worker will try again, if it reported that.
         retry_after: Option<Duration>,
     },
-    /// A multiplexer was to load the model and has not done so in time.
+    /// A multiplexer was assigned to load the model and has not done so in time.
     ModelLoading {
-        /// How long it will take yet, if it said.
+        /// The remaining load time, if the worker reported one.
         retry_after: Option<Duration>,
     },
-    /// Every multiplexer that has the model said that it cannot load it now.
+    /// Every multiplexer that has the model reported that it cannot load it now.
     ModelFailed {
-        /// The one that tries again first.
+        /// The worker that tries again first.
         worker: WorkerKey,
-        /// What kind of failure.
+        /// The kind of failure.
         code: LoadFailure,
-        /// When it will try again, if it said.
+        /// When it will try again, if it reported that.
         retry_after: Option<Duration>,
     },
     /// Only workers without `core1` serve the model.
@@ -196,10 +196,10 @@ pub enum Failure {
         /// One of them.
         worker: WorkerKey,
     },
-    /// The one worker that may serve it is gone.
+    /// The only worker that may serve the request is gone.
     AffinityLost,
     /// An admin cancelled it.
     CancelledByAdmin,
-    /// The worker failed it for a reason of its own, which the shell knows.
+    /// The worker failed the request for a reason of its own, which the shell knows.
     Fatal,
 }

@@ -1,4 +1,4 @@
-//! What the shell tells the core. Every type here is plain data; times come in beside the event.
+//! The events that the shell passes to the core. Every type here is plain data; the time is passed with the event.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -9,125 +9,127 @@ use modelrelay_protocol::message::Slot;
 /// The instant at which an event happened, read by the shell.
 pub type Now = std::time::Instant;
 
-/// A model's exact name, as advertised by a worker or asked for by a client.
+/// A model's exact name, as advertised by a worker or requested by a client.
 pub type Model = Arc<str>;
 
 /// Ids of models.
 pub type Allowed = Arc<BTreeSet<Model>>;
 
-/// Names one client request within this relay. Keys increase in arrival order: the key *is* the place in the queue.
+/// Identifies one client request within this relay. Keys increase in arrival order: the key *is* the place in the
+/// queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestKey(pub u64);
 
-/// Names one worker connection. A worker that dials again gets a new key; keys are never used twice.
+/// Identifies one worker connection. A worker that reconnects gets a new key; keys are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkerKey(pub u64);
 
-/// A provider's limits. Timeouts are taken by a request when it arrives and never change for it afterwards.
+/// A provider's limits. A request captures its timeouts when it arrives; they never change for it afterwards.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A disabled provider refuses new requests and fails queued ones; running ones finish.
+    /// A disabled provider rejects new requests and fails queued ones; running ones finish.
     pub enabled: bool,
-    /// How many requests may wait. Requeues are admitted beyond it, as beyond any [`QueueShare`].
+    /// The number of requests that may wait. Requeues are admitted beyond it, as beyond any [`QueueShare`].
     pub max_queue_len: usize,
-    /// How many body bytes may wait. Requeues are admitted beyond it.
+    /// The number of body bytes that may wait. Requeues are admitted beyond it.
     pub max_queue_bytes: u64,
     /// How long a request may wait while a worker serves its model.
     pub queue_timeout: Duration,
-    /// How long a request may wait while no worker serves its model, where neither `cold_timeout` nor a declaration applies.
-    /// `None`: the queue timeout, on one waiting clock, warm or cold.
+    /// How long a request may wait while no worker serves its model, where neither `cold_timeout` nor a declaration
+    /// applies. `None`: the queue timeout, on one waiting clock, warm or cold.
     pub absent_timeout: Option<Duration>,
-    /// How long a request may wait while no worker serves its model. `None`: as `cold_models` and the slots of multiplexers
-    /// say.
+    /// How long a request may wait while no worker serves its model. `None`: determined by `cold_models` and the slots
+    /// of multiplexers.
     pub cold_timeout: Option<Duration>,
-    /// Models that may be at zero workers; without an explicit cold timeout they get what other models get, but at least
+    /// Models that may have no worker; without an explicit cold timeout they get that of other models, but at least
     /// [`DEFAULT_COLD_TIMEOUT`].
     pub cold_models: HashSet<Model>,
-    /// How long a request may take altogether, cold waiting excepted.
+    /// How long a request may take in total, without cold waiting.
     pub request_timeout: Duration,
 }
 
 impl Settings {
-    /// The time that a request waits while no worker serves its model, unless a cold timeout or a declaration applies.
+    /// Returns how long a request waits while no worker serves its model, unless a cold timeout or a declaration
+    /// applies.
     pub(super) fn absent(&self) -> Duration {
         self.absent_timeout.unwrap_or(self.queue_timeout)
     }
 }
 
-/// The least cold timeout of a model that is declared to be at zero workers at times.
+/// The least cold timeout of a model that is declared to have no worker at times.
 pub const DEFAULT_COLD_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Something that happened outside the core.
+/// An event outside the core.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A client's request was read to its end.
+    /// A client's request was read completely.
     Submit(NewRequest),
-    /// A request is wanted no more. `reason` says by whom.
+    /// A request was cancelled.
     Cancel {
         /// The request.
         request: RequestKey,
-        /// Why it ends.
+        /// The reason.
         reason: CancelReason,
     },
     /// A worker registered and was acknowledged.
     WorkerJoined(NewWorker),
-    /// A worker's connection is gone.
+    /// A worker's connection was lost.
     WorkerLost {
         /// The worker.
         worker: WorkerKey,
-        /// Those of its requests whose response head was handed to the client: they are never sent again.
+        /// The requests whose response head was sent to the client: they are never sent again.
         started: HashSet<RequestKey>,
-        /// How it was lost.
+        /// The cause.
         cause: LossCause,
     },
-    /// A worker replaced its list of models, and with it says that their backend is usable.
+    /// A worker replaced its list of models, which also means that their backend is usable.
     ModelsUpdated {
         /// The worker.
         worker: WorkerKey,
         /// The whole list, as acknowledged.
         models: Vec<Model>,
-        /// Those of them whose requests its backend fails; other names mean nothing.
+        /// The models of the list whose requests the backend fails; other names are ignored.
         failing: Vec<Model>,
-        /// What the worker said about its load, if it did.
+        /// The worker's load, if it reported one.
         load: Option<u32>,
     },
-    /// A worker told how much it runs altogether. Ignored for `core1` workers, whose grants are exact.
+    /// A worker reported its total load. Ignored for `core1` workers, whose grants are exact.
     LoadReported {
         /// The worker.
         worker: WorkerKey,
-        /// Everything it runs, for anyone.
+        /// The number of all requests that it runs, for any relay.
         load: u32,
     },
-    /// A `core1` worker said how many of this relay's requests it will run.
+    /// A `core1` worker granted a number of this relay's requests.
     Granted {
         /// The worker.
         worker: WorkerKey,
-        /// Its word, absolute.
+        /// The grant, absolute.
         grant: Grant,
     },
-    /// A multiplexer said which of its models it serves now, and how many of this relay's requests for each.
+    /// A multiplexer reported the models that it serves now, and the number of this relay's requests for each.
     GatesSet {
         /// The worker.
         worker: WorkerKey,
-        /// The sums over all its models, for people; they limit nothing.
+        /// The sums over all its models, for display; they limit nothing.
         sums: Grant,
-        /// One entry per model that it serves now; nothing is sent for any other.
+        /// One entry per model that it serves now; no requests are sent for any other.
         gates: Vec<(Model, Gate)>,
     },
-    /// A multiplexer said what its slots are doing.
+    /// A multiplexer reported the state of its slots.
     SlotsReported {
         /// The worker.
         worker: WorkerKey,
-        /// All of them.
+        /// All slots.
         slots: Vec<Slot>,
     },
-    /// A worker's answer ended, or the worker failed it after its head went out.
+    /// A worker's response ended, or the worker failed it after its head was sent.
     Completed {
         /// The worker.
         worker: WorkerKey,
         /// The request.
         request: RequestKey,
-        /// Which sending of the request.
+        /// The attempt.
         attempt: u32,
     },
     /// A worker failed a request of which nothing has been sent to the client yet.
@@ -136,24 +138,25 @@ pub enum Event {
         worker: WorkerKey,
         /// The request.
         request: RequestKey,
-        /// Which sending of the request.
+        /// The attempt.
         attempt: u32,
-        /// What went wrong.
+        /// The failure.
         failure: AttemptFailure,
     },
-    /// The worker of a request has sent nothing of its response for too long. Nothing happens unless
-    /// [another worker](super::Dispatch::can_move) can take it now.
+    /// A request's worker has sent nothing of its response for too long. Has no effect unless [another
+    /// worker](super::Dispatch::can_move) can serve it now.
     Silent {
         /// The request.
         request: RequestKey,
     },
-    /// A worker gets no new requests from now on, by its own wish or an admin's.
+    /// A worker gets no new requests from now on, at its own or an admin's request.
     WorkerDraining {
         /// The worker.
         worker: WorkerKey,
     },
-    /// A worker process has joined anew, and its older connection only finishes what it has: who waits for that process
-    /// waits for the newer one. Nothing happens unless the newer one speaks `core1` and takes requests.
+    /// A worker process has joined again, and its older connection only finishes its requests: requests that wait for
+    /// that process wait for the newer connection. Has no effect unless the newer one speaks `core1` and accepts
+    /// requests.
     WorkerSucceeded {
         /// The older connection.
         older: WorkerKey,
@@ -162,39 +165,39 @@ pub enum Event {
     },
     /// The provider's settings were replaced.
     SettingsChanged(Settings),
-    /// The provider is gone: queued requests fail, running ones go on, workers drain.
+    /// The provider was deleted: queued requests fail, running ones continue, workers drain.
     Deleted,
-    /// The relay shuts down: nothing new is admitted; queue and requeues go on.
+    /// The relay shuts down: no new requests are admitted; the queue and requeues continue.
     DrainBegun,
-    /// The relay's time to shut down is over: whatever is left ends.
+    /// The relay's drain deadline has passed: all remaining requests end.
     DrainDeadline,
-    /// Time has passed, to at least what [`next_timeout`](super::Dispatch::next_timeout) said.
+    /// Time has passed, at least to [`next_timeout`](super::Dispatch::next_timeout).
     Tick,
 }
 
-/// A client's request, as far as the core needs to know it.
+/// A client's request, reduced to the fields that the core needs.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
-    /// Its name and place.
+    /// Its identifier and place.
     pub key: RequestKey,
-    /// The model it asks for.
+    /// The requested model.
     pub model: Model,
-    /// What its body costs while it waits.
+    /// The size of its body while it waits.
     pub bytes: u64,
-    /// Affinity: only this worker may serve it.
+    /// Affinity: the only worker that may serve it.
     pub pin: Option<WorkerKey>,
-    /// A worker that speaks only the seeds' messages cannot carry it.
+    /// True if a worker that supports only the seed messages cannot carry it.
     pub needs_core1: bool,
-    /// The models that may answer it, by their ids, whatever a worker means by its name; `None`: any.
+    /// The ids of the models that may serve it, whatever a worker means by its name; `None`: any.
     pub allowed: Option<Allowed>,
-    /// Whose share of the queue it counts in while it waits; `None`: nobody's.
+    /// The share of the queue that it uses while it waits; `None`: unlimited.
     pub share: Option<QueueShare>,
 }
 
 /// How much of the queue the waiting requests of one key may fill, by number and by bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueShare {
-    /// Whose they are.
+    /// The key.
     pub key: Arc<str>,
     /// 1 to 100.
     pub percent: u8,
@@ -207,15 +210,15 @@ pub struct NewWorker {
     pub key: WorkerKey,
     /// The acknowledged models.
     pub models: Vec<Model>,
-    /// Those of them whose requests its backend fails; other names mean nothing.
+    /// The models of the list whose requests the backend fails; other names are ignored.
     pub failing: Vec<Model>,
-    /// The acknowledged number of requests at a time. The gate for workers without `core1`.
+    /// The acknowledged number of requests at a time. The limit for workers without `core1`.
     pub max_concurrent: u32,
-    /// What it said that it runs already.
+    /// The number of requests that it reported as running already.
     pub load: u32,
-    /// Whether it speaks frames, credits, grants and drain.
+    /// True if it supports frames, credits, grants and drain.
     pub core1: bool,
-    /// What there is to know of its multiplexer, if it has one. Such a worker speaks `core1` too.
+    /// Its multiplexer, if it has one. Such a worker also speaks `core1`.
     pub multiplexer: Option<NewMultiplexer>,
 }
 
@@ -224,95 +227,95 @@ pub struct NewWorker {
 pub struct NewMultiplexer {
     /// The same at every relay that the worker is linked to, so that relays choose alike.
     pub instance: Arc<str>,
-    /// What its slots are doing.
+    /// The state of its slots.
     pub slots: Vec<Slot>,
 }
 
-/// A multiplexer's word on one model that it serves now, as seen from this link.
+/// A multiplexer's report on one model that it serves now, as seen from this link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gate {
-    /// How many of this relay's requests for the model may run there.
+    /// The number of this relay's requests for the model that may run there.
     pub slots: u32,
-    /// How many run there for other links.
+    /// The number of requests that run there for other links.
     pub others: u32,
-    /// How many it can run for everybody; 0 where it did not say.
+    /// The number that it can run for all links; 0 if it did not report one.
     pub capacity: u32,
 }
 
-/// A `core1` worker's word on its capacity, as seen from this link.
+/// A `core1` worker's report on its capacity, as seen from this link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// How many of this relay's requests may run there.
+    /// The number of this relay's requests that may run there.
     pub slots: u32,
-    /// How many run there for other links.
+    /// The number of requests that run there for other links.
     pub others: u32,
-    /// How many it can run for everybody.
+    /// The number that it can run for all links.
     pub capacity: u32,
-    /// How many relays it is linked to.
+    /// The number of relays that it is linked to.
     pub links: u32,
 }
 
-/// Who or what ended a request before its answer was complete.
+/// The reason why a request ended before its response was complete.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CancelReason {
-    /// The client went away.
+    /// The client disconnected.
     ClientDisconnect,
-    /// The client left more unread than it may.
+    /// The client left more unread bytes than allowed.
     SlowClient,
-    /// The answer grew past the stream ceiling.
+    /// The response grew past the stream limit.
     StreamLimit,
-    /// The relay had no memory for the answer.
+    /// The relay had no memory for the response.
     NoMemory,
-    /// An admin said so; the client is told.
+    /// An admin cancelled it; the client is notified.
     Admin,
-    /// The worker broke the rules of this one request (wrong length, overrun); the shell tells the client.
+    /// The worker broke the protocol for this request (wrong length, overrun); the shell notifies the client.
     WorkerFault,
-    /// The request timeout.
+    /// The request timeout expired.
     Timeout,
-    /// The relay's drain deadline.
+    /// The relay's drain deadline passed.
     DrainDeadline,
 }
 
-/// How a worker was lost.
+/// The cause of a worker's loss.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LossCause {
-    /// Its connection ended, for whatever reason.
+    /// Its connection ended, for any reason.
     Disconnected,
     /// It went silent, or stopped reading.
     HeartbeatTimeout,
 }
 
-/// Why a worker could not serve a request, sorted by what follows from it.
+/// The reason why a worker could not serve a request, by consequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttemptFailure {
-    /// It has no slot for it. No attempt is spent.
+    /// It has no free slot. No attempt is spent.
     AtCapacity,
-    /// It takes no new requests. No attempt is spent.
+    /// It accepts no new requests. No attempt is spent.
     Draining,
-    /// Its model was swapped out under it. No attempt is spent, three times at most.
+    /// Its model was swapped out during the request. No attempt is spent, three times at most.
     SeveredBySwap,
     /// Its backend refused the connection.
     BackendUnreachable,
-    /// Its backend broke the connection before answering.
+    /// Its backend broke the connection before it responded.
     BackendReset,
     /// It cannot load the model.
     LoadFailed {
-        /// What kind of failure.
+        /// The kind of failure.
         code: LoadFailure,
-        /// When the worker will try again, if it said.
+        /// When the worker will try again, if it reported that.
         retry_after: Option<Duration>,
     },
     /// Anything else: the request is over.
     Fatal,
 }
 
-/// Why a model could not be loaded.
+/// The reason why a model could not be loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LoadFailure {
     /// It does not fit.
     InsufficientMemory,
     /// Its backend does not start.
     BackendUnavailable,
-    /// Its slot waits for a person.
+    /// Its slot needs an operator.
     SlotQuarantined,
 }

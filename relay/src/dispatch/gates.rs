@@ -1,4 +1,4 @@
-//! A multiplexer's words: which models it serves now, and what its slots are doing.
+//! Reports of a multiplexer: the models that it serves now, and the state of its slots.
 
 use modelrelay_protocol::message::Slot;
 
@@ -10,12 +10,13 @@ use super::models::{Group, ModelId};
 use super::queue::{LaneKey, Waiting};
 use super::registry::Worker;
 
-/// So many times what a model can run is told to be waiting for it at most: more changes nothing for the worker, and a
-/// number that stands still need not be told again.
+/// The reported demand is at most this multiple of the model's capacity: more changes nothing for the worker, and an
+/// unchanged number need not be reported again.
 const MOST_TOLD: u32 = 2;
 
 impl Dispatch {
-    /// What may be sent from now on. A model that is not among `gates` is not served, whatever else the worker said.
+    /// Applies the gates that a worker reported. A model that is not among `gates` is not served, whatever else the
+    /// worker reported.
     pub(super) fn handle_gates(
         &mut self,
         key: WorkerKey,
@@ -34,8 +35,9 @@ impl Dispatch {
         let is_turned = |model: &ModelId| turned.contains(multiplexer.id(&self.models[*model].name));
         let turned: Vec<_> = worker.models.iter().copied().filter(is_turned).collect();
         if !turned.is_empty() {
-            // A model that is ready anew is as good as advertised anew: what failed there before is forgiven. It is when the
-            // gate shuts, too: nothing goes there until it is ready anew, and what failed may be all that has it loaded.
+            // A model that is ready again is treated as newly advertised: earlier failures there are forgiven. They are
+            // also forgiven when the gate closes: no requests go there until the model is ready again, and the failed
+            // requests may be all that has it loaded.
             worker.handle_turned(&turned);
             turned.iter().for_each(|model| self.models.touch(*model));
         }
@@ -51,7 +53,7 @@ impl Dispatch {
         self.answer_gates(key, now);
     }
 
-    /// These models of a multiplexer have opened, shut, or become others.
+    /// Updates a multiplexer's models that have opened, closed or changed their meaning.
     fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>, now: Moment, out: &mut Vec<Effect>) {
         for model in models {
             self.begin_serving(key, model, now);
@@ -60,7 +62,7 @@ impl Dispatch {
         self.fill(key, now, out);
     }
 
-    /// As every grant is answered, if something waits for a model that it is about.
+    /// Replies to the gates as to every grant, if requests wait for one of their models.
     fn answer_gates(&mut self, key: WorkerKey, now: Moment) {
         let Some(worker) = self.workers.get(&key) else {
             return;
@@ -70,7 +72,7 @@ impl Dispatch {
         }
     }
 
-    /// What the slots are doing, which informs the choice of whom to ask and nothing else; and what their models are called.
+    /// Applies the slot states, which only influence the assignment of loads, and the names of the slots' models.
     pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot], now: Moment, out: &mut Vec<Effect>) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -87,7 +89,7 @@ impl Dispatch {
         if are_renamed {
             let models = worker.models.clone();
             self.serve_anew(key, models.clone(), now, out);
-            // Nobody else may mean what these may be answered by.
+            // Perhaps no worker means the models any more that may serve these requests.
             models.into_iter().for_each(|model| self.fail_hopeless(model, now, out));
         }
         self.mark(key, now);
@@ -95,8 +97,8 @@ impl Dispatch {
 }
 
 impl Group {
-    /// What is told to a worker to be waiting. A multiplexer that does not serve the model is told only if it was chosen to
-    /// load it, or of what nobody else may serve.
+    /// Returns the demand to report to a worker. A multiplexer that does not serve the model receives it only if it was
+    /// assigned to load the model, or for requests that no other worker may serve.
     pub(super) fn told(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         if !self.concerns(worker) {
             return self.queue.pinned_waiting_for(worker);
@@ -111,8 +113,8 @@ impl Group {
         waiting
     }
 
-    /// Whether what waits for the model is this worker's business. It is not that of the many multiplexers that do not hold
-    /// it, so that a request costs no look at them.
+    /// True if this worker receives the demand for the model. The many multiplexers that do not hold the model do not,
+    /// so that a request costs no check of them.
     pub(super) fn concerns(&self, worker: &Worker) -> bool {
         worker.is_open_for(&self.name) || self.choice.is_some_and(|choice| choice.worker == worker.key)
     }

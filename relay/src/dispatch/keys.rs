@@ -1,9 +1,9 @@
-//! Maps by our own keys in which neighbours are neighbours.
+//! Hash maps whose consecutive keys are stored next to each other.
 //!
-//! Keys of requests come from one counter, so nobody can choose them to collide. Requests end mostly in the order in which they came:
-//! where a map keeps keys in the order of their numbers, each request is found beside the one before, which the
-//! processor has at hand; a hash that scatters them finds each in a place of its own that it has to wait for, the more so
-//! the more requests wait. That was most of what a long queue cost.
+//! Request keys come from one counter, so a peer cannot choose colliding ones. Requests end mostly in the order in
+//! which they arrived: if a map stores keys in numerical order, each request is found next to the previous one, which
+//! is in the processor's cache. A scattering hash puts each at a place of its own, and the processor waits for memory,
+//! more often the more requests wait. That was most of the cost of a long queue.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,20 +12,21 @@ use super::event::{RequestKey, WorkerKey};
 use super::registry::Worker;
 use super::request::Request;
 
-/// Requests are boxed: a map of pointers is small where most of it is passed over, and quickly grown.
+/// Requests are boxed: a map of pointers is small when most of it is skipped, and quickly grown.
 pub(super) type Requests = HashMap<RequestKey, Box<Request>, BuildHasherDefault<KeyHasher>>;
 
-/// Workers, whose keys come from a counter of ours, too.
+/// Workers, whose keys come from a counter of the relay, too.
 pub(super) type Workers = HashMap<WorkerKey, Worker, BuildHasherDefault<KeyHasher>>;
 
-/// After so many keys in a row there is a gap, so that keys do not meet which are multiples of a large power of two.
+/// After this many consecutive keys (as a power of two) there is a gap, so that keys that are multiples of a large
+/// power of two do not collide.
 const RUN_BITS: u32 = 12;
 
-/// Odd, and more than the standard library's map looks at in one step.
+/// Odd, and more than the standard library's map checks in one step.
 const GAP: u64 = 17;
 
-/// Not for names that come from anyone else. The standard library's map finds the place by the low bits, and tells the
-/// keys in a place from each other by the highest seven.
+/// Not for names that come from peers. The standard library's map finds the place by the low bits, and distinguishes
+/// the keys in a place by the highest seven.
 #[derive(Default)]
 pub(super) struct KeyHasher(u64);
 
@@ -38,7 +39,7 @@ impl Hasher for KeyHasher {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // A key is one number; whatever else comes is hashed right, if slowly.
+        // A key is one number; other input is hashed correctly, but slowly.
         for byte in bytes {
             self.write_u64(self.0.wrapping_mul(257).wrapping_add(u64::from(*byte)));
         }
@@ -60,7 +61,7 @@ mod tests {
         BuildHasherDefault::<KeyHasher>::default().hash_one(RequestKey(key))
     }
 
-    /// The most of 100,000 keys that meet in one of the 16-slot groups of a map of their size.
+    /// Returns the largest number of 100,000 keys that share one of the 16-slot groups of a map of their size.
     fn most_in_a_group(stride: u64) -> usize {
         let mut groups: BTreeMap<u64, usize> = BTreeMap::new();
         for number in 0..100_000 {

@@ -1,4 +1,4 @@
-//! The life of a request: submitted, sent, and ended exactly once. What sends it again is in `requeue`.
+//! The life of a request: submitted, sent, and ended exactly once. Requeuing is in `requeue`.
 
 use super::clock::{Moment, duration, span};
 use super::effect::{Effect, Failure, Stage};
@@ -7,12 +7,12 @@ use super::models::ModelId;
 use super::request::{Limits, Request, Scope, State};
 use super::{Dispatch, Phase};
 
-/// One place of so many in the queue is kept for requests that a worker can serve now.
+/// One of this number of places in the queue is reserved for requests that a worker can serve now.
 const SERVED_PART: usize = 10;
 
 impl Dispatch {
     pub(super) fn handle_submit(&mut self, new: &NewRequest, now: Moment, out: &mut Vec<Effect>) {
-        // A key names one request for ever; were it to come twice, the first one keeps it.
+        // A key identifies one request; if it came twice, the first request would keep it.
         if self.requests.contains_key(&new.key) {
             return;
         }
@@ -44,7 +44,7 @@ impl Dispatch {
         }
     }
 
-    /// What the provider's state says to any new request.
+    /// Returns the failure of any new request in the provider's current state.
     fn refuses_new(&self) -> Option<Failure> {
         match self.phase {
             Phase::Deleted => Some(Failure::Deleted),
@@ -53,7 +53,7 @@ impl Dispatch {
         }
     }
 
-    /// What the workers say to this one, whether they have room or not.
+    /// Returns the failure of this request if no worker can carry it, whether workers have room or not.
     fn cannot_carry(&self, new: &NewRequest) -> Option<Failure> {
         if let Some(pin) = new.pin {
             let Some(worker) = self.workers.get(&pin).filter(|worker| !worker.draining) else {
@@ -69,12 +69,12 @@ impl Dispatch {
         Some(Failure::WorkerTooOld { worker })
     }
 
-    /// Whether a worker is there and may be sent new requests.
+    /// True if a worker is connected and accepts new requests.
     pub(super) fn takes_requests(&self, worker: WorkerKey) -> bool {
         self.workers.get(&worker).is_some_and(|worker| !worker.draining)
     }
 
-    /// Makes the request known, waiting but not in the queue yet.
+    /// Registers the request as waiting, but not in the queue yet.
     fn admit(&mut self, new: &NewRequest, now: Moment) {
         let model = self.models.intern(&new.model);
         self.models.hold(model);
@@ -108,15 +108,17 @@ impl Dispatch {
             || self.is_unserved(request.model) && self.unserved_fill_the_queue()
     }
 
-    /// Whether no worker could be sent the model, now or after other requests: a multiplexer has to load it, or its worker is away.
+    /// True if no worker could be sent the model, now or after other requests: a multiplexer has to load it, or its
+    /// worker is disconnected.
     fn is_unserved(&self, model: ModelId) -> bool {
         self.models[model].open.is_empty()
     }
 
-    /// Whether such requests have filled all but a tenth of the queue, which is for those that workers here can serve.
+    /// True if such requests have filled all but a tenth of the queue, which is reserved for requests that workers can
+    /// serve.
     fn unserved_fill_the_queue(&self) -> bool {
         let most = self.settings.max_queue_len - self.settings.max_queue_len / SERVED_PART;
-        // They are few unless the queue is nearly full, so that they need not be counted.
+        // They are few unless the queue is nearly full, so they need not be counted.
         if self.queue.len < most || self.workers.values().all(|worker| worker.draining) {
             return false;
         }
@@ -124,7 +126,7 @@ impl Dispatch {
         unserved.map(|group| group.queue.waiting().count as usize).sum::<usize>() >= most
     }
 
-    /// The share that the request's key has filled.
+    /// Returns the percentage of the key's share if the share is full.
     fn share_is_full_for(&self, request: &Request) -> Option<u8> {
         let share = request.share.as_ref()?;
         self.queue.shares.is_full_for(share, request.bytes, &self.settings).then_some(share.percent)
@@ -168,7 +170,7 @@ impl Dispatch {
         }
     }
 
-    /// Tells the worker of a running request to stop. Its slot is free at once, even if it never answers.
+    /// Cancels a running request at its worker. Its slot is free at once, even if the worker never replies.
     pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -183,7 +185,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether this is the sending that runs now; anything else is a late answer and means nothing.
+    /// True for the attempt that runs now; any other is a late reply and is ignored.
     pub(super) fn is_current(&self, worker: WorkerKey, key: RequestKey, attempt: u32) -> bool {
         self.requests.get(&key).is_some_and(|request| {
             let runs_there = matches!(request.state, State::Running { worker: on, .. } if on == worker);
@@ -208,7 +210,7 @@ impl Dispatch {
         self.settle(worker, now, out);
     }
 
-    /// Ends a request, which is in no queue and on no worker any more, with a word to the client.
+    /// Ends a request that is in no queue and on no worker, and reports the failure to the client.
     pub(super) fn fail(&mut self, key: RequestKey, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -218,7 +220,7 @@ impl Dispatch {
         self.end(key);
     }
 
-    /// Forgets a request, and its model if that was all.
+    /// Removes a request, and its model if that was its last use.
     pub(super) fn end(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.remove(&key) {
             if let Some(pin) = request.pin {

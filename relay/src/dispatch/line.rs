@@ -1,11 +1,10 @@
-//! A line of requests that wait for the same workers: who is first, who runs out of time first, and how to leave from
-//! anywhere.
+//! A line of requests that wait for the same workers: returns the oldest, the next to expire, and removes any of them.
 //!
-//! Requests come in the order of their keys and, while nobody changes the settings, in that of their deadlines; so a line
-//! is a list linked through its seats, and its first is also the first whose time is over. Coming and leaving touches a
-//! seat and its neighbours, however long the line is. Who does not fit behind the last, because it comes back from a
-//! worker or its deadline is nearer, is *late* and kept in trees beside the list: few are, and were all, they would cost
-//! what trees cost.
+//! Requests arrive in the order of their keys and, while the settings do not change, in that of their deadlines. So a
+//! line is a list linked through its seats, and its first is also the first to expire. Insertion and removal touch a
+//! seat and its neighbours, however long the line is. A request that does not fit behind the last one, because it
+//! returns from a worker or its deadline is nearer, is *late* and kept in trees next to the list: late requests are
+//! few; if all were, they would cost as much as trees do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -17,7 +16,7 @@ use super::event::RequestKey;
 /// No deadline.
 pub(super) const NEVER: Span = Span::MAX;
 
-/// When a waiting request must end on each [`Axis`].
+/// The time at which a waiting request must end on each [`Axis`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Deadlines([Span; Axis::ALL.len()]);
 
@@ -32,13 +31,13 @@ impl Deadlines {
         self.0[axis as usize]
     }
 
-    /// Whether no axis ends these later than those.
+    /// True if no axis ends `self` later than `others`.
     fn all_by(&self, others: &Self) -> bool {
         self.0.iter().zip(&others.0).all(|(due, other)| due <= other)
     }
 }
 
-/// A request, as far as a line needs to know it.
+/// A request, reduced to the fields that a line needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
     pub(super) key: RequestKey,
@@ -46,7 +45,7 @@ pub(super) struct Waiter {
     pub(super) deadlines: Deadlines,
 }
 
-/// Where in its line a request stands, until it leaves.
+/// The place of a request in its line, until it leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SeatId(NonZeroU32);
 
@@ -58,11 +57,11 @@ pub(super) struct Seat {
     behind: Option<SeatId>,
 }
 
-/// All that wait in one lane.
+/// All requests that wait in one lane.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     seats: Vec<Seat>,
-    /// Seats that nobody has.
+    /// Unused seats.
     free: Vec<SeatId>,
     first: Option<SeatId>,
     last: Option<SeatId>,
@@ -103,23 +102,23 @@ impl Line {
         self.len() == 0
     }
 
-    /// The oldest.
+    /// The oldest request.
     pub(super) fn first(&self) -> Option<&Waiter> {
         let late = self.late.values().next();
         self.listed().next().into_iter().chain(late).min_by_key(|waiter| waiter.key)
     }
 
-    /// All that wait, in no order.
+    /// All waiting requests, in no order.
     pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
         self.listed().chain(self.late.values()).map(|waiter| waiter.key)
     }
 
-    /// Among them are the `count` oldest, and not many more.
+    /// Returns at most twice `count` requests, among them the `count` oldest.
     pub(super) fn oldest(&self, count: usize) -> impl Iterator<Item = &Waiter> {
         self.listed().take(count).chain(self.late.values().take(count))
     }
 
-    /// The next deadline on an axis, and whose it is.
+    /// Returns the next deadline on an axis, and its request.
     pub(super) fn next_due(&self, axis: Axis) -> Option<(Span, RequestKey)> {
         let listed = self.listed().next().map(|waiter| (waiter.deadlines.on(axis), waiter.key));
         let late = self.late_dues[axis as usize].first().copied();
@@ -130,7 +129,7 @@ impl Line {
         self.arrivals
     }
 
-    /// From the first to the last, without those that are late.
+    /// Returns the listed requests from the first to the last, without the late ones.
     fn listed(&self) -> impl Iterator<Item = &Waiter> {
         let seat = |id: Option<SeatId>| id.map(|id| &self[id]);
         std::iter::successors(seat(self.first), move |before| seat(before.behind)).map(|seat| &seat.waiter)
@@ -175,7 +174,7 @@ impl Line {
         self.late.insert(waiter.key, waiter);
     }
 
-    /// Whether it was late.
+    /// Removes a late request; returns true if it was late.
     fn remove_late(&mut self, waiter: &Waiter) -> bool {
         let was_late = self.late.remove(&waiter.key).is_some();
         if was_late {
@@ -187,7 +186,7 @@ impl Line {
     }
 }
 
-/// A number is only held by the request that has the seat.
+/// A seat's number is held only by the request in it.
 impl Index<SeatId> for Line {
     type Output = Seat;
 

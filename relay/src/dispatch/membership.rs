@@ -12,7 +12,7 @@ use super::{Dispatch, Phase};
 
 impl Dispatch {
     pub(super) fn handle_joined(&mut self, new: &NewWorker, now: Moment, out: &mut Vec<Effect>) {
-        // A key names one connection for ever; were it to come twice, the first one keeps it.
+        // A key identifies one connection; if it came twice, the first one would keep it.
         if self.workers.contains_key(&new.key) {
             return;
         }
@@ -32,7 +32,7 @@ impl Dispatch {
         }
         self.refresh_rank(key);
         self.fill(key, now, out);
-        // A multiplexer listens from its first moment.
+        // A multiplexer listens from the beginning.
         self.mark(key, now);
     }
 
@@ -59,7 +59,7 @@ impl Dispatch {
         }
         let old = worker.handle_models(new.clone());
         worker.set_failing(failing);
-        // What failed here before may be served here again, so those that it had already count as new, too.
+        // A model that failed here before may work now, so the existing models are treated as new, too.
         for model in &new {
             self.begin_serving(key, *model, now);
         }
@@ -145,7 +145,7 @@ impl Dispatch {
         for request in &waiting {
             self.place_if_queued(*request, now, out);
         }
-        // It may have withdrawn the model of what it ran.
+        // The lost worker may have withdrawn the model of a request that it was running.
         for request in waiting {
             self.end_if_hopeless(request, now, out);
         }
@@ -174,7 +174,7 @@ impl Dispatch {
         self.settle(key, now, out);
     }
 
-    /// Sends the worker nothing new from now on. Its models go cold where it was the last.
+    /// Sends the worker no new requests from now on. Its models become cold if it was the last to serve them.
     pub(super) fn begin_drain(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) else {
             return;
@@ -197,7 +197,7 @@ impl Dispatch {
         }
     }
 
-    /// Fails what waits for this worker and no other.
+    /// Fails the requests that only this worker may serve.
     fn fail_pinned(&mut self, worker: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         let lanes =
             self.queue.firsts_pinned_to(worker).filter_map(|(_, (model, lane))| self.models[model].queue.lane(lane));
@@ -216,7 +216,7 @@ impl Dispatch {
         models
     }
 
-    /// Those of these models, which a worker advertises, that are named as failing.
+    /// Returns the worker's models that are named as failing.
     fn failing_ids(&self, models: &[ModelId], failing: &[Model]) -> BTreeSet<ModelId> {
         let ids = failing.iter().filter_map(|name| self.models.id(name));
         ids.filter(|model| models.binary_search(model).is_ok()).collect()
@@ -233,7 +233,7 @@ impl Dispatch {
         }
     }
 
-    /// A worker that advertises the model came, drains, or opened or shut its gate.
+    /// Updates the model after a worker that advertises it joined, drained, or opened or closed its gate.
     pub(super) fn begin_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
         let Some(worker) = self.workers.get(&key) else {
             return;
@@ -250,7 +250,8 @@ impl Dispatch {
         self.refresh_warmth(model, now);
     }
 
-    /// Switches the clocks of what waits for the model, where its first worker came or opened, or its last one shut or went.
+    /// Switches the clocks of the requests that wait for the model, if its first worker joined or opened, or its last
+    /// one closed or left.
     fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
         self.models.touch(model);
         self.note_servers_changed(model, now);

@@ -1,4 +1,5 @@
-//! The models that anybody serves or asks for. One that nobody does any more is forgotten, whatever clients make up.
+//! The models that a worker serves or a request names. An unused model is removed, so clients cannot fill the table
+//! with invented names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
@@ -11,50 +12,50 @@ use super::registry::Worker;
 use super::residency::Multiplexer;
 use super::select::Available;
 
-/// A model's number, valid while somebody serves it or asks for it.
+/// A model's number, valid while a worker serves the model or a request names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct ModelId(usize);
 
 impl ModelId {
-    /// Before all others.
+    /// Before all other numbers.
     pub(super) const FIRST: Self = Self(0);
 }
 
-/// All that is kept for one model.
+/// The state of one model.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: Model,
-    /// Who advertises it and takes requests.
+    /// The workers that advertise it and accept requests.
     pub(super) serving: Servers,
-    /// Who of those could be sent requests for it now or after others: all but multiplexers that do not hold it. While there
-    /// is anyone, the model is warm.
+    /// The serving workers that could be sent requests for it now or after others: all but multiplexers that do not
+    /// hold it. The model is warm while there is one.
     pub(super) open: Servers,
-    /// The open ones whose backend does not fail the model.
+    /// The open workers whose backend does not fail the model.
     pub(super) sound: Servers,
-    /// Workers that advertise the model and take requests, and whose backend fails it.
+    /// Workers that advertise the model and accept requests, and whose backend fails it.
     pub(super) failing: BTreeSet<WorkerKey>,
-    /// Who of those serving has a multiplexer.
+    /// The serving workers that have a multiplexer.
     pub(super) multiplexers: BTreeSet<WorkerKey>,
-    /// Multiplexers that were asked for it by anybody, or are on their way there; draining ones may be among them.
+    /// Multiplexers that have demand for it from any relay, or are loading it; they may include draining ones.
     pub(super) asked: BTreeSet<WorkerKey>,
-    /// The multiplexer that was asked to load it.
+    /// The multiplexer that was assigned to load it.
     pub(super) choice: Option<Choice>,
-    /// One that was asked before and took too long.
+    /// A multiplexer that was assigned before and took too long.
     pub(super) passed_over: Option<WorkerKey>,
-    /// Who of all that advertise it has it as a further name of a model, and of which.
+    /// The workers that advertise it as an alias, with the id of its model there.
     alias_of: BTreeMap<WorkerKey, Model>,
-    /// Who advertises it and drains.
+    /// The workers that advertise it and drain.
     pub(super) leaving: Servers,
-    /// Who of the open ones has room.
+    /// The open workers that have room.
     pub(super) available: Available,
     pub(super) queue: ModelQueue,
-    /// Requests for it that have not ended, and events in the middle of something.
+    /// The number of its unfinished requests, and of events that are being processed.
     held: usize,
-    /// Workers to be told when what waits here changes, and that are not about to be told anyway.
+    /// Workers to notify when the waiting requests change, without those whose report is already scheduled.
     pub(super) listeners: BTreeSet<WorkerKey>,
 }
 
-/// Workers, kept apart by what they can carry.
+/// Workers, separated by what they can carry.
 #[derive(Debug, Default)]
 pub(super) struct Servers {
     pub(super) core1: BTreeSet<WorkerKey>,
@@ -82,7 +83,7 @@ impl Servers {
         self.core1.iter().chain(&self.seeds).copied()
     }
 
-    /// Those that can carry a request with this need.
+    /// Returns the workers that can carry a request with this need.
     pub(super) fn able(&self, needs_core1: bool) -> impl Iterator<Item = WorkerKey> {
         self.core1.iter().chain(self.seeds.iter().filter(move |_| !needs_core1)).copied()
     }
@@ -113,7 +114,7 @@ impl Group {
         }
     }
 
-    /// A worker that advertises the model came, or changed.
+    /// Adds or updates a worker that advertises the model.
     pub(super) fn insert(&mut self, worker: &Worker, is_failing: bool) {
         self.remove(worker);
         let id = worker.id(&self.name);
@@ -140,7 +141,7 @@ impl Group {
         }
     }
 
-    /// One of the multiplexers has said what its slots do.
+    /// Updates the demand of a multiplexer after its slot report.
     pub(super) fn note_asked(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
         if multiplexer.is_asked(&self.name) {
             self.asked.insert(key);
@@ -149,7 +150,7 @@ impl Group {
         }
     }
 
-    /// A worker that advertised the model is gone, or does not any more.
+    /// Removes a worker that is gone or does not advertise the model any more.
     pub(super) fn remove(&mut self, worker: &Worker) {
         self.serving.remove(worker);
         self.open.remove(worker);
@@ -161,14 +162,15 @@ impl Group {
         self.alias_of.remove(&worker.key);
     }
 
-    /// A worker that cannot carry what needs `core1`, where that is all there is. Nothing at all is not "too old".
+    /// Returns a worker that cannot carry requests that need `core1`, if only such workers exist. Without any worker
+    /// the model is not "too old".
     pub(super) fn only_too_old(&self) -> Option<WorkerKey> {
         (self.serving.core1.is_empty() && self.leaving.core1.is_empty())
             .then(|| self.serving.seeds.first().copied())
             .flatten()
     }
 
-    /// What those who advertise it mean by it.
+    /// Returns the ids that the workers advertising it mean by it.
     pub(super) fn ids(&self) -> BTreeSet<Model> {
         let others = self.serving.len() + self.leaving.len() > self.alias_of.len();
         self.alias_of.values().chain(others.then_some(&self.name)).cloned().collect()
@@ -185,11 +187,11 @@ pub(super) struct Models {
     ids: HashMap<Model, ModelId>,
     groups: Vec<Option<Group>>,
     free: Vec<ModelId>,
-    /// Models whose choice of a multiplexer is to be looked at.
+    /// Models whose assignment must be re-evaluated.
     pub(super) touched: BTreeSet<ModelId>,
-    /// Those of them whose choice may move to another that was asked already, because one of those has said something.
+    /// The touched models whose assignment may move to another worker with demand, because such a worker has reported.
     pub(super) moving: BTreeSet<ModelId>,
-    /// When each choice has lasted long enough.
+    /// The expiry of each assignment.
     pub(super) choice_dues: BTreeSet<(Moment, ModelId)>,
 }
 
@@ -202,7 +204,7 @@ impl Models {
         self.id(name).map(|id| &self[id])
     }
 
-    /// The model's number, a new one if it has none. The caller holds it, or has a worker serve it.
+    /// Returns the model's number, a new one if it has none. The caller holds it, or has a worker serve it.
     pub(super) fn intern(&mut self, name: &Model) -> ModelId {
         if let Some(id) = self.id(name) {
             return id;
@@ -222,12 +224,12 @@ impl Models {
         id
     }
 
-    /// Keeps a model in use: for a request until its end, or for as long as an event still has to do with it.
+    /// Keeps a model in use: for a request until its end, or while an event is processed.
     pub(super) fn hold(&mut self, id: ModelId) {
         self[id].held += 1;
     }
 
-    /// The opposite of [`hold`](Self::hold): forgets the model if nobody serves it or asks for it any more.
+    /// The opposite of [`hold`](Self::hold): removes the model if it is no longer in use.
     pub(super) fn let_go(&mut self, id: ModelId) {
         self[id].held -= 1;
         self.release(id);
@@ -247,7 +249,7 @@ impl Models {
         }
     }
 
-    /// Something has happened to a model that may change who is to load it.
+    /// Marks a model after a change that may affect its assignment.
     pub(super) fn touch(&mut self, id: ModelId) {
         let group = &self[id];
         if !group.multiplexers.is_empty() || group.choice.is_some() {
@@ -255,7 +257,7 @@ impl Models {
         }
     }
 
-    /// A multiplexer that can hold it has said what its slots do.
+    /// Marks a model after the slot report of a multiplexer that can hold it.
     pub(super) fn touch_told(&mut self, id: ModelId) {
         self.touch(id);
         if self[id].choice.is_some() {
@@ -268,7 +270,7 @@ impl Models {
     }
 }
 
-/// A number is only held by whoever keeps its model in use, so it always finds its group.
+/// A number is held only while its model is in use, so its group always exists.
 impl Index<ModelId> for Models {
     type Output = Group;
 

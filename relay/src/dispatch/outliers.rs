@@ -1,12 +1,13 @@
-//! Workers whose backend fails the requests for a model, though its health check succeeds.
+//! Workers whose backend fails the requests for a model, although its health check succeeds.
 //!
-//! Such a backend responds at once, so by its load alone it would attract most requests. A worker that reports a model as
-//! failing is passed over for that model while a sound worker serves it: one that has not reported it, takes requests, has
-//! the model open, and may be sent the request in question. A busy sound worker is waited for. Without a sound worker the
-//! failing ones are used like any other, so the last ones are never ejected. A request that is pinned to a worker goes there.
+//! Such a backend responds at once, so by its load alone it would attract most requests. A worker that reports a model
+//! as failing is passed over for that model while a sound worker serves it: one that has not reported it, accepts
+//! requests, has the model open, and may be sent the request in question. Requests wait for a busy sound worker.
+//! Without a sound worker the failing ones are used like any other, so the last ones are never ejected. A request that
+//! is pinned to a worker goes there.
 //!
-//! Workers that were passed over become due when the last sound one leaves, or changes. All that waits is then placed in
-//! order, since several workers may take it.
+//! Workers that were passed over become due when the last sound one leaves, or changes. All waiting requests are then
+//! placed in order, since several workers may accept them.
 
 use super::Dispatch;
 use super::clock::Moment;
@@ -34,7 +35,7 @@ impl Dispatch {
         self.is_passed_over(group, worker, lane.needs_core1, |sound| lane.admits(sound))
     }
 
-    /// Notes that the servers of a model have changed, and with them what its failing workers could be sent.
+    /// Records that the servers of a model have changed, and with them the demand of its failing workers.
     pub(super) fn note_servers_changed(&mut self, model: ModelId, now: Moment) {
         if self.models[model].failing.is_empty() {
             return;
@@ -45,7 +46,7 @@ impl Dispatch {
         }
     }
 
-    /// Places all that waits, oldest first, if the servers of a failing model have changed.
+    /// Places all waiting requests, oldest first, if the servers of a failing model have changed.
     pub(super) fn place_if_servers_changed(&mut self, now: Moment, out: &mut Vec<Effect>) {
         if !std::mem::take(&mut self.are_servers_changed) {
             return;

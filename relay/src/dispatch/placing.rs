@@ -1,10 +1,10 @@
-//! Bringing requests and workers together. Two rules hold between any two events: no request waits while a worker that
-//! could serve it has room, and what waits is served oldest first.
+//! Matches requests and workers. Two rules hold between any two events: no request waits while a worker that could
+//! serve it has room, and waiting requests are served oldest first.
 //!
 //! A worker that fails a model is [passed over](super::outliers) as if it could not serve it.
 //!
-//! Hence a new request may go straight to a free worker, for nothing that waits could use it; and a worker that gains
-//! room takes from the queue, oldest first, until one of the two is used up.
+//! Hence a new request may go straight to a free worker, because no waiting request could use it; and a worker that
+//! gains room gets requests from the queue, oldest first, until one of the two is used up.
 
 use super::Dispatch;
 use super::clock::{Moment, duration};
@@ -17,23 +17,23 @@ use super::request::{Request, State};
 use super::select::Rank;
 
 impl Dispatch {
-    /// The best free worker for a request, if there is one.
+    /// Returns the best free worker for a request, if there is one.
     pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
         let suits = |worker: &Worker| !request.refuses(worker);
         let Some(pin) = request.pin else {
             return self.best_of(request, suits);
         };
         let worker = self.workers.get(&pin)?;
-        // What needs `core1` is never pinned to a worker without it.
+        // A request that needs `core1` is never pinned to a worker without it.
         let has_room = worker.serves(request.model) && worker.has_room_for(&self.models[request.model].name);
         (has_room && suits(worker)).then_some(pin)
     }
 
-    /// The best free worker among those that `suits` a request without a pin.
+    /// Returns the best free worker among those that `suits` a request without a pin.
     pub(super) fn best_of(&self, request: &Request, suits: impl Fn(&Worker) -> bool) -> Option<WorkerKey> {
         let is_suited = |key| self.workers.get(&key).is_some_and(&suits);
         let group = &self.models[request.model];
-        // Where the best one fails the model, all of them do.
+        // If the best one fails the model, all of them do.
         let best = group.available.best(request.needs_core1, is_suited)?;
         (!self.is_passed_over(group, best, request.needs_core1, suits)).then_some(best)
     }
@@ -49,12 +49,12 @@ impl Dispatch {
         }
     }
 
-    /// Gives a worker with room what it can serve, oldest first.
+    /// Sends a worker with room the requests that it can serve, oldest first.
     pub(super) fn fill(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         self.fill_before(RequestKey(u64::MAX), key, now, out);
     }
 
-    /// Gives a worker with room what it can serve of everything older than `limit`.
+    /// Sends a worker with room the requests older than `limit` that it can serve.
     pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         self.place_if_servers_changed(now, out);
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
@@ -66,8 +66,8 @@ impl Dispatch {
         }
     }
 
-    /// The oldest request that this worker can serve, found among the first of each lane: nobody else's models, and nothing
-    /// behind the first, are looked at for long.
+    /// Returns the oldest request that this worker can serve, searching only the first request of each lane: models of
+    /// other workers, and requests behind the first, cost little.
     fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
         if worker.is_full() {
             return None;
@@ -84,7 +84,8 @@ impl Dispatch {
         };
         let suits = |first: &(RequestKey, LaneRef)| suits(first) && is_due(first);
         let firsts = &self.queue.firsts;
-        // Most workers serve most of what waits. One that serves little of it looks through what it serves instead.
+        // Most workers serve most of the waiting requests. A worker that serves few of them searches its own models
+        // instead.
         let mut oldest = firsts.iter().copied().take(worker.models.len());
         let open = match oldest.find(suits) {
             Some((key, _)) => Some(key),
@@ -100,7 +101,7 @@ impl Dispatch {
         pinned.map(|(key, _)| key).into_iter().chain(open).min()
     }
 
-    /// Hands a request, which is in no queue any more, to a worker.
+    /// Sends a request that is in no queue to a worker.
     pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
@@ -138,9 +139,9 @@ impl Dispatch {
         }
     }
 
-    /// Takes a running request from its worker, whose slot is free from here on. The caller says what becomes of the
-    /// request, and then lets the worker fill up and [settle](Self::settle), which puts it in its new place among the
-    /// available: not before, for what waits takes the slot at once where anything does.
+    /// Removes a running request from its worker, which frees the slot. The caller decides on the request, then
+    /// dispatches queued requests to the worker and calls [settle](Self::settle), which updates its rank: not before,
+    /// because a waiting request uses the slot at once if there is one.
     pub(super) fn take_from_worker(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -157,7 +158,7 @@ impl Dispatch {
         }
     }
 
-    /// After a worker gave something back: it takes the next, or is done if it drains.
+    /// Dispatches queued requests to a worker with a freed slot, or reports it idle if it drains.
     pub(super) fn settle(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         self.fill(key, now, out);
         self.refresh_rank(key);
@@ -170,7 +171,7 @@ impl Dispatch {
         }
     }
 
-    /// Brings a worker's place among the available up to date.
+    /// Updates a worker's rank among the available workers.
     pub(super) fn refresh_rank(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -200,7 +201,7 @@ impl Dispatch {
         }
     }
 
-    /// Puts a request into the queue, where it stands by its key. Its cold clock goes on from where it stopped.
+    /// Puts a request into the queue at the place of its key. Its cold clock continues where it stopped.
     pub(super) fn enqueue(&mut self, key: RequestKey, now: Moment) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -222,7 +223,7 @@ impl Dispatch {
         self.models.touch(model);
     }
 
-    /// Has a request wait, now or when it has to again, for another worker than before. Its clocks go on.
+    /// Pins a request, queued or not, to another worker than before. Its clocks continue.
     pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
@@ -250,7 +251,7 @@ impl Dispatch {
         self.models.touch(model);
     }
 
-    /// Takes a request out of the queue.
+    /// Removes a request from the queue.
     pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
@@ -269,7 +270,7 @@ impl Dispatch {
         self.models.touch(model);
     }
 
-    /// Brings what the whole queue knows of a lane up to date.
+    /// Updates the whole queue's view of a lane.
     pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo, now: Moment) {
         if let Some(change) = self.models[model].queue.refresh(lane, now) {
             self.queue.note((model, lane), change);

@@ -1,12 +1,13 @@
-//! What waits. Oldest first among those that a worker can serve, at a cost that does not depend on how much waits.
+//! Waiting requests. The oldest that a worker can serve comes first, at a cost that does not depend on the length of
+//! the queue.
 //!
 //! The requests of one model stand in *lanes*: all requests of a lane can be served by exactly the same workers (same
-//! pin, same need of `core1`, same workers that failed them, same meanings of the name), so all of a lane wait for a load or none does, and they
-//! share their clocks. There is one lane per model in the usual case.
+//! pin, same need of `core1`, same workers that failed them, same meanings of the name), so all of a lane wait for a
+//! load or none does, and they share their clocks. Usually a model has one lane.
 //!
-//! Of each lane the whole queue knows its [`Front`]: who is first, and when the next runs out of time. A worker with room
-//! goes through the lanes by their first, and takes that of the first lane that is open to it. A request knows its place,
-//! so that cancelling and expiring look for nothing.
+//! The whole queue knows the [`Front`] of each lane: its first request, and its next deadline. A worker with room walks
+//! through the lanes by their first request, and gets that of the first lane that is open to it. A request knows its
+//! place, so cancelling and expiring need no search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use super::registry::Worker;
 use super::request::{FailedOn, Request, Scope, refuses};
 use super::shares::Shares;
 
-/// What all requests of a lane have in common, besides their pin.
+/// The properties that all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LaneKey {
     pub(super) model: ModelId,
@@ -38,16 +39,16 @@ impl LaneKey {
 /// One lane of a model's queue.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LaneId {
-    /// The one worker that may serve what is in it.
+    /// The only worker that may serve the requests of the lane.
     pub(super) pin: Option<WorkerKey>,
     pub(super) key: LaneKey,
 }
 
-/// A lane's number within its model's queue, valid while something waits in it.
+/// A lane's number within its model's queue, valid while the lane is not empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LaneNo(u32);
 
-/// Where in its model's queue a request stands.
+/// The place of a request in its model's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) lane: LaneNo,
@@ -61,18 +62,18 @@ pub(super) struct Lane {
     line: Line,
     /// Cold while they wait for a load.
     clock: LaneClock,
-    /// What the whole queue knows of it.
+    /// The whole queue's view of this lane.
     front: Front,
 }
 
-/// What is known of a lane without a look into it. Nothing of one in which nobody waits.
+/// The view of a lane from outside. Empty for an empty lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Front {
     first: Option<RequestKey>,
     due: Option<Moment>,
 }
 
-/// What has become of a lane's front.
+/// A change of a lane's front.
 #[derive(Debug)]
 pub(super) struct FrontChange {
     pin: Option<WorkerKey>,
@@ -92,7 +93,7 @@ impl Lane {
         Self { id, line: Line::default(), clock: LaneClock::new(cold, now), front: Front::default() }
     }
 
-    /// All that wait, in no order.
+    /// All waiting requests, in no order.
     pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
         self.line.keys()
     }
@@ -124,7 +125,7 @@ impl Lane {
 
 type Lanes = BTreeMap<LaneKey, LaneNo>;
 
-/// How much waits, and since when.
+/// The number of waiting requests, and since when they wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Waiting {
     pub(super) count: u32,
@@ -136,26 +137,26 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct ModelQueue {
     lanes: Vec<Option<Lane>>,
-    /// Numbers that no lane has.
+    /// Unused numbers.
     free: Vec<LaneNo>,
     open: Lanes,
     pinned: BTreeMap<WorkerKey, Lanes>,
 }
 
 impl ModelQueue {
-    /// Where the lane's cold clock stands. That of a lane that is not there yet will begin at zero.
+    /// Returns the position of the lane's cold clock. That of a lane that does not exist yet will begin at zero.
     pub(super) fn cold(&self, id: &LaneId, now: Moment) -> Span {
         self.number(id).and_then(|lane| self.lane(lane)).map_or(0, |lane| lane.clock.at(Axis::Cold, now))
     }
 
-    /// Takes a request in; `cold` is how things stand for its lane.
+    /// Inserts a request; `cold` is the current state of its lane.
     pub(super) fn insert(&mut self, id: LaneId, waiter: Waiter, cold: bool, now: Moment) -> Place {
         let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
         let seat = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").line.insert(waiter);
         Place { lane, seat }
     }
 
-    /// Takes a request out; returns where the lane's cold clock stands.
+    /// Removes a request; returns the position of the lane's cold clock.
     pub(super) fn remove(&mut self, place: Place, now: Moment) -> Span {
         let Some(lane) = self.lane_mut(place.lane) else {
             return 0;
@@ -171,8 +172,8 @@ impl ModelQueue {
         }
     }
 
-    /// After any of these: finds out anew who is first and who runs out of time next, if that has changed, and forgets
-    /// the lane if nobody is left in it.
+    /// Called after any of these: updates the first request and the next deadline, returns the change if there is one,
+    /// and removes an empty lane.
     pub(super) fn refresh(&mut self, number: LaneNo, now: Moment) -> Option<FrontChange> {
         let lane = self.lane_mut(number)?;
         let new = lane.front(now);
@@ -195,7 +196,7 @@ impl ModelQueue {
         self.lanes.get(number as usize)?.as_ref()
     }
 
-    /// A request of the lane whose time is over.
+    /// Returns a request of the lane whose time is over.
     pub(super) fn expired(&self, lane: LaneNo, now: Moment) -> Option<Expired> {
         self.lane(lane)?.expired(now)
     }
@@ -243,18 +244,19 @@ impl ModelQueue {
         }
     }
 
-    /// The oldest request that this worker can serve, of those that others can, too, in the lanes that are due for it.
+    /// Returns the oldest request that this worker can serve, among those without a pin, in the lanes that are due for
+    /// it.
     pub(super) fn oldest_open_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Option<RequestKey> {
         let due = self.open_lanes().filter(|(key, _)| key.admits(worker) && is_due(key));
         due.filter_map(|(_, lane)| lane.front.first).min()
     }
 
-    /// How much this worker could be sent, in the lanes that are due for it and those that wait for it alone.
+    /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it.
     pub(super) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         total(self.lanes_for(worker, is_due))
     }
 
-    /// The sum of the arrivals of the oldest `count` of those, in nanoseconds.
+    /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds.
     pub(super) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.line.oldest(count)).collect();
@@ -262,27 +264,27 @@ impl ModelQueue {
         first.iter().take(count).map(|waiter| waiter.arrived.nanos()).sum()
     }
 
-    /// How much waits altogether.
+    /// Returns all waiting requests of the model.
     pub(super) fn waiting(&self) -> Waiting {
         total(self.lanes().map(|(_, _, lane)| lane))
     }
 
-    /// The lanes of requests that are not pinned, by what they need.
+    /// Returns the lanes of requests that are not pinned, by their needs.
     pub(super) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
         self.all_of(&self.open)
     }
 
-    /// The requests that only this worker may serve, in no order.
+    /// Returns the requests that only this worker may serve, in no order.
     pub(super) fn pinned_to(&self, worker: WorkerKey) -> Vec<RequestKey> {
         self.lanes_pinned_to(worker).flat_map(|(_, lane)| lane.keys()).collect()
     }
 
-    /// The workers that something waits for and nobody else may serve.
+    /// Returns the workers that requests are pinned to.
     pub(super) fn pins(&self) -> impl Iterator<Item = WorkerKey> {
         self.pinned.keys().copied()
     }
 
-    /// How much waits for this worker alone.
+    /// Returns the requests that wait for this worker alone.
     pub(super) fn pinned_waiting_for(&self, worker: &Worker) -> Waiting {
         let lanes = self.lanes_pinned_to(worker.key);
         total(lanes.filter(|(key, _)| key.admits(worker)).map(|(_, lane)| lane))
@@ -317,25 +319,25 @@ fn total<'a>(lanes: impl Iterator<Item = &'a Lane>) -> Waiting {
     })
 }
 
-/// The lane of a model whose front something is.
+/// A lane of a model.
 pub(super) type LaneRef = (ModelId, LaneNo);
 
-/// The provider's queue as a whole: its size, who is first in each lane, and who is due next.
+/// The provider's whole queue: its size, the first request of each lane, and the next deadlines.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) len: usize,
     pub(super) bytes: u64,
     pub(super) shares: Shares,
-    /// The first of each lane that is not pinned, oldest first.
+    /// The first request of each lane that is not pinned, oldest first.
     pub(super) firsts: BTreeSet<(RequestKey, LaneRef)>,
-    /// The first of each lane that is, by the worker that it waits for.
+    /// The first request of each pinned lane, by its worker.
     pub(super) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
-    /// When the next of each lane runs out of time.
+    /// The next deadline of each lane.
     pub(super) dues: BTreeSet<(Moment, LaneRef)>,
 }
 
 impl Queue {
-    /// Counts a request that begins to wait.
+    /// Adds a request that begins to wait to the totals.
     pub(super) fn handle_waiting(&mut self, request: &Request) {
         self.len += 1;
         self.bytes = self.bytes.saturating_add(request.bytes);
@@ -344,7 +346,7 @@ impl Queue {
         }
     }
 
-    /// Counts one that waits no more.
+    /// Subtracts a request that no longer waits from the totals.
     pub(super) fn handle_gone(&mut self, request: &Request) {
         self.len -= 1;
         self.bytes = self.bytes.saturating_sub(request.bytes);
@@ -353,16 +355,16 @@ impl Queue {
         }
     }
 
-    /// What waits for this worker alone: the first of each lane, oldest first.
+    /// Returns the first request of each lane pinned to this worker, oldest first.
     pub(super) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
         let from = (worker, RequestKey(0), (ModelId::FIRST, LaneNo(0)));
-        // Nearly always there is none, and it need not be looked for.
+        // Nearly always there is none, and no search is needed.
         let all = (!self.pinned_firsts.is_empty()).then(|| self.pinned_firsts.range(from..));
         let all = all.into_iter().flatten().take_while(move |(pin, ..)| *pin == worker);
         all.map(|(_, first, lane)| (*first, *lane))
     }
 
-    /// The first of each lane, oldest first.
+    /// Returns the first request of each lane, oldest first.
     pub(super) fn all_firsts(&self) -> Vec<RequestKey> {
         let open = self.firsts.iter().map(|(key, _)| *key);
         let mut all: Vec<_> = open.chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).collect();
@@ -370,18 +372,18 @@ impl Queue {
         all
     }
 
-    /// The oldest of all that wait.
+    /// The oldest waiting request.
     pub(super) fn oldest(&self) -> Option<RequestKey> {
         let open = self.firsts.first().map(|(key, _)| *key);
         open.into_iter().chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).min()
     }
 
-    /// The next deadline of anything that waits.
+    /// The next deadline of any waiting request.
     pub(super) fn next_due(&self) -> Option<Moment> {
         self.dues.first().map(|(due, _)| *due)
     }
 
-    /// Takes note of a lane's new front.
+    /// Records a lane's new front.
     pub(super) fn note(&mut self, lane: LaneRef, FrontChange { pin, old, new }: FrontChange) {
         if old.first != new.first {
             if let Some(old) = old.first {

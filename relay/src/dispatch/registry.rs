@@ -1,4 +1,4 @@
-//! One worker as the relay knows it: what it may be sent, and what it has.
+//! The relay's view of one worker: its capacity, and its requests.
 
 use std::collections::BTreeSet;
 
@@ -14,34 +14,35 @@ pub(super) struct Worker {
     pub(super) key: WorkerKey,
     pub(super) core1: bool,
     pub(super) max_concurrent: u32,
-    /// What it advertises, sorted, each once.
+    /// The models that it advertises, sorted, without duplicates.
     pub(super) models: Vec<ModelId>,
     /// The models of those whose requests its backend fails.
     failing: BTreeSet<ModelId>,
-    /// How often it said that models are there: it advertised them all, or opened the gates of some.
+    /// Counts its announcements of models: it advertised them all, or changed the gates of some.
     announcements: u64,
-    /// Which of those was the last for each of its models, in their order: a failure before it is forgiven.
+    /// The last announcement of each of its models, in their order: failures before it are forgiven.
     announced: Vec<u64>,
     pub(super) in_flight: BTreeSet<RequestKey>,
     pub(super) draining: bool,
-    /// Whether the shell knows that a draining worker has nothing left.
+    /// True if the shell knows that a draining worker is idle.
     pub(super) idle_told: bool,
-    /// Never without `core1`.
+    /// Always `None` without `core1`.
     pub(super) grant: Option<Grant>,
-    /// The number of the last sending to anyone before the grant was read.
+    /// The number of the last dispatch to any worker before the grant was read.
     pub(super) granted_at: u64,
-    /// The number of the last sending to it.
+    /// The number of the last dispatch to this worker.
     pub(super) turn: u64,
-    /// Its entry among the available of each of its models, in their order; `None` without room.
+    /// Its rank among the available workers of each of its models, in their order; `None` without room.
     pub(super) ranks: Vec<Option<Rank>>,
     pub(super) demand: DemandState,
-    /// What it holds and could hold, if it has a multiplexer: then it has room for each model apart.
+    /// Its multiplexer, if it has one: then it has separate room for each model.
     pub(super) multiplexer: Option<Multiplexer>,
-    /// Its last word on its load, as it said it.
+    /// Its last load report, unchanged.
     pub(super) reported_load: u32,
-    /// What it runs for others than us, as of its last report.
+    /// The number of requests that it runs for others, as of its last report.
     foreign: u32,
-    /// Requests taken back since its last report. The next report may have been written before it read of them.
+    /// Requests revoked since its last report. The next report may have been written before the worker read the
+    /// cancels.
     taken_back: u32,
 }
 
@@ -84,7 +85,7 @@ impl Worker {
         self.failing = failing;
     }
 
-    /// It advertises these models, sorted, instead of those before, which come back.
+    /// Replaces the advertised models, which must be sorted, and returns the previous ones.
     pub(super) fn handle_models(&mut self, models: Vec<ModelId>) -> Vec<ModelId> {
         self.announcements += 1;
         self.announced = vec![self.announcements; models.len()];
@@ -92,7 +93,7 @@ impl Worker {
         std::mem::replace(&mut self.models, models)
     }
 
-    /// These models, which it advertises, are ready anew, or will be before they are sent anything.
+    /// Announces models that are ready again, or will be before they receive requests.
     pub(super) fn handle_turned(&mut self, turned: &[ModelId]) {
         self.announcements += 1;
         for (model, announced) in self.models.iter().zip(&mut self.announced) {
@@ -102,38 +103,39 @@ impl Worker {
         }
     }
 
-    /// When it last said that the model is there.
+    /// Returns the number of its last announcement of the model.
     pub(super) fn announcement(&self, model: ModelId) -> u64 {
         self.models.binary_search(&model).map_or(self.announcements, |place| self.announced[place])
     }
 
-    /// How many of our requests it has.
+    /// The number of this relay's requests that it runs.
     pub(super) fn own(&self) -> u32 {
         u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX)
     }
 
-    /// Everything it runs, as far as we know. Our own part is exact, so that a completion counts at once.
+    /// Returns its total load, as far as the relay knows it. This relay's part is exact, so a completion takes effect
+    /// at once.
     pub(super) fn load(&self) -> u32 {
         let others = self.grant.map_or(self.foreign, |grant| grant.others);
         self.own().saturating_add(others)
     }
 
-    /// Whether it serves a model that it advertises: always, without a multiplexer.
+    /// True if it serves a model that it advertises: always, without a multiplexer.
     pub(super) fn is_open_for(&self, name: &Model) -> bool {
         self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gate(name).is_some())
     }
 
-    /// What it means by a name.
+    /// Returns the id of the model that the worker means by a name.
     pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
         self.multiplexer.as_ref().map_or(name, |multiplexer| multiplexer.id(name))
     }
 
-    /// Whether it has no room for anything, whatever it is asked for. A multiplexer has room for each model apart.
+    /// True if it has no room for any request. A multiplexer has separate room for each model.
     pub(super) fn is_full(&self) -> bool {
         self.multiplexer.is_none() && !self.has_shared_room()
     }
 
-    /// Whether a worker without a multiplexer may be sent one more, of any of its models.
+    /// True if a worker without a multiplexer may be sent another request, for any of its models.
     fn has_shared_room(&self) -> bool {
         if self.core1 {
             self.grant.is_some_and(|grant| self.own() < grant.slots)
@@ -142,8 +144,8 @@ impl Worker {
         }
     }
 
-    /// Whether it may be sent one more of a model. A `core1` worker's grant is the whole gate, a multiplexer's its grant for
-    /// that model; without one it is shut.
+    /// True if it may be sent another request for a model. A `core1` worker's grant is its only limit, and a
+    /// multiplexer's grant for the model; without one no request is sent.
     pub(super) fn has_room_for(&self, model: &Model) -> bool {
         if self.draining {
             false
@@ -154,16 +156,16 @@ impl Worker {
         }
     }
 
-    /// Where a worker without a multiplexer stands among the available, if it does: its models share its slots, so it
-    /// stands alike among those of each.
+    /// Returns the rank of a worker without a multiplexer, if it has room. Its models share its slots, so its rank is
+    /// the same for each of them.
     ///
-    /// Among those of a model that its backend fails it stands behind all others.
+    /// For a model that its backend fails, its rank is behind all others.
     pub(super) fn shared_rank(&self) -> Option<Rank> {
         (!self.draining && self.has_shared_room()).then(|| self.rank(self.load()))
     }
 
-    /// Where one with a multiplexer stands among the available of a model, if it does. Its models do not share their
-    /// capacity, and each has a load of its own.
+    /// Returns the rank of a multiplexer for a model, if it has room. Its models do not share their capacity, and each
+    /// has a load of its own.
     pub(super) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer) -> Option<Rank> {
         let others = multiplexer.gate(model).map_or(0, |gate| gate.others);
         self.has_room_for(model).then(|| self.rank(multiplexer.own(model).saturating_add(others)))
@@ -173,13 +175,13 @@ impl Worker {
         Rank { is_failing: false, load, turn: self.turn, worker: self.key }
     }
 
-    /// Whether it must be told what waits here: other relays want its slots too, or it decides by it what to load.
+    /// True if it must receive demand reports: other relays want its slots too, or it loads models by them.
     pub(super) fn wants_demand(&self) -> bool {
         let shared = || self.grant.is_some_and(|grant| grant.links > 1);
         self.core1 && !self.draining && (self.multiplexer.is_some() || shared())
     }
 
-    /// Whether it may be asked to load a model; `None` without a multiplexer.
+    /// Returns whether it can be assigned to load a model; `None` without a multiplexer.
     pub(super) fn standing(&self, name: &Model, now: Moment) -> Option<Standing<'_>> {
         self.multiplexer.as_ref().map(|multiplexer| multiplexer.standing(name, now))
     }
@@ -190,15 +192,15 @@ impl Worker {
         self.taken_back = 0;
     }
 
-    /// One of its requests was cancelled: its slot counts as free from now on.
+    /// Records that one of its requests was cancelled, which frees its slot at once.
     pub(super) fn handle_taken_back(&mut self) {
         self.taken_back = self.taken_back.saturating_add(1);
     }
 
-    /// It refused a request, of that sending, for want of a slot. A `core1` worker has said so in a grant since, and may
-    /// have said in a still newer one that there is a slot again: what it says about slots stands, for it is not said
-    /// twice. One that said nothing since it was sent the request, and one that knows no grants, is taken at this word
-    /// until its next, or the same request would go back and forth.
+    /// Records that it refused this attempt because it has no slot. If a `core1` worker has sent a grant since the
+    /// attempt, that grant stands: it may already include a new free slot, and is not sent twice. Otherwise, and for a
+    /// worker without grants, the refusal means that it is full until its next report, or the same request would be
+    /// sent back and forth.
     pub(super) fn handle_refusal(&mut self, sent: u64, model: &Model) {
         let has_granted_since = self.granted_at >= sent;
         if let Some(multiplexer) = &mut self.multiplexer {

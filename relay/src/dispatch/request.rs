@@ -1,4 +1,4 @@
-//! One request: what it needs, what it has been through, and where it is now.
+//! One request: its needs, its history and its state.
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
@@ -9,10 +9,10 @@ use super::queue::{LaneId, LaneKey, Place};
 use super::registry::Worker;
 use std::time::Duration;
 
-/// Losses and broken backends that a request survives.
+/// The number of lost workers and broken backends that a request survives.
 pub(super) const MAX_REQUEUES: u32 = 3;
 
-/// Swaps that a request survives.
+/// The number of swaps that a request survives.
 pub(super) const MAX_SEVERED: u32 = 3;
 
 #[derive(Debug)]
@@ -26,26 +26,26 @@ pub(super) struct Request {
     pub(super) share: Option<QueueShare>,
     pub(super) arrived: Moment,
     pub(super) limits: Limits,
-    /// Cold time of the waits that are over.
+    /// The cold time of earlier waits.
     pub(super) cold_waited: Span,
-    /// Requeues that spent an attempt.
+    /// The number of requeues that spent an attempt.
     pub(super) requeues: u32,
-    /// Requeues by a swap.
+    /// The number of requeues by a swap.
     pub(super) severed: u32,
-    /// How often it was sent.
+    /// The number of attempts.
     pub(super) attempts: u32,
-    /// The number of its last sending.
+    /// The number of its last dispatch.
     pub(super) sent: u64,
     /// Workers that failed it, sorted.
     pub(super) failed_on: Vec<FailedOn>,
-    /// Workers that it was taken from because they had sent nothing for too long.
+    /// Workers that it was revoked from because they had sent nothing for too long.
     pub(super) silent: Vec<WorkerKey>,
-    /// The last failure that its waiting must be blamed on.
+    /// The last failure that explains why it waits.
     pub(super) trouble: Option<Trouble>,
     pub(super) state: State,
 }
 
-/// What a request's name may mean, where not whatever a worker means by it.
+/// The models that a request's name may mean, if not any model that a worker means by it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Scope {
     pub(super) name: Model,
@@ -58,15 +58,15 @@ impl Scope {
     }
 }
 
-/// Where a request is. Its end is its removal.
+/// The state of a request. At its end it is removed.
 #[derive(Debug)]
 pub(super) enum State {
     Queued {
-        /// Its place in its model's queue; `None` for the moment before it has one.
+        /// Its place in its model's queue; `None` before it has one.
         place: Option<Place>,
-        /// Since this arrival or requeue.
+        /// The time of its arrival or last requeue.
         since: Moment,
-        /// Where its cold clock stood at zero, on its lane's cold axis.
+        /// The position of its lane's cold axis at which its own cold clock was zero.
         cold_start: Span,
     },
     Running {
@@ -76,7 +76,7 @@ pub(super) enum State {
     },
 }
 
-/// A worker that failed a request, and which announcement of the model it had made last: after the next it may try again.
+/// A worker that failed a request, with its last announcement of the model: after the next one it may try again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct FailedOn {
     pub(super) worker: WorkerKey,
@@ -90,7 +90,7 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// Whether it is over once everybody has tried. A backend that was unreachable is waited for instead.
+    /// True if the request ends once all workers have failed it. An unreachable backend is waited for instead.
     pub(super) fn ends_without_candidate(self) -> bool {
         matches!(self, Self::Load { .. })
     }
@@ -103,7 +103,7 @@ impl Trouble {
     }
 }
 
-/// The timeouts of one request, taken from the settings at its arrival.
+/// The timeouts of one request, captured from the settings at its arrival.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     queue: Span,
@@ -128,26 +128,26 @@ impl Limits {
 }
 
 impl Request {
-    /// It waits from now on.
+    /// Returns the queue entry of a request that waits from now on.
     pub(super) fn waiter(&self, cold_start: Span) -> Waiter {
         Waiter { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
     }
 
-    /// The deadlines of a wait whose cold clock stood at zero at `cold_start`.
+    /// Returns the deadlines of a wait whose cold clock was zero at `cold_start`.
     ///
     /// Warm time since arrival is all time less cold waiting: `(now - arrived) - (cold(now) - cold_start)`, which is
-    /// `warm(now) - (arrived - cold_start)` on the lane's warm axis. Running time is in it, as it must be.
+    /// `warm(now) - (arrived - cold_start)` on the lane's warm axis. It includes running time, as it must.
     fn deadlines(&self, cold_start: Span) -> Deadlines {
         let Limits { queue, cold, request } = self.limits;
         let warm_zero = i64::try_from(self.arrived.nanos()).unwrap_or(0) - cold_start;
         match cold {
             Some(cold) => Deadlines::new(Some(warm_zero + queue.min(request)), Some(cold_start + cold), None),
-            // The wall ends it first unless the request timeout is the shorter one.
+            // The wall deadline ends it first unless the request timeout is shorter.
             None => Deadlines::new(Some(warm_zero + request), None, Some(self.arrived.plus(queue))),
         }
     }
 
-    /// Which workers can serve it, besides its pin.
+    /// Returns the properties that determine which workers can serve it, besides its pin.
     pub(super) fn lane(&self) -> LaneKey {
         LaneKey {
             model: self.model,
@@ -157,22 +157,23 @@ impl Request {
         }
     }
 
-    /// Where in its model's queue it stands.
+    /// Returns its lane in its model's queue.
     pub(super) fn lane_id(&self) -> LaneId {
         LaneId { pin: self.pin, key: self.lane() }
     }
 
-    /// What ends a request on its warm deadline.
+    /// Returns which timeout ends the request at its warm deadline.
     pub(super) fn warm_failure(&self) -> Expiry {
         if self.limits.request < self.limits.queue { Expiry::Request } else { Expiry::Waiting }
     }
 
-    /// When it must end if it runs from now on.
+    /// Returns the time at which it must end if it runs from now on.
     pub(super) fn running_due(&self) -> Moment {
         self.arrived.plus(self.cold_waited + self.limits.request)
     }
 
-    /// Whether this worker failed it and has not announced its model since, or means what it may not have.
+    /// True if this worker failed it and has not announced its model since, or means a model that the request may not
+    /// use.
     pub(super) fn refuses(&self, worker: &Worker) -> bool {
         refuses(&self.failed_on, self.model, worker) || self.scope.as_ref().is_some_and(|scope| !scope.admits(worker))
     }
@@ -184,14 +185,14 @@ impl Request {
     }
 }
 
-/// Which clock ran out on a waiting request.
+/// The timeout that ended a waiting request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expiry {
     Waiting,
     Request,
 }
 
-/// Whether a list of failures with a model rules a worker out.
+/// True if a list of failures with a model excludes a worker.
 pub(super) fn refuses(failed_on: &[FailedOn], model: ModelId, worker: &Worker) -> bool {
     let entry = || FailedOn { worker: worker.key, announcement: worker.announcement(model) };
     !failed_on.is_empty() && failed_on.binary_search(&entry()).is_ok()

@@ -1,8 +1,8 @@
-//! What becomes of a request that its worker did not answer: it waits again at its original place, or it ends.
+//! Decides on a request that its worker did not serve: it waits again at its original place, or it ends.
 //!
-//! A loss or a broken backend spends one of three attempts, a swap one of three of its own, a refusal none. A request
-//! that is pinned waits again for its own worker only, and ends where that is lost or its backend fails. A link of it that
-//! another has succeeded is not the worker: what it loses goes on over the newer one.
+//! A loss or a broken backend spends one of three requeues, a swap one of three of its own, a refusal none. A pinned
+//! request waits again only for its own worker, and ends if that worker is lost or its backend fails. If the worker has
+//! a newer link that succeeded the lost one, the request continues over the newer one.
 
 use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
@@ -43,7 +43,7 @@ impl Dispatch {
             Ok(reason) => {
                 out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key, now);
-                // By age: first those that waited longer for this worker, then this one for any, then the rest.
+                // By age: first the older requests for this worker, then this request for any worker, then the rest.
                 self.fill_before(key, worker, now, out);
                 self.refresh_rank(worker);
                 self.place_if_queued(key, now, out);
@@ -53,7 +53,7 @@ impl Dispatch {
         }
     }
 
-    /// What changed while the request ran may have left it nobody.
+    /// Fails a request if no worker can serve it any more after the changes during its run.
     pub(super) fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
         if let Some(model) = self.requests.get(&key).map(|request| request.model) {
             self.fail_hopeless(model, now, out);
@@ -78,12 +78,12 @@ impl Dispatch {
         };
         let name = &self.models[model].name;
         if matches!(trouble, Trouble::Unreachable) && failing.multiplexer.is_some() && !failing.is_open_for(name) {
-            // It has shut the gate since, and serves the model anew before it is sent anything.
+            // The worker has closed the gate since, and serves the model again before it receives requests for it.
             request.trouble = Some(trouble);
             return;
         }
         let announcement = failing.announcement(model);
-        // Failures of workers that are gone, or have announced the model anew, no longer matter.
+        // Failures are dropped if their worker is gone or has announced the model again.
         request.failed_on.retain(|entry| {
             self.workers.get(&entry.worker).is_some_and(|worker| worker.announcement(model) == entry.announcement)
         });
@@ -91,7 +91,7 @@ impl Dispatch {
         request.trouble = Some(trouble);
     }
 
-    /// Whether a request whose worker failed it waits again, and how it ends if not.
+    /// Returns whether a request whose worker failed it waits again, or how it ends.
     fn verdict(&mut self, key: RequestKey, failure: AttemptFailure) -> Result<RequeueReason, Failure> {
         let refusal = self.refuses_waiting();
         let Some(request) = self.requests.get(&key) else {
@@ -133,8 +133,8 @@ impl Dispatch {
         refusal.map_or(Ok(reason), Err)
     }
 
-    /// What a provider without a queue says to a request that would have to wait again. A relay that shuts down still
-    /// has its queue.
+    /// Returns the failure of a request that would have to wait again, if the provider has no queue. A relay that is
+    /// shutting down still has its queue.
     pub(super) fn refuses_waiting(&self) -> Option<Failure> {
         match self.phase {
             Phase::Deleted => Some(Failure::Deleted),
@@ -142,7 +142,7 @@ impl Dispatch {
         }
     }
 
-    /// Requeues what a lost worker had and nobody had seen anything of. Returns whether it waits again.
+    /// Requeues a request of a lost worker of which the client has received nothing. Returns true if it waits again.
     pub(super) fn requeue_lost(
         &mut self,
         key: RequestKey,
@@ -154,7 +154,7 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return false;
         };
-        // Its process may have a newer link, for which such a request waits from now on.
+        // The process may have a newer link, for which such a request waits from now on.
         let is_stranded = request.pin.is_some_and(|pin| !self.takes_requests(pin));
         let Some(request) = self.requests.get_mut(&key) else {
             return false;
@@ -182,8 +182,8 @@ impl Dispatch {
         }
     }
 
-    /// Ends requests of a model that no worker could ever serve as things stand: what needs `core1` where all workers
-    /// are too old, and what could not be loaded where everybody has tried.
+    /// Ends requests of a model that no worker can serve: those that need `core1` if all workers are too old, and those
+    /// whose load failed on all workers.
     pub(super) fn fail_hopeless(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
         let group = &self.models[model];
         let too_old = group.only_too_old();
@@ -205,7 +205,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether some worker that takes requests could serve this lane, now or when it has room.
+    /// True if some worker that accepts requests could serve this lane, now or when it has room.
     fn has_candidate(&self, model: ModelId, lane: &LaneKey) -> bool {
         let mut able = self.models[model].serving.able(lane.needs_core1);
         able.any(|key| self.workers.get(&key).is_some_and(|worker| lane.admits(worker)))

@@ -1,7 +1,8 @@
-//! What a multiplexer serves now, and how near it is to each of its other models.
+//! The models that a multiplexer serves now, and how near it is to each of its other models.
 //!
-//! The gates say what it may be sent; what its slots are doing only informs the choice of whom to ask for a model that
-//! nobody serves. The worker alone decides what it loads, so nothing here is ever assumed: what it said last counts.
+//! The gates determine the requests that it may be sent. The slot states only influence which worker is assigned to
+//! load an unserved model. The worker alone decides what it loads, so the relay assumes nothing and uses the last
+//! report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,49 +20,49 @@ use super::event::{Gate, LoadFailure, Model, NewMultiplexer};
 pub(super) struct Multiplexer {
     /// The worker's name at every relay.
     pub(super) instance: Arc<str>,
-    /// What may be sent, by the model's id. A model that is not here is not served.
+    /// The requests that may be sent, by the model's id. A model without an entry is not served.
     gates: BTreeMap<Model, Gate>,
-    /// What each slot that can hold a model says about it, by its id.
+    /// The reports of each slot that can hold a model, by the model's id.
     offers: BTreeMap<Model, Vec<Offer>>,
-    /// From each further name of a model to its id.
+    /// From each alias to the id of its model.
     aliases: BTreeMap<Model, Model>,
-    /// How many of our requests it has, by the names that were asked for: what those stand for may change.
+    /// The number of this relay's requests on it, by the requested names, because their meaning may change.
     running: BTreeMap<Model, u32>,
 }
 
-/// What one slot says about one model that it can hold.
+/// One slot's report on one model that it can hold.
 #[derive(Debug)]
 struct Offer {
-    /// Which slot of the worker.
+    /// The slot's index.
     slot: usize,
-    /// As of `at`.
+    /// The report as of `at`.
     said: nearness::Offer,
     at: Moment,
-    /// When a slot that is on its way to the model will be there, if it said.
+    /// When a slot that is loading the model will be ready, if it reported an ETA.
     ready: Option<Moment>,
     failed: Option<Failed>,
-    /// Whether the worker said that it has forgotten who waits for the model, which it says by its failure.
+    /// True if the worker has discarded the demand for the model, which its failure implies.
     forgot: bool,
 }
 
-/// Why a slot cannot load a model now.
+/// The reason why a slot cannot load a model now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Failed {
     pub(super) code: LoadFailure,
-    /// When it may be asked again; `None`: when it says something else.
+    /// When the load may be tried again; `None`: not before the next report.
     pub(super) until: Option<Moment>,
-    /// What it said to people.
+    /// The worker's human-readable message.
     pub(super) message: String,
 }
 
-/// Whether a worker may be asked to load a model.
+/// A worker's eligibility to load a model.
 #[derive(Debug)]
 pub(super) enum Standing<'a> {
-    /// It may; how near it is.
+    /// It can; how near it is.
     Able(Nearness),
-    /// Every slot of it that can hold the model said that it cannot now.
+    /// Every slot that can hold the model reported that it cannot load it now.
     Failed(&'a Failed),
-    /// It is about to leave.
+    /// The worker is about to leave.
     Leaving,
 }
 
@@ -76,27 +77,28 @@ impl Multiplexer {
         }
     }
 
-    /// What the worker means by a name. All names of one model share its gate, its slots and its count.
+    /// Returns the id of the model that the worker means by a name. All names of one model share its gate, slots and
+    /// count.
     pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
         self.aliases.get(name).unwrap_or(name)
     }
 
-    /// Whether any of its models has a further name.
+    /// True if any of its models has an alias.
     pub(super) fn has_aliases(&self) -> bool {
         !self.aliases.is_empty()
     }
 
-    /// The model's gate; `None` while it is shut.
+    /// Returns the model's gate; `None` while it is closed.
     pub(super) fn gate(&self, model: &Model) -> Option<Gate> {
         self.gates.get(self.id(model)).copied()
     }
 
-    /// All that it serves now.
+    /// All models that it serves now.
     pub(super) fn gates(&self) -> impl Iterator<Item = (&Model, &Gate)> {
         self.gates.iter()
     }
 
-    /// Takes in the gates of now, all of them, and returns those that opened or shut.
+    /// Replaces all gates, and returns the models whose gate opened or closed.
     pub(super) fn set_gates(&mut self, gates: &[(Model, Gate)]) -> BTreeSet<Model> {
         let new: BTreeMap<_, _> = gates.iter().cloned().collect();
         let old = std::mem::replace(&mut self.gates, new);
@@ -104,7 +106,7 @@ impl Multiplexer {
         old.symmetric_difference(&new).cloned().collect()
     }
 
-    /// It refused a request for want of a slot: until its next word it has none beyond those in use.
+    /// Records that it refused a request because it has no slot: until its next report it has none beyond those in use.
     pub(super) fn handle_refusal(&mut self, model: &Model) {
         let own = self.own(model);
         let id = Model::clone(self.id(model));
@@ -113,7 +115,7 @@ impl Multiplexer {
         }
     }
 
-    /// How many of our requests for the model it has, by whatever names.
+    /// Returns the number of this relay's requests for the model on it, by all names.
     pub(super) fn own(&self, model: &Model) -> u32 {
         let id = self.id(model);
         self.running.iter().filter(|(name, _)| self.id(name) == id).map(|(_, running)| *running).sum()
@@ -132,15 +134,15 @@ impl Multiplexer {
         }
     }
 
-    /// Takes in what the slots are doing; returns whether a name stands for another model now.
+    /// Replaces the slot reports; returns true if a name means another model now.
     pub(super) fn set_slots(&mut self, slots: &[Slot], now: Moment) -> bool {
         self.offers = offers(slots, now);
         let new = aliases(slots);
         std::mem::replace(&mut self.aliases, new) != self.aliases
     }
 
-    /// Whether it may be asked for a model, and how near it is. A worker whose slots say nothing of a model that it
-    /// advertises is asked when nobody else can be.
+    /// Returns whether it can be assigned to load a model, and how near it is. A worker whose slots report nothing on a
+    /// model that it advertises is assigned only if no other worker can be.
     pub(super) fn standing(&self, model: &Model, now: Moment) -> Standing<'_> {
         let offers = self.offers.get(self.id(model)).map_or(&[][..], Vec::as_slice);
         if offers.is_empty() {
@@ -153,8 +155,8 @@ impl Multiplexer {
         failed.min_by(|a, b| a.sooner(b)).map_or(Standing::Leaving, Standing::Failed)
     }
 
-    /// How near it is to a model that it may be asked for, where it was asked already for `others` and has not begun with
-    /// them: each of them takes the nearest slot that is free, can hold it, and is not another's. All by their ids.
+    /// Returns how near it is to a model if it has already been assigned `others` and has not begun to load them: each
+    /// of them uses the nearest slot that is free, can hold it, and is not used by another. All models are given by id.
     pub(super) fn nearness_beside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
         let offers = self.offers.get(model).map_or(&[][..], Vec::as_slice);
         let mut near: Vec<_> = offers.iter().filter_map(|offer| Some((offer.nearness(now)?, offer))).collect();
@@ -169,23 +171,23 @@ impl Multiplexer {
         near.into_iter().map(|(nearness, _)| nearness).min().unwrap_or(Nearness::Far)
     }
 
-    /// Whether a slot is on its way to the model of this id, or there.
+    /// True if a slot is loading the model of this id, or holds it.
     pub(super) fn is_coming(&self, model: &Model) -> bool {
         let is_coming = |offer: &Offer| offer.said.way == Way::Coming;
         self.offers.get(model).is_some_and(|offers| offers.iter().any(is_coming))
     }
 
-    /// Whether somebody asked one of its slots for the model, or one is on its way there for another reason.
+    /// True if one of its slots has demand for the model, or is loading it for another reason.
     pub(super) fn is_asked(&self, model: &Model) -> bool {
         self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.said.is_asked()))
     }
 
-    /// Whether it said that a load of the model failed, and with that forgot what waits for it.
+    /// True if it reported that a load of the model failed, and so discarded its demand.
     pub(super) fn has_forgotten(&self, model: &Model) -> bool {
         self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.forgot))
     }
 
-    /// How long until a slot that is on its way to the model is there, if it said.
+    /// Returns the time until a slot that is loading the model is ready, if it reported an ETA.
     pub(super) fn eta(&self, model: &Model, now: Moment) -> Option<Span> {
         let offers = self.offers.get(self.id(model))?;
         offers.iter().filter_map(|offer| offer.ready).min().map(|ready| ready.since(now).max(0))
@@ -193,7 +195,7 @@ impl Multiplexer {
 }
 
 impl Failed {
-    /// Orders by when there will be another try; never comes last.
+    /// Orders by the time of the next try; never comes last.
     pub(super) fn sooner(&self, other: &Self) -> std::cmp::Ordering {
         (self.until.is_none(), self.until).cmp(&(other.until.is_none(), other.until))
     }
@@ -220,7 +222,7 @@ impl Offer {
 
 fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
     if slot.state == SlotState::Stopping {
-        // It will load nothing any more, whatever it could not load before.
+        // The slot will load nothing any more, whatever failed before.
         return None;
     }
     if slot.state == SlotState::Quarantined {
@@ -249,7 +251,7 @@ fn offers(slots: &[Slot], now: Moment) -> BTreeMap<Model, Vec<Offer>> {
     offers
 }
 
-/// An id is never an alias; of two models that have the same one, the first counts.
+/// An id is never an alias. If two models have the same alias, the first model wins.
 fn aliases(slots: &[Slot]) -> BTreeMap<Model, Model> {
     let models = || slots.iter().flat_map(|slot| &slot.models);
     let ids: BTreeSet<&str> = models().map(|model| model.id.as_str()).collect();

@@ -1,27 +1,28 @@
-//! Which worker gets a request: lowest load wins, ties by rotation, found without a look at the others.
+//! Selects the worker for a request: the lowest load wins, ties are broken by rotation, without a scan of the other
+//! workers.
 
 use std::collections::BTreeSet;
 
 use super::event::WorkerKey;
 
-/// A worker's place among those with room. Ordered: least loaded, then longest not served; those that fail the model last.
+/// A worker's rank among those with room: least loaded first, then longest unused; workers that fail the model last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Rank {
     pub(super) is_failing: bool,
     pub(super) load: u32,
-    /// The number of the last sending to it.
+    /// The number of the last dispatch to it.
     pub(super) turn: u64,
     pub(super) worker: WorkerKey,
 }
 
 impl Rank {
-    /// The rank of the same worker among those of a model that it does not fail.
+    /// Returns the rank of the same worker for a model that it does not fail.
     pub(super) fn as_sound(self) -> Self {
         Self { is_failing: false, ..self }
     }
 }
 
-/// The workers that have room for one model, kept apart by what they can carry.
+/// The workers that have room for one model, separated by what they can carry.
 #[derive(Debug, Default)]
 pub(super) struct Available {
     core1: BTreeSet<Rank>,
@@ -37,7 +38,7 @@ impl Available {
         self.side(core1).remove(rank);
     }
 
-    /// The best worker that `suits`. Those that do not are few: workers that failed the very request.
+    /// Returns the best worker that `suits`. Few do not: those that failed this request.
     pub(super) fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<WorkerKey> {
         let first = |side: &BTreeSet<Rank>| side.iter().find(|rank| suits(rank.worker)).copied();
         let core1 = first(&self.core1);

@@ -1,14 +1,14 @@
-//! How much of the queue the requests of one key fill.
+//! The share of the queue that the requests of one key fill.
 //!
-//! Only requests that come with a [`QueueShare`] are counted. One of them may always wait, however small the share: else a
-//! key would be useless whenever all workers are busy. A requeue is admitted beyond the share, and counts.
+//! Only requests with a [`QueueShare`] are counted. One of them may always wait, however small the share: otherwise a
+//! key would be useless whenever all workers are busy. A requeue is admitted beyond the share, and is counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::event::{QueueShare, Settings};
 
-/// What waits, by whose it is. Nobody of whom nothing waits is in it.
+/// The waiting requests by key. Keys without waiting requests are absent.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<Arc<str>, Held>);
 
@@ -19,7 +19,7 @@ struct Held {
 }
 
 impl Shares {
-    /// Whether a request with this share and so large a body may not wait beside what waits already.
+    /// True if the share has no room for another request with a body of this size.
     pub(super) fn is_full_for(&self, share: &QueueShare, bytes: u64, settings: &Settings) -> bool {
         let Some(held) = self.0.get(&share.key) else { return false };
         let part = |whole: u64| u64::try_from(u128::from(whole) * u128::from(share.percent) / 100).unwrap_or(whole);
@@ -43,7 +43,7 @@ impl Shares {
         }
     }
 
-    /// Of how many keys something waits.
+    /// The number of keys with waiting requests.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.len()

@@ -1,8 +1,8 @@
 //! Requests whose worker sends nothing: an engine that hangs while its health check succeeds.
 //!
-//! Such a request is taken from its worker and sent to another one, but only if that one has room now: a worker that is reading a
-//! long prompt is as silent as one that hangs, so what it has done is not thrown away for a place in the queue. Each such move spends
-//! one of the three attempts, and goes to a worker that the request was not taken from before.
+//! Such a request is moved to another worker, but only if that one has room now: a worker that reads a long prompt is
+//! as silent as one that hangs, so its work is not thrown away for a place in the queue. Each move spends one of the
+//! three requeues, and goes to a worker that the request was not revoked from before.
 
 use super::Dispatch;
 use super::clock::Moment;
@@ -12,8 +12,8 @@ use super::registry::Worker;
 use super::request::{MAX_REQUEUES, State};
 
 impl Dispatch {
-    /// Returns the attempt that [`Event::Silent`](super::Event::Silent) would end: that of a running request which another worker
-    /// can take now.
+    /// Returns the attempt that [`Event::Silent`](super::Event::Silent) would end: that of a running request which
+    /// another worker can serve now.
     pub fn can_move(&self, request: RequestKey) -> Option<u32> {
         self.worker_to_move_to(request)?;
         self.requests.get(&request).map(|request| request.attempts)

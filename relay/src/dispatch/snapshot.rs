@@ -1,4 +1,4 @@
-//! What can be asked of the core. Nothing here changes anything.
+//! Read-only queries of the core.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,107 +11,107 @@ use super::registry::Worker;
 use super::request::State;
 use super::residency::Standing;
 
-/// One worker, as it stands.
+/// The state of one worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerSnapshot {
     /// Its connection.
     pub key: WorkerKey,
-    /// What it advertises, sorted.
+    /// The models that it advertises, sorted.
     pub models: Vec<Model>,
     /// The models of those whose requests its backend fails, sorted.
     pub failing: Vec<Model>,
-    /// What it serves now of that: all, without a multiplexer.
+    /// The models of those that it serves now: all, without a multiplexer.
     pub open: Vec<Model>,
-    /// What it acknowledged.
+    /// The acknowledged number of requests at a time.
     pub max_concurrent: u32,
-    /// Whether it speaks `core1`.
+    /// True if it speaks `core1`.
     pub core1: bool,
-    /// Everything it runs, as far as is known.
+    /// Its total load, as far as it is known.
     pub load: u32,
-    /// Its last word on its load.
+    /// Its last load report.
     pub reported_load: u32,
-    /// Our requests on it, oldest first.
+    /// This relay's requests on it, oldest first.
     pub in_flight: Vec<RequestKey>,
-    /// Whether it gets nothing new.
+    /// True if it gets no new requests.
     pub draining: bool,
-    /// Its last grant, less what it refused since; for a multiplexer, sums.
+    /// Its last grant, less its refusals since; for a multiplexer, sums.
     pub grant: Option<Grant>,
-    /// What a multiplexer serves now, by ids, sorted, less what it refused since; `None` without one.
+    /// The gates of a multiplexer, by model id, sorted, less its refusals since; `None` without one.
     pub gates: Option<Vec<(Model, Gate)>>,
 }
 
-/// One model, as it stands.
+/// The state of one model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelSnapshot {
     /// Its name.
     pub model: Model,
-    /// The model that requests by this name count for.
+    /// The model that requests by this name are counted as.
     pub counted_as: Model,
-    /// How many requests wait for it.
+    /// The number of waiting requests for it.
     pub waiting: u32,
     /// The age of the oldest of them.
     pub oldest: Option<Duration>,
-    /// How many workers that are not draining serve it, or could if they loaded it.
+    /// The number of workers that are not draining and serve it, or could if they loaded it.
     pub workers: usize,
-    /// How many of those serve it now.
+    /// The number of those that serve it now.
     pub open_workers: usize,
-    /// The multiplexer that was asked to load it.
+    /// The multiplexer that was assigned to load it.
     pub asked: Option<WorkerKey>,
 }
 
-/// Where a request is.
+/// The place of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestPlace {
-    /// It waits.
+    /// In the queue.
     Queued,
-    /// A worker has it.
+    /// On a worker.
     Running {
         /// The worker.
         worker: WorkerKey,
-        /// Which sending.
+        /// The attempt.
         attempt: u32,
     },
 }
 
 impl Dispatch {
-    /// How many requests wait.
+    /// The number of waiting requests.
     pub fn queue_len(&self) -> usize {
         self.queue.len
     }
 
-    /// Of how many keys with a share something waits.
+    /// The number of keys with a share that have waiting requests.
     #[cfg(test)]
     pub(super) fn keys_waiting(&self) -> usize {
         self.queue.shares.len()
     }
 
-    /// How many body bytes wait.
+    /// The number of waiting body bytes.
     pub fn queue_bytes(&self) -> u64 {
         self.queue.bytes
     }
 
-    /// How many requests workers have.
+    /// The number of requests on workers.
     pub fn in_flight(&self) -> usize {
         self.running.len()
     }
 
-    /// Whether nothing waits and nothing runs.
+    /// True if no request waits or runs.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// The age of the oldest request that waits.
+    /// The age of the oldest waiting request.
     pub fn oldest_age(&self, now: Now) -> Option<Duration> {
         let oldest = self.requests.get(&self.queue.oldest()?)?;
         Some(duration(self.clock.moment(now).since(oldest.arrived)))
     }
 
-    /// When a place in the queue is likely free, in whole seconds, 1 to 60.
+    /// Returns when a place in the queue is likely free, in whole seconds, 1 to 60.
     pub fn retry_after(&self, now: Now) -> u32 {
         self.retry_after_secs(self.clock.moment(now))
     }
 
-    /// Where a request is; `None` once it has ended.
+    /// Returns the place of a request; `None` once it has ended.
     pub fn place_of(&self, request: RequestKey) -> Option<RequestPlace> {
         self.requests.get(&request).map(|request| match request.state {
             State::Queued { .. } => RequestPlace::Queued,
@@ -119,7 +119,7 @@ impl Dispatch {
         })
     }
 
-    /// What waits, oldest first.
+    /// The waiting requests, oldest first.
     pub fn queued(&self) -> impl Iterator<Item = RequestKey> {
         let lanes = self.models.iter().flat_map(|group| group.queue.lanes());
         let mut queued: Vec<_> = lanes.flat_map(|(_, _, lane)| lane.keys()).collect();
@@ -127,7 +127,7 @@ impl Dispatch {
         queued.into_iter()
     }
 
-    /// Every model that a worker serves or a request asks for, sorted by name.
+    /// Every model that a worker serves or a request names, sorted by name.
     pub fn models(&self, now: Now) -> Vec<ModelSnapshot> {
         let now = self.clock.moment(now);
         let mut models: Vec<_> = self
@@ -150,52 +150,53 @@ impl Dispatch {
         models
     }
 
-    /// Every connected worker, in the order in which they came.
+    /// Every connected worker, in the order in which they joined.
     pub fn workers(&self) -> impl Iterator<Item = WorkerSnapshot> {
         self.worker_keys().into_iter().filter_map(|key| self.worker(key))
     }
 
-    /// One worker; `None` once it is lost.
+    /// Returns one worker; `None` once it is lost.
     pub fn worker(&self, worker: WorkerKey) -> Option<WorkerSnapshot> {
         self.workers.get(&worker).map(|worker| self.snapshot(worker))
     }
 
-    /// Whether any connected worker serves the model, a draining one too: it is known, if perhaps not for long.
+    /// True if any connected worker advertises the model, including a draining one.
     pub fn worker_serves(&self, model: &str) -> bool {
         self.models.find(model).is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())
     }
 
-    /// Whether a worker that takes new requests serves the model now; for a multiplexer, whether its gate is open.
+    /// True if a worker that accepts new requests serves the model now; for a multiplexer, if its gate is open.
     pub fn is_warm(&self, model: &str) -> bool {
         self.models.find(model).is_some_and(|group| !group.open.is_empty())
     }
 
-    /// Whether a connected worker with `core1` serves the model, a draining one too.
+    /// True if a connected worker with `core1` serves the model, including a draining one.
     pub fn has_core1_worker_for(&self, model: &str) -> bool {
         let any = |group: &Group| !group.serving.core1.is_empty() || !group.leaving.core1.is_empty();
         self.models.find(model).is_some_and(any)
     }
 
-    /// The one worker that takes new requests for the model, if it is the only one.
+    /// Returns the worker that accepts new requests for the model, if it is the only one.
     pub fn sole_worker_for(&self, model: &str) -> Option<WorkerKey> {
         let serving = &self.models.find(model)?.serving;
         serving.iter().next().filter(|_| serving.len() == 1)
     }
 
-    /// What workers mean by a name, each once: the ids of models that have it as an alias, or the name itself. Nothing
-    /// where nobody serves it.
+    /// Returns the distinct models that workers mean by a name: the ids of models that have it as an alias, or the name
+    /// itself. Empty if no worker serves it.
     pub fn ids_of(&self, name: &str) -> BTreeSet<Model> {
         self.models.find(name).map(Group::ids).unwrap_or_default()
     }
 
-    /// The model that requests by this name count for: the id that everybody means by it, if one may ask for that too.
+    /// Returns the model that requests by this name are counted as: the id that all workers mean by it, if clients may
+    /// request that id too.
     pub fn counted_as(&self, name: &str) -> Model {
         let ids = self.ids_of(name);
         let id = ids.first().filter(|id| ids.len() == 1 && self.worker_serves(id));
         id.cloned().unwrap_or_else(|| name.into())
     }
 
-    /// What this worker last said about why it cannot load the model.
+    /// Returns this worker's last reason why it cannot load the model.
     pub fn load_problem(&self, worker: WorkerKey, model: &Model, now: Now) -> Option<String> {
         match self.workers.get(&worker)?.standing(model, self.clock.moment(now))? {
             Standing::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),

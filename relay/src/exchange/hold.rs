@@ -1,8 +1,8 @@
 //! The first bytes of a response without a head, until their kind is known.
 //!
-//! A published worker sends the body of a response first and the status last. Bytes that begin like an event stream pass at once.
-//! Other bytes are the body of an error: they are held until the status arrives, because a client would read them as a stream
-//! without events. They pass as a stream once they exceed the limit in size or time.
+//! A published worker sends the body of a response first and the status last. Bytes that begin like an event stream
+//! pass at once. Other bytes are the body of an error: they are held until the status arrives, because a client would
+//! read them as a stream without events. They pass as a stream once they exceed the limit in size or time.
 
 use std::sync::MutexGuard;
 
@@ -15,16 +15,16 @@ use crate::budget::{Purpose, Reservation};
 /// The number of bytes that are held of one response, more than any error has.
 const MAX_HELD_BYTES: usize = 64 << 10;
 
-/// The bytes that are held.
+/// The held bytes.
 #[derive(Default)]
 pub(super) struct Held {
     bytes: BytesMut,
-    /// Their place in the budget.
+    /// Their reservation in the budget.
     reservation: Option<Reservation>,
 }
 
 impl Held {
-    /// Whether the answer is to begin with these bytes: they are an event stream, or cannot be held.
+    /// True if the response must begin with these bytes: they are an event stream, or cannot be held.
     fn must_pass(&mut self, exchange: &Exchange) -> bool {
         let len = self.bytes.len();
         if len > MAX_HELD_BYTES || event_stream::begins_with(&self.bytes) == Some(true) {
@@ -40,19 +40,19 @@ impl Held {
     }
 }
 
-/// What became of a piece.
+/// The result of pushing a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It is held, as the first one of its answer.
+    /// It is held, as the first piece of its response.
     First,
     /// It is held behind others.
     Further,
-    /// It has gone to the client, and so will all that follow.
+    /// It was passed to the client, and so will be all that follow.
     Passed,
 }
 
 impl Exchange {
-    /// Takes a piece of an answer without a head. Where it is an event stream, the answer begins with `head`.
+    /// Pushes a piece of a response without a head. If it is an event stream, the response begins with `head`.
     pub fn hold(&self, attempt: u32, bytes: &Bytes, head: Head) -> Result<Hold, PushError> {
         let mut state = self.current(attempt)?;
         let mut held = match std::mem::take(&mut state.head) {
@@ -74,7 +74,7 @@ impl Exchange {
         Ok(if is_first { Hold::First } else { Hold::Further })
     }
 
-    /// The answer begins with what is held, if its status has not come yet; whether it does.
+    /// Begins the response with the held bytes, if its status has not arrived yet; returns true if it did.
     pub fn pass_held(&self, attempt: u32, head: Head) -> bool {
         let Ok(mut state) = self.current(attempt) else { return false };
         match std::mem::take(&mut state.head) {
@@ -87,13 +87,13 @@ impl Exchange {
     }
 
     fn pass(&self, mut state: MutexGuard<'_, State>, held: Held, head: Head) -> Result<(), PushError> {
-        // From here on they are counted as unread.
+        // From here on the bytes are counted as unread.
         drop(held.reservation);
         self.give_head(&mut state, head)?;
         self.take_bytes(state, held.bytes.freeze())
     }
 
-    /// What is held, now that the status has come: nothing of an answer that has sent nothing; `None` where it has begun.
+    /// Returns the held bytes once the status has arrived, empty if nothing was sent; `None` if the response has begun.
     pub fn take_held(&self, attempt: u32) -> Option<Bytes> {
         let mut state = self.current(attempt).ok()?;
         match std::mem::take(&mut state.head) {
@@ -106,14 +106,14 @@ impl Exchange {
         }
     }
 
-    /// Whether a head was handed over.
+    /// True if a head was handed over.
     pub fn has_head(&self) -> bool {
         self.lock().head.is_given()
     }
 }
 
 impl HeadState {
-    /// Whether the client has it, or may.
+    /// True if the client has the head, or may have it.
     pub(super) fn is_given(&self) -> bool {
         matches!(self, Self::Ready(_) | Self::Taken)
     }

@@ -1,8 +1,9 @@
-//! The answer as the client's connection pulls it.
+//! The response's body, as the client's connection polls it.
 //!
-//! Bytes pass as they come. A broken event stream gets the dialect's error frame. Where every client reads that frame as an
-//! error, the body then ends without the stream's terminator: a client whose connection breaks may drop what it has read, and
-//! the frame with it. All other broken answers are aborted: a body that merely ends reads as success in every SDK.
+//! Bytes are forwarded as they arrive. A broken event stream gets the dialect's error frame. If every client handles that
+//! frame as an error, the body then ends without the stream's terminator: a client whose connection breaks may drop the
+//! bytes that it has read, including the frame. All other broken responses are aborted: every SDK treats a body that merely
+//! ends as a success.
 
 use std::io;
 use std::pin::Pin;
@@ -26,11 +27,11 @@ use super::respond::Client;
 use super::ticket::Ticket;
 use crate::exchange::{Exchange, Head};
 
-/// How long the last frame of a broken stream may take to leave towards a slow client.
+/// How long the last frame of a broken stream may take to be sent to a slow client.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 const FLUSH_LOOK: Duration = Duration::from_millis(10);
 
-/// The answer's body.
+/// The response's body.
 pub struct Answer {
     ticket: Ticket,
     exchange: Arc<Exchange>,
@@ -41,11 +42,11 @@ pub struct Answer {
     /// True if the clients of this route raise the error frame, so that the connection need not break.
     raises_frame: bool,
     length: Option<u64>,
-    /// The status allows no body: what the backend sends all the same is dropped.
+    /// True if the status allows no body: any body of the backend is dropped.
     is_bodiless: bool,
-    /// The last bytes that went out, to know whether an event is whole.
+    /// The last bytes that were sent, which show whether an event is complete.
     tail: Tail,
-    /// Of Responses.
+    /// For the Responses dialect.
     sequence_number: SequenceNumber,
     sent_any: bool,
     keepalive: Option<Keepalive>,
@@ -58,12 +59,12 @@ struct Keepalive {
 }
 
 enum Stage {
-    /// The status is out already; the backend's head is still to come.
+    /// The status has been sent already; the backend's head is still to come.
     AwaitingHead,
     Streaming,
-    /// The answer is broken, and its last bytes are on their way; wait until the connection has taken it.
+    /// The response is broken, and its last bytes are being sent; wait until the connection has accepted them.
     Flushing {
-        /// Ends the body then, and does not abort it.
+        /// True if the body is then ended and not aborted.
         ends_body: bool,
         since: tokio::time::Instant,
         look: Option<Pin<Box<Sleep>>>,
@@ -71,7 +72,7 @@ enum Stage {
     Done,
 }
 
-/// Answers with the backend's head and body, or with the error that came instead.
+/// Responds with the backend's head and body, or with the error in its place.
 pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>) -> Response {
     let head = match head {
         Ok(head) => head,
@@ -101,7 +102,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
 }
 
 impl Answer {
-    /// Answers 200 at once, so that an impatient proxy sees a byte; what happens later is said in the stream.
+    /// Responds 200 at once, so that an impatient proxy gets a byte; later errors are sent in the stream.
     pub fn awaiting_head(client: &Client, mut ticket: Ticket, keepalive: Duration) -> Response {
         ticket.mark_status(200);
         let mut answer = Self::new(client, ticket, Stage::AwaitingHead, true, None, Some(keepalive));
@@ -167,7 +168,7 @@ impl Answer {
                 self.poll_stream(cx)
             }
             Poll::Ready(Ok(head)) => {
-                // The client has been told of a stream, and would read anything else as one without events.
+                // The client expects a stream, and would read anything else as one without events.
                 let message = format!("the backend answered {}, not with a stream", head.status.as_u16());
                 let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
                 self.exchange.fail(error.clone());
@@ -186,7 +187,7 @@ impl Answer {
         let next = tokio::time::Instant::now() + keepalive.after;
         keepalive.sleep.as_mut().reset(next);
         if !between_events {
-            // Registered anew, so that the next interval is not missed.
+            // Polled again to register the waker, so that the next interval is not missed.
             let _ = keepalive.sleep.as_mut().poll(cx);
             return Poll::Pending;
         }
@@ -206,7 +207,7 @@ impl Answer {
         }
         self.sent_any = true;
         self.ticket.mark_bytes(chunk.len(), self.is_event_stream);
-        // The connection does not ask for the end of a body whose length it knows.
+        // The connection does not poll for the end of a body whose length it knows.
         if self.length == Some(self.ticket.bytes()) {
             self.ticket.mark_delivered();
         }
@@ -226,13 +227,13 @@ impl Answer {
         let error = error.clone().in_begun_response();
         let mut frame = self.dialect.error_frame(&error, &self.request_id, self.sequence_number.next());
         if !is_whole {
-            // The frame must not become a part of an event that was cut in the middle.
+            // The frame must not become a part of an incomplete event.
             frame.insert_str(0, "\n\n");
         }
         Poll::Ready(Some(Ok(Frame::data(frame.into()))))
     }
 
-    /// Ends or aborts once everything before has left: a client should see how far the answer came.
+    /// Ends or aborts the body once all previous bytes were sent: a client should see how far the response came.
     fn poll_broken_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let ends_body = ready!(self.poll_flushing(cx));
         self.stage = Stage::Done;
@@ -242,8 +243,8 @@ impl Answer {
         Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete"))))
     }
 
-    /// Yields at least once, which lets hyper write the frame, and on while the connection is still writing it. Then, whether
-    /// the body ends: what a client has not taken in time is dropped with the connection.
+    /// Yields at least once, which lets hyper write the frame, and as long as the connection is still writing it. Then
+    /// returns true if the body ends: bytes that a client has not read in time are dropped with the connection.
     fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let Stage::Flushing { ends_body, since, look } = &mut self.stage else { return Poll::Ready(false) };
         if let Some(look) = look {
@@ -279,7 +280,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// Whether frames of ours can go into the body: into a compressed one they cannot.
+/// True if the relay's frames can be inserted into the body: into a compressed one they cannot.
 fn is_event_stream(head: &Head) -> bool {
     if head.headers.contains_key(http::header::CONTENT_ENCODING) {
         return false;
@@ -288,7 +289,7 @@ fn is_event_stream(head: &Head) -> bool {
     content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
-/// nginx, and whoever follows it, buffers a stream unless told.
+/// Disables the buffering of streams in nginx, and in proxies that follow its convention.
 fn unbuffered(response: &mut Response) {
     response.headers_mut().entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
 }

@@ -1,12 +1,12 @@
-//! What browsers may do with the routes for clients.
+//! Rules for browsers on the routes for clients.
 //!
 //! | what | rule | where |
 //! |---|---|---|
-//! | a worker's response | not rendered, framed or run at the relay's origin; what could be a page is plain text | [`confine`] |
-//! | a request of a navigation, a frame, a script or an image | refused | [`admit`] |
-//! | a request of another site | refused, unless `ALLOWED_ORIGINS` has its origin | [`admit`] |
+//! | a worker's response | not rendered, framed or run at the relay's origin; content that could be a page is plain text | [`confine`] |
+//! | a request of a navigation, a frame, a script or an image | rejected | [`admit`] |
+//! | a request of another site | rejected, unless `ALLOWED_ORIGINS` has its origin | [`admit`] |
 //! | a response, read by a page of another origin | with `ALLOWED_ORIGINS` only | [`share`], [`preflight`] |
-//! | a relay on loopback that wants no keys, under an unknown name | refused, unless `PUBLIC_URL` or `ALLOWED_HOSTS` has it | [`check_host`] |
+//! | a relay on loopback that requires no keys, under an unknown name | rejected, unless `PUBLIC_URL` or `ALLOWED_HOSTS` has it | [`check_host`] |
 //!
 //! The pages of the relay and `/admin` have rules of their own: `dashboard/pages.rs` and `admin.rs`.
 
@@ -30,7 +30,7 @@ use super::{discard, method_not_allowed, text_header};
 use crate::config::{AllowedOrigins, Config};
 use crate::relay::Relay;
 
-/// With every response of a worker.
+/// Headers of every response of a worker.
 const CONFINED: [(HeaderName, &str); 3] = [
     (http::header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'; frame-ancestors 'none'"),
     (http::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -57,10 +57,10 @@ const ACTIVE_TYPES: [&str; 13] = [
     "xsl",
 ];
 
-/// How long a browser remembers what a preflight said, in seconds; no browser takes more.
+/// How long a browser caches a preflight, in seconds; no browser allows more.
 const PREFLIGHT_SECONDS: &str = "7200";
 
-/// Refuses requests that a browser sends for a page which may not use the relay.
+/// Rejects requests that a browser sends for a page which may not use the relay.
 ///
 /// # Errors
 /// As [`check_host`], for a page, a script or an image, and for a POST from a page of another site.
@@ -92,12 +92,12 @@ fn check_origin(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorKind::CrossOrigin, message))
 }
 
-/// A page that has its own name point to this machine (DNS rebinding) is of the same origin as the relay, for the browser. It cannot
-/// choose the name, so names tell.
+/// For a browser, a page whose name resolves to this machine (DNS rebinding) has the same origin as the relay. But it
+/// cannot choose the name in `Host`, so unknown names are rejected.
 ///
 /// # Errors
-/// For a relay on loopback that requires no API key: when `Host` is a name that is neither local, nor `PUBLIC_URL`'s, nor one of
-/// `ALLOWED_HOSTS`.
+/// For a relay on loopback that requires no API key: when `Host` is a name that is neither local, nor `PUBLIC_URL`'s, nor
+/// one of `ALLOWED_HOSTS`.
 pub fn check_host(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
     if config.require_api_keys || !config.listen_addr.ip().is_loopback() {
         return Ok(());
@@ -132,8 +132,8 @@ fn name_of(host: &str) -> &str {
     host.rsplit_once(':').map_or(host, |(name, _)| name)
 }
 
-/// Names that cannot be registered on the internet: without a dot, or below a domain that is kept for private use (RFC 6761, RFC 6762,
-/// RFC 8375, and ICANN for `internal`).
+/// True for names that cannot be registered on the internet: without a dot, or below a domain that is reserved for private
+/// use (RFC 6761, RFC 6762, RFC 8375, and ICANN for `internal`).
 fn is_private_name(name: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     !name.contains('.')
@@ -144,13 +144,13 @@ fn is_address(name: &str) -> bool {
     name.parse::<IpAddr>().is_ok()
 }
 
-/// `OPTIONS` of a route for clients: browsers send it before a request from a page of another origin. The key is not checked, since
-/// a preflight has none.
+/// `OPTIONS` of a route for clients: browsers send it before a request from a page of another origin. The key is not
+/// checked, since a preflight has none.
 pub async fn preflight(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let config = relay.shared.config.load();
     let headers = request.headers();
     if !headers.contains_key(ORIGIN) || !headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
-        // axum adds `Allow` for methods that a route lacks, and this one it has.
+        // axum adds `Allow` only for methods that a route lacks, and this route has OPTIONS.
         let takes_post = endpoint("POST", request.uri().path()).is_some();
         let mut response = method_not_allowed(State(Arc::clone(&relay)), request).await;
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(if takes_post { "POST" } else { "GET" }));
@@ -164,7 +164,7 @@ pub async fn preflight(State(relay): State<Arc<Relay>>, request: Request<Body>) 
     response
 }
 
-/// The answer to a preflight of an allowed origin.
+/// The response to a preflight of an allowed origin.
 fn permission(config: &Config, preflight: &HeaderMap) -> Response {
     let mut response = share(config, preflight, Response::new(Body::empty()));
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -199,7 +199,7 @@ pub fn share(config: &Config, request: &HeaderMap, mut response: Response) -> Re
     response
 }
 
-/// Keeps a worker's response from being more than data at the relay's origin.
+/// Restricts a worker's response to data at the relay's origin.
 pub fn confine(headers: &mut HeaderMap) {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (types.next(), types.next());

@@ -1,15 +1,15 @@
-//! What a request's head may not say about where it ends and for whom it is.
+//! Checks of a request's head: ambiguous ends of the body and ambiguous hosts.
 //!
-//! hyper judges the rest: lengths that contradict, spellings, line ends. With a length beside `chunked` it believes
-//! `chunked` and closes afterwards, as RFC 9112 (6.3) has it. But it accepts every list of codings that ends in `chunked`,
-//! takes off that one, and would let the relay pass on what is still coded as if it were not.
+//! hyper checks the rest: contradicting lengths, spellings, line ends. If a length is given together with `chunked`, it
+//! uses `chunked` and closes afterwards, as RFC 9112 (6.3) requires. But it accepts every list of codings that ends in
+//! `chunked`, decodes only that one, and would let the relay forward a body that is still coded as if it were not.
 
 use axum::body::Body;
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, Version};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-/// Why this request is answered with 400 and nothing more is read from its connection, if so.
+/// Returns why this request gets a 400, after which its connection is not read any more.
 pub fn fault(request: &Request<Body>) -> Option<ApiError> {
     let headers = request.headers();
     let message = if !is_chunked_or_nothing(headers) {
@@ -29,7 +29,7 @@ fn is_chunked_or_nothing(headers: &HeaderMap) -> bool {
         && codings.next().is_none()
 }
 
-/// RFC 9112 (3.2): without a host, or with two, whoever looks at it may see another one than the next.
+/// RFC 9112 (3.2): with no host or two, one program may use another host than the next.
 fn names_one_host(version: Version, headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     (hosts.next().is_some() || version == Version::HTTP_10) && hosts.next().is_none()

@@ -1,4 +1,4 @@
-//! Probes: is it alive, should it get traffic, how is it.
+//! Probes: liveness, readiness, health.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
 
-/// A fresh replica must not answer 404 for every model, so it waits so long for its first worker.
+/// How long a fresh replica waits for its first worker, so that it does not respond 404 for every model.
 const FIRST_WORKER_PATIENCE: Duration = Duration::from_secs(15);
 
 /// `GET /health`, as the runbook shows it: numbers, no names.
@@ -30,7 +30,7 @@ pub async fn health(State(relay): State<Arc<Relay>>) -> Json<Value> {
     }))
 }
 
-/// `GET /livez`: never depends on anybody else.
+/// `GET /livez`: never depends on another program.
 pub async fn livez() -> &'static str {
     "ok\n"
 }

@@ -1,5 +1,6 @@
-//! `GET /v1/models`, answered by the relay: one object that both APIs' SDKs can list. In addition to its name a model has the limits and
-//! capabilities that its workers state, from which agents configure themselves; `GET /props` has the context length alone.
+//! `GET /v1/models`, served by the relay itself: one object that both APIs' SDKs can list. In addition to its name, a model
+//! has the limits and capabilities that its workers report, which agents use to configure themselves; `GET /props` has the
+//! context length alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
     })
 }
 
-/// `GET /v1/models/{id}`; ids hold `/` and `:`.
+/// `GET /v1/models/{id}`; ids may contain `/` and `:`.
 pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, request: Request<Body>) -> Response {
     respond(&relay, &request, |caller, anthropic| {
         let names = allowed_names(&relay, caller);
@@ -57,7 +58,8 @@ pub struct PropsQuery {
     model: Option<String>,
 }
 
-/// `GET /props`, as a llama-server with several models answers it. Without `model` the context length is the smallest of all.
+/// `GET /props`, in the format of a llama-server with several models. Without `model`, the context length is the smallest
+/// of all.
 pub async fn props(
     State(relay): State<Arc<Relay>>,
     wanted: Result<Query<PropsQuery>, QueryRejection>,
@@ -88,7 +90,7 @@ fn find<'a>(relay: &Relay, names: &'a [Named], name: &str) -> Option<&'a Named> 
     named(name).or_else(|| named(&relay.providers.route(None, name).ok()?.model))
 }
 
-/// The details of each provider, read once per answer.
+/// The details of each provider, read once per response.
 #[derive(Default)]
 struct Known(HashMap<Arc<str>, Details>);
 
@@ -103,7 +105,7 @@ fn not_found(model: &str) -> ApiError {
     ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"))
 }
 
-/// Answers with the JSON that is made for the caller, in Anthropic's dialect or not.
+/// Responds with the JSON that `make` returns for the caller, in Anthropic's dialect or not.
 fn respond(
     relay: &Relay,
     request: &Request<Body>,
@@ -126,12 +128,12 @@ fn respond(
 
 pub(super) fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<Named> {
     let mut names = relay.providers.names();
-    // A key may list an alias or the id behind it: what it may ask for, it may see.
+    // A key may list an alias or the id behind it: it shows all names that it may request.
     names.retain(|named| caller.allows_model(&named.provider, &[&named.name, &named.model]));
     names
 }
 
-/// The relay's own fields come last: nothing that a worker states can replace them.
+/// The relay's own fields come last, so that a worker's fields cannot replace them.
 fn entry(Named { name, provider, .. }: &Named, created: u64, details: &ModelDetails, anthropic: bool) -> Value {
     let mut entry = Value::Object(details.fields().clone());
     entry["id"] = json!(**name);
@@ -147,7 +149,7 @@ fn entry(Named { name, provider, .. }: &Named, created: u64, details: &ModelDeta
     entry
 }
 
-/// Nobody knows when a model was made; that of the relay's start at least does not change between two calls.
+/// The creation time of a model is unknown; the time of the relay's start at least does not change between two calls.
 fn created(relay: &Relay) -> u64 {
     let started = SystemTime::now() - relay.shared.started_at.elapsed();
     started.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())

@@ -1,6 +1,6 @@
-//! What the relay reads of a request: the model, whether a stream is wanted, and which response it continues.
+//! The parts of a request that the relay reads: the model, whether a stream is requested, and which response it continues.
 //!
-//! Nothing else is judged, and no tree is built: the body is walked once, and goes on byte for byte.
+//! Nothing else is validated, and no tree is built: the body is scanned once, and forwarded byte for byte.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,25 +11,25 @@ use modelrelay_protocol::multipart;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// What a request says about where it should go.
+/// The routing data of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routed {
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// Whether a stream is wanted.
+    /// True if a stream is requested.
     pub stream: bool,
     /// The response that this one continues.
     pub previous_response_id: Option<String>,
     span: ModelSpan,
 }
 
-/// Where the model's name stands in the body.
+/// The position of the model's name in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ModelSpan {
     place: Range<usize>,
-    /// The name is a JSON string, not plain text.
+    /// True if the name is a JSON string, not plain text.
     is_json: bool,
-    /// No name is there; a default one goes to the place, between these.
+    /// Set if there is no name; a default one is inserted at the position, between these texts.
     around: Option<(String, &'static str)>,
 }
 
@@ -45,7 +45,7 @@ impl Routed {
     }
 }
 
-/// Reads a body by its content type: JSON, or a multipart form with a `model` field. A body that names no model means the
+/// Parses a body by its content type: JSON, or a multipart form with a `model` field. A body that names no model means the
 /// default one.
 pub fn parse(content_type: Option<&str>, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     match content_type.and_then(multipart::boundary) {
@@ -95,7 +95,7 @@ fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Res
         let span = absent(start..start, "\"model\":", if is_empty { "" } else { "," });
         return Ok((default.to_owned(), span));
     };
-    // The raw value borrows from the body, so its address is its place.
+    // The raw value borrows from the body, so its address is its position.
     let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
     let place = start..start + raw.get().len();
     if let Some(default) = default.filter(|_| matches!(raw.get(), "null" | "\"\"")) {
@@ -115,7 +115,7 @@ fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Rout
     let mut models = form.iter().filter(|field| field.name == "model");
     let (model, span) = match (models.next(), models.next(), default) {
         (Some(field), None, _) => form_model(body, field.value.clone(), default)?,
-        // A part can come first where nothing comes before the parts.
+        // A part can be inserted first if no bytes precede the parts.
         (None, None, Some(default)) if body.starts_with(format!("--{boundary}").as_bytes()) => {
             let before = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n");
             (default, ModelSpan { place: 0..0, is_json: false, around: Some((before, "\r\n")) })
@@ -152,7 +152,7 @@ fn wrong_type(field: &'static str, expected: &str) -> ApiError {
 }
 
 fn invalid(error: &serde_json::Error) -> ApiError {
-    // serde_json's messages name a place and never quote more than a field's name.
+    // serde_json's messages name a position and never quote more than a field's name.
     if error.is_data() {
         ApiError::new(ErrorKind::InvalidJson, format!("the request body is not as expected: {error}"))
     } else {
@@ -185,7 +185,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
         let mut fields = Fields { model: None, stream: None, previous_response_id: None };
         while let Some(key) = map.next_key::<Key>()? {
             match key {
-                // Two readers of one body may pick different ones: the relay by the first, a backend by the last.
+                // Two readers of one body may use different ones: the relay the first, a backend the last.
                 Key::Model if fields.model.is_some() => {
                     return Err(serde::de::Error::custom("`model` is there twice"));
                 }
@@ -228,7 +228,7 @@ impl Visitor<'_> for KeyVisitor {
             b"model" => Key::Model,
             b"stream" => Key::Stream,
             b"previous_response_id" => Key::PreviousResponseId,
-            // Some readers, Go's among them, take it for the model; and of two of them the last.
+            // Some readers, Go's among them, accept it as the model; and of two of them the last.
             _ if name.eq_ignore_ascii_case(b"model") => {
                 return Err(serde::de::Error::custom("`model` is written in another case; backends may read either"));
             }

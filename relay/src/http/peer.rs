@@ -1,4 +1,4 @@
-//! What a handler may know of the connection that a request came on.
+//! The connection of a request, as far as handlers need it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,33 +19,33 @@ use crate::budget::Budget;
 use crate::net::TcpStream;
 use crate::unfinished::Unfinished;
 
-/// How long a client may take no byte of what is there for it.
+/// How long a client may read no byte of its pending output.
 pub const WRITE_PATIENCE: Duration = Duration::from_secs(120);
 
-/// The address of the connection's other end, put into every request by the listener.
+/// The address of the connection's peer, which the listener adds to every request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
-/// Whether the connection has handed all it was given to the kernel.
+/// Tracks whether the connection has passed all its output to the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Flushed(Arc<AtomicBool>);
 
 impl Flushed {
-    /// Whether nothing waits for the kernel.
+    /// True if no output waits for the kernel.
     pub fn is_flushed(&self) -> bool {
         !self.0.load(Ordering::Relaxed)
     }
 }
 
-/// The heads of a connection's requests: what has come of one is in the budget until it is whole. Bodies are counted where they are
-/// read.
+/// The heads of a connection's requests. The received bytes of a head are in the budget until it is complete. Bodies are
+/// counted where they are read.
 #[derive(Clone, Debug)]
 pub struct Heads(Arc<HeadsState>);
 
 #[derive(Debug)]
 struct HeadsState {
     unfinished: Unfinished,
-    /// A body comes, no head.
+    /// True while a body is read, not a head.
     in_body: AtomicBool,
 }
 
@@ -61,7 +61,7 @@ impl Heads {
         self.0.unfinished.receive(bytes as u64, Instant::now)
     }
 
-    /// A head is whole. The next begins when its body is dropped.
+    /// Marks a head as complete. The next one begins when its body is dropped.
     pub fn end_with(&self, body: Incoming) -> RequestBody {
         self.0.in_body.store(true, Ordering::Relaxed);
         self.0.unfinished.end();
@@ -69,7 +69,7 @@ impl Heads {
     }
 }
 
-/// A request's body as it comes.
+/// The body of a request, as it arrives.
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
@@ -99,27 +99,27 @@ impl http_body::Body for RequestBody {
     }
 }
 
-/// A client's connection that says whether its output is stuck, and breaks when it is for too long: nothing else would
-/// ever end an answer that is complete here and that nobody reads.
+/// A client's connection that tracks whether its output is blocked, and breaks if it is for too long: nothing else would
+/// ever end a response that is complete here and that its client does not read.
 #[derive(Debug)]
 pub struct ClientIo {
     inner: TcpStream,
     blocked: Flushed,
     patience: Duration,
-    /// Runs while the output is stuck.
+    /// Runs while the output is blocked.
     giving_up: Option<Pin<Box<Sleep>>>,
     heads: Heads,
     place: OwnedSemaphorePermit,
 }
 
 impl ClientIo {
-    /// Watches `inner`, which takes one place of its listener, and breaks when its output is stuck for longer than
-    /// `patience`.
+    /// Wraps `inner`, which occupies one place of its listener. The connection breaks if its output is blocked for longer
+    /// than `patience`.
     pub fn new(inner: TcpStream, patience: Duration, budget: Arc<Budget>, place: OwnedSemaphorePermit) -> Self {
         Self { inner, blocked: Flushed::default(), patience, giving_up: None, heads: Heads::new(budget), place }
     }
 
-    /// A view on whether the output is stuck.
+    /// A view of whether the output is blocked.
     pub fn flushed(&self) -> Flushed {
         self.blocked.clone()
     }
@@ -129,18 +129,18 @@ impl ClientIo {
         self.heads.clone()
     }
 
-    /// The first bytes that the client sent, left where they are.
+    /// The first bytes from the client, without consuming them.
     pub async fn peek(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.inner.peek(buf).await
     }
 
-    /// Breaks no more when its output is stuck: whoever has it now watches it.
+    /// Disables the timeout of blocked output: the new owner of the connection watches it.
     pub fn leave_patience_to_others(&mut self) {
         self.patience = Duration::MAX;
         self.giving_up = None;
     }
 
-    /// The connection itself, and the place that it takes for as long as it is open.
+    /// The connection itself, and the place that it occupies while it is open.
     pub fn into_parts(self) -> (TcpStream, OwnedSemaphorePermit) {
         (self.inner, self.place)
     }
@@ -198,7 +198,7 @@ impl AsyncWrite for ClientIo {
     }
 }
 
-// They speak to the kernel.
+// These tests use real sockets.
 #[cfg(all(test, not(feature = "simulation")))]
 mod tests {
     use tokio::io::AsyncWriteExt;

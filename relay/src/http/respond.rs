@@ -1,4 +1,4 @@
-//! How the relay speaks to one client: its dialect, its request id, its errors.
+//! The relay's responses to one client: its dialect, its request id, its errors.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -11,27 +11,27 @@ use super::peer::Flushed;
 use crate::dashboard::journal::PER_REQUEST;
 use crate::ids;
 
-/// Longest request id that is taken over from a client.
+/// The longest request id that is accepted from a client.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
-/// What every answer to one request has in common.
+/// The common part of every response to one request.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// The id that the client is told: its own, or a new one.
+    /// The id in the response: the client's own, or a new one.
     pub request_id: String,
-    /// How errors are spelled.
+    /// The format of errors.
     pub dialect: Dialect,
-    /// Whether its connection has sent what it was given.
+    /// Tracks whether its connection has sent all its output.
     pub flushed: Option<Flushed>,
 }
 
 impl Client {
-    /// The client of a request: one for all who look at it, so that the id which an error names is the one in the headers.
+    /// The client of a request. All callers get the same one, so that the id in an error is the one in the headers.
     pub fn of<B>(request: &Request<B>) -> Self {
         request.extensions().get().cloned().unwrap_or_else(|| Self::read(request))
     }
 
-    /// Reads a request's head.
+    /// Creates the client from a request's head.
     pub fn read<B>(request: &Request<B>) -> Self {
         let request_id = own_request_id(request.headers()).map_or_else(ids::client_request_id, str::to_owned);
         Self {
@@ -41,7 +41,7 @@ impl Client {
         }
     }
 
-    /// An error answer.
+    /// An error response.
     pub fn error(&self, error: &ApiError) -> Response {
         let mut response = self.json(error.status(), self.dialect.error_body(error, &self.request_id));
         for (name, value) in error.headers() {
@@ -52,7 +52,7 @@ impl Client {
         response
     }
 
-    /// An error answer to a request that reaches no provider, with its line in the log. A path may hold anything, so that
+    /// An error response to a request that reaches no provider, with its line in the log. A path may contain anything, so
     /// only the route is logged.
     pub fn refuse(&self, method: &Method, uri: &Uri, error: &ApiError) -> Response {
         tracing::info!(
@@ -67,7 +67,7 @@ impl Client {
         self.error(error)
     }
 
-    /// A JSON answer.
+    /// A JSON response.
     pub fn json(&self, status: u16, body: Vec<u8>) -> Response {
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -77,7 +77,7 @@ impl Client {
         response
     }
 
-    /// Adds the request id under both names that SDKs look for.
+    /// Adds the request id under both names that SDKs read.
     pub fn stamp(&self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::try_from(self.request_id.as_str()) {
             headers.insert("x-request-id", value.clone());
@@ -86,7 +86,7 @@ impl Client {
     }
 }
 
-/// The client route that a path belongs to, without what the client writes into it.
+/// The client route that a path belongs to, without the parts that the client chooses.
 fn route_of(path: &str) -> Option<&'static str> {
     let fixed = POST_PATHS.iter().map(|(route, _)| *route).find(|route| *route == path);
     fixed.or_else(|| match path {

@@ -1,12 +1,12 @@
-//! Which models a client may have meant.
+//! Suggestions for unknown model names.
 
-/// How many are named.
+/// The number of suggestions.
 const SHOWN: usize = 3;
 
-/// A longer name is not compared: it costs the square of its length.
+/// Longer names are not compared: the cost is the square of the length.
 const MAX_COMPARED_CHARS: usize = 64;
 
-/// The names nearest to what was asked for, best first; none that is far from it.
+/// The names nearest to the requested one, best first; distant ones are left out.
 pub fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let asked: Vec<char> = asked.to_lowercase().chars().collect();
     if asked.len() > MAX_COMPARED_CHARS {
@@ -17,7 +17,7 @@ pub fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a
     near.into_iter().take(SHOWN).map(|(_, name)| name).collect()
 }
 
-/// How far a name is from what was asked for, in letters; nothing where it is too far.
+/// The distance of a name from the requested one, in letters; `None` if it is too far.
 fn distance_to(asked: &[char], name: &str) -> Option<usize> {
     let name: Vec<char> = name.to_lowercase().chars().take(MAX_COMPARED_CHARS + 1).collect();
     if name.len() > MAX_COMPARED_CHARS {
@@ -25,12 +25,12 @@ fn distance_to(asked: &[char], name: &str) -> Option<usize> {
     }
     let distance = edits(asked, &name);
     let (short, long) = if asked.len() < name.len() { (asked, &*name) } else { (&*name, asked) };
-    // `llama3.2` for `llama3.2:3b-instruct`, or the other way round, is near however much is missing.
+    // `llama3.2` for `llama3.2:3b-instruct`, or the reverse, is near, however much is missing.
     let is_part = short.len() >= 3 && long.windows(short.len()).any(|part| part == short);
     (is_part || distance <= long.len() / 3).then_some(distance)
 }
 
-/// Letters to change, add or leave out (Levenshtein).
+/// The number of letters to change, add or leave out (Levenshtein).
 fn edits(a: &[char], b: &[char]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (line, from) in a.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! One request's place in the relay, held by whoever answers it.
+//! A request's ticket in the relay, held by its handler or its response.
 //!
-//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below
-//! ends with it. It also counts and logs the request, once, however it ended.
+//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below ends
+//! with it. It also counts and logs the request once, however it ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::metrics::{Outcome, RequestEnd, RequestSeries};
 use crate::provider::Provider;
 use crate::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
 
-/// One request's place in the relay.
+/// The ticket of one request.
 pub struct Ticket {
     provider: Arc<Provider>,
     record: Arc<RequestRecord>,
@@ -26,13 +26,13 @@ pub struct Ticket {
     last_byte_at: Option<Instant>,
     bytes: u64,
     delivered: bool,
-    /// Why the answer was broken off.
+    /// Why the response was broken off.
     broken: Option<Outcome>,
     _lease: Option<KeyLease>,
 }
 
 impl Ticket {
-    /// A ticket for a request that is about to be submitted. `known`: the model may become a metric label.
+    /// Creates a ticket for a request that is about to be submitted. `known`: the model may become a metric label.
     pub fn new(
         provider: Arc<Provider>,
         record: Arc<RequestRecord>,
@@ -62,17 +62,17 @@ impl Ticket {
         &self.record
     }
 
-    /// How long a stream may be silent before a comment is sent, where that is wanted.
+    /// How long a stream may be silent before a comment is sent, if this is configured.
     pub fn keepalive(&self) -> Option<Duration> {
         self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.outline.is_streaming)
     }
 
-    /// The client was told this status.
+    /// Records the status that was sent to the client.
     pub fn mark_status(&mut self, status: u16) {
         self.status.get_or_insert(status);
     }
 
-    /// Bytes of the answer go to the client.
+    /// Records bytes of the response that are sent to the client.
     pub fn mark_bytes(&mut self, bytes: usize, is_event_stream: bool) {
         let now = Instant::now();
         self.bytes += bytes as u64;
@@ -92,17 +92,17 @@ impl Ticket {
         self.last_byte_at = Some(now);
     }
 
-    /// How many bytes of the answer went to the client.
+    /// The number of bytes of the response that were sent to the client.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The answer went out whole.
+    /// Records that the whole response was sent.
     pub fn mark_delivered(&mut self) {
         self.delivered = true;
     }
 
-    /// The answer was broken off for this reason, whether or not a worker had ended it by then.
+    /// Records that the response was broken off for this reason, whether or not a worker had ended it by then.
     pub fn mark_broken(&mut self, error: &ApiError) {
         self.broken = Some(Outcome::of_error(error.kind()));
     }
@@ -167,8 +167,8 @@ impl Drop for Ticket {
         let (end, _, came_at) = self.record.exchange.summary();
         let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
-        // An answer that is complete is about to be reported as such by the worker's session; its worker, which holds
-        // nothing any more, must not be told to stop it.
+        // The worker's session is about to report a complete response as such; its worker, which has no part in it any
+        // more, must not receive a cancel.
         if !matches!(end, Some(Ok(()))) {
             self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
         }

@@ -1,6 +1,7 @@
-//! Paths as people configure them: a base URL with `/v1` twice, without it, or with a slash too many.
+//! Alternative forms of paths: a base URL with `/v1` twice, without it, or with an additional slash.
 //!
-//! What can mean one route only is that route. For anything else the error names the route that was probably meant.
+//! A path that can mean only one route is treated as that route. For any other path, the error names the route that was
+//! probably meant.
 
 use axum::body::Body;
 use http::uri::PathAndQuery;
@@ -21,7 +22,7 @@ pub fn correct(request: &mut Request<Body>) {
     }
 }
 
-/// The route for clients that a path means, where it is none as it stands.
+/// The client route that a path means; `None` if the path is a route already, or means none.
 fn canonical(path: &str) -> Option<String> {
     if is_route(path) {
         return None;
@@ -29,14 +30,14 @@ fn canonical(path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let versions = parts.iter().take_while(|part| **part == "v1").count();
     let rest = parts.get(versions..)?.join("/");
-    // Below `/models`, llama-server has commands.
+    // llama-server has commands below `/models`.
     if versions == 0 && rest.starts_with("models/") {
         return None;
     }
     [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(|path| is_route(path))
 }
 
-/// The route that a path ends like.
+/// The route whose end a path has.
 pub fn meant(path: &str) -> Option<&'static str> {
     let path = path.trim_end_matches('/');
     let ends_like = |route: &str| path.ends_with(route.strip_prefix("/v1").unwrap_or(route));

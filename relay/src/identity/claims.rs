@@ -1,5 +1,5 @@
-//! What a token says of itself. Nothing of it is verified here, so nobody is let in by it: it only keeps tokens that
-//! cannot be good away from the API server.
+//! The unverified claims of a token. They admit no worker: they only keep tokens that cannot be valid away from the API
+//! server.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,33 +9,33 @@ use serde::Deserialize;
 
 use super::ServiceAccount;
 
-/// Those of a cluster have 1 to 2 KiB.
+/// The longest token; those of a cluster have 1 to 2 KiB.
 const MAX_TOKEN_BYTES: usize = 8 << 10;
-/// Our clock and the API server's may differ so much; it is as patient itself.
+/// The allowed difference between the clocks of the relay and the API server, which allows the same.
 const LEEWAY: Duration = Duration::from_secs(60);
 
-/// What a token says of itself.
+/// The unverified claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// Whose it says it is.
+    /// The account that it names.
     pub account: ServiceAccount,
-    /// When it says that its time is over.
+    /// The expiry that it names.
     pub expires: SystemTime,
 }
 
-/// Why it cannot be good.
+/// Why a token cannot be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unfit {
     /// Not the token of a ServiceAccount.
     NoToken,
-    /// Meant for somebody else.
+    /// It was issued for another audience.
     OtherAudience,
-    /// Its time is over.
+    /// It has expired.
     Expired,
 }
 
 impl Unfit {
-    /// For whoever showed it: it says no more than what they know, and which audience we have.
+    /// The message for the peer that presented it: it reveals nothing new except the relay's audience.
     pub fn told(self, audience: &str) -> String {
         match self {
             Self::NoToken => "the token is not one of a ServiceAccount, from a projected volume".to_owned(),
@@ -48,7 +48,7 @@ impl Unfit {
 }
 
 impl Claims {
-    /// Reads what a token says of itself.
+    /// Parses the claims of a token.
     pub fn read(token: &str, audience: &str, now: SystemTime) -> Result<Self, Unfit> {
         let payload = payload(token).ok_or(Unfit::NoToken)?;
         let account = ServiceAccount::of_user(&payload.sub).ok_or(Unfit::NoToken)?;
@@ -86,7 +86,7 @@ impl Audiences {
     }
 }
 
-/// The middle one of three parts, if all are what parts of a token look like.
+/// The middle one of three parts, if all of them look like parts of a token.
 fn payload(token: &str) -> Option<Payload> {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if token.len() > MAX_TOKEN_BYTES || !token.bytes().all(letter) {

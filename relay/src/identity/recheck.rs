@@ -1,4 +1,4 @@
-//! The tokens of connected workers, reviewed again and again: one after the other, so that a fleet is no flood.
+//! Reviews the tokens of connected workers periodically: one after the other, so that a large fleet is no flood.
 
 use std::sync::Weak;
 
@@ -7,7 +7,7 @@ use tokio::time::MissedTickBehavior;
 use crate::relay::Relay;
 use crate::socket::Credential;
 
-/// So many in a row without an answer, and the others wait for the next time: each may take seconds.
+/// The most reviews in a row without a result; the other workers then wait for the next interval, as each may take seconds.
 const UNKNOWN_AT_MOST: u32 = 3;
 
 /// Runs until the relay is gone.
@@ -15,7 +15,7 @@ pub async fn run(relay: Weak<Relay>) {
     let Some(interval) = relay.upgrade().map(|relay| relay.identities.recheck) else { return };
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is at once, and nobody is there yet.
+    // The first tick is immediate, and no worker is connected yet.
     ticks.tick().await;
     loop {
         ticks.tick().await;

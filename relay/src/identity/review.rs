@@ -31,7 +31,7 @@ struct User {
     username: String,
 }
 
-/// Asks the API server; the error says why it could not be asked.
+/// Sends the token to the API server; the error states why no result is known.
 pub(super) async fn review(
     api: &ClusterApi,
     token: &Secret,
@@ -48,8 +48,8 @@ pub(super) async fn review(
     judge(&answer, audience)
 }
 
-/// An authenticator that knows nothing of audiences answers with none: that is not enough, for the token may have been
-/// made for anybody.
+/// An authenticator that does not support audiences returns none. That is not sufficient, because the token may have been
+/// issued for any audience.
 fn judge(answer: &[u8], audience: &str) -> Result<Verdict, String> {
     let Review { status } =
         serde_json::from_slice(answer).map_err(|_| "the API server's answer is no TokenReview".to_owned())?;
@@ -70,7 +70,7 @@ fn told(error: CallError, token: &Secret) -> String {
         ),
         CallError::Answered { status, message, .. } => format!("the API server answered {status}: {message}"),
     };
-    // A server that does not understand what it gets may repeat it.
+    // A server that does not understand its input may repeat it.
     told.replace(token.expose(), "…")
 }
 

@@ -1,8 +1,8 @@
-//! What is known of tokens, by their SHA-256, and which are being reviewed. Time is injected.
+//! The cached results of tokens, by their SHA-256, and the pending reviews. Time is injected.
 //!
-//! A good one is believed for a minute at most, so that a fleet that comes back all at once is no flood, and no longer than
-//! its own time; a bad one is remembered for a few seconds, for a worker that has it tries it again and again. What is being
-//! reviewed is bounded by the lanes; what is known, by [`MAX_KNOWN`], where bad ones give way first.
+//! A valid token is cached for a minute at most, so that a fleet that returns all at once is no flood, and no longer than
+//! its own expiry. An invalid one is cached for a few seconds, because its worker tries it again and again. The lanes bound
+//! the pending reviews; [`MAX_KNOWN`] bounds the cached results, of which invalid tokens are evicted first.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,16 +11,16 @@ use tokio::sync::watch;
 
 use super::{Denial, Verdict};
 
-/// How long a good token is believed.
+/// How long a valid token is cached.
 const GOOD_FOR: Duration = Duration::from_secs(60);
-/// How long a bad one is remembered.
+/// How long an invalid one is cached.
 const BAD_FOR: Duration = Duration::from_secs(5);
-/// Tokens that are known at once; some hundred bytes each.
+/// The most cached tokens; some hundred bytes each.
 const MAX_KNOWN: usize = 16_384;
 
 type Answer = Option<Result<Verdict, Denial>>;
 
-/// What is known of tokens.
+/// Results and pending reviews of tokens.
 #[derive(Debug, Default)]
 pub(super) struct Reviews(HashMap<[u8; 32], Entry>);
 
@@ -30,22 +30,22 @@ enum Entry {
     Known { verdict: Verdict, until: Instant },
 }
 
-/// What is known of one token.
+/// The known state of one token.
 #[derive(Debug)]
 pub(super) enum Found {
     Known(Verdict),
-    /// Somebody is finding it out.
+    /// A review is pending.
     Pending(watch::Receiver<Answer>),
-    /// Whoever asked has to find it out, and say so here.
+    /// Unknown; the caller has to review it, and send the result here.
     Nothing(watch::Sender<Answer>),
 }
 
 impl Reviews {
-    /// What is known; where nothing is, whoever asks next waits for who asks now.
+    /// Returns the known state. Without one, the next caller waits for the result of this one.
     pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
         match self.0.get(digest) {
             Some(Entry::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
-            // A task that failed says nothing any more.
+            // A task that failed will send no result.
             Some(Entry::Pending(answer)) if answer.has_changed().is_ok() => return Found::Pending(answer.clone()),
             Some(Entry::Known { .. } | Entry::Pending(_)) | None => {}
         }
@@ -54,7 +54,7 @@ impl Reviews {
         Found::Nothing(sender)
     }
 
-    /// What was found out; `None` where that could not be told, which is not remembered.
+    /// Caches a result; `None` is an unknown one, which is not cached.
     pub(super) fn settle(
         &mut self,
         digest: &[u8; 32],
@@ -141,7 +141,7 @@ mod tests {
         reviews.settle(&digest(1), None, wall, now, wall);
         drop(sender);
         assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
-        // Its task is gone without a word.
+        // Its task ended without a result.
         assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
     }
 

@@ -1,11 +1,10 @@
 //! API keys in a JSON file (`API_KEYS_FILE`) that survives a crash at any point.
 //!
-//! Each change writes a whole new file beside the old one, forces it to disk, renames it over the old one, and forces the
-//! folder: whoever looks, after whatever, sees the old keys or the new ones. Memory follows the disk, never the other way
-//! round, so a full disk costs an admin an error and nobody a key. A file that cannot be understood is never overwritten.
-//! Before each change the file is read again: a key that somebody else put there (another relay beside this one, a person)
-//! is taken in, not lost; the regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere dies here within a
-//! minute.
+//! Each change writes a whole new file next to the old one, syncs it, renames it over the old one, and syncs the folder:
+//! after any failure, a reader sees either the old keys or the new ones. Memory follows the disk, never the reverse, so a
+//! full disk causes an error for an admin but loses no key. A file that cannot be parsed is never overwritten. Before each
+//! change the file is read again: a key that another writer added (a second relay, an operator) is adopted, not lost. The
+//! regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere is rejected here within a minute.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +20,7 @@ use super::{
 };
 use crate::blocking;
 
-/// [`MAX_KEYS`] of the largest keys would be more; a file of this size is not one of ours.
+/// The largest file. [`MAX_KEYS`] of the largest keys would be more; but a larger file was not written by a relay.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Keys in a file.
@@ -33,14 +32,14 @@ pub struct FileKeyStore {
 struct Shared {
     path: PathBuf,
     keys: ArcSwap<KeySet>,
-    /// One change at a time, over the reading, writing and swapping; only ever taken on a thread that may block.
+    /// Serializes changes, including the reading, writing and swapping; only locked on a thread that may block.
     change: Mutex<()>,
 }
 
 impl FileKeyStore {
-    /// Reads the file; one that is not there yet is empty. An error names the file and says what is wrong with it.
+    /// Reads the file; a missing one is empty. An error names the file and the problem.
     pub fn open(path: &Path) -> Result<Self, KeyStoreError> {
-        // A link is followed now: renaming over it would replace the link, not what it stands for.
+        // A link is followed now: a rename over it would replace the link, not its target.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let records = read(&path)?.unwrap_or_default();
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records));
@@ -48,8 +47,8 @@ impl FileKeyStore {
     }
 }
 
-/// Reads the keys as a start would, and makes and removes a file as a change of them would: an error says why keys could
-/// not be kept.
+/// Reads the keys as a start does, and creates and removes a file as a change does: an error states why keys could not be
+/// stored.
 pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     let store = FileKeyStore::open(path)?;
     let path = &store.shared.path;
@@ -86,8 +85,8 @@ impl KeyStore for FileKeyStore {
 }
 
 impl FileKeyStore {
-    /// A disk may take seconds; the threads that serve requests do not wait for it. Once asked for, a change is finished
-    /// even if nobody waits for its answer any more.
+    /// Runs a change on a thread that may block, because a disk may take seconds. Once started, it is completed even if its
+    /// future is dropped.
     fn run<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Shared) -> Result<T, KeyStoreError> + Send + 'static,
@@ -136,8 +135,8 @@ impl Shared {
         self.change(|_| Ok((changed, ())))
     }
 
-    /// Applies `edit` to the keys of file and memory together. It says whether anything changed; only then is the file
-    /// written. Memory takes over what the disk has.
+    /// Applies `edit` to the merged keys of file and memory. `edit` returns whether it changed anything; only then is the
+    /// file written. Memory adopts the state of the disk.
     fn change<T>(
         &self,
         edit: impl FnOnce(&mut Vec<KeyRecord>) -> Result<(bool, T), KeyStoreError>,
@@ -151,14 +150,14 @@ impl Shared {
             })?),
             false => None,
         };
-        // Also without a change of ours: somebody else's, a revocation above all, counts from here on.
+        // Also without a change by this relay: changes by others, above all revocations, are in effect from here on.
         self.keys.store(Arc::new(self.keys.load().renewed(records)));
         renamed.map_or(Ok(()), |renamed| renamed.sync_folder(&self.path))?;
         Ok(answer)
     }
 
-    /// What is in the file, with this process's times of last use. Without a file: what is in memory, so that a deleted
-    /// file comes back.
+    /// The keys of the file, with this process's times of last use. Without a file, the keys in memory, so that a deleted
+    /// file is restored.
     fn merged(&self, stored: Option<Vec<KeyRecord>>) -> Vec<KeyRecord> {
         let known = self.keys.load();
         let Some(mut stored) = stored else { return known.records() };
@@ -172,7 +171,7 @@ impl Shared {
     }
 }
 
-/// The new file is in place; its name is not yet known to be on disk.
+/// The new file is in place, but its name may not be on disk yet.
 struct Renamed;
 
 impl Renamed {
@@ -186,7 +185,7 @@ impl Renamed {
     }
 }
 
-/// `None` when there is no file yet.
+/// Reads the file; `None` if it does not exist yet.
 fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
     let shown = path.display();
     let unavailable = |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; it is left as it is"));
@@ -202,20 +201,20 @@ fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
     stored::decode(&text).map(Some).map_err(unavailable)
 }
 
-/// Everything up to and with the rename; after an error the old file is as it was.
+/// Writes the file, up to and including the rename; after an error the old file is unchanged.
 fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
     let text = stored::encode_pretty(records)?;
     let temporary = temporary_beside(path);
     let written = write_new(&temporary, &text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // Its bytes may be what the disk is full of.
+        // Its bytes may be the reason why the disk is full.
         let _ = fs::remove_file(&temporary);
     }
     written.map(|()| Renamed)
 }
 
 fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
-    // Left behind by a crash; a new one is made so that its mode is ours and a link is not followed.
+    // A crash may have left it behind. A new file is created so that its mode is right and a link is not followed.
     match fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) | Ok(()) => {}
@@ -226,7 +225,8 @@ fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// In the same folder, so that the rename stays on one file system; one name, so that crashes leave one file at most.
+/// The temporary file: in the same folder, so that the rename stays on one file system, with one name, so that crashes
+/// leave one file at most.
 fn temporary_beside(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -279,7 +279,7 @@ mod tests {
         let again = open(&path);
         let mut listed = again.list();
         assert_eq!(listed, store.list());
-        // Both may have been made in the same millisecond.
+        // Both may have been created in the same millisecond.
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         assert_eq!(
             (&listed[0].name, &listed[0].limits, listed[0].last_used_at.is_some()),
@@ -343,7 +343,7 @@ mod tests {
         let store = open(&path);
         let key = store.create(new_key("a")).await.expect("created");
         let before = fs::read(&path).expect("bytes");
-        // Nothing can be written beside the file: in the way is a folder that is not empty.
+        // Nothing can be written next to the file: a non-empty folder is in the way.
         fs::create_dir_all(temporary_beside(&path).join("x")).expect("a folder");
         assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
         assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
@@ -359,7 +359,7 @@ mod tests {
         let path = folder.path().join("keys.json");
         let store = open(&path);
         store.create(new_key("a")).await.expect("created");
-        // As far as a crash before the rename gets: half a new file.
+        // The state after a crash before the rename: half a new file.
         fs::write(temporary_beside(&path), "{\"version\":1,\"ke").expect("written");
         assert_eq!(open(&path).list().len(), 1);
         store.create(new_key("b")).await.expect("created");
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!((written(&path), inode(&path)), before);
         store.verify(&key.secret, SystemTime::now()).expect("valid");
         store.flush().await.expect("flushed");
-        // Not by its time: two writes may fall into one tick of the file system's clock.
+        // Not by its modification time: two writes may fall into one tick of the file system's clock.
         assert_ne!(fs::read(&path).expect("a file"), content);
     }
 

@@ -4,17 +4,17 @@ use sha2::{Digest, Sha256};
 
 use super::KEY_PREFIX;
 
-/// Without `-`, which parts the key, and without characters that are mistaken for each other: 32, so that each is five
-/// random bits.
+/// The alphabet has no `-`, which separates the parts of the key, and no characters that are easily confused: 32, so that
+/// each is five random bits.
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-/// 60 bits: two ids never meet.
+/// 60 bits, so that ids do not collide.
 const ID_CHARS: usize = 12;
 /// 160 bits.
 const SECRET_CHARS: usize = 32;
-/// A longer value is nobody's key, and is not hashed.
+/// A longer value cannot be a key, and is not hashed.
 const MAX_PRESENTED_BYTES: usize = 256;
 
-/// A key before it is kept.
+/// A key before it is stored.
 pub(super) struct FreshKey {
     pub(super) id: String,
     pub(super) whole: String,

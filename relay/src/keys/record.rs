@@ -1,4 +1,4 @@
-//! What is kept of a key, and its JSON.
+//! The stored part of a key, and its JSON.
 
 use std::time::SystemTime;
 
@@ -6,35 +6,35 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::KeyLimits;
 
-/// A key as it is stored. Its secret is not in it.
+/// A key as stored, without its secret.
 ///
-/// Unknown fields are an error: a store that was written by a later version must not be rewritten without what it holds.
-/// `deny_unknown_fields` and `flatten` do not go together, so the limits are a field of their own.
+/// Unknown fields are an error: a store that a later version wrote must not be rewritten without its content.
+/// `deny_unknown_fields` and `flatten` cannot be combined, so the limits are a field of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {
     /// Finds the key.
     pub id: String,
-    /// What an admin called it.
+    /// The name from the admin.
     pub name: String,
-    /// Of the whole key.
+    /// The digest of the whole key.
     #[serde(with = "hex_digest")]
     pub sha256: [u8; 32],
-    /// When it was made.
+    /// The creation time.
     #[serde(with = "time")]
     pub created_at: SystemTime,
-    /// When it was last used, as far as it was kept.
+    /// The time of last use, as of the last write.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_time")]
     pub last_used_at: Option<SystemTime>,
-    /// Whether it was made useless.
+    /// True if it was revoked.
     #[serde(default)]
     pub revoked: bool,
-    /// What it is limited to.
+    /// Its limits.
     #[serde(default)]
     pub limits: KeyLimits,
 }
 
-/// RFC 3339 in UTC, with milliseconds.
+/// Formats a time as RFC 3339 in UTC, with milliseconds.
 pub(super) fn format_time(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }

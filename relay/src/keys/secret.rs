@@ -1,13 +1,13 @@
 //! API keys in a Kubernetes Secret (`API_KEYS_SECRET`) that several relays share.
 //!
-//! It is read where it is mounted (`API_KEYS_FILE`), each second by content as the configuration is, so that checking a key
-//! never depends on the API server. It is written through the API server: read, changed, and written back only if nobody
-//! else wrote meanwhile, else from the start. Two relays can therefore both make keys and lose none, and a time of last use
-//! from a relay that has not heard of a revocation yet cannot undo it.
+//! The relay reads the Secret at its mount (`API_KEYS_FILE`), each second and by content like the configuration, so that
+//! the check of a key never depends on the API server. It writes through the API server: it reads, changes, and writes only
+//! if there was no other write meanwhile; otherwise it starts again. Two relays can therefore both create keys and lose
+//! none, and a time of last use from a relay that has not seen a revocation yet cannot undo it.
 //!
-//! The mount follows the Secret by up to a minute, so what this relay knows may be newer. A mount that lacks keys that are
-//! known here is either old, or somebody took the keys out of the Secret: the API server is asked which, in the background.
-//! Until that is clear every known key counts; a revocation counts as soon as it is seen anywhere, and for good.
+//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys,
+//! either it is old, or the keys were removed from the Secret: the relay asks the API server in the background. Until then
+//! every known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -32,13 +32,14 @@ pub use api::ClusterAccess;
 use api::{ApiError, SecretApi, StoredSecret};
 use pace::Pace;
 
-/// The keys' name in the Secret's data, and with that the name of the mounted file.
+/// The name of the keys in the Secret's data, and so of the mounted file.
 pub const DATA_KEY: &str = "keys.json";
-/// What Kubernetes allows all values of a Secret together.
+/// Kubernetes' limit for all values of a Secret together.
 const MAX_SECRET_BYTES: usize = 1 << 20;
-/// How long an admin waits for a change at most: the API server may be restarting, a person will not wait for long.
+/// The longest time that an admin waits for a change: the API server may be restarting, but a person does not wait for
+/// long.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(8);
-/// First wait before the API server is asked about a mount that lacks keys, and the longest between two tries.
+/// The first wait before the API server is asked about a mount that lacks keys, and the longest between two attempts.
 const DOUBT_WAIT: Duration = Duration::from_secs(1);
 const MAX_DOUBT_WAIT: Duration = Duration::from_secs(60);
 
@@ -52,35 +53,35 @@ struct Shared {
     api: SecretApi,
     mount: PathBuf,
     keys: ArcSwap<KeySet>,
-    /// One change at a time, over the reading, writing and swapping.
+    /// Serializes changes, including the reading, writing and swapping.
     turn: tokio::sync::Mutex<()>,
     error: Mutex<Option<String>>,
 }
 
-/// The Secret's keys, about to be changed.
+/// The Secret's keys before a change.
 struct Draft {
     records: Vec<KeyRecord>,
-    /// What the Secret holds besides.
+    /// The size of the Secret's other values.
     other_bytes: usize,
 }
 
-/// How one try to change the Secret failed.
+/// Why one attempt to change the Secret failed.
 enum Failure {
-    /// It may go better soon.
+    /// The next attempt may succeed.
     Passing(ApiError),
     Final(KeyStoreError),
 }
 
 impl SecretKeyStore {
-    /// Reads the mounted keys, none where nothing is mounted yet, and follows them until the store is dropped. The API
-    /// server is not asked. Needs a tokio runtime.
+    /// Reads the mounted keys, none if nothing is mounted yet, and follows them until the store is dropped. Does not call
+    /// the API server. Needs a tokio runtime.
     pub fn open(mount: &Path, access: ClusterAccess) -> Result<Self, KeyStoreError> {
         let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
         let records = match watch.look() {
             Some(Ok(text)) => decode(&text).map_err(|why| {
                 KeyStoreError::Unavailable(format!("{}: {why}; it is left as it is", mount.display()))
             })?,
-            // An optional mount is empty until there are keys.
+            // An optional mount is empty until keys exist.
             Some(Err(_)) | None => None,
         };
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records.unwrap_or_default()));
@@ -95,7 +96,7 @@ impl SecretKeyStore {
         Ok(Self { shared })
     }
 
-    /// Once asked for, a change is finished even if nobody waits for its answer any more.
+    /// Runs a change. Once started, it is completed even if its future is dropped.
     fn run<T, F>(&self, change: impl FnOnce(Arc<Shared>) -> F) -> StoreFuture<'_, T>
     where
         T: Send + 'static,
@@ -137,7 +138,7 @@ impl Shared {
     async fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
         let fresh = request.into_fresh()?;
         self.change(|draft| {
-            // An earlier try may have been written although its answer was lost.
+            // An earlier attempt may have been written although its response was lost.
             if draft.records.iter().any(|record| record.id == fresh.record.id) {
                 return Ok((false, ()));
             }
@@ -168,8 +169,8 @@ impl Shared {
         .await
     }
 
-    /// Writes times of last use only where they are a whole interval ahead of what is stored. Of several relays that all
-    /// see a key used, the first to come writes and the others find nothing to do.
+    /// Writes times of last use only if they are a whole interval ahead of the stored ones. Of several relays that all see
+    /// a key used, the first one writes and the others have nothing to do.
     async fn flush(&self) -> Result<(), KeyStoreError> {
         let keys = self.keys.load_full();
         if !keys.keys.values().any(|key| is_ahead(key.record_now().last_used_at, key.record.last_used_at)) {
@@ -185,7 +186,7 @@ impl Shared {
         .await
     }
 
-    /// Applies `edit` to the keys that the Secret holds now. It says whether anything is to be written, and may be called
+    /// Applies `edit` to the present keys of the Secret. `edit` returns whether anything must be written, and may be called
     /// again with newer keys.
     async fn change<T>(
         &self,
@@ -199,7 +200,7 @@ impl Shared {
             let error = match self.try_change(&mut edit, pace.deadline()).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Final(error)) => return Err(error),
-                // A try that the deadline has cut short knows less than the one before it.
+                // The error of an attempt that the deadline cut short explains less than the one before it.
                 Err(Failure::Passing(error)) if pace.is_over() => before.unwrap_or(error),
                 Err(Failure::Passing(error)) => error,
             };
@@ -217,7 +218,7 @@ impl Shared {
     ) -> Result<T, Failure> {
         let secret = self.api.read(deadline).await.map_err(|error| self.judge(error))?;
         let records = self.records_in(&secret).map_err(Failure::Final)?;
-        // What was lost with its Secret comes back with the next change.
+        // Keys that were lost with their Secret are restored with the next change.
         let records = self.merged(records.unwrap_or_else(|| self.keys.load().records()));
         let mut draft = Draft { records, other_bytes: secret.other_bytes };
         let (is_changed, answer) = edit(&mut draft).map_err(Failure::Final)?;
@@ -230,12 +231,12 @@ impl Shared {
                 .map_err(|error| Failure::Final(KeyStoreError::Unavailable(error.to_string())))?;
             self.api.write(&secret.version, &text, deadline).await.map_err(|error| self.judge(error))?;
         }
-        // Also without a change of ours: somebody else's, a revocation above all, counts from here on.
+        // Also without a change by this relay: changes by others, above all revocations, are in effect from here on.
         self.keep(draft.records);
         Ok(answer)
     }
 
-    /// `None` where the Secret holds no keys, not even an empty list.
+    /// Decodes the keys; `None` if the Secret contains none, not even an empty list.
     fn records_in(&self, secret: &StoredSecret) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
         let Some(text) = &secret.keys else { return Ok(None) };
         decode(text).map_err(|why| {
@@ -243,7 +244,7 @@ impl Shared {
         })
     }
 
-    /// What is stored, with the revocations that are known here.
+    /// The stored keys, with the revocations that this relay knows.
     fn merged(&self, mut stored: Vec<KeyRecord>) -> Vec<KeyRecord> {
         let known = self.keys.load();
         for record in &mut stored {
@@ -256,7 +257,7 @@ impl Shared {
         self.keys.store(Arc::new(self.keys.load().renewed(records)));
     }
 
-    /// Each key will get a time of last use, for which there must be room too.
+    /// Checks the size. Each key will get a time of last use, which needs room too.
     fn check_size(&self, draft: &Draft) -> Result<(), KeyStoreError> {
         let mut largest = draft.records.clone();
         for record in &mut largest {
@@ -283,7 +284,7 @@ impl Shared {
         KeyStoreError::Unavailable(format!("{}: {error}", self.api.name()))
     }
 
-    /// Takes in what is mounted now. True when it lacks keys that are known here.
+    /// Adopts the mounted keys. True if known keys are missing there.
     async fn take_mount(&self, content: Content) -> bool {
         let _turn = self.turn.lock().await;
         let known = self.keys.load_full();
@@ -307,7 +308,7 @@ impl Shared {
                 self.keep(self.merged(records));
                 lacks
             }
-            // Without keys an optional mount is empty.
+            // Without keys, an optional mount is empty.
             Err(_) if known.is_empty() && !self.mount.exists() => false,
             Err(why) => {
                 self.set_error(Some(why));
@@ -316,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// Asks the API server which keys there are.
+    /// Reads the keys from the API server.
     async fn look_it_up(&self) -> Result<(), KeyStoreError> {
         let _turn = self.turn.lock().await;
         let deadline = Instant::now() + CHANGE_PATIENCE;
@@ -339,7 +340,7 @@ impl Shared {
     }
 }
 
-/// Follows the mounted keys until the store is gone.
+/// Follows the mounted keys until the store is dropped.
 async fn follow(store: Weak<Shared>, mut watch: FileWatch) {
     let mut doubt: Option<Duration> = None;
     loop {
@@ -367,7 +368,7 @@ async fn follow(store: Weak<Shared>, mut watch: FileWatch) {
     }
 }
 
-/// Whether a time of last use is worth a write.
+/// True if a time of last use has to be written.
 fn is_ahead(live: Option<SystemTime>, stored: Option<SystemTime>) -> bool {
     match (live, stored) {
         (Some(live), Some(stored)) => live.duration_since(stored).is_ok_and(|ahead| ahead >= TOUCH_INTERVAL),
@@ -376,7 +377,7 @@ fn is_ahead(live: Option<SystemTime>, stored: Option<SystemTime>) -> bool {
     }
 }
 
-/// Who makes an empty Secret may write the key with nothing in it.
+/// An empty Secret may have been created with an empty value for the keys.
 fn decode(text: &[u8]) -> Result<Option<Vec<KeyRecord>>, String> {
     if text.trim_ascii().is_empty() { Ok(None) } else { stored::decode(text).map(Some) }
 }

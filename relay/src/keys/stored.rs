@@ -1,4 +1,4 @@
-//! Keys as a file or a Secret holds them.
+//! The format of keys in a file or a Secret.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::KeyRecord;
 /// The only version so far.
 const VERSION: u32 = 1;
 
-/// Unknown fields are an error, as in [`KeyRecord`].
+/// The stored form. Unknown fields are an error, as in [`KeyRecord`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredKeys {
@@ -15,7 +15,7 @@ struct StoredKeys {
     keys: Vec<KeyRecord>,
 }
 
-/// What is stored; an error says what is wrong with it.
+/// Decodes stored keys; an error states the problem.
 pub(super) fn decode(text: &[u8]) -> Result<Vec<KeyRecord>, String> {
     let stored: StoredKeys =
         serde_json::from_slice(text).map_err(|error| format!("not a file of API keys: {error}"))?;
@@ -25,14 +25,14 @@ pub(super) fn decode(text: &[u8]) -> Result<Vec<KeyRecord>, String> {
     Ok(stored.keys)
 }
 
-/// For people to read.
+/// Encodes keys in a human-readable form.
 pub(super) fn encode_pretty(records: &[KeyRecord]) -> serde_json::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(&stored(records))?;
     text.push(b'\n');
     Ok(text)
 }
 
-/// For where each byte counts.
+/// Encodes keys in the smallest form.
 pub(super) fn encode_compact(records: &[KeyRecord]) -> serde_json::Result<Vec<u8>> {
     serde_json::to_vec(&stored(records))
 }

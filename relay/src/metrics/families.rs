@@ -1,4 +1,4 @@
-//! Every family: name, help, labels, buckets. The names are the contract of dashboards and alerts.
+//! Every family: name, help, labels, buckets. Dashboards and alerts depend on the names.
 
 use std::collections::HashMap;
 
@@ -42,12 +42,12 @@ pub(super) struct Families {
     pub(super) heartbeat_rtt: HistogramVec,
     pub(super) auth_failures: IntCounterVec,
     pub(super) audit_lost: IntCounter,
-    /// Without a sample where no traces are exported.
+    /// Without a sample if no traces are exported.
     pub(super) spans_dropped: IntCounterVec,
     pub(super) overhead: HistogramVec,
     pub(super) config_info: IntGaugeVec,
     pub(super) config_ok: IntGauge,
-    /// These two have no label, and no sample where there is no TLS.
+    /// These two have no label, and no sample without TLS.
     pub(super) tls_ok: IntGaugeVec,
     pub(super) tls_expiry: IntGaugeVec,
     pub(super) build_info: IntGaugeVec,
@@ -197,7 +197,7 @@ fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) 
             let labels: HashMap<&str, &str> =
                 metric.get_label().iter().map(|pair| (pair.name(), pair.value())).collect();
             if labels.get(label) == Some(&value) {
-                // An error means that somebody else deleted it in between.
+                // An error means that another thread deleted it in between.
                 let _ = family.remove(&labels);
             }
         }
@@ -229,7 +229,8 @@ fn histogram_vec(registry: &Registry, name: &str, help: &str, buckets: &[f64], l
     registered(registry, HistogramVec::new(options, labels))
 }
 
-/// Names and labels are constants of this crate: a wrong one shows in the first test, not at a user's.
+/// Registers a collector. Names and labels are constants of this crate: a wrong one fails in the first test, not for a
+/// user.
 pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: prometheus::Result<C>) -> C {
     let collector = collector.expect("a valid name and labels");
     registry.register(Box::new(collector.clone())).expect("a name of its own");

@@ -1,9 +1,9 @@
 //! Every label value that is not a name from the configuration or from a worker.
 
-/// Where a label has no bounded value: a request without a provider, a model that nobody registered.
+/// Stands for an unbounded value: a request without a provider, a model that is not registered.
 pub const UNKNOWN: &str = "unknown";
 
-/// A label whose values are known beforehand.
+/// Defines a label with a fixed set of values.
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident => $text:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -35,9 +35,9 @@ macro_rules! label {
 label! {
     /// How a request ended.
     Outcome {
-        /// Answered below 400, to its end.
+        /// A status below 400, and the response was complete.
         Ok => "ok",
-        /// The request was wrong, ours to say or the backend's (4xx).
+        /// The request was wrong, according to the relay or the backend (4xx).
         ClientError => "client_error",
         /// The backend failed or broke off.
         UpstreamError => "upstream_error",
@@ -45,21 +45,21 @@ label! {
         QueueFull => "queue_full",
         /// No worker was free in time.
         QueueTimeout => "queue_timeout",
-        /// It took longer than it may.
+        /// It took longer than its timeout.
         RequestTimeout => "request_timeout",
-        /// No worker can carry it.
+        /// No worker supports it.
         NoWorker => "no_worker",
         /// Its worker was lost after the first byte.
         WorkerLost => "worker_lost",
         /// Its workers were lost too often.
         RequeueExhausted => "requeue_exhausted",
-        /// The client went away, or an admin ended it.
+        /// The client disconnected, or an admin cancelled it.
         Cancelled => "cancelled",
-        /// No valid key, or not for this.
+        /// No valid key, or not for this request.
         Unauthorized => "unauthorized",
-        /// Nobody has the model.
+        /// No worker has the model.
         ModelNotFound => "model_not_found",
-        /// Its provider is switched off.
+        /// Its provider is disabled.
         ProviderDisabled => "provider_disabled",
         /// Its provider was removed.
         ProviderDeleted => "provider_deleted",
@@ -73,7 +73,7 @@ label! {
         Severed => "severed",
         /// The client read too slowly.
         SlowClient => "slow_client",
-        /// The answer was too long.
+        /// The response was too long.
         StreamLimit => "stream_limit",
         /// The memory budget was full.
         Overloaded => "overloaded",
@@ -85,9 +85,9 @@ label! {
     QueueOutcome {
         /// Sent to a worker.
         Dispatched => "dispatched",
-        /// No worker in time.
+        /// No worker was free in time.
         Timeout => "timeout",
-        /// Given up by the client, an admin, or the end of its provider.
+        /// Cancelled by the client, an admin, or the end of its provider.
         Cancelled => "cancelled",
     }
 }
@@ -101,7 +101,7 @@ label! {
         HeartbeatTimeout => "heartbeat_timeout",
         /// Its worker is draining.
         Draining => "draining",
-        /// Its worker had no slot after all.
+        /// Its worker had no free slot after all.
         AtCapacity => "at_capacity",
         /// A model swap ended it.
         SeveredBySwap => "severed_by_swap",
@@ -117,7 +117,7 @@ label! {
 }
 
 label! {
-    /// Where a request was when it was cancelled.
+    /// The stage of a request when it was cancelled.
     Stage {
         /// In the queue.
         Queued => "queued",
@@ -127,13 +127,13 @@ label! {
 }
 
 label! {
-    /// Whose SDK retried.
+    /// The SDK that retried.
     ClientKind {
-        /// OpenAI's.
+        /// OpenAI's SDK.
         OpenAi => "openai",
-        /// Anthropic's.
+        /// Anthropic's SDK.
         Anthropic => "anthropic",
-        /// Another's.
+        /// Another SDK.
         Other => "other",
     }
 }
@@ -141,17 +141,17 @@ label! {
 label! {
     /// Kinds of tokens in a backend's usage.
     TokenKind {
-        /// Read.
+        /// Tokens of the prompt.
         Input => "input",
-        /// Written.
+        /// Generated tokens.
         Output => "output",
-        /// Read, and already in a cache.
+        /// Tokens of the prompt that were already in a cache.
         CachedInput => "cached_input",
     }
 }
 
 label! {
-    /// What came of a worker's connection.
+    /// The result of a worker's connection.
     ConnectionResult {
         /// Registered.
         Accepted => "accepted",
@@ -161,9 +161,9 @@ label! {
         Unverified => "unverified",
         /// Too many failures from its address.
         RateLimited => "rate_limited",
-        /// Not a WebSocket, or no proper registration.
+        /// Not a WebSocket, or no valid registration.
         BadProtocol => "bad_protocol",
-        /// Its provider is switched off.
+        /// Its provider is disabled.
         ProviderDisabled => "provider_disabled",
         /// No such provider.
         ProviderNotFound => "provider_not_found",
@@ -185,19 +185,19 @@ label! {
         HeartbeatTimeout => "heartbeat_timeout",
         /// It stopped reading.
         WriteTimeout => "write_timeout",
-        /// Against the protocol.
+        /// A violation of the protocol.
         ProtocolError => "protocol_error",
         /// A message over the limit.
         MessageTooLarge => "message_too_large",
         /// A message for which the budget has no room.
         MemoryFull => "memory_full",
-        /// A large message that comes too slowly.
+        /// A large message that arrives too slowly.
         SlowMessage => "slow_message",
-        /// The same worker dialled anew.
+        /// The same worker dialled again.
         Replaced => "replaced",
         /// The same worker has another link here.
         Duplicate => "duplicate",
-        /// Its secret was removed, or its token is not good any more.
+        /// Its secret was removed, or its token is no longer valid.
         AuthFailed => "auth_failed",
         /// Drained.
         Drained => "drained",
@@ -211,7 +211,7 @@ label! {
 }
 
 label! {
-    /// What somebody failed to log in to.
+    /// The API of a failed login.
     Realm {
         /// The client API.
         Client => "client",

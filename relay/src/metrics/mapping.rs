@@ -1,5 +1,5 @@
-//! From the words of the core and of the error table to those of the metrics; each match is complete, so that a new case
-//! must be given a label.
+//! Maps the terms of the core and of the error table to metric labels. Each match is exhaustive, so that a new case needs a
+//! label.
 
 use modelrelay_protocol::error::ErrorKind;
 
@@ -7,7 +7,7 @@ use super::labels::{Outcome, RequeueReason, Stage};
 use crate::dispatch;
 
 impl Outcome {
-    /// The outcome of a request that was answered with an error of ours.
+    /// The outcome of a request to which the relay itself responded with an error.
     pub fn of_error(kind: &ErrorKind) -> Self {
         match kind {
             ErrorKind::MalformedRequest
@@ -47,7 +47,7 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a request whose backend answered it to the end, with this status.
+    /// The outcome of a request whose backend completed the response, with this status.
     pub fn of_backend_status(status: u16) -> Self {
         match status {
             0..=399 => Self::Ok,

@@ -1,6 +1,6 @@
-//! `process_*`, by the names that every Prometheus client uses, read from `/proc/self`.
+//! `process_*`, with the names that every Prometheus client uses, read from `/proc/self`.
 //!
-//! Read here rather than with the library's own collector, which brings a parser of all of `/proc`. Where there is no
+//! It is implemented here instead of with the library's own collector, which depends on a parser of all of `/proc`. Without
 //! `/proc` the gauges stay at zero.
 
 use std::fs;
@@ -10,7 +10,7 @@ use prometheus::{Counter, Gauge, IntGauge, Registry};
 
 use super::families::registered;
 
-/// `USER_HZ`: what `/proc` counts times in, 100 on every architecture that Linux runs on today.
+/// `USER_HZ`: the unit of times in `/proc`, 100 on every architecture that Linux runs on today.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 pub(super) struct ProcessGauges {
@@ -44,7 +44,7 @@ impl ProcessGauges {
     }
 }
 
-/// Reads everything anew; called by one scrape at a time.
+/// Reads all values again; called by one scrape at a time.
 pub(super) fn show(gauges: &ProcessGauges) {
     let proc = Path::new("/proc");
     let read = |path: &str| fs::read_to_string(proc.join(path)).unwrap_or_default();
@@ -65,7 +65,7 @@ pub(super) fn show(gauges: &ProcessGauges) {
     }
 }
 
-/// CPU seconds, and seconds from boot to start. Fields are counted after the command's name, which may hold spaces.
+/// CPU seconds, and seconds from boot to start. Fields are counted after the command's name, which may contain spaces.
 fn times(stat: &str) -> Option<(f64, f64)> {
     let (_, after) = stat.rsplit_once(") ")?;
     let fields: Vec<f64> = after.split_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();

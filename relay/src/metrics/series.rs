@@ -15,17 +15,17 @@ use super::labels::{
 };
 use crate::stats::{ProviderStats, StatsReport};
 
-/// Series of models that one provider may have, endpoints counted apart. Workers name models; a worker that names others
-/// every minute must not fill the memory. Beyond it a model is `unknown`.
+/// The most series of models that one provider may have, with endpoints counted separately. Workers name models; a worker
+/// that names others every minute must not fill the memory. Beyond the limit a model is `unknown`.
 const MAX_MODEL_SERIES: usize = 8192;
 
-/// What one provider counts, in metrics and for `/admin/stats`.
+/// The counts of one provider, for metrics and for `/admin/stats`.
 pub struct ProviderSeries {
     name: Arc<str>,
     families: Arc<Families>,
     stats: Arc<ProviderStats>,
     retired: Arc<AtomicBool>,
-    /// Model, endpoint: looked up once per request.
+    /// By model and endpoint; looked up once per request.
     requests: RwLock<HashMap<(String, Endpoint), Arc<RequestSeries>>>,
 }
 
@@ -45,15 +45,15 @@ impl ProviderSeries {
         &self.name
     }
 
-    /// The series of a request. `model` is the id that workers register (an alias replaced), or `None` when nobody
-    /// registered what the client wrote.
+    /// The series of a request. `model` is the id that workers register (with aliases resolved), or `None` if no worker
+    /// registered the client's name.
     pub fn request(&self, model: Option<&str>, endpoint: Endpoint) -> Arc<RequestSeries> {
         let key = (model.unwrap_or(UNKNOWN).to_owned(), endpoint);
         let known = self.requests.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         known.unwrap_or_else(|| self.make_request(key))
     }
 
-    /// A wait in the queue ended; a requeued request's waits each count.
+    /// Observes a wait in the queue; a requeued request has several.
     pub fn queue_wait_ended(&self, outcome: QueueOutcome, waited: Duration) {
         if self.is_retired() {
             return;
@@ -62,7 +62,7 @@ impl ProviderSeries {
         self.families.queue_wait.with_label_values(&[&*self.name, outcome.as_str()]).observe(waited.as_secs_f64());
     }
 
-    /// A request went back into the queue.
+    /// Counts a requeue.
     pub fn requeued(&self, reason: RequeueReason) {
         if self.is_retired() {
             return;
@@ -71,28 +71,28 @@ impl ProviderSeries {
         self.families.requeues.with_label_values(&[&*self.name, reason.as_str()]).inc();
     }
 
-    /// A request was cancelled.
+    /// Counts a cancellation.
     pub fn cancelled(&self, reason: CancelReason, stage: Stage) {
         if !self.is_retired() {
             self.families.cancellations.with_label_values(&[&*self.name, reason.as_str(), stage.as_str()]).inc();
         }
     }
 
-    /// A worker connected, or was turned away.
+    /// Counts a worker that connected or was rejected.
     pub fn worker_connected(&self, result: ConnectionResult) {
         if !self.is_retired() {
             self.families.worker_connections.with_label_values(&[&*self.name, result.as_str()]).inc();
         }
     }
 
-    /// A worker's link ended.
+    /// Counts an ended link.
     pub fn worker_disconnected(&self, reason: DisconnectReason) {
         if !self.is_retired() {
             self.families.worker_disconnects.with_label_values(&[&*self.name, reason.as_str()]).inc();
         }
     }
 
-    /// A worker answered a ping.
+    /// Observes the round trip of a worker's pong.
     pub fn heartbeat_answered(&self, round_trip: Duration) {
         if !self.is_retired() {
             self.families.heartbeat_rtt.with_label_values(&[&*self.name]).observe(round_trip.as_secs_f64());
@@ -138,18 +138,18 @@ impl ProviderSeries {
 /// How a request ended, for [`RequestSeries::finished`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestEnd {
-    /// In one word.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The status that the client got, or would have got; 499 where it was gone.
+    /// The status that the client got, or would have got; 499 if it had disconnected.
     pub code: u16,
-    /// Whether it asked for a stream.
+    /// True if it requested a stream.
     pub stream: bool,
-    /// From its acceptance to its last byte.
+    /// The time from its acceptance to its last byte.
     pub duration: Duration,
 }
 
-/// What requests of one provider, model and endpoint count. Children are made when first needed, so that a model which is
-/// never streamed has no series of chunks.
+/// The counts of requests of one provider, model and endpoint. Children are created when first needed, so that a model
+/// which is never streamed has no series of chunks.
 pub struct RequestSeries {
     provider: Arc<str>,
     model: String,
@@ -170,7 +170,7 @@ impl RequestSeries {
         &self.model
     }
 
-    /// A request ended.
+    /// Counts a request that ended.
     pub fn finished(&self, end: RequestEnd) {
         if self.is_retired() {
             return;
@@ -191,7 +191,7 @@ impl RequestSeries {
         self.duration[usize::from(end.stream)].get_or_init(make).observe(end.duration.as_secs_f64());
     }
 
-    /// The first byte of a body went to the client, so long after the request was accepted.
+    /// Observes the time from a request's acceptance to the first byte of its body to the client.
     pub fn first_byte_sent(&self, since_accepted: Duration) {
         if self.is_retired() {
             return;
@@ -201,7 +201,7 @@ impl RequestSeries {
         self.first_token.get_or_init(make).observe(since_accepted.as_secs_f64());
     }
 
-    /// The first byte of a body came from the worker, so long after the request was sent to it.
+    /// Observes the time from a request's dispatch to the first byte of a body from the worker.
     pub fn first_byte_received(&self, since_dispatched: Duration) {
         if self.is_retired() {
             return;
@@ -210,7 +210,7 @@ impl RequestSeries {
         self.upstream_first_token.get_or_init(make).observe(since_dispatched.as_secs_f64());
     }
 
-    /// A stream's chunk came so long after the one before it. Called per chunk.
+    /// Observes the time between two chunks of a stream. Called per chunk.
     pub fn chunk_received(&self, since_last: Duration) {
         if self.is_retired() {
             return;
@@ -219,7 +219,8 @@ impl RequestSeries {
         self.chunk_gap.get_or_init(make).observe(since_last.as_secs_f64());
     }
 
-    /// The backend said what it used. `writing` is the time from its first byte to its last, for the time per token.
+    /// Counts the tokens that the backend reported. `writing` is the time from its first byte to its last, for the time per
+    /// token.
     pub fn tokens_used(&self, tokens: TokenCounts, writing: Option<Duration>) {
         if self.is_retired() {
             return;

@@ -1,4 +1,4 @@
-//! What the relay is, as opposed to what happened: gauges, written anew at each scrape.
+//! The relay's state, as opposed to events: gauges, rewritten at each scrape.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,9 +8,9 @@ use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Registry};
 use super::families::{float_gauge_vec, gauge_vec, int_gauge};
 use super::labels::UNKNOWN;
 
-/// Who knows the state; asked once per scrape.
+/// The source of the state, called once per scrape.
 pub trait StateSource {
-    /// The state now.
+    /// The present state.
     fn state(&self) -> State;
 }
 
@@ -25,11 +25,11 @@ impl<F: Fn() -> State> StateSource for F {
 pub struct State {
     /// Every configured provider, idle ones too.
     pub providers: Vec<ProviderState>,
-    /// Bytes of bodies that are held.
+    /// Bytes of bodies in memory.
     pub buffered_bytes: u64,
     /// `MAX_BUFFERED_BYTES`.
     pub buffered_bytes_limit: u64,
-    /// What is stored as API keys cannot be used; the last good ones count.
+    /// True if the stored API keys cannot be used; the last valid ones are in effect.
     pub are_keys_broken: bool,
 }
 
@@ -38,9 +38,9 @@ pub struct State {
 pub struct ProviderState {
     /// Its name.
     pub name: String,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub queue_capacity: u64,
-    /// How long the oldest has waited.
+    /// The waiting time of the oldest request.
     pub queue_oldest_age: Option<Duration>,
     /// Bytes of waiting bodies.
     pub queued_bytes: u64,
@@ -55,7 +55,8 @@ pub struct ProviderState {
 pub struct ModelState {
     /// Its id.
     pub name: String,
-    /// Whether a worker, the catalogue or `coldModels` names it. If not it is some client's word, and counts as `unknown`.
+    /// True if a worker, the catalogue or `coldModels` names it. Otherwise only a client named it, and its label is
+    /// `unknown`.
     pub known: bool,
     /// Workers that serve it and are not draining.
     pub workers: u64,
@@ -68,17 +69,17 @@ pub struct ModelState {
 /// The state of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerState {
-    /// The id that the relay gave it.
+    /// The id from the relay.
     pub id: String,
-    /// Takes no more requests.
+    /// True if it accepts no more requests.
     pub is_draining: bool,
     /// Requests of this relay at the worker.
     pub used: u64,
-    /// What it may hold of this relay's now.
+    /// The most requests of this relay that it accepts now.
     pub slots: u64,
-    /// Slots granted by it (`core1`), else 0.
+    /// The slots that it granted (`core1`), else 0.
     pub granted: u64,
-    /// When it was last heard from.
+    /// The time of its last message.
     pub last_heartbeat: SystemTime,
 }
 
@@ -149,7 +150,7 @@ impl StateGauges {
         }
     }
 
-    /// Shows `state` and nothing else: what is not in it has no series afterwards.
+    /// Shows `state` and nothing else: anything that is not in it has no series afterwards.
     pub(super) fn show(&self, state: &State) {
         let ints = [
             &self.queue_depth,
@@ -183,7 +184,7 @@ impl StateGauges {
     }
 
     fn show_models(&self, provider: &ProviderState) {
-        // A scaler that asks for a provider's sum must get 0, and not nothing, while nobody has named a model yet.
+        // A scaler that queries a provider's sum must get 0, and not no result, before the first request for a model.
         let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::from([(UNKNOWN, (false, 0, 0, 0))]);
         for model in &provider.models {
             let label = if model.known { &*model.name } else { UNKNOWN };
@@ -194,7 +195,7 @@ impl StateGauges {
             let labels = [&*provider.name, model];
             self.queue_depth.with_label_values(&labels).set(signed(queued));
             self.in_flight.with_label_values(&labels).set(signed(in_flight));
-            // Nobody serves what nobody knows: a 0 here would be an alarm about a client's typing error.
+            // An unknown model has no workers: a 0 here would be an alarm about a client's typing error.
             if known {
                 self.model_workers.with_label_values(&labels).set(signed(workers));
             }

@@ -27,7 +27,7 @@ fn line<'a>(text: &'a str, start: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(start)).map(str::trim)
 }
 
-/// One of everything that can happen.
+/// One of every event.
 fn busy() -> Metrics {
     let metrics = Metrics::new();
     let provider = metrics.provider("local");
@@ -159,7 +159,7 @@ fn a_removed_provider_has_no_series_and_its_late_requests_make_none() {
     let text = metrics.render(&state(Vec::new()));
     assert!(!text.contains(r#"provider="local""#), "{text}");
     assert!(text.contains(r#"requeues_total{provider="other",reason="draining"} 1"#));
-    // One of that name that is added later begins anew.
+    // A provider with this name that is added later starts from zero.
     metrics.provider("local").requeued(RequeueReason::WorkerLost);
     assert!(metrics.render(&state(Vec::new())).contains(r#"requeues_total{provider="local",reason="worker_lost"} 1"#));
 }

@@ -9,7 +9,7 @@ use crate::config::ProviderConfig;
 
 /// The details of a provider's models at one moment.
 pub struct Details {
-    /// Of each worker that takes requests.
+    /// The details from each worker that accepts requests.
     workers: Vec<Arc<DetailsByModel>>,
     config: Arc<ProviderConfig>,
 }
@@ -25,8 +25,8 @@ impl Provider {
 }
 
 impl Details {
-    /// Returns what holds for every worker that serves the model `id`, by one of its names. The settings come before the workers,
-    /// and those of an alias before those of the model that it stands for.
+    /// Returns the details that hold for every worker that serves the model `id`, by one of its names. The settings
+    /// override the workers, and those of an alias override those of its model.
     pub fn of(&self, name: &str, id: &str) -> ModelDetails {
         let mut stated = self.workers.iter().filter_map(|worker| worker.of(id));
         let mut details = stated.next().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A worker drains: it gets no new requests, and finishes what it has.
+//! Draining a worker: it gets no new requests, and finishes its running ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::{Provider, State};
 use crate::dispatch::{AttemptFailure, Event};
 use crate::socket::link::{Close, WorkerLink};
 
-/// The time that a draining worker may need to leave after its own deadline.
+/// The time that a draining worker may need to disconnect after its own deadline.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
 impl Provider {
-    /// The worker asked for no new work: it gets the barrier, behind which no request follows, and the time that it asked
-    /// for. Nothing runs for longer than the request timeout, so more than that is not given.
+    /// Handles a worker's own drain: it gets the barrier, after which no request follows, and the time that it
+    /// requested. No request runs longer than the request timeout, so that is the maximum.
     pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
         if let Some(asked) = asked {
             link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
@@ -23,7 +23,7 @@ impl Provider {
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }
 
-    /// Drains one worker, by an admin's order or because its secret is gone.
+    /// Drains one worker, at an admin's request or because its secret was removed.
     pub fn drain_worker(&self, link: &Arc<WorkerLink>, reason: &str, close: Option<Close>) {
         let timeout = self.shared.config.load().drain_timeout.as_secs();
         self.drain_link(link, reason, Some(timeout), close);
@@ -48,7 +48,7 @@ impl Provider {
         self.arm(state);
     }
 
-    /// Nothing new goes over this link from here on; what was not written yet goes to somebody else.
+    /// Sends no more requests over this link; unwritten ones are requeued.
     pub(super) fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
         let worker = link.info.key;
         self.handle_quietly(state, Event::WorkerDraining { worker });

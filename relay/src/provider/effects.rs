@@ -1,4 +1,4 @@
-//! Carrying out what the core decided.
+//! Executes the core's effects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl Provider {
 
     fn send(&self, state: &State, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
         let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
-            // The core knows only links and requests that it was told of, and forgets them first.
+            // The core knows only links and requests that the shell passed to it, and removes them first.
             debug!(?worker, ?request, "nobody to send to");
             return;
         };
@@ -254,7 +254,7 @@ impl Provider {
 }
 
 impl State {
-    /// The likely cause where a model is missing although workers are connected: a worker lists no models while its
+    /// Returns the likely cause of a missing model although workers are connected: a worker lists no models while its
     /// backend is down.
     fn workers_without_models(&self) -> String {
         match self.links.values().filter(|link| !link.lists_models()).count() {

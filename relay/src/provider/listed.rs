@@ -1,27 +1,27 @@
-//! Which names workers have listed, so that a misspelt model is told from one whose worker is away.
+//! The names that workers have listed, which distinguish a misspelt model from one whose worker is disconnected.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use modelrelay_protocol::names::{Naming, ollama_key};
 
-/// Names that are kept. When there are more, every name counts as listed: a worker that makes up names must not have others
-/// forgotten.
+/// The maximum number of names. Beyond it every name is treated as listed, so that a worker with invented names cannot
+/// evict others.
 const LIMIT: usize = 10_000;
 
-/// Names of one key that are kept. Ollama itself lists one, but workers may declare another spelling.
+/// The maximum number of names per key. Ollama itself lists one, but workers may declare another spelling.
 const MAX_SPELLINGS: usize = 8;
 
 /// Every name that a worker has listed since the relay started.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
     names: HashSet<Arc<str>>,
-    /// From a key to the names that have it, of backends that take other spellings of their names.
+    /// From a key to its names, for backends that accept other spellings of their names.
     spellings: HashMap<String, Vec<Arc<str>>>,
 }
 
 impl Listed {
-    /// Notes the names that a worker lists, and how its backend matches them.
+    /// Adds the names that a worker lists, and how its backend matches them.
     pub(super) fn add(&mut self, names: &[Arc<str>], naming: Naming) {
         for name in names {
             if self.names.len() < LIMIT && !self.names.contains(name) {
@@ -36,12 +36,12 @@ impl Listed {
         }
     }
 
-    /// Whether a worker has listed the name, as far as that is known.
+    /// True if a worker has listed the name, as far as that is known.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.names.len() >= LIMIT || self.names.contains(name)
     }
 
-    /// Returns the listed names that backends take `name` for. There are none if `name` is a listed one itself.
+    /// Returns the listed names that backends resolve `name` to. Empty if `name` is a listed one itself.
     pub(super) fn spelled(&self, name: &str) -> &[Arc<str>] {
         if self.spellings.is_empty() || self.names.contains(name) {
             return &[];

@@ -1,4 +1,4 @@
-//! What a worker with a multiplexer says, and what it is ordered to do.
+//! Reports from workers with a multiplexer, and commands to them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,17 +11,17 @@ use crate::dispatch::{Event, Grant, NewMultiplexer};
 use crate::socket::link::WorkerLink;
 use crate::socket::slots::{clean_gates, clean_slots, most_models};
 
-/// What the core is told of a new worker's multiplexer.
+/// Returns the core's input about a new worker's multiplexer.
 pub(super) fn registered(link: &WorkerLink) -> Option<NewMultiplexer> {
     link.info.slots1.then(|| NewMultiplexer {
-        // Without a name of its own it is chosen all the same, only not alike by all relays.
+        // A worker without an instance id can be assigned too, but relays may choose differently.
         instance: Arc::clone(link.info.instance.as_ref().unwrap_or(&link.info.id)),
         slots: link.slots().0.to_vec(),
     })
 }
 
 impl Provider {
-    /// The worker says which models it serves now, and how much of each is this relay's.
+    /// Records the models that the worker serves now, and this relay's share of each.
     pub fn gates_set(&self, link: &WorkerLink, grant: &wire::Grant) {
         let said = grant.models.as_deref().unwrap_or_default();
         let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
@@ -38,7 +38,7 @@ impl Provider {
         self.handle(&mut state, Event::GatesSet { worker: link.info.key, sums, gates });
     }
 
-    /// The worker says what its slots are doing.
+    /// Records the state of the worker's slots.
     pub fn slots_reported(&self, link: &WorkerLink, slots: Vec<Slot>) {
         match clean_slots(slots, most_models(self.config().max_models_per_worker)) {
             Ok(slots) => {
@@ -55,7 +55,7 @@ impl Provider {
         }
     }
 
-    /// Orders a multiplexer to do something; `op_id` names the order. Whether the worker is still there to do it.
+    /// Sends a command to a multiplexer; `op_id` identifies it. If the worker has left meanwhile, the command ends.
     pub fn command(&self, link: &WorkerLink, command: Command) {
         info!(
             provider = %self.name,
@@ -67,18 +67,18 @@ impl Provider {
         );
         link.push(&RelayToWorker::Command(command));
         if self.link(&link.info.id).is_none() {
-            // It left between the order and now, and nobody else would end the order.
+            // The worker left after the command was issued, and no other code would end the command.
             self.shared.operations.worker_left(link.info.key, Instant::now());
         }
     }
 
-    /// Whether the worker advertises the model.
+    /// True if the worker advertises the model.
     pub fn worker_has_model(&self, link: &WorkerLink, model: &str) -> bool {
         let worker = self.lock().core.worker(link.info.key);
         worker.is_some_and(|worker| worker.models.iter().any(|known| **known == *model))
     }
 
-    /// The worker has carried out an order, or not.
+    /// Records the result of a command.
     pub fn command_ended(&self, link: &WorkerLink, result: &CommandResult) {
         let outcome = if result.ok { Ok(()) } else { Err(result.error.as_deref().unwrap_or_default()) };
         if !self.shared.operations.finish(link.info.key, &result.op_id, outcome, Instant::now()) {

@@ -1,5 +1,6 @@
-//! Responses that stand still. One that has not begun is moved to another worker after the first byte timeout, if that is set. One
-//! that stands still for the stream idle timeout ends: without a request timeout, nothing else ends a running request.
+//! Responses without progress. A response that has not begun is moved to another worker after the first byte timeout,
+//! if that is set. A response without progress for the stream idle timeout ends: without a request timeout, nothing
+//! else ends a running request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +13,18 @@ use crate::dispatch::{CancelReason, Event};
 use crate::exchange::{Detached, Party};
 use crate::request::RequestRecord;
 
-/// Between two looks: an answer ends an eighth of its limit too late at most, and no later than this.
+/// The longest check interval: a response ends at most an eighth of its limit too late, and no later than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Provider {
-    /// How long running answers are not looked at.
+    /// Returns the interval between checks of running responses.
     pub(super) fn pause_between_looks(&self) -> Duration {
         let config = self.config();
         let shortest = config.first_byte_timeout.unwrap_or(Duration::MAX).min(config.stream_idle_timeout);
         (shortest / 8).min(LONGEST_PAUSE)
     }
 
-    /// Moves and ends the requests whose workers or clients are silent for too long, if it is time to check.
+    /// Moves and ends the requests whose workers or clients are silent for too long, if a check is due.
     pub(super) fn check_silence(&self, looked_at: &mut Instant, now: Instant) {
         if now < *looked_at + self.pause_between_looks() {
             return;
@@ -61,7 +62,7 @@ impl Provider {
         late.sort_unstable_by_key(|(key, _)| *key);
         for (key, record) in late {
             let Some(attempt) = state.core.can_move(key) else { continue };
-            // Its worker may begin to respond at this moment.
+            // The worker may begin to respond at this moment.
             if record.exchange.detach(attempt) == Detached::Unbegun {
                 self.handle(state, Event::Silent { request: key });
             }

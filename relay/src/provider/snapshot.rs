@@ -1,4 +1,4 @@
-//! What a provider looks like from outside: for the admin API, readiness and metrics.
+//! A provider's state for the admin API, readiness and metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, Worker
 use crate::request::RequestRecord;
 use crate::socket::link::WorkerLink;
 
-/// A worker: its link, and what the core knows of it.
+/// A worker: its link, and the core's view of it.
 pub struct WorkerState {
     /// The connection.
     pub link: Arc<WorkerLink>,
-    /// What the core knows.
+    /// The core's view.
     pub core: WorkerSnapshot,
 }
 
 /// A request that has not ended.
 pub struct LiveRequest {
-    /// What the shell knows.
+    /// The shell's view.
     pub record: Arc<RequestRecord>,
-    /// Where it is.
+    /// Its place in the core.
     pub place: Option<RequestPlace>,
 }
 
 impl LiveRequest {
-    /// How far it has come, in a word for the admin API.
+    /// The progress of the request, as the admin API names it.
     pub fn stage(&self) -> &'static str {
         match self.place {
             Some(RequestPlace::Queued) => "queued",
@@ -37,26 +37,26 @@ impl LiveRequest {
     }
 }
 
-/// A provider, as it stands.
+/// The state of a provider.
 pub struct ProviderState {
-    /// Requests that wait.
+    /// The number of waiting requests.
     pub queue_depth: usize,
-    /// Bytes of their bodies.
+    /// The size of their bodies in bytes.
     pub queue_bytes: u64,
-    /// The age of the oldest.
+    /// The age of the oldest one.
     pub oldest_age: Option<Duration>,
-    /// Requests at workers.
+    /// The number of requests at workers.
     pub in_flight: usize,
-    /// Requests at workers, by model.
+    /// The number of requests at workers, by model.
     pub in_flight_by_model: BTreeMap<Arc<str>, u64>,
-    /// Every model that a worker serves or a request asks for.
+    /// Every model that a worker serves or a request names.
     pub models: Vec<ModelSnapshot>,
-    /// Every worker, in the order in which they came.
+    /// Every worker, in the order in which they joined.
     pub workers: Vec<WorkerState>,
 }
 
 impl Provider {
-    /// Everything at once, under one lock.
+    /// Returns the whole state, read under one lock.
     pub fn snapshot(&self) -> ProviderState {
         let now = Instant::now();
         let state = self.lock();
@@ -81,7 +81,7 @@ impl Provider {
         }
     }
 
-    /// Requests that have not ended, oldest first.
+    /// Returns the requests that have not ended, oldest first.
     pub fn live_requests(&self) -> Vec<LiveRequest> {
         let state = self.lock();
         let mut live: Vec<_> = state
@@ -93,35 +93,35 @@ impl Provider {
         live
     }
 
-    /// A request that has not ended, by the id that its client was told.
+    /// Finds a request that has not ended, by the id that its client received.
     pub fn live_request(&self, id: &str) -> Option<RequestKey> {
         self.lock().requests.values().find(|record| record.outline.id == id).map(|record| record.key)
     }
 
-    /// Requests that wait.
+    /// The number of waiting requests.
     pub fn queue_depth(&self) -> usize {
         self.lock().core.queue_len()
     }
 
-    /// Connected workers; one that moves to another link is one.
+    /// The number of connected workers; a worker that is changing its link is counted once.
     pub fn worker_count(&self) -> usize {
         self.lock().workers().count()
     }
 
-    /// Whether nobody can serve the model, as far as that is known: no worker has ever listed it, and there are workers, all of
-    /// which list models. One that lists none is asking its backend yet.
+    /// True if no worker can serve the model, as far as that is known: no worker has ever listed it, and all connected
+    /// workers list models. A worker that lists none has not read its backend's list yet.
     pub fn never_listed(&self, model: &str) -> bool {
         let state = self.lock();
         !state.listed.contains(model) && !state.links.is_empty() && state.links.values().all(|link| link.lists_models())
     }
 
-    /// Whether a worker has listed the model, though none may serve it now.
+    /// True if a worker has listed the model, even if none serves it now.
     pub fn has_listed(&self, model: &str) -> bool {
         self.lock().listed.contains(model)
     }
 
-    /// Returns the listed name that a worker's backend takes `name` for, where that is another one. Of several, one that is
-    /// served now comes first.
+    /// Returns the listed name that a worker's backend resolves `name` to, if it is another one. A name that is served
+    /// now is preferred.
     pub fn spelled(&self, name: &str) -> Option<Arc<str>> {
         let state = self.lock();
         let listed = state.listed.spelled(name);
@@ -129,34 +129,35 @@ impl Provider {
         served.or(listed.first()).cloned()
     }
 
-    /// Whether a connected worker serves the model.
+    /// True if a connected worker serves the model.
     pub fn serves(&self, model: &str) -> bool {
         self.lock().core.worker_serves(model)
     }
 
-    /// What workers mean by a model's name; nothing where nobody serves it.
+    /// Returns the models that workers mean by a name; empty if no worker serves it.
     pub fn ids_of(&self, name: &str) -> BTreeSet<Arc<str>> {
         self.lock().core.ids_of(name)
     }
 
-    /// The model that requests by this name count for.
+    /// Returns the model that requests by this name are counted as.
     pub fn counted_as(&self, name: &str) -> Arc<str> {
         self.lock().core.counted_as(name)
     }
 
-    /// The one worker that takes requests for the model, if it is the only one.
+    /// Returns the worker that accepts requests for the model, if it is the only one.
     pub fn sole_worker_for(&self, model: &str) -> Option<WorkerKey> {
         self.lock().core.sole_worker_for(model)
     }
 
-    /// The one connected worker, if it is the only one. One that moves to another link is asked over the newer.
+    /// Returns the only connected worker, if there is exactly one. If it is changing its link, the newer link is
+    /// returned.
     pub fn sole_worker(&self) -> Option<WorkerKey> {
         let state = self.lock();
         let mut workers = state.workers();
         workers.next().filter(|_| workers.next().is_none())
     }
 
-    /// Models that a worker serves and is not about to leave.
+    /// Returns the models that a worker serves that is not draining.
     pub fn live_models(&self) -> Vec<Arc<str>> {
         let state = self.lock();
         state
@@ -170,7 +171,7 @@ impl Provider {
 }
 
 impl State {
-    /// A link of each connected worker: the newest, where an older one only finishes what it has.
+    /// Returns one link of each connected worker: the newest, if an older one only finishes its requests.
     fn workers(&self) -> impl Iterator<Item = WorkerKey> {
         let newest =
             |link: &WorkerLink| link.info.instance.as_ref().and_then(|instance| self.by_instance.get(instance));

@@ -1,4 +1,4 @@
-//! What happens between two steps of another thread.
+//! Interleavings with other threads.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ fn provider() -> Arc<Provider> {
     Provider::start(provider, Shared::new(config, Arc::new(Metrics::new()), None, "relay".to_owned()))
 }
 
-/// A link of the one process there is, which serves `m`.
+/// Adds a link of the single process, which serves `m`.
 fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
     let info = WorkerInfo {
         key: provider.shared.next_worker_key(),
@@ -95,7 +95,7 @@ async fn a_request_that_was_pinned_just_before_its_worker_moved_follows_it() {
     assert_eq!(newer.release_all().len(), 1, "the newer link has it");
 }
 
-/// An admin who cancels a request in the very moment in which its provider is removed must find it.
+/// An admin who cancels a request at the moment at which its provider is removed must find it.
 #[tokio::test]
 async fn a_removed_provider_is_found_from_its_removal_until_it_has_finished() {
     let (providers, provider) = (Providers::default(), provider());

@@ -1,4 +1,4 @@
-//! The orderly end: unready, no new work, everything that was taken in answered, workers told, sockets closed.
+//! The orderly shutdown: not ready, no new requests, all accepted requests completed, workers notified, sockets closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::shared::Phase;
 use crate::shutdown::StopSignal;
 use crate::socket::session::RELAY_STOPPING;
 
-/// How long connections may take for their last bytes once every request has ended.
+/// How long connections may take for their last bytes after every request has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
-/// A disk or an API server may be away; what is lost is when a key was last used.
+/// The timeout of the last flush: a disk or an API server may be away. Only times of last use are lost.
 const LAST_FLUSH: Duration = Duration::from_secs(2);
 
 impl Relay {
     pub(super) async fn drain(self: &Arc<Self>, signal: StopSignal, connections: TaskTracker) {
         let config = self.shared.config.load_full();
         info!(signal = signal.as_str(), "graceful shutdown");
-        // Without a grace not even for a moment: who has seen that we are unready must not get in.
+        // Without a grace period, not even for a moment: a client that has seen the relay as unready must not be accepted.
         if !config.shutdown_grace.is_zero() {
             self.shared.enter(Phase::Grace);
             tokio::time::sleep(config.shutdown_grace).await;
@@ -34,7 +34,7 @@ impl Relay {
         for provider in self.all_providers() {
             provider.begin_drain();
         }
-        // Workers keep taking from the queue until nothing is left that one of them might still be sent.
+        // Workers get requests from the queue until none is left that could still be sent to one of them.
         let settled = self.wait_until(Provider::is_settled, deadline).await;
         self.shared.enter(Phase::Leaving);
         if settled {
@@ -69,7 +69,7 @@ impl Relay {
         info!("stopped");
     }
 
-    /// Waits until `condition` holds for every provider; looks whenever a request begins to be answered or ends.
+    /// Waits until `condition` holds for every provider; checks it whenever a response begins or a request ends.
     async fn wait_until(&self, condition: fn(&Provider) -> bool, deadline: Instant) -> bool {
         loop {
             let progress = self.shared.progress.notified();

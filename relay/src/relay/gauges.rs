@@ -1,4 +1,4 @@
-//! The relay's state as its gauges show it, asked for at each scrape.
+//! The relay's state for its gauges, read at each scrape.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
     let models = models(&state, &config)
         .map(|model| ModelState {
             known: known(&model.model),
-            // An alias's are those of the model that it counts for.
+            // The workers of an alias are those of its model.
             workers: if model.counted_as == model.model { model.workers as u64 } else { 0 },
             queued: u64::from(model.waiting),
             in_flight: state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
@@ -44,8 +44,8 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
     }
 }
 
-/// Every model that a worker serves, a request asks for, or the configuration declares. A declared one that nobody serves
-/// shows as 0, which is what an alert or a scaler waits for.
+/// Every model that a worker serves, a request names, or the configuration declares. A declared one without workers shows
+/// as 0, on which alerts and scalers depend.
 pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -> impl Iterator<Item = ModelSnapshot> {
     let live: BTreeMap<Arc<str>, ModelSnapshot> =
         state.models.iter().map(|model| (Arc::clone(&model.model), model.clone())).collect();

@@ -1,7 +1,7 @@
-//! One request as OpenTelemetry sees it: a server span, and below it each wait in the queue and each sending to a worker.
+//! One request in OpenTelemetry: a server span, and below it a span for each wait in the queue and each attempt.
 //!
-//! There only where traces are exported. The spans are made where the request's one log line gets its figures from, and
-//! hold the same: names, numbers and our own words for what happened.
+//! It exists only if traces are exported. The spans are made where the request's log line gets its figures, and contain the
+//! same: names, numbers and the relay's own terms.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use modelrelay_traces::{Parent, Span, SpanContext, SpanKind, TRACEPARENT, TRACES
 use super::{CLIENT_CLOSED_REQUEST, Outline};
 use crate::metrics::Outcome;
 
-/// A shorter wait is none: the request was sent as it came.
+/// A shorter wait has no span: the request was sent as it came.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The spans of one request.
@@ -29,38 +29,38 @@ pub struct RequestTrace {
 #[derive(Debug)]
 struct Spans {
     server: Span,
-    /// The sending that runs.
+    /// The running attempt.
     attempt: Option<Span>,
-    /// The one before, which came to nothing.
+    /// The previous attempt, which failed.
     before: Option<SpanContext>,
-    /// Since when it waits again, after a sending that came to nothing.
+    /// The beginning of the present wait, after a failed attempt.
     requeued_at: Option<Instant>,
 }
 
 /// How a request ended.
 pub struct TraceEnd<'a> {
-    /// In a word.
+    /// The outcome.
     pub outcome: Outcome,
-    /// What the client was told.
+    /// The status for the client.
     pub code: u16,
-    /// Whether an answer that had begun was broken off.
+    /// True if a response that had begun was broken off.
     pub is_broken: bool,
     /// The request.
     pub outline: &'a Outline,
-    /// How long it waited in the queue before it was sent, altogether.
+    /// The total time in the queue before its dispatch.
     pub queue_wait: Duration,
-    /// From its arrival to the first byte of its answer.
+    /// The time from its arrival to the first byte of its response.
     pub first_byte: Option<Duration>,
-    /// The same from when it was sent last, as the worker's first byte came.
+    /// The time from its last dispatch to the worker's first byte.
     pub upstream_first_byte: Option<Duration>,
-    /// Since when it has waited, if it was never sent.
+    /// The beginning of its wait, if it was never sent.
     pub unsent_since: Option<Instant>,
-    /// What the backend said it used.
+    /// The token counts from the backend.
     pub tokens: Option<TokenCounts>,
 }
 
 impl RequestTrace {
-    /// The trace of a request whose head has come: its client's, where that names one.
+    /// Begins the trace of a request at its head, as part of the client's trace if it names one.
     pub fn begin(traces: &Traces, method: &Method, path: &str, headers: &HeaderMap, request_id: &str) -> Self {
         let method = if method == Method::GET { "GET" } else { "POST" };
         let route = route(path);
@@ -74,12 +74,12 @@ impl RequestTrace {
         }
     }
 
-    /// Which trace it is, for the log.
+    /// The id of the trace, for the log.
     pub fn id(&self) -> &str {
         &self.trace_id
     }
 
-    /// It is sent to a worker, after so long in the queue.
+    /// Begins an attempt, after this time in the queue.
     pub fn begin_attempt(&self, outline: &Outline, worker: &str, attempt: u32, waited: Duration) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
@@ -101,7 +101,7 @@ impl RequestTrace {
         spans.attempt = Some(span);
     }
 
-    /// That sending came to nothing, and the request waits again.
+    /// Ends a failed attempt; the request waits again.
     pub fn requeue(&self, reason: &'static str) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
@@ -112,7 +112,7 @@ impl RequestTrace {
         }
     }
 
-    /// Has the worker continue the trace under the sending that runs, in the place of what the client sent.
+    /// Replaces the client's headers, so that the worker continues the trace below the running attempt.
     pub fn stamp(&self, headers: &mut BTreeMap<String, String>) {
         if let Some(spans) = self.lock().as_ref() {
             headers.remove(TRACESTATE);
@@ -122,13 +122,13 @@ impl RequestTrace {
         }
     }
 
-    /// It was refused before it had a place in the queue.
+    /// Ends the trace of a request that was rejected before it was queued.
     pub fn refuse(&self, error: &ApiError) {
         let Some(mut spans) = self.lock().take() else { return };
         end(&mut spans.server, Outcome::of_error(error.kind()), error.status(), false);
     }
 
-    /// It is over.
+    /// Ends the trace.
     pub fn finish(&self, how: &TraceEnd<'_>) {
         let Some(Spans { mut server, attempt, requeued_at, .. }) = self.lock().take() else { return };
         let TraceEnd { outcome, code, is_broken, outline, mut queue_wait, .. } = *how;
@@ -159,13 +159,13 @@ impl RequestTrace {
         end(&mut server, outcome, code, is_broken);
     }
 
-    /// Held for moments; inside of a provider's lock, never around it.
+    /// Held briefly; inside of a provider's lock, never around it.
     fn lock(&self) -> MutexGuard<'_, Option<Spans>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Its client left before there was anything else to end it.
+/// Ends the trace of a client that disconnected before anything else ended it.
 impl Drop for RequestTrace {
     fn drop(&mut self) {
         if let Some(mut spans) = self.lock().take() {
@@ -174,7 +174,7 @@ impl Drop for RequestTrace {
     }
 }
 
-/// What a client does wrong is no error of its server, and neither is that it leaves.
+/// Ends a span. Errors of a client are not errors of its server, and neither is its disconnect.
 fn end(span: &mut Span, outcome: Outcome, code: u16, is_broken: bool) {
     span.set("http.response.status_code", i64::from(code));
     span.set("modelrelay.outcome", outcome.as_str());
@@ -183,7 +183,7 @@ fn end(span: &mut Span, outcome: Outcome, code: u16, is_broken: bool) {
     }
 }
 
-/// One `traceparent` counts; several are as good as a malformed one.
+/// Only a single `traceparent` is used; several are treated as malformed.
 fn parent(headers: &HeaderMap) -> Option<Parent> {
     let mut parents = headers.get_all(TRACEPARENT).iter();
     let (Some(parent), None) = (parents.next(), parents.next()) else { return None };
@@ -191,7 +191,7 @@ fn parent(headers: &HeaderMap) -> Option<Parent> {
     Parent::read(parent.to_str().ok(), Some(&states.join(",")))
 }
 
-/// The route as it is known to people: no part of a path that clients choose.
+/// The public name of the route, without the parts of a path that clients choose.
 fn route(path: &str) -> &'static str {
     match POST_PATHS.iter().find(|(known, _)| *known == path) {
         Some((known, _)) => known,
@@ -200,7 +200,7 @@ fn route(path: &str) -> &'static str {
     }
 }
 
-/// OpenTelemetry's word for what is asked, or else ours.
+/// OpenTelemetry's name of the operation, or else the relay's.
 fn operation(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::ChatCompletions | Endpoint::Responses | Endpoint::Messages => "chat",
@@ -219,7 +219,7 @@ fn operation(endpoint: Endpoint) -> &'static str {
     }
 }
 
-/// OpenTelemetry knows only signed numbers.
+/// OpenTelemetry supports only signed numbers.
 fn count(tokens: u64) -> i64 {
     i64::try_from(tokens).unwrap_or(i64::MAX)
 }

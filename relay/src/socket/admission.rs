@@ -1,4 +1,4 @@
-//! Who may come in, and what they showed.
+//! Authentication of workers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,31 +21,31 @@ use crate::relay::Relay;
 
 const FAILED: &str = "worker authentication failed";
 
-/// Characters of a provider's name that a worker presents, in the log.
+/// The number of characters of a presented provider name that are logged.
 const MAX_LOGGED_NAME_CHARS: usize = 64;
 
-/// A worker that may come in.
+/// An authenticated worker.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Where it dialled from.
+    /// The address from which it connected.
     pub address: IpAddr,
-    /// What it showed.
+    /// Its credential.
     pub credential: Credential,
-    /// When it came.
+    /// The time of its authentication.
     pub at: Instant,
 }
 
-/// What admitted a worker.
+/// The credential that admitted a worker.
 #[derive(Clone, Debug)]
 pub enum Credential {
-    /// A secret of the provider, known by its SHA-256.
+    /// A secret of the provider, identified by its SHA-256.
     Secret([u8; 32]),
     /// The token of a ServiceAccount.
     Token(Arc<Identity>),
 }
 
 impl Credential {
-    /// The ServiceAccount as `NAMESPACE/NAME`, where it was one.
+    /// The ServiceAccount as `NAMESPACE/NAME`, if the credential is a token.
     pub fn identity(&self) -> Option<String> {
         match self {
             Self::Secret(_) => None,
@@ -54,7 +54,7 @@ impl Credential {
     }
 }
 
-/// What somebody presents at the door.
+/// The fields of a worker's handshake.
 pub(super) struct Visitor {
     address: IpAddr,
     provider: String,
@@ -67,7 +67,7 @@ impl Visitor {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let headers = request.headers();
         let peer = request.extensions().get::<Peer>().map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0);
-        // As bytes: a secret may have letters outside ASCII.
+        // Read as bytes, because a secret may have letters outside ASCII.
         let text = |name: &str| headers.get(name).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
         Self {
             address: client_address(peer.ip(), headers, &relay.shared.config.load().trusted_proxies),
@@ -78,7 +78,7 @@ impl Visitor {
     }
 }
 
-/// Lets a worker in, or says why not.
+/// Admits a worker, or returns the rejection.
 pub(super) async fn admit(relay: &Relay, visitor: Visitor) -> Result<(Arc<Provider>, Admission), Box<Response>> {
     let provider = relay.providers.named(&visitor.provider);
     let shown = credential(relay, provider.as_deref(), &visitor).await;
@@ -108,7 +108,7 @@ fn judge(
     };
     let why = match shown {
         Ok(credential) => return Ok(credential),
-        // Nobody's fault, so it is not counted as one.
+        // Not the worker's fault, so it is not counted as a failed login.
         Err(Denial::Unknown(why)) => {
             count(ConnectionResult::Unverified);
             return Err(refuse_for(1, StatusCode::SERVICE_UNAVAILABLE, &why));
@@ -123,7 +123,7 @@ fn judge(
     }
     count(ConnectionResult::AuthFailed);
     let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
-    // For the log alone: who guesses must not be told that he is near.
+    // For the log only: an attacker who guesses must not learn that a guess is close.
     let hint = provider.and_then(|provider| provider.config().near_miss(&visitor.secret, SystemTime::now()));
     warn!(address = %visitor.address, provider = name, reason = why, hint, "worker authentication failed");
     Err(Box::new(refuse(StatusCode::UNAUTHORIZED, &why)))
@@ -135,8 +135,8 @@ fn refuse_for(seconds: u64, status: StatusCode, why: &str) -> Box<Response> {
     Box::new(response)
 }
 
-/// What admits this visitor: the secret, or else the token. For an unknown provider, whether it would admit to any, so
-/// that who has none cannot ask which providers there are.
+/// Returns the credential that admits this worker: the secret, or else the token. For an unknown provider it checks all
+/// providers, so that a peer without a credential cannot find out which providers exist.
 async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visitor) -> Result<Credential, Denial> {
     if admits(relay, provider, &visitor.secret) {
         return Ok(Credential::Secret(*Secret::new(visitor.secret.as_str()).digest()));

@@ -1,40 +1,40 @@
-//! The last load that failed in each slot of a worker, for people and for machines that look every few seconds.
+//! The last failed load in each slot of a worker, for humans and for programs that poll every few seconds.
 //!
-//! A model is failed in its slot's own words only while its back-off lasts, which is two seconds at first. So what was told
-//! is kept until that model is resident again, or for [`KEPT`]: one failure of each slot, however many models it has. Nothing
-//! is decided by it.
+//! A slot reports a model as failed only during its back-off, which is two seconds at first. So the failure is kept
+//! until that model is resident again, or for [`KEPT`]: one failure per slot, however many models it has. No decision
+//! depends on it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus};
 
-/// As long as the operator says a failure only once.
+/// Within this time the operator reports a failure only once.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// A load that failed.
+/// A failed load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The model.
     pub model: String,
-    /// Kind of failure, as the worker said it.
+    /// The kind of failure, as the worker reported it.
     pub code: Option<String>,
-    /// Why, for people.
+    /// The human-readable reason.
     pub message: Option<String>,
-    /// When the relay was told.
+    /// When the relay received the report.
     pub at: Instant,
-    /// Whether the model was failed in the slot's last word too.
+    /// True if the model was also failed in the slot's last report.
     lasts: bool,
 }
 
-/// By slot.
+/// The failures by slot.
 #[derive(Debug, Default)]
 pub struct Failures {
     by_slot: HashMap<String, Failure>,
 }
 
 impl Failures {
-    /// The worker says what its slots are doing, which was `before` until now.
+    /// Records a slot report; `before` is the previous one.
     pub fn note(&mut self, before: &[Slot], slots: &[Slot], now: Instant) {
         self.by_slot.retain(|id, _| slots.iter().any(|slot| slot.id == *id));
         for slot in slots {
@@ -53,18 +53,18 @@ impl Failures {
         }
     }
 
-    /// Of this slot.
+    /// Returns the failure of this slot.
     pub fn of(&self, slot: &str, now: Instant) -> Option<&Failure> {
         let known = self.by_slot.get(slot)?;
         (known.lasts || now.saturating_duration_since(known.at) < KEPT).then_some(known)
     }
 
-    /// The same worker, on an older link, has told `older` of its slots, which are `slots` now.
+    /// Merges the failures from an older link of the same worker; `slots` is the current report.
     pub fn inherit(&mut self, older: Self, slots: &[Slot]) {
         for (id, old) in older.by_slot {
             let Some(slot) = slots.iter().find(|slot| slot.id == id) else { continue };
             match self.by_slot.get_mut(&id) {
-                // The worker still said it when it registered anew.
+                // The worker still reported the failure when it registered again.
                 Some(new) if (&new.model, &new.code) == (&old.model, &old.code) => new.at = old.at,
                 Some(_) => {}
                 None if slot.resident.as_ref() == Some(&old.model) => {}
@@ -83,7 +83,7 @@ impl Failure {
     }
 }
 
-/// Whether the model failed before as it does now.
+/// True if the model failed before as it does now.
 fn same(old: &SlotModel, new: &SlotModel) -> bool {
     let is_same = (&old.id, &old.code, &old.message) == (&new.id, &new.code, &new.message);
     old.status == SlotModelStatus::Failed && is_same
@@ -104,7 +104,7 @@ mod tests {
         vec![Slot { id: "gpu0".into(), resident: resident.map(str::to_owned), models, ..Slot::default() }]
     }
 
-    /// A worker that says these words, one each second.
+    /// Returns the failures after these reports, one per second.
     fn said(start: Instant, words: &[Vec<Slot>]) -> Failures {
         let (mut failures, mut before) = (Failures::default(), Vec::new());
         for (second, slots) in (0..).zip(words) {

@@ -1,7 +1,7 @@
-//! A TCP stream that knows when it last moved a byte.
+//! A TCP stream that records when it last moved a byte.
 //!
-//! Liveness is judged by bytes received, under the WebSocket: in the middle of a long message a peer is alive though no
-//! message ends, and bytes that we sent prove nothing while they sit in a kernel buffer.
+//! Liveness is determined by bytes received, below the WebSocket: a peer is alive in the middle of a long message
+//! although no message ends, and sent bytes prove nothing while they sit in a kernel buffer.
 
 use std::io;
 use std::pin::Pin;
@@ -18,40 +18,40 @@ use crate::unfinished::Unfinished;
 /// No output waits, so none can be stuck.
 const NOTHING_WAITS: u64 = u64::MAX;
 
-/// When bytes last moved, each way.
+/// The times when bytes last moved, in each direction.
 #[derive(Debug)]
 pub struct Pulse {
     epoch: Instant,
     read_ms: AtomicU64,
     written_ms: AtomicU64,
-    /// What the peer is sending.
+    /// The message that the peer is sending.
     pub unfinished: Unfinished,
 }
 
 impl Pulse {
-    /// Everything moved just now.
+    /// Creates a pulse with a byte received just now and no output waiting.
     pub fn new(budget: Arc<Budget>) -> Arc<Self> {
         let (read_ms, written_ms) = (AtomicU64::new(0), AtomicU64::new(NOTHING_WAITS));
         Arc::new(Self { epoch: Instant::now(), read_ms, written_ms, unfinished: Unfinished::message(budget) })
     }
 
-    /// When the peer's last byte came.
+    /// The time of the peer's last byte.
     pub fn last_read(&self) -> Instant {
         self.epoch + Duration::from_millis(self.read_ms.load(Ordering::Relaxed))
     }
 
-    /// Since when output has been waiting without any progress; `None` while nothing waits.
+    /// The time since which output has been waiting without progress; `None` while no output waits.
     pub fn waiting_since(&self) -> Option<Instant> {
         let at = self.written_ms.load(Ordering::Relaxed);
         (at != NOTHING_WAITS).then(|| self.epoch + Duration::from_millis(at))
     }
 
-    /// Output begins to wait now; what was written long ago does not count against it.
+    /// Records that output begins to wait now; earlier writes no longer matter.
     pub fn mark_waiting(&self) {
         self.written_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// All output has been taken by the kernel.
+    /// Records that the kernel has accepted all output.
     pub fn mark_idle(&self) {
         self.written_ms.store(NOTHING_WAITS, Ordering::Relaxed);
     }
@@ -79,7 +79,7 @@ pub struct PulsedIo<S> {
 }
 
 impl<S> PulsedIo<S> {
-    /// Watches `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: S, pulse: Arc<Pulse>) -> Self {
         Self { inner, pulse }
     }

@@ -1,7 +1,8 @@
-//! One worker's connection as the rest of the relay sees it: what waits to be written, and which requests it holds.
+//! One worker's connection, as the rest of the relay sees it: its outgoing messages and its requests.
 //!
-//! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
-//! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
+//! The link owns the map from its own streams and request ids to exchanges. A reply to a request that this worker does
+//! not hold finds no entry there, so it cannot reach any client; and a chunk needs no lock that is shared with another
+//! worker.
 
 mod models;
 
@@ -29,13 +30,13 @@ use super::failures::{Failure, Failures};
 use super::pace::{Lines, Updates};
 pub use super::worker_info::WorkerInfo;
 
-/// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
+/// Stream numbers are never reused; a link that has used nearly all of them is drained, and the worker connects again.
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
 
-/// Below this other things take longer than the way to a worker.
+/// Below this, other delays are longer than the round trip to a worker.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// How a socket is to be closed.
+/// The close code and reason of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Close {
     /// WebSocket close code.
@@ -49,17 +50,17 @@ pub struct Close {
 pub struct Held {
     /// The request.
     pub record: Arc<RequestRecord>,
-    /// Which sending of it.
+    /// The attempt.
     pub attempt: u32,
     /// Its number on this link.
     pub stream: u32,
-    /// Whether its response head went to the client.
+    /// True if its response head went to the client.
     pub started: bool,
     request_id: Arc<str>,
 }
 
 impl Held {
-    /// Where the answer goes.
+    /// The exchange of its response.
     pub fn exchange(&self) -> &Exchange {
         &self.record.exchange
     }
@@ -67,7 +68,7 @@ impl Held {
 
 /// One worker's connection.
 pub struct WorkerLink {
-    /// What is known of it.
+    /// Its fixed properties.
     pub info: WorkerInfo,
     wake: Notify,
     drain: Notify,
@@ -81,50 +82,50 @@ struct State {
     by_request_id: HashMap<Arc<str>, u32>,
     by_key: HashMap<RequestKey, u32>,
     next_stream: u32,
-    /// What the worker last said it serves, before it was cleaned; the catalogue may change.
+    /// The models that the worker last advertised, before cleaning, because the catalogue may change.
     advertised: Vec<String>,
-    /// Those of them whose requests the backend fails.
+    /// The advertised models whose requests the backend fails.
     failing: BTreeSet<Arc<str>>,
     /// Limits and capabilities of those models.
     details: Arc<DetailsByModel>,
-    /// What a multiplexer last said about its slots that made sense, and when.
+    /// The last valid slot report of a multiplexer, and when it arrived.
     slots: (Arc<[Slot]>, Instant),
     failures: Failures,
     slots_refused: Lines,
-    /// Names that only slots which were refused would give a meaning; they are not advertised.
+    /// Names that only rejected slots define; they are not advertised.
     meaningless: BTreeSet<String>,
     gates_refused: Lines,
-    /// Lines of the log that the worker causes.
+    /// Log lines that the worker causes.
     reports: Lines,
     updates: Lines,
     pace: Updates,
     heard_at: SystemTime,
-    /// How long its last heartbeat took, or its registration, while there was none.
+    /// The duration of its last heartbeat, or of its registration before the first one.
     round_trip: Duration,
     ws_ping: bool,
     draining_since: Option<Instant>,
-    /// How long the drain may last, where the worker asked for a time of its own.
+    /// The maximum duration of the drain, if the worker requested one.
     drain_allowed: Option<Duration>,
-    /// The core has said that this draining worker has nothing left, which it says once.
+    /// True once the core has reported this draining worker as idle, which it does once.
     is_drained: bool,
     close_when_idle: Option<Close>,
     close: Option<Close>,
 }
 
-/// What the writer should do next.
+/// The next action of the writer.
 pub enum Output {
-    /// Write this.
+    /// Write this frame.
     Frame(Frame),
     /// Write a WebSocket ping.
     Ping,
-    /// Close; nothing follows.
+    /// Close; no output follows.
     Close(Close),
     /// Wait for [`WorkerLink::wait`].
     Nothing,
 }
 
 impl WorkerLink {
-    /// A link whose registration was accepted.
+    /// Creates a link whose registration was accepted.
     pub fn new(info: WorkerInfo, advertised: Vec<String>) -> Arc<Self> {
         let credit_text = |stream, bytes| encode(&RelayToWorker::Credit(Credit { stream, bytes }));
         let state = State {
@@ -157,7 +158,7 @@ impl WorkerLink {
         Arc::new(Self { info, wake, drain, read_pause_millis, state: Mutex::new(state) })
     }
 
-    /// Queues a request. Returns the id by which the worker knows this sending of it.
+    /// Queues a request. Returns the id of this attempt on the wire.
     pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) -> Arc<str> {
         let mut state = self.lock();
         let stream = state.next_stream;
@@ -187,7 +188,7 @@ impl WorkerLink {
         request_id
     }
 
-    /// Ends a request that this worker holds; its late pieces find nothing any more.
+    /// Cancels a request that this worker holds; its late pieces are dropped.
     pub fn cancel(&self, key: RequestKey, reason: CancelReason) {
         let mut state = self.lock();
         let Some(held) = state.by_key.get(&key).copied().and_then(|stream| state.forget(stream)) else { return };
@@ -198,25 +199,25 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// The request of this id, if this worker holds it.
+    /// Returns the request of this id, if this worker holds it.
     pub fn held(&self, request_id: &str) -> Option<Held> {
         let state = self.lock();
         state.by_request_id.get(request_id).and_then(|stream| state.held.get(stream)).cloned()
     }
 
-    /// The request of this stream, if this worker holds it.
+    /// Returns the request of this stream, if this worker holds it.
     pub fn held_stream(&self, stream: u32) -> Option<Held> {
         self.lock().held.get(&stream).cloned()
     }
 
-    /// The head of this request's answer went to the client.
+    /// Records that the head of this request's response went to the client.
     pub fn mark_started(&self, stream: u32) {
         if let Some(held) = self.lock().held.get_mut(&stream) {
             held.started = true;
         }
     }
 
-    /// The worker has answered or failed the request, and holds it no more; what waits of its body is dropped.
+    /// Releases a request that the worker has completed or failed; waiting bytes of its body are dropped.
     pub fn release(&self, stream: u32) -> Option<Held> {
         let mut state = self.lock();
         let held = state.forget(stream)?;
@@ -224,8 +225,8 @@ impl WorkerLink {
         Some(held)
     }
 
-    /// Everything that the worker holds, when its socket is gone or is about to go: what waits of it is dropped, for an
-    /// older link that still writes must not begin what others have been given.
+    /// Releases all requests of a worker whose socket is closed or about to close. Their waiting bytes are dropped,
+    /// because an older link that still writes must not begin requests that were given to other workers.
     pub fn release_all(&self) -> Vec<Held> {
         let mut state = self.lock();
         state.by_request_id.clear();
@@ -238,14 +239,14 @@ impl WorkerLink {
         state.held.drain().map(|(_, held)| held).collect()
     }
 
-    /// Takes back the requests that were not written yet.
+    /// Revokes the requests that were not written yet.
     pub fn take_unwritten(&self) -> Vec<Held> {
         let mut state = self.lock();
         let unwritten = state.outbox.take_unwritten_requests();
         unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
     }
 
-    /// The worker may send so much more of this answer.
+    /// Returns credit to the worker for this response.
     pub fn return_credit(&self, stream: u32, bytes: u64) {
         let mut state = self.lock();
         if state.held.contains_key(&stream) {
@@ -255,7 +256,7 @@ impl WorkerLink {
         }
     }
 
-    /// The worker takes so much more of this request body.
+    /// Adds the worker's credit for this request body.
     pub fn add_credit(&self, stream: u32, bytes: u64) {
         self.lock().outbox.add_credit(stream, bytes);
         self.wake.notify_one();
@@ -273,7 +274,7 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Gives a drain that has not begun yet this time instead of the usual one.
+    /// Sets the maximum duration of a drain that has not begun yet, instead of the usual one.
     pub fn allow_drain(&self, time: Duration) {
         let mut state = self.lock();
         if state.draining_since.is_none() {
@@ -281,7 +282,7 @@ impl WorkerLink {
         }
     }
 
-    /// Queues `graceful_shutdown`; the caller has requeued what was unwritten and sends nothing more.
+    /// Queues `graceful_shutdown`; the caller has requeued the unwritten requests and sends no more.
     pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
         let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
         let mut state = self.lock();
@@ -296,13 +297,13 @@ impl WorkerLink {
         self.drain.notify_one();
     }
 
-    /// Resolves when a drain begins, for the session to mind its deadline.
+    /// Resolves when a drain begins, so that the session can watch its deadline.
     pub async fn drain_begun(&self) {
         self.drain.notified().await;
     }
 
-    /// The drain's time is over: the worker is told to stop what it still runs, then the socket closes. Its requests are
-    /// lost with it, and go to others where nothing was sent yet.
+    /// Ends a drain at its deadline: the worker's requests are cancelled, then the socket closes. The requests are lost
+    /// with it, and are requeued if nothing was sent to the client yet.
     pub fn end_drain(&self, close: Close) {
         let mut state = self.lock();
         let mut streams: Vec<u32> = state.held.keys().copied().collect();
@@ -318,19 +319,20 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Until when a drain may last that began before and has not ended; `usual` is the time where the worker asked for none.
+    /// Returns the deadline of a drain that has begun and not ended; `usual` is its duration if the worker requested
+    /// none.
     pub fn drain_deadline(&self, usual: Duration) -> Option<Instant> {
         let state = self.lock();
         let since = state.draining_since.filter(|_| state.close.is_none())?;
         Some(since + state.drain_allowed.map_or(usual, |allowed| allowed.max(usual)))
     }
 
-    /// Since when the worker has been draining.
+    /// The time since which the worker has been draining.
     pub fn draining_since(&self) -> Option<Instant> {
         self.lock().draining_since
     }
 
-    /// The worker holds nothing any more and is draining.
+    /// Records that the draining worker holds no more requests.
     pub fn handle_drained(&self) {
         let mut state = self.lock();
         state.is_drained = true;
@@ -339,7 +341,7 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Closes the socket once what waits has been written.
+    /// Closes the socket once the waiting output has been written.
     pub fn close(&self, close: Close) {
         let mut state = self.lock();
         state.close.get_or_insert(close);
@@ -353,13 +355,13 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// What a multiplexer last said about its slots, and how long ago.
+    /// Returns the last slot report of a multiplexer, and its age.
     pub fn slots(&self) -> (Arc<[Slot]>, Duration) {
         let state = self.lock();
         (Arc::clone(&state.slots.0), state.slots.1.elapsed())
     }
 
-    /// A multiplexer said what its slots are doing.
+    /// Stores a multiplexer's slot report.
     pub fn set_slots(&self, slots: Vec<Slot>) {
         let (mut state, now) = (self.lock(), Instant::now());
         let State { slots: (known, at), failures, meaningless, .. } = &mut *state;
@@ -368,12 +370,12 @@ impl WorkerLink {
         meaningless.clear();
     }
 
-    /// The last load that failed in a slot, if it is still worth a word.
+    /// Returns the last failed load in a slot, if it is still recent.
     pub fn last_failure(&self, slot: &str) -> Option<Failure> {
         self.lock().failures.of(slot, Instant::now()).cloned()
     }
 
-    /// The same worker had `older` before, which is told nothing more of its slots.
+    /// Inherits the failures of `older`, the same worker's previous link, which gets no more slot reports.
     pub fn inherit_failures(&self, older: &Self) {
         let failures = std::mem::take(&mut older.lock().failures);
         let mut state = self.lock();
@@ -381,12 +383,12 @@ impl WorkerLink {
         own.inherit(failures, slots);
     }
 
-    /// Slots that made no sense were refused; how many were before, if that is to be logged.
+    /// Records rejected slots; returns the number of unlogged rejections before, if this one is to be logged.
     pub fn note_slots_refused(&self) -> Option<u64> {
         self.lock().slots_refused.note(Instant::now())
     }
 
-    /// The worker reported something; how many reports were before without a line in the log, if this one is to have one.
+    /// Records a report of the worker; returns the number of unlogged reports before, if this one is to be logged.
     pub fn note_report(&self) -> Option<u64> {
         self.lock().reports.note(Instant::now())
     }
@@ -396,14 +398,14 @@ impl WorkerLink {
         self.lock().updates.note(Instant::now())
     }
 
-    /// An update of its models came. What comes too often is read later.
+    /// Records an update of its models. If updates come too often, reading pauses.
     pub fn pace_update(&self) {
         let pause = self.lock().pace.pause(Instant::now());
         let millis = u32::try_from(pause.as_millis()).unwrap_or(u32::MAX);
         self.read_pause_millis.fetch_max(millis, Ordering::Relaxed);
     }
 
-    /// How long the next message of this worker has to wait, once.
+    /// Returns how long reading must pause before the worker's next message; resets the pause.
     pub fn take_read_pause(&self) -> Option<Duration> {
         if self.read_pause_millis.load(Ordering::Relaxed) == 0 {
             return None;
@@ -416,29 +418,29 @@ impl WorkerLink {
         self.lock().gates_refused.note(Instant::now())
     }
 
-    /// When the worker last answered a heartbeat.
+    /// The time of the worker's last reply to a heartbeat.
     pub fn heard_at(&self) -> SystemTime {
         self.lock().heard_at
     }
 
-    /// How long its last heartbeat took, or its registration, while there was none.
+    /// The duration of its last heartbeat, or of its registration before the first one.
     pub fn round_trip(&self) -> Duration {
         self.lock().round_trip
     }
 
-    /// The worker answered a heartbeat, and took so long for it.
+    /// Records the worker's reply to a heartbeat, and its duration.
     pub fn mark_heard(&self, took: Option<Duration>) {
         let mut state = self.lock();
         state.heard_at = SystemTime::now();
         state.round_trip = took.unwrap_or(state.round_trip);
     }
 
-    /// Whether nearly all stream numbers are used.
+    /// True if nearly all stream numbers are used.
     pub fn is_exhausted(&self) -> bool {
         self.lock().next_stream > LAST_STREAM
     }
 
-    /// What to write next.
+    /// Returns the next output.
     pub fn next_output(&self) -> Output {
         let mut state = self.lock();
         if std::mem::take(&mut state.ws_ping) {
@@ -450,12 +452,12 @@ impl WorkerLink {
         state.close.map_or(Output::Nothing, Output::Close)
     }
 
-    /// Waits until there may be something to write.
+    /// Waits until there may be output.
     pub async fn wait(&self) {
         self.wake.notified().await;
     }
 
-    /// Held for moments, by this worker's tasks and by whoever sends it something; never over an await.
+    /// Held for moments, by this worker's tasks and by senders; never over an await.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -470,7 +472,7 @@ impl State {
     }
 }
 
-/// The seeds' reason, and what more there is to say.
+/// Returns the seed reason, and a further detail.
 fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str>) {
     match reason {
         CancelReason::ClientDisconnect => (wire::CancelReason::ClientDisconnect, None),

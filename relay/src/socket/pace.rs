@@ -1,18 +1,19 @@
-//! How often a worker may cause something: a line in the log, a new list of models.
+//! Limits on what a worker may cause: log lines and new lists of models.
 
 use std::time::{Duration, Instant};
 
-/// Between two lines of one kind, when a worker repeats what makes no sense.
+/// The interval between two log lines of one kind if a worker repeats invalid messages.
 const NONSENSE_LOGGED_EVERY: Duration = Duration::from_secs(60);
-/// Between two lines of one kind about what a worker may well repeat.
+/// The interval between two log lines of one kind about messages that a worker may repeat.
 const NEWS_LOGGED_EVERY: Duration = Duration::from_secs(1);
 
-/// Between two updates of a worker's models, when there are many. Each costs all requests of its provider a moment.
+/// The interval between frequent updates of a worker's models. Each update delays all requests of its provider for a
+/// moment.
 const UPDATES_EVERY: Duration = Duration::from_millis(250);
-/// Updates that may come at once.
+/// The number of updates that may come at once.
 const UPDATES_AT_ONCE: u32 = 8;
 
-/// When a line of one kind was last logged, and how many were not.
+/// The time when a line of one kind was last logged, and the number of suppressed lines since.
 #[derive(Debug)]
 pub struct Lines {
     every: Duration,
@@ -21,17 +22,17 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// For what makes no sense.
+    /// Limits lines about invalid messages.
     pub fn of_nonsense() -> Self {
         Self { every: NONSENSE_LOGGED_EVERY, logged_at: None, unsaid: 0 }
     }
 
-    /// For what may well be repeated.
+    /// Limits lines about messages that may be repeated.
     pub fn of_news() -> Self {
         Self { every: NEWS_LOGGED_EVERY, ..Self::of_nonsense() }
     }
 
-    /// Notes one more. Where it is time for a line in the log: how many there were without one.
+    /// Records one event. If it is to be logged, returns the number of suppressed lines before it.
     pub fn note(&mut self, now: Instant) -> Option<u64> {
         if self.logged_at.is_some_and(|logged| now.saturating_duration_since(logged) < self.every) {
             self.unsaid += 1;
@@ -45,12 +46,12 @@ impl Lines {
 /// The updates of a worker's models.
 #[derive(Debug, Default)]
 pub struct Updates {
-    /// When all that came so far would have come, had it come at the allowed pace.
+    /// The time by which all updates so far would have come at the allowed pace.
     paid_until: Option<Instant>,
 }
 
 impl Updates {
-    /// Notes one more. How long the next message of the worker has to wait.
+    /// Records one update. Returns how long the worker's next message must wait.
     pub fn pause(&mut self, now: Instant) -> Duration {
         let paid_until = self.paid_until.map_or(now, |paid_until| paid_until.max(now)) + UPDATES_EVERY;
         self.paid_until = Some(paid_until);

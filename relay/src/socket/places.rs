@@ -1,10 +1,10 @@
-//! How many links the workers of one provider may have, so that they leave connections for everybody else.
+//! The number of links that the workers of one provider may have, so that connections are left for all other peers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many links of a provider, and from an address, are allowed whatever `MAX_CONNECTIONS` is.
+/// The number of links per provider and per address that is always allowed, whatever `MAX_CONNECTIONS` is.
 const MIN_LINKS: usize = 64;
 
 /// The open links of one provider, by the address from which they were dialled.
@@ -19,7 +19,7 @@ struct Taken {
     by_address: BTreeMap<IpAddr, usize>,
 }
 
-/// A link's place, until this is dropped.
+/// The place of a link, released on drop.
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
@@ -27,7 +27,7 @@ pub struct Place {
 }
 
 impl Places {
-    /// A place for one more link, unless the provider has half of `max_connections`, or the address a quarter.
+    /// Returns a place for another link, unless the provider has half of `max_connections`, or the address a quarter.
     pub fn take(self: &Arc<Self>, address: IpAddr, max_connections: usize) -> Option<Place> {
         let mut taken = self.lock();
         let of_address = taken.by_address.get(&address).copied().unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Reads a socket in few system calls, for a reader that asks for little at a time.
+//! Reads a socket in few system calls, for a reader that requests few bytes at a time.
 //!
-//! tungstenite asks for the 14 bytes that a frame's header may take, then for the rest of its payload: without this, each
-//! token of a stream would cost two system calls where one brings many tokens. tokio's `BufReader` would do, but holds its
-//! buffer for as long as the socket lives, and most workers are idle most of the time. This one holds only what has been
-//! read and not yet been asked for.
+//! tungstenite reads up to 14 bytes for a frame's header, then the rest of its payload: without this, each token of a
+//! stream would cost two system calls, although one can return many tokens. tokio's `BufReader` would do, but holds its
+//! buffer as long as the socket lives, and most workers are idle most of the time. This one holds only bytes that have
+//! been read but not requested yet.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,10 +13,10 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What one system call reads at most: some 60 tokens.
+/// The maximum size of one read call: some 60 tokens.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
-/// A stream that is read ahead of who asks; writing passes.
+/// A stream that reads ahead; writes pass through.
 #[derive(Debug)]
 pub struct ReadAhead<S> {
     inner: S,
@@ -24,7 +24,7 @@ pub struct ReadAhead<S> {
 }
 
 impl<S> ReadAhead<S> {
-    /// Reads ahead in `inner`.
+    /// Reads ahead from `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner, unread: Bytes::new() }
     }
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts the reads that bring bytes, as each is a system call.
+    /// Counts the reads that return bytes, because each is a system call.
     struct Calls<S> {
         inner: S,
         calls: usize,

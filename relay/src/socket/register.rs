@@ -1,6 +1,7 @@
-//! What the relay makes of a registration: names trimmed, lists cleaned and cut, everything said in a warning.
+//! Validation of a registration: names are trimmed, lists are cleaned and cut, and every change is reported in a
+//! warning.
 //!
-//! A worker never gains anything beyond what is acknowledged here.
+//! A worker never gains anything beyond the acknowledged registration.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -13,29 +14,29 @@ use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 use super::slots::{aliases, clean_slots, most_models};
 use crate::config::ProviderConfig;
 
-/// What the published worker registers when it could not read its backend's list. It names no model.
+/// The model name that the published worker registers if it could not read its backend's list. It is no model.
 pub const WILDCARD: &str = "*";
 
 /// The parts of a registration that were accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accepted {
-    /// For people.
+    /// The human-readable name.
     pub name: String,
-    /// Models that the worker may be sent.
+    /// The models for which requests may be sent.
     pub models: Vec<Arc<str>>,
-    /// Requests at once.
+    /// The number of requests at once.
     pub max_concurrent: u32,
-    /// What its slots are doing, if it has a multiplexer.
+    /// The state of its slots, if it has a multiplexer.
     pub slots: Vec<Slot>,
-    /// Names that only slots which were left out would give a meaning.
+    /// Names that only left-out slots define.
     pub meaningless: BTreeSet<String>,
     /// How the worker's backend matches model names.
     pub naming: Naming,
-    /// What was changed.
+    /// Notes on the changes.
     pub warnings: Vec<String>,
 }
 
-/// Whether this protocol version may register.
+/// True if this protocol version may register.
 pub fn version_is_accepted(version: Option<&str>, required: bool) -> bool {
     match version {
         Some(version) => is_known_version(version),
@@ -43,7 +44,7 @@ pub fn version_is_accepted(version: Option<&str>, required: bool) -> bool {
     }
 }
 
-/// Cleans a registration.
+/// Validates a registration.
 pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let mut warnings = Vec::new();
     let trimmed = register.worker_name.trim();
@@ -67,8 +68,8 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     Accepted { name, models, max_concurrent, slots, meaningless, naming: register.naming, warnings }
 }
 
-/// The slots of a multiplexer, where they make sense; without the capability they mean nothing. Where they make none, also
-/// the names that had a meaning by them: a request by one could never be sent, and would be waited for with a load.
+/// Returns the valid slots of a multiplexer; without the capability they are ignored. If the slots are invalid, also
+/// returns the names that they defined: a request by one could never be sent, and would wait for a load.
 fn sanitize_slots(
     register: &Register,
     provider: &ProviderConfig,
@@ -91,8 +92,8 @@ fn sanitize_slots(
     }
 }
 
-/// Cleans a list of models: trimmed, without empty ones and duplicates in first-seen order, no more and no longer than
-/// allowed, and only those of the catalogue where there is one.
+/// Cleans a list of models: trims names, drops empty ones and duplicates in first-seen order, limits number and length,
+/// and keeps only those of the catalogue if there is one.
 pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Arc<str>> {
     let mut seen = HashSet::new();
     let mut kept: Vec<Arc<str>> = Vec::new();
@@ -147,7 +148,7 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     kept
 }
 
-/// An id from the wire, where it is one that we keep.
+/// Returns an id from the wire, if it is valid.
 pub fn accepted_id(id: Option<&str>) -> Option<Arc<str>> {
     id.filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic()))
         .map(Arc::from)

@@ -1,7 +1,7 @@
 //! One worker's socket, from its first message to its last.
 //!
-//! Three loops in one task: the reader never waits for the writer or for a client, the writer flushes once per batch and
-//! never on a timer, and the heart beats. The session ends when the first of them does.
+//! Three loops in one task: the reader never waits for the writer or for a client, the writer flushes once per batch
+//! and never on a timer, and the third sends heartbeats. The session ends when the first of them does.
 
 mod inbound;
 
@@ -41,11 +41,12 @@ use crate::shared::Phase;
 use crate::unfinished::{Refusal, Unfinished};
 use crate::unix_time::unix_millis;
 
-/// Frames and bytes of one batch; then what was written is flushed, so that a long queue cannot hold back its first frame.
+/// Frames and bytes of one batch; then the written frames are flushed, so that a long queue cannot delay its first
+/// frame.
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 128 << 10;
 
-/// How long a peer may take to answer our close frame.
+/// The time that a peer may take to reply to our close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const PROTOCOL_ERROR: Close = Close { code: 1002, reason: "worker registration protocol error" };
@@ -54,7 +55,7 @@ const TOO_LARGE: Close = Close { code: 1009, reason: "message too large" };
 const MEMORY_FULL: Close = Close { code: 1013, reason: "no memory for the message (MAX_BUFFERED_BYTES)" };
 const SLOW_MESSAGE: Close = Close { code: 1008, reason: "the message comes too slowly" };
 const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat timed out" };
-/// In answer to the worker's own close, whose code the library sends back in the place of this one.
+/// The reply to the worker's own close; the library sends the worker's code instead of this one.
 const GOODBYE: Close = Close { code: 1000, reason: "" };
 const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown timed out" };
 
@@ -62,14 +63,14 @@ const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown ti
 pub const DRAINED: Close = Close { code: 1000, reason: "graceful shutdown complete" };
 /// Closed because the process ends.
 pub const RELAY_STOPPING: Close = Close { code: 1001, reason: "relay shutting down" };
-/// Closed because the worker's secret was removed, or its token is not good any more.
+/// Closed because the worker's secret was removed, or its token is no longer valid.
 pub const SECRET_REMOVED: Close = Close { code: 1008, reason: "worker authentication failed" };
 
 type Socket<S> = WebSocketStream<ReadAhead<PulsedIo<S>>>;
 type Sink<S> = SplitSink<Socket<S>, Message>;
 type Source<S> = SplitStream<Socket<S>>;
 
-/// Why a session ends: what to tell the worker, if it can still be told, and what to count.
+/// The end of a session: the close to send to the worker, if it is still connected, and the reason for the metrics.
 struct End {
     close: Option<Close>,
     reason: DisconnectReason,
@@ -90,12 +91,12 @@ pub async fn serve<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: Arc<Provid
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    // On the heap and gone once it is done: what a registration needs would otherwise be a part of each idle worker.
+    // Boxed and freed afterwards: otherwise the memory of the registration would be part of each idle worker.
     let Some((socket, link)) = Box::pin(admit(socket, &pulse, &provider, admission)).await else { return };
     run(socket, pulse, &provider, &link).await;
 }
 
-/// Waits for the registration and lets the worker in; `None` where the connection ended instead.
+/// Waits for the registration and adds the worker; `None` if the connection ended instead.
 async fn admit<S>(
     mut socket: Socket<S>,
     pulse: &Pulse,
@@ -125,7 +126,7 @@ where
     let mut ack = acknowledge(provider, &link, &register, &accepted);
     if register.have.contains(&provider.shared.relay_id) {
         ack.duplicate = true;
-        // Nothing may be sent on this link; its twin lives.
+        // No requests may be sent on this link; the other one is live.
         let text = encode(&RelayToWorker::RegisterAck(ack));
         let told = socket.send(Message::Text(text.into())).await.is_ok();
         if told {
@@ -171,7 +172,7 @@ where
     };
     let heartbeat = end.reason == DisconnectReason::HeartbeatTimeout || end.reason == DisconnectReason::WriteTimeout;
     let cause = if heartbeat { LossCause::HeartbeatTimeout } else { LossCause::Disconnected };
-    // First the requests: another worker may have them in the same instant, whatever this socket still does.
+    // The requests first: another worker may get them at the same moment, whatever this socket still does.
     provider.lose(link, cause);
     provider.series.worker_disconnected(end.reason);
     info!(
@@ -189,7 +190,7 @@ where
     }
 }
 
-/// A session that ends in a panic must not leave its requests hanging.
+/// Removes the worker even if the session panics, so that its requests do not hang.
 struct LostOnDrop<'a> {
     provider: &'a Provider,
     link: &'a Arc<WorkerLink>,
@@ -197,12 +198,12 @@ struct LostOnDrop<'a> {
 
 impl Drop for LostOnDrop<'_> {
     fn drop(&mut self) {
-        // Nothing happens where the worker was given up already.
+        // Has no effect if the worker was removed already.
         self.provider.lose(self.link, LossCause::Disconnected);
     }
 }
 
-/// Returns the next message, which is not unfinished any more.
+/// Returns the next message, and marks it as finished.
 async fn next_message<S>(source: &mut S, unfinished: &Unfinished) -> Option<Result<Message, WsError>>
 where
     S: Stream<Item = Result<Message, WsError>> + Unpin,
@@ -214,7 +215,8 @@ where
     message
 }
 
-/// The registration; none from a peer that takes its leave, such as `modelrelay-worker connect`, which only tries its secret.
+/// Returns the registration; `None` from a peer that closes normally, such as `modelrelay-worker connect`, which only
+/// tests its secret.
 async fn first_message<S>(socket: &mut Socket<S>, unfinished: &Unfinished) -> Result<Option<Register>, Close>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -231,7 +233,7 @@ where
                 return Err(PROTOCOL_ERROR);
             }
         };
-        // Bodies may be longer, but this is no body, and all of its models are kept.
+        // Messages with bodies may be longer, but this one has none, and all of its models are kept.
         if text.len() > MAX_CONTROL_BYTES {
             return Err(TOO_LARGE);
         }
@@ -354,12 +356,12 @@ where
         if let Some(pause) = link.take_read_pause() {
             tokio::time::sleep(pause).await;
         }
-        // Messages that were read ahead cost no system call, and would hold up all others on this thread.
+        // Messages that were read ahead cost no system call, and would block all other tasks on this thread.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// The link ends because of what its worker sends.
+/// Ends the link because of its worker's message.
 fn refused(refusal: Refusal, provider: &Provider, link: &WorkerLink) -> End {
     let (close, reason) = match refusal {
         Refusal::TooLarge => (TOO_LARGE, DisconnectReason::MessageTooLarge),
@@ -381,7 +383,7 @@ where
                 Output::Frame(frame) => into_message(frame),
                 Output::Ping => Message::Ping(Bytes::new()),
                 Output::Close(close) => {
-                    // The sink holds one message of its own, which is lost when its halves are put together again.
+                    // The sink holds one message of its own, which is lost when the halves are reunited.
                     let _ = sink.flush().await;
                     return End::closing(close, reason_of(close));
                 }
@@ -407,7 +409,7 @@ where
     }
 }
 
-/// Sends the heartbeat, and notices a peer that is silent or has stopped reading. Wakes once per interval.
+/// Sends the heartbeat, and detects a peer that is silent or has stopped reading. Wakes once per interval.
 async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End {
     let interval = provider.shared.config.load().heartbeat_interval;
     let patience = interval * HEARTBEATS_UNTIL_LOST;
@@ -415,7 +417,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
     loop {
         let lost_at = pulse.last_read() + patience;
         let stuck_at = pulse.waiting_since().map(|since| since + patience);
-        // The process's own drain has a deadline of its own.
+        // A drain of the whole process has its own deadline.
         let own_drain = provider.shared.phase() >= Phase::Draining;
         let drained_by = link.drain_deadline(provider.shared.config.load().drain_timeout).filter(|_| !own_drain);
         let next = [Some(lost_at), stuck_at, drained_by, Some(beat)].into_iter().flatten().min().unwrap_or(beat);
@@ -435,7 +437,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
         }
         if beat <= now {
             beat = now + interval;
-            // A million numbers are left when this begins to hold, far more than one interval takes.
+            // A million numbers are left at this point, far more than one interval uses.
             if link.is_exhausted() && link.draining_since().is_none() {
                 provider.drain_worker(link, "stream numbers are used up", Some(DRAINED));
             }
@@ -450,7 +452,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
     }
 }
 
-/// Says why and waits a moment for the worker to have heard it.
+/// Sends the close reason and waits briefly for the worker's reply.
 async fn close_socket<S>(socket: &mut Socket<S>, close: Close)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -458,13 +460,13 @@ where
     let frame = CloseFrame { code: close.code.into(), reason: close.reason.into() };
     let closed = async {
         if socket.close(Some(frame)).await.is_err() {
-            // The worker was first: what is left to send is the answer to its close.
+            // The worker closed first: only the reply to its close is left to send.
             return socket.flush().await;
         }
         while let Some(Ok(_)) = socket.next().await {}
         Ok(())
     };
-    // A peer that does not answer is dropped all the same.
+    // A peer that does not reply is dropped anyway.
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
 }
 

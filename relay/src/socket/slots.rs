@@ -1,7 +1,7 @@
-//! What a worker says about its multiplexer, before any of it is believed: bounded, or refused as a whole.
+//! Validation of a multiplexer's reports: bounded, or rejected as a whole.
 //!
-//! A word that makes no sense is no reason to lose a worker's running requests. Slots that are refused leave the last good
-//! ones standing, for they only inform a choice; gates that are refused leave none open, for they let requests through.
+//! An invalid report is no reason to lose a worker's running requests. Rejected slots leave the last valid ones in
+//! effect, because they only influence a choice; rejected gates leave none open, because gates let requests through.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,18 +11,18 @@ use modelrelay_protocol::names;
 
 use crate::dispatch::{Gate, Model};
 
-/// What a worker may say to people about a failure.
+/// The maximum length of a failure's message.
 const MAX_MESSAGE_CHARS: usize = 1_024;
 
-/// A failure's code.
+/// The maximum length of a failure's code.
 const MAX_CODE_CHARS: usize = 64;
 
-/// How many models a multiplexer may speak of: those that a provider's own limit leaves out may be among them.
+/// The maximum number of models of a multiplexer, including those that a provider's own limit leaves out.
 pub fn most_models(max_models_per_worker: usize) -> usize {
     max_models_per_worker.max(MAX_MODELS_PER_WORKER)
 }
 
-/// The slots, if they make sense; else why they do not. `most` is how many models a worker may have.
+/// Returns the slots, or why they are invalid. `most` is the number of models that a worker may have.
 pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, String> {
     if slots.len() > MAX_SLOTS_PER_WORKER {
         return Err(format!("{} slots, more than {MAX_SLOTS_PER_WORKER}", slots.len()));
@@ -45,7 +45,7 @@ pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, Strin
             return Err(format!("slot {}: {number} names of models, more than {most}", slot.id));
         }
     }
-    // As a worker's own file is judged: the same models may be in all slots, and are no more for that.
+    // The same rule as for a worker's own file: models that are in several slots are counted once.
     let number = slots.iter().flat_map(names).collect::<HashSet<_>>().len();
     if number > most {
         return Err(format!("{number} names of models in all slots, more than {most}"));
@@ -54,20 +54,20 @@ pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, Strin
     Ok(slots)
 }
 
-/// Ids and aliases, as often as they are there.
+/// Ids and aliases, with repeats.
 fn names(slot: &Slot) -> impl Iterator<Item = &str> {
     let aliases = slot.models.iter().flat_map(|model| &model.aliases);
     slot.models.iter().map(|model| &model.id).chain(aliases).map(String::as_str)
 }
 
-/// The names that are no model's id. Without the slots nobody knows what they stand for.
+/// Returns the names that are no model's id. Without the slots their meaning is unknown.
 pub fn aliases(slots: &[Slot]) -> BTreeSet<String> {
     let models = || slots.iter().flat_map(|slot| &slot.models);
     let ids: HashSet<&str> = models().map(|model| &*model.id).collect();
     models().flat_map(|model| &model.aliases).filter(|alias| !ids.contains(alias.as_str())).cloned().collect()
 }
 
-/// The gates, if they make sense; else why they do not.
+/// Returns the gates, or why they are invalid.
 pub fn clean_gates(models: &[ModelGrant], most: usize) -> Result<Vec<(Model, Gate)>, String> {
     check_models(models.iter().map(|model| &*model.id), most, true)?;
     let gate = |model: &ModelGrant| Gate { slots: model.slots, others: model.others, capacity: model.capacity };
@@ -92,7 +92,7 @@ fn check_models<'a>(models: impl Iterator<Item = &'a str>, most: usize, once: bo
     Ok(())
 }
 
-/// What is for people is cut, never a reason to refuse.
+/// Cuts human-readable text, which is never a reason to reject a report.
 fn clean_words(model: &mut SlotModel) {
     let cut = |text: &mut String, most: usize| {
         *text = names::printable(text, most);
@@ -110,7 +110,7 @@ mod tests {
         Slot { id: id.to_owned(), models: models.collect(), ..Slot::default() }
     }
 
-    /// A slot with so many models that have so many further names each.
+    /// A slot with this number of models, each with this number of aliases.
     fn named(id: &str, models: usize, aliases: usize) -> Slot {
         let named = |model: usize| SlotModel {
             id: format!("model {model}"),

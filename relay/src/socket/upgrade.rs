@@ -1,4 +1,4 @@
-//! From HTTP to a WebSocket: the handshake, and the socket as it is read and bounded from then on.
+//! From HTTP to a WebSocket: the handshake, and the bounded socket that results from it.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use super::refuse;
 use crate::net::TcpStream;
 use crate::tls::{Connection, MaybeTls};
 
-/// What tungstenite reads of a message at a time. It clears so much before each read, and an idle worker holds it; the
+/// The size of tungstenite's reads. It clears this number of bytes before each read, and an idle worker holds them; the
 /// system calls are larger, see [`ReadAhead`].
 const READ_BUFFER_BYTES: usize = 2 << 10;
 
 /// A worker's socket.
 pub type Socket = WebSocketStream<ReadAhead<PulsedIo<MaybeTls<TcpStream>>>>;
 
-/// The answer to a proper handshake's key, or the refusal of what is none.
+/// Returns the reply to a valid handshake's key, or the rejection of an invalid one.
 pub fn accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
     let has = |name, wanted: &str| {
         let values = headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
@@ -47,7 +47,7 @@ pub fn accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
         .map_err(|_| Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")))
 }
 
-/// The answer after which the connection is a WebSocket.
+/// Returns the response after which the connection is a WebSocket.
 pub fn switching(accept: HeaderValue) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -58,10 +58,10 @@ pub fn switching(accept: HeaderValue) -> Response {
     response
 }
 
-/// The socket on an upgraded connection of our own listener, and the place that the connection takes there; `None` for a
+/// Returns the socket of an upgraded connection of our own listener, and the connection's place there; `None` for a
 /// connection of another kind.
 pub async fn open(upgraded: Upgraded, pulse: &Arc<Pulse>) -> Option<(Socket, Option<OwnedSemaphorePermit>)> {
-    // Taken out of hyper's boxes, it costs less.
+    // Without hyper's boxes it costs less.
     let parts = upgraded.downcast::<TokioIo<Connection>>().ok()?;
     let (stream, place) = match parts.io.into_inner() {
         Connection::Plain(io) => {

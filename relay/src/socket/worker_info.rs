@@ -1,4 +1,4 @@
-//! What is known of a worker and does not change while it is connected.
+//! The fixed properties of a connected worker.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 use super::Credential;
 use crate::dispatch::WorkerKey;
 
-/// What is known of a worker, apart from its state.
+/// The properties of a worker that do not change while it is connected.
 pub struct WorkerInfo {
     /// Its connection, for the core.
     pub key: WorkerKey,
-    /// Its id for people and the admin API.
+    /// Its public id, also in the admin API.
     pub id: Arc<str>,
     /// Its provider.
     pub provider: Arc<str>,
@@ -19,24 +19,24 @@ pub struct WorkerInfo {
     pub name: Arc<str>,
     /// Its program's version.
     pub version: Option<String>,
-    /// Its process.
+    /// The id of its process.
     pub instance: Option<Arc<str>>,
     /// Its WorkerPool.
     pub pool: Option<String>,
-    /// Where it dialled from.
+    /// The address from which it connected.
     pub address: IpAddr,
-    /// Whether it speaks frames, credits, grants and drain.
+    /// True if it supports frames, credits, grants and drain.
     pub core1: bool,
-    /// Whether it has a multiplexer.
+    /// True if it has a multiplexer.
     pub slots1: bool,
-    /// What admitted it.
+    /// The credential that admitted it.
     pub credential: Credential,
-    /// What it may be sent of a request body before it gives credit.
+    /// The bytes of a request body that may be sent before it returns credit.
     pub request_window: u64,
-    /// How long its registration took to come, once it was let in: hardly longer than a round trip.
+    /// The time from its authentication to its registration: hardly longer than a round trip.
     pub round_trip: Duration,
-    /// An answer's unread bytes at most.
+    /// The maximum of unread bytes of a response.
     pub max_unread_bytes: u64,
-    /// When it joined.
+    /// The time when it joined.
     pub connected_at: SystemTime,
 }

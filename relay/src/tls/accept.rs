@@ -1,4 +1,4 @@
-//! The handshake, and a helpful word to who comes without one.
+//! The handshake, and a helpful error for clients that use plain HTTP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,16 +12,17 @@ use tracing::debug;
 use super::Tls;
 use crate::http::peer::ClientIo;
 
-/// From the accepted connection to the end of its handshake. It holds a place meanwhile, as any connection does.
+/// The time from the accepted connection to the end of its handshake. The connection occupies a place meanwhile, as any
+/// other.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is read of a request that cannot be answered here, so that its answer is not lost in a reset.
+/// The most bytes that are read of a request that cannot be served here, so that its response is not lost in a reset.
 const DISCARDED_BYTES: u64 = 64 << 10;
 
 const SPEAKS_HTTPS: &str = r#"{"error":{"message":"this port speaks HTTPS: use https:// in place of http://","type":"invalid_request_error","param":null,"code":"https_required"}}"#;
 
 impl Tls {
-    /// Shakes hands. Who fails is logged for who looks for it, and costs nobody else anything.
+    /// Performs the handshake. A failure is logged at debug level, and has no effect on other connections.
     pub async fn accept(&self, io: ClientIo, peer: SocketAddr) -> Option<TlsStream<ClientIo>> {
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.handshake(io)).await {
             Ok(Ok(stream)) => return Some(stream),

@@ -1,4 +1,4 @@
-//! A connection as it came, or inside TLS.
+//! A plain connection, or one inside TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,16 +9,16 @@ use tokio_rustls::server::TlsStream;
 
 use crate::http::peer::ClientIo;
 
-/// What a listener accepted, as the HTTP layer reads it.
+/// An accepted connection, as the HTTP layer reads it.
 pub type Connection = MaybeTls<ClientIo>;
 
 /// A connection that is plain, or one inside TLS.
 ///
-/// The [`ClientIo`] is under TLS and not above it: what it tells of the kernel stays true. TLS is boxed, so that it costs
-/// plain connections nothing.
+/// The [`ClientIo`] is below TLS and not above it, so that its view of the kernel's buffers stays true. TLS is boxed, so
+/// that it costs plain connections nothing.
 #[derive(Debug)]
 pub enum MaybeTls<P> {
-    /// As it came.
+    /// Without TLS.
     Plain(P),
     /// After the handshake.
     Tls(Box<TlsStream<ClientIo>>),

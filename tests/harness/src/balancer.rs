@@ -1,5 +1,4 @@
-//! A TCP load balancer in front of relays, as a Service of Kubernetes is: not sticky, and now and then it cuts what it
-//! carries.
+//! A TCP load balancer in front of relays, like a Kubernetes Service: it is not sticky, and it can cut its connections.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::relay::Relay;
 
-/// A balancer. Each connection goes to the next relay. It carries on until its test ends, whoever drops this.
+/// A balancer. Each connection goes to the next relay. It runs until its test ends, even if this is dropped.
 #[derive(Debug)]
 pub struct Balancer {
     addr: SocketAddr,
@@ -20,10 +19,10 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// In front of these.
+    /// Starts in front of these relays.
     ///
     /// # Panics
-    /// When no port is free.
+    /// If no port is free.
     pub async fn start(relays: &[&Relay]) -> Self {
         let relays = Arc::new(Mutex::new(relays.iter().map(|relay| relay.addr()).collect::<Vec<_>>()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -46,24 +45,24 @@ impl Balancer {
         Self { addr, relays, connections, carried }
     }
 
-    /// Where it is dialled.
+    /// The address for workers.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Shows one more relay.
+    /// Adds a relay.
     pub fn add(&self, relay: &Relay) {
         self.relays.lock().unwrap_or_else(PoisonError::into_inner).push(relay.addr());
     }
 
-    /// How often it was dialled.
+    /// The number of connections so far.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Cuts every connection that it carries; new ones are taken.
+    /// Cuts every open connection; new ones are accepted.
     pub fn cut(&self) {
         self.carried.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }

@@ -4,11 +4,11 @@ use serde_json::Value;
 
 use crate::client::Reply;
 
-/// How complete streams end.
+/// The ends of complete streams.
 const TERMINATORS: [&str; 3] = ["[DONE]", "message_stop", "response.completed"];
 
 impl Reply {
-    /// The error frame with which this stream ends; none of a stream that did not break.
+    /// The error frame with which this stream ends; `None` for a stream that did not break.
     #[must_use]
     pub fn error_frame(&self) -> Option<Value> {
         let text = self.text();
@@ -17,11 +17,11 @@ impl Reply {
         frame["error"].is_object().then_some(frame)
     }
 
-    /// The text of a stream that broke between two events: an error frame, and then the end of the body without that of the
-    /// stream.
+    /// The text of a stream that broke between two events: an error frame, and then the end of the body without the
+    /// terminator of the stream.
     ///
     /// # Panics
-    /// When it is anything else.
+    /// If it is anything else.
     #[must_use]
     pub fn broken_stream(&self) -> String {
         let text = self.text();
@@ -31,7 +31,7 @@ impl Reply {
         text
     }
 
-    /// Whether the answer came to its own end: neither cut off, nor ended by an error frame.
+    /// True if the response came to its own end: neither cut off, nor ended by an error frame.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         !self.aborted && self.error_frame().is_none()

@@ -1,8 +1,8 @@
-//! A small HTTP/1.1 client that shows what really came over the wire: every header as it was sent, every piece of a body as
-//! it arrived, and whether a body ended or was cut off, which most clients blur.
+//! A small HTTP/1.1 client that shows the wire exactly, which most clients blur: every header as sent, every piece of a
+//! body as it arrived, and whether a body ended or was cut off.
 //!
-//! One connection per request, so that dropping a [`Response`] or a [`Pending`] is what a vanishing client does. Ask for a
-//! [`Connection`] to send several requests over one.
+//! It uses one connection per request, so that dropping a [`Response`] or a [`Pending`] acts like a client that
+//! disconnects. A [`Connection`] sends several requests over one.
 
 mod raw;
 
@@ -25,7 +25,7 @@ pub use raw::RawConnection;
 
 use crate::{PATIENCE, process::Log, secrecy, within, within_for};
 
-/// A request in the making.
+/// A request that is being built.
 #[derive(Debug, Clone)]
 pub struct Request {
     method: String,
@@ -37,7 +37,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of any method for a path with its query string.
+    /// Creates a request of any method for a path with its query string.
     #[must_use]
     pub fn new(method: &str, target: &str) -> Self {
         Self {
@@ -50,13 +50,13 @@ impl Request {
         }
     }
 
-    /// A GET.
+    /// Creates a GET.
     #[must_use]
     pub fn get(target: &str) -> Self {
         Self::new("GET", target)
     }
 
-    /// A POST of JSON, as every SDK sends it.
+    /// Creates a POST of JSON, as every SDK sends it.
     #[must_use]
     pub fn post(target: &str, body: &Value) -> Self {
         Self::new("POST", target).header("content-type", "application/json").body(body.to_string())
@@ -82,7 +82,7 @@ impl Request {
         self
     }
 
-    /// Makes the kernel hold few bytes of the answer, so that a reader who stops is felt at once.
+    /// Limits the kernel's receive buffer, so that a reader that stops has an effect at once.
     #[must_use]
     pub fn small_receive_buffer(mut self) -> Self {
         // Not smaller than a loopback segment: below that the kernel waits for its timers between segments.
@@ -90,14 +90,14 @@ impl Request {
         self
     }
 
-    /// Sends it over TLS, where the client is given.
+    /// Sends it over TLS if a client is given.
     #[must_use]
     pub fn over_tls(mut self, client: Option<Arc<ClientConfig>>) -> Self {
         self.tls = client;
         self
     }
 
-    /// Whether it gets any answer: false where the connection, its handshake or its request fails.
+    /// True if it gets any response; false if the connection, its handshake or its request fails.
     pub async fn is_answered_at(self, to: SocketAddr, log: &Log) -> bool {
         let answered = async {
             match Connection::try_open(to, log, &self).await {
@@ -108,7 +108,7 @@ impl Request {
         within("an answer, or a failure", log, answered).await
     }
 
-    /// Sends it over a connection of its own and waits for the head of the answer.
+    /// Sends it over a connection of its own and waits for the head of the response.
     pub async fn send(self, to: SocketAddr, log: &Log) -> Response {
         let what = format!("the answer to {} {}", self.method, self.target);
         let connection = Connection::open_for(to, log, &self).await;
@@ -117,7 +117,7 @@ impl Request {
             .unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()))
     }
 
-    /// Sends it and reads the whole answer.
+    /// Sends it and reads the whole response.
     pub async fn fetch(self, to: SocketAddr, log: &Log) -> Reply {
         self.send(to, log).await.read_to_end().await
     }
@@ -135,8 +135,8 @@ impl Request {
         Pending { task: AbortOnDrop(task), what, log }
     }
 
-    /// Has the log, and answers about the program, searched for the credentials that it carries. Whether it asks for such an
-    /// answer.
+    /// Adds the request's credentials to the secrets that neither the log nor responses about the program may contain.
+    /// Returns true if its response is one of these.
     fn hide_from(&self, log: &Log) -> bool {
         self.headers.iter().for_each(|(name, value)| log.secrets().plant_header(name, &String::from_utf8_lossy(value)));
         secrecy::is_about_the_program(&self.method, &self.target)
@@ -154,7 +154,7 @@ impl Request {
     }
 }
 
-/// A kept connection.
+/// A persistent connection.
 #[derive(Debug)]
 pub struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
@@ -169,13 +169,13 @@ impl Connection {
         Self::open_for(to, log, &Request::get("/")).await
     }
 
-    /// Sends one request and waits for the head of its answer.
+    /// Sends one request and waits for the head of its response.
     pub async fn send(&mut self, request: Request) -> Response {
         let what = format!("the answer to {} {}", request.method, request.target);
         let log = self.log.clone();
         let is_about_the_program = request.hide_from(&log);
         let answer = async {
-            // The last answer may have ended before its connection knows.
+            // The previous response may have ended before its connection is ready.
             self.sender.ready().await?;
             self.sender.send_request(request.into_hyper(self.host)).await
         };
@@ -228,12 +228,12 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits for the head of the answer.
+    /// Waits for the head of the response.
     pub async fn response(self) -> Response {
         self.response_within(PATIENCE).await
     }
 
-    /// As [`Self::response`], for an answer that may take longer.
+    /// The same as [`Self::response`], for a response that may take longer.
     pub async fn response_within(mut self, patience: Duration) -> Response {
         within_for(patience, &self.what, &self.log, &mut self.task.0)
             .await
@@ -241,35 +241,35 @@ impl Pending {
             .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.what, self.log.dump()))
     }
 
-    /// Waits for the whole answer.
+    /// Waits for the whole response.
     pub async fn reply(self) -> Reply {
         self.response().await.read_to_end().await
     }
 
-    /// Whether an answer (or an error) came already.
+    /// True if a response or an error has arrived already.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.task.0.is_finished()
     }
 
-    /// Vanishes: closes the connection without reading on.
+    /// Disconnects without reading further.
     pub fn abandon(self) {
         drop(self);
     }
 }
 
-/// The header fields of an answer, as sent and in order.
+/// The header fields of a response, as sent and in order.
 #[derive(Debug, Clone, Default)]
 pub struct Headers(pub Vec<(String, Vec<u8>)>);
 
 impl Headers {
-    /// The first value of that name.
+    /// The first value of this name.
     #[must_use]
     pub fn first(&self, name: &str) -> Option<String> {
         self.all(name).into_iter().next()
     }
 
-    /// Every value of that name.
+    /// Every value of this name.
     #[must_use]
     pub fn all(&self, name: &str) -> Vec<String> {
         let of_name = self.0.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -277,7 +277,7 @@ impl Headers {
     }
 }
 
-/// An answer whose body may still be coming. Dropping it closes the connection.
+/// A response whose body may be incomplete. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Response {
     /// Its status.
@@ -288,19 +288,19 @@ pub struct Response {
     text: Vec<u8>,
     _driver: Arc<AbortOnDrop<()>>,
     log: Log,
-    /// All that came, of an answer about the program.
+    /// All received bytes of a response about the program.
     told: Vec<u8>,
     is_about_the_program: bool,
 }
 
-/// What a body gave next.
+/// The next part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Bytes, as they came in one read.
+    /// Bytes, as received in one read.
     Data(Bytes),
-    /// The end that the sender meant.
+    /// The regular end.
     End,
-    /// The connection broke before the end; with the client's reason.
+    /// The connection broke before the end, with the client's reason.
     Aborted(String),
 }
 
@@ -337,7 +337,7 @@ impl Response {
         }
     }
 
-    /// Looks for secrets in what came so far, of an answer that may hold none.
+    /// Searches the received bytes for secrets, if the response is about the program and may contain none.
     fn search(&mut self, data: &[u8]) {
         if self.is_about_the_program {
             self.told.extend_from_slice(data);
@@ -345,10 +345,10 @@ impl Response {
         }
     }
 
-    /// Reads until the body so far (including what was read before by this function) contains `part`, and returns it all.
+    /// Reads until the body so far (including earlier reads of this function) contains `part`, and returns it all.
     ///
     /// # Panics
-    /// When the body ends first.
+    /// If the body ends first.
     pub async fn read_until(&mut self, part: &str) -> String {
         loop {
             let text = String::from_utf8_lossy(&self.text).into_owned();
@@ -364,10 +364,10 @@ impl Response {
         }
     }
 
-    /// Reads at least `count` further bytes and returns what was read.
+    /// Reads at least `count` further bytes and returns them.
     ///
     /// # Panics
-    /// When the body ends first.
+    /// If the body ends first.
     pub async fn read_at_least(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         while bytes.len() < count {
@@ -381,7 +381,7 @@ impl Response {
         bytes
     }
 
-    /// Reads the rest, whatever its end. What [`Self::read_until`] returned comes again, first.
+    /// Reads the rest, regardless of how it ends. Text that [`Self::read_until`] returned is included first.
     pub async fn read_to_end(mut self) -> Reply {
         let mut body = std::mem::take(&mut self.text);
         let aborted = loop {
@@ -395,16 +395,16 @@ impl Response {
     }
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// Its status.
     pub status: u16,
     /// Its header fields.
     pub headers: Headers,
-    /// Its body, as far as it came.
+    /// The received part of its body.
     pub body: Vec<u8>,
-    /// Whether the body was cut off instead of ended.
+    /// True if the body was cut off instead of ended.
     pub aborted: bool,
     log: Log,
 }
@@ -419,7 +419,7 @@ impl Reply {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| {
@@ -427,13 +427,13 @@ impl Reply {
         })
     }
 
-    /// The first header of that name.
+    /// The first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<String> {
         self.headers.first(name)
     }
 
-    /// Panics unless the status is `status`; shows the body and the log. Returns itself, to read on.
+    /// Panics unless the status is `status`, with the body and the log. Returns itself.
     pub fn with_status(self, status: u16) -> Self {
         assert_eq!(self.status, status, "body {:?}\n{}", self.text(), self.log.dump());
         self
@@ -467,7 +467,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers one request with exactly these bytes and closes.
+    /// Responds to one request with exactly these bytes and closes.
     async fn reply_of(answer: &'static str) -> Reply {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let to = listener.local_addr().expect("it is bound");

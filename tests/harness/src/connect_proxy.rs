@@ -1,4 +1,4 @@
-//! An HTTP proxy played by hand. It knows `CONNECT` only, and every name leads to the same address.
+//! An HTTP proxy played by hand. It supports only `CONNECT`, and every name leads to the same address.
 
 use std::net::SocketAddr;
 
@@ -21,17 +21,17 @@ pub struct ConnectProxy {
 }
 
 impl ConnectProxy {
-    /// A proxy that opens each tunnel to this address.
+    /// Starts a proxy that opens each tunnel to this address.
     pub async fn start(to: SocketAddr) -> Self {
         Self::listen(Ok(to), None).await
     }
 
-    /// The same, which is itself reached over TLS.
+    /// The same, but the proxy itself is reached over TLS.
     pub async fn start_tls(to: SocketAddr, certificates: &Certificates) -> Self {
         Self::listen(Ok(to), Some(certificates.acceptor())).await
     }
 
-    /// A proxy that answers each request with this status, as it is written.
+    /// Starts a proxy that responds to each request with this status line.
     pub async fn refusing(status: &'static str) -> Self {
         Self::listen(Err(status), None).await
     }
@@ -48,7 +48,7 @@ impl ConnectProxy {
         Self { addr, asked, listening }
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -57,7 +57,7 @@ impl ConnectProxy {
     /// The head of the next request.
     ///
     /// # Panics
-    /// When none comes within ten seconds.
+    /// If none arrives within ten seconds.
     pub async fn asked(&mut self) -> String {
         let asked = tokio::time::timeout(PATIENCE, self.asked.recv()).await;
         asked.ok().flatten().expect("the proxy received no request")

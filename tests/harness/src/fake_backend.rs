@@ -1,11 +1,11 @@
 //! An inference backend played by hand.
 //!
-//! HTTP/1.1 on a raw socket, so that a test decides about every byte: where an answer is cut, when it stalls, whether it
-//! resets. Housekeeping (`GET /health`, `GET /v1/models`, any other `GET` without an id) is answered by itself and
-//! remembered; an inference request becomes a [`Call`] that the test plays, or goes to the handler set with
+//! It serves HTTP/1.1 on a raw socket, so that a test controls every byte: where a response is cut, when it stalls, whether
+//! it resets. Housekeeping requests (`GET /health`, `GET /v1/models`, any other `GET` without an id) get an automatic
+//! response and are recorded; an inference request becomes a [`Call`] that the test plays, or goes to the handler set with
 //! [`FakeBackend::answer_with`].
 //!
-//! A refusing backend keeps its port: the socket stays bound without listening, so that nobody else can take it.
+//! A refusing backend keeps its port: the socket stays bound without listening, so that no other program can use it.
 
 mod call;
 mod request;
@@ -32,7 +32,7 @@ use crate::{PATIENCE, poll_for};
 
 type Handler = Arc<dyn Fn(&Head, &[u8]) -> Answer + Send + Sync>;
 
-/// The backend: a listening port, the requests that came to it, and what it should say.
+/// The backend: a listening port, its requests, and its responses.
 pub struct FakeBackend {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -40,7 +40,7 @@ pub struct FakeBackend {
     door: Door,
 }
 
-/// Whether the port listens, or is only held so that connections are refused.
+/// The port: listening, or only bound so that connections are refused.
 enum Door {
     Open(JoinHandle<()>),
     Shut(Socket),
@@ -65,17 +65,17 @@ struct State {
 }
 
 impl FakeBackend {
-    /// A healthy backend on a free port of 127.0.0.1 that lists model `m`.
+    /// Starts a healthy backend on a free port of 127.0.0.1 that lists model `m`.
     pub async fn start() -> Self {
         Self::with_models(&["m"]).await
     }
 
-    /// A healthy backend that lists these models.
+    /// Starts a healthy backend that lists these models.
     pub async fn with_models(models: &[&str]) -> Self {
         Self::start_at("127.0.0.1:0".parse().expect("a literal address"), models).await
     }
 
-    /// A healthy backend at this address that lists these models.
+    /// Starts a healthy backend at this address that lists these models.
     pub async fn start_at(addr: SocketAddr, models: &[&str]) -> Self {
         let socket = bound(addr).expect("a free address of this machine");
         let addr = local_addr(&socket);
@@ -95,14 +95,14 @@ impl FakeBackend {
         Self { addr, shared, calls, door }
     }
 
-    /// A backend that refuses connections until [`FakeBackend::reopen`].
+    /// Starts a backend that refuses connections until [`FakeBackend::reopen`].
     pub async fn refusing() -> Self {
         let mut backend = Self::start().await;
         backend.refuse().await;
         backend
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -124,22 +124,22 @@ impl FakeBackend {
         self.shared.lock().details = details.clone();
     }
 
-    /// With `false`, health and models are answered with 503.
+    /// With `false`, health and models get a 503.
     pub fn set_healthy(&self, healthy: bool) {
         self.shared.lock().healthy = healthy;
     }
 
-    /// With `false`, it is healthy and answers 500 when asked for its models.
+    /// With `false`, it is healthy but responds 500 to requests for its models.
     pub fn set_listing(&self, lists: bool) {
         self.shared.lock().lists = lists;
     }
 
-    /// Answers every inference request by itself from now on.
+    /// Responds to every inference request by itself from now on.
     pub fn answer_with(&self, handler: impl Fn(&Head, &[u8]) -> Answer + Send + Sync + 'static) {
         self.shared.lock().handler = Some(Arc::new(handler));
     }
 
-    /// Remembers no more request heads: for backends that are asked for hours.
+    /// Records no more request heads: for backends that get requests for hours.
     pub fn forget(&self) {
         self.shared.lock().remembers = false;
     }
@@ -147,30 +147,30 @@ impl FakeBackend {
     /// The next inference request.
     ///
     /// # Panics
-    /// When none comes within ten seconds.
+    /// If none arrives within ten seconds.
     pub async fn call(&mut self) -> Call {
         let call = tokio::time::timeout(PATIENCE, self.calls.recv()).await;
         call.expect("no request reached the backend within 10 s").expect("the backend holds the sender itself")
     }
 
-    /// The next inference request, if one comes within `patience`.
+    /// The next inference request, if one arrives within `patience`.
     pub async fn call_within(&mut self, patience: Duration) -> Option<Call> {
         tokio::time::timeout(patience, self.calls.recv()).await.ok().flatten()
     }
 
-    /// Every request head so far, housekeeping too, in order of arrival.
+    /// Every request head so far, including housekeeping, in order of arrival.
     #[must_use]
     pub fn seen(&self) -> Vec<Head> {
         self.shared.lock().seen.clone()
     }
 
-    /// How often this path was asked for so far.
+    /// The number of requests for this path so far.
     #[must_use]
     pub fn times_asked(&self, path: &str) -> usize {
         self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
     }
 
-    /// Refuses connections from now on, and cuts the idle ones. Calls that the test holds live on.
+    /// Refuses connections from now on, and cuts the idle ones. Calls that the test holds stay open.
     pub async fn refuse(&mut self) {
         let door = std::mem::replace(&mut self.door, Door::Moving);
         if let Door::Open(listening) = door {
@@ -220,7 +220,7 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of it
-/// until it runs, so the port may be taken for a little longer.
+/// until it runs, so the port may be occupied for a little longer.
 async fn bound_again(addr: SocketAddr) -> Socket {
     let socket = poll_for(PATIENCE, async || bound(addr).ok()).await;
     socket.unwrap_or_else(|| panic!("cannot bind {addr} again"))
@@ -245,7 +245,7 @@ fn open(socket: Socket, shared: &Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Serves one connection until it closes. A call takes the socket along and returns it when it was answered in full.
+/// Serves one connection until it closes. A call owns the socket and returns it after a complete response.
 async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let mut buffer = BytesMut::new();
     while let Some(head) = request::read_head(&mut stream, &mut buffer).await {

@@ -1,8 +1,8 @@
-//! A Kubernetes API server that knows one Secret and whose tokens are good, and the kubelet that mounts the Secret.
+//! A Kubernetes API server that has one Secret and verifies tokens, and the kubelet that mounts the Secret.
 //!
-//! HTTPS with an authority of its own, as in a cluster: a bearer token that rotates, optimistic locking by
-//! `resourceVersion`, merge patches and updates, and whatever failure a test asks for. What a change needs to reach a
-//! [`Mount`] is a test's business, because on a node it may take a minute.
+//! It serves HTTPS with an authority of its own, as in a cluster: a bearer token that rotates, optimistic locking by
+//! `resourceVersion`, merge patches and updates, and any failure that a test requests. The test itself brings changes to a
+//! [`Mount`], because on a node this may take a minute.
 
 mod answer;
 mod mount;
@@ -40,22 +40,22 @@ pub const DATA_KEY: &str = "keys.json";
 /// The Secret's data, decoded.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// How the next request that matches goes wrong.
+/// The failure of the next matching request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Answers with this status and a message.
+    /// Responds with this status and a message.
     Status(u16, &'static str),
     /// 429 with `Retry-After: 1`.
     TooManyRequests,
-    /// Closes the connection without having done anything.
+    /// Closes the connection without any effect.
     Drop,
-    /// Does what was asked for, and closes the connection instead of saying so.
+    /// Executes the request, and closes the connection instead of responding.
     DropAfterwards,
-    /// Keeps the connection and says nothing.
+    /// Keeps the connection open and sends nothing.
     Silence,
 }
 
-/// What comes instead of an answer.
+/// The event in place of a response.
 enum Unanswered {
     Dropped,
     Silent,
@@ -66,7 +66,7 @@ pub struct FakeKubernetes {
     addr: SocketAddr,
     account: TempDir,
     shared: Arc<Mutex<State>>,
-    /// Whether reviews wait.
+    /// True while reviews are held.
     held: Arc<watch::Sender<bool>>,
     serving: JoinHandle<()>,
 }
@@ -74,7 +74,7 @@ pub struct FakeKubernetes {
 type Meanwhile = Box<dyn FnOnce(&mut Data) + Send>;
 
 struct State {
-    /// `None`: there is no such Secret.
+    /// `None` if the Secret does not exist.
     secret: Option<Data>,
     version: u64,
     token: String,
@@ -88,10 +88,10 @@ struct State {
 }
 
 impl FakeKubernetes {
-    /// A server with an empty Secret.
+    /// Starts a server with an empty Secret.
     ///
     /// # Panics
-    /// When this machine has no `openssl`, no free port, or no room for files.
+    /// If this machine has no `openssl`, no free port, or no room for files.
     pub async fn start() -> Self {
         let certificates = Certificates::make();
         let account = tempfile::tempdir().expect("a temporary directory");
@@ -118,7 +118,7 @@ impl FakeKubernetes {
         kubernetes
     }
 
-    /// The variables that a relay in a Pod of this cluster has, with the Secret mounted at `mount`.
+    /// The variables of a relay in a Pod of this cluster, with the Secret mounted at `mount`.
     #[must_use]
     pub fn variables(&self, mount: &Mount) -> Vec<(&'static str, String)> {
         let mut variables = self.account_variables();
@@ -135,7 +135,7 @@ impl FakeKubernetes {
         ]
     }
 
-    /// The kubelet gives the account a new token, and the server takes no other from now on.
+    /// Replaces the account's token, as the kubelet does; the server accepts no other from now on.
     pub fn rotate_token(&self, token: &str) {
         let file = self.account.path().join("token");
         let fresh = self.account.path().join("token.new");
@@ -144,30 +144,30 @@ impl FakeKubernetes {
         self.state().token = token.to_owned();
     }
 
-    /// The server takes only this token, which the kubelet has not brought yet.
+    /// Makes the server accept only this token, which the kubelet has not brought yet.
     pub fn expect_token(&self, token: &str) {
         self.state().token = token.to_owned();
     }
 
-    /// The next requests that read go wrong like this, one after the other.
+    /// Makes the next reads fail like this, one after the other.
     pub fn fail_reads(&self, faults: &[Fault]) {
         self.state().read_faults = faults.iter().cloned().collect();
     }
 
-    /// The next requests that write go wrong like this, one after the other.
+    /// Makes the next writes fail like this, one after the other.
     pub fn fail_writes(&self, faults: &[Fault]) {
         self.state().write_faults = faults.iter().cloned().collect();
     }
 
-    /// Somebody else changes the Secret right after the next read, before the reader can write.
+    /// Changes the Secret right after the next read, before the reader can write.
     pub fn after_next_read(&self, change: impl FnOnce(&mut Data) + Send + 'static) {
         self.state().after_next_read = Some(Box::new(change));
     }
 
-    /// Somebody else changes the Secret now.
+    /// Changes the Secret now.
     ///
     /// # Panics
-    /// When there is none.
+    /// If it does not exist.
     pub fn change(&self, change: impl FnOnce(&mut Data)) {
         let mut state = self.state();
         change(state.secret.as_mut().expect("a Secret"));
@@ -179,23 +179,23 @@ impl FakeKubernetes {
         self.state().secret = None;
     }
 
-    /// Makes the Secret again, empty.
+    /// Creates the Secret again, empty.
     pub fn recreate(&self) {
         let mut state = self.state();
         state.secret = Some(Data::new());
         state.version += 1;
     }
 
-    /// The Secret's data; `None` when there is no Secret.
+    /// The Secret's data; `None` if it does not exist.
     #[must_use]
     pub fn data(&self) -> Option<Data> {
         self.state().secret.clone()
     }
 
-    /// The keys in the Secret, as the records that they are.
+    /// The records of the keys in the Secret.
     ///
     /// # Panics
-    /// When there are none, or they are no JSON.
+    /// If there are none, or they are not JSON.
     #[must_use]
     pub fn keys(&self) -> Vec<Value> {
         let data = self.data().expect("a Secret");
@@ -203,19 +203,19 @@ impl FakeKubernetes {
         stored["keys"].as_array().expect("a list of keys").clone()
     }
 
-    /// Requests that read, successful ones.
+    /// The number of successful reads.
     #[must_use]
     pub fn reads(&self) -> usize {
         self.state().reads
     }
 
-    /// Requests that wrote, successful ones.
+    /// The number of successful writes.
     #[must_use]
     pub fn writes(&self) -> usize {
         self.state().writes
     }
 
-    /// Requests that were refused or dropped.
+    /// The number of requests that were rejected or dropped.
     #[must_use]
     pub fn refusals(&self) -> usize {
         self.state().refusals

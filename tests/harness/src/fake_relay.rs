@@ -1,9 +1,9 @@
 //! A relay played by hand.
 //!
-//! [`FakeRelay`] listens; each worker that dials becomes a [`Dial`], which the test refuses with a status or upgrades to a
-//! [`RelayLink`]. The link reads all the time (as a relay must) and keeps what it heard in order, so that a test can ask
-//! for messages in any order and still check which came first. Messages are plain JSON: nothing here shares the programs'
-//! types.
+//! [`FakeRelay`] listens; each worker that dials becomes a [`Dial`], which the test rejects with a status or upgrades to a
+//! [`RelayLink`]. The link reads all the time (as a relay must) and keeps the received messages in order, so that a test
+//! can request messages in any order and still check which came first. Messages are plain JSON: nothing here shares the
+//! programs' types.
 
 mod exchange;
 mod link;
@@ -31,7 +31,7 @@ pub use piece::{REQUEST_PIECE, RESPONSE_PIECE, piece};
 
 use crate::PATIENCE;
 
-/// The credit that each side gives per stream unless told otherwise.
+/// The default credit that each side gives per stream.
 pub const WINDOW: u64 = 262_144;
 
 /// The socket under a link: TCP or TLS.
@@ -46,20 +46,20 @@ pub struct FakeRelay {
     listening: JoinHandle<()>,
 }
 
-/// A worker's dial, before it was answered.
+/// A worker's dial, before a response.
 pub struct Dial {
     /// `/v1/worker/connect`.
     pub path: String,
-    /// What follows the `?`, as sent.
+    /// The part after the `?`, as sent.
     pub query: String,
     /// Headers as sent.
     pub headers: Vec<(String, String)>,
-    /// When the request head was complete.
+    /// The time at which the request head was complete.
     pub at: std::time::Instant,
     wire: Box<dyn Wire>,
 }
 
-/// What a relay says in `register_ack`.
+/// The content of a relay's `register_ack`.
 #[derive(Clone, Debug)]
 pub struct Ack {
     /// The capabilities in common.
@@ -77,7 +77,7 @@ pub struct Ack {
 }
 
 impl Ack {
-    /// The ack of a relay that knows only the seeds.
+    /// The ack of an old relay, which supports only the original messages.
     #[must_use]
     pub fn old() -> Self {
         Self { capabilities: Vec::new(), ..Self::core1() }
@@ -125,17 +125,17 @@ impl Ack {
 }
 
 impl FakeRelay {
-    /// A relay on a free port of 127.0.0.1.
+    /// Starts a relay on a free port of 127.0.0.1.
     pub async fn start() -> Self {
         Self::listen("127.0.0.1:0", None).await
     }
 
-    /// A relay at an address where one listened before.
+    /// Starts a relay at an address where one listened before.
     pub async fn start_at(addr: SocketAddr) -> Self {
         Self::listen(&addr.to_string(), None).await
     }
 
-    /// A relay that speaks TLS with this certificate.
+    /// Starts a relay that uses TLS with this certificate.
     pub async fn start_tls(certificates: &Certificates) -> Self {
         Self::listen("127.0.0.1:0", Some(certificates.acceptor())).await
     }
@@ -154,7 +154,7 @@ impl FakeRelay {
         Self { addr, scheme, dials, listening }
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -169,7 +169,7 @@ impl FakeRelay {
     /// The next worker that dials.
     ///
     /// # Panics
-    /// When none comes within ten seconds.
+    /// If none does within ten seconds.
     pub async fn dial(&mut self) -> Dial {
         self.dial_within(PATIENCE).await.expect("no worker dialled within 10 s")
     }
@@ -179,13 +179,13 @@ impl FakeRelay {
         tokio::time::timeout(patience, self.dials.recv()).await.ok().flatten()
     }
 
-    /// Accepts the next worker and answers its `register` with these capabilities.
+    /// Accepts the next worker and acknowledges its `register` with these capabilities.
     pub async fn accept_registered(&mut self, capabilities: &[&str]) -> RelayLink {
         let capabilities = capabilities.iter().map(ToString::to_string).collect();
         self.accept_with(&Ack { capabilities, ..Ack::core1() }).await
     }
 
-    /// Accepts the next worker and answers its `register` with this ack.
+    /// Accepts the next worker and acknowledges its `register` with this ack.
     pub async fn accept_with(&mut self, ack: &Ack) -> RelayLink {
         let mut link = self.dial().await.upgrade().await;
         link.register(ack).await;
@@ -200,13 +200,13 @@ impl Drop for FakeRelay {
 }
 
 impl Dial {
-    /// The first header of that name.
+    /// The first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// Answers with an HTTP status instead of upgrading.
+    /// Responds with an HTTP status instead of upgrading.
     pub async fn refuse(mut self, status: u16) {
         let head = format!("HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         let _ = self.wire.write_all(head.as_bytes()).await;
@@ -216,7 +216,7 @@ impl Dial {
     /// Completes the WebSocket handshake.
     ///
     /// # Panics
-    /// When the dial carries no `sec-websocket-key`.
+    /// If the dial has no `sec-websocket-key`.
     pub async fn upgrade(mut self) -> RelayLink {
         let key = self.header("sec-websocket-key").expect("a WebSocket key").to_owned();
         let accept = derive_accept_key(key.as_bytes());
@@ -234,7 +234,7 @@ impl Dial {
     }
 }
 
-/// Reads a dial's request head. Connections that close first (probes of the port) are forgotten.
+/// Reads a dial's request head. Connections that close first (probes of the port) are dropped.
 async fn greet(stream: TcpStream, tls: Option<TlsAcceptor>, dials: mpsc::UnboundedSender<Dial>) {
     let mut wire: Box<dyn Wire> = match tls {
         Some(acceptor) => match acceptor.accept(stream).await {

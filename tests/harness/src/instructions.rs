@@ -1,5 +1,5 @@
-//! The instructions that a program executes, as valgrind's callgrind counts them: for promises about what work costs that no
-//! busy machine can break.
+//! The instructions that a program executes, counted by valgrind's callgrind: for promises about costs that hold on a busy
+//! machine, too.
 
 use std::{path::PathBuf, process::Command};
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::process::Spawn;
 
-/// A count that callgrind writes when the program ends. One program each.
+/// A count that callgrind writes when the program ends. Each belongs to one program.
 #[derive(Debug)]
 pub struct Instructions {
     dir: TempDir,
@@ -15,7 +15,7 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// A count to be filled, where this machine can do it; else says why and gives nothing.
+    /// Prepares a count if this machine supports it; otherwise reports why and returns `None`.
     #[must_use]
     pub fn new() -> Option<Self> {
         for (program, package) in [("valgrind", "valgrind"), ("taskset", "util-linux")] {
@@ -32,18 +32,18 @@ impl Instructions {
         Some(Self { dir: tempfile::tempdir().expect("a temporary folder can be made"), core })
     }
 
-    /// The program, counted. It sees one core only, so that it has one thread for its work: how several of them wake each
-    /// other depends on the machine.
+    /// Runs the program with counting. It sees only one core, so that it has one thread for its work: how several threads
+    /// wake each other depends on the machine.
     #[must_use]
     pub fn of(&self, program: Spawn) -> Spawn {
         let out = format!("--callgrind-out-file={}", self.path().display());
         program.under(["taskset", "-c", &self.core, "valgrind", "-q", "--tool=callgrind", &out, "--"])
     }
 
-    /// How many the program executed, from its start to its end.
+    /// The number of instructions that the program executed, from its start to its end.
     ///
     /// # Panics
-    /// While it has not ended.
+    /// If it has not ended.
     #[must_use]
     pub fn count(&self) -> u64 {
         let text = std::fs::read_to_string(self.path()).expect("callgrind writes when the program ends");

@@ -1,10 +1,10 @@
 //! Starts the built programs and plays their peers by hand, for the black-box suites.
 //!
 //! Rules of this crate:
-//! - Nothing of our own programs is linked: wire messages are JSON written out by hand, so that a test cannot agree with
-//!   a program by sharing its mistake.
-//! - Every wait is bounded by [`PATIENCE`] and names what it waited for; where a process is involved its log is printed.
-//! - Everything is released by dropping it: processes are killed, connections closed, folders removed.
+//! - None of the project's programs is linked: wire messages are handwritten JSON, so that a test cannot agree with a
+//!   program by sharing its mistake.
+//! - Every wait is bounded by [`PATIENCE`] and names the awaited event; if a process is involved, its log is printed.
+//! - Everything is released when dropped: processes are killed, connections closed, folders removed.
 
 pub mod balancer;
 pub mod broken_stream;
@@ -35,12 +35,12 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two polls of a state.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Awaits `future` for at most [`PATIENCE`]; else panics, saying `what` was awaited and what the process logged.
+/// Awaits `future` for at most [`PATIENCE`]; otherwise panics with `what` was awaited and the log of the process.
 pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -> T {
     within_for(PATIENCE, what, log, future).await
 }
 
-/// As [`within`], with a patience of its own: for rules that state a time.
+/// The same as [`within`], with its own timeout: for rules that specify a time.
 pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(patience, future).await {
         Ok(value) => value,
@@ -48,12 +48,12 @@ pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: im
     }
 }
 
-/// Polls `find` until it returns a value, for at most `patience`: for state that can be seen but is not announced.
+/// Polls `find` until it returns a value, for at most `patience`: for state that is visible but not announced.
 pub async fn poll_for<T>(patience: Duration, find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     poll_every(POLL_INTERVAL, patience, find).await
 }
 
-/// As [`poll_for`], with a pause of its own between two polls.
+/// The same as [`poll_for`], with its own pause between two polls.
 pub async fn poll_every<T>(pause: Duration, patience: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let found = async {
         loop {
@@ -70,17 +70,17 @@ pub async fn poll_every<T>(pause: Duration, patience: Duration, mut find: impl A
 /// Polls until `condition` holds.
 ///
 /// # Panics
-/// After `patience`, with `what` was awaited and what the process logged.
+/// After `patience`, with `what` was awaited and the log of the process.
 pub async fn poll_until(patience: Duration, what: &str, log: &Log, mut condition: impl AsyncFnMut() -> bool) {
     let held = poll_for(patience, async || condition().await.then_some(())).await;
     held.unwrap_or_else(|| panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()));
 }
 
-/// Says in one line why this machine cannot run a test, past the capture of a test's output. Where nobody would read the
-/// line, in CI, it fails the test instead.
+/// Reports in one line why this machine cannot run a test, bypassing the capture of test output. In CI, where such a line
+/// would not be read, it fails the test instead.
 ///
 /// # Panics
-/// When `CI` is `true`.
+/// If `CI` is `true`.
 pub fn cannot_run(why: &str) {
     assert!(env::var("CI").as_deref() != Ok("true"), "cannot run: {why}");
     let _ = writeln!(std::io::stderr(), "cannot run: {why}");

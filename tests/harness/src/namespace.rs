@@ -1,5 +1,5 @@
-//! A network, mounts and a hosts file of a test's own. The test's binary is run again inside fresh namespaces, which end
-//! with it: nothing is left to clean up.
+//! A network, mounts and a hosts file for one test. The test's binary runs again inside new namespaces, which end with it:
+//! nothing is left to clean up.
 
 use std::{
     future::Future,
@@ -11,13 +11,13 @@ use tokio::process::Command;
 
 use crate::cannot_run;
 
-/// Set inside: where the namespace's `hosts` file is.
+/// Set inside the namespaces: the folder of their `hosts` file.
 const INSIDE: &str = "MODELRELAY_TEST_NAMESPACE";
 
-/// A resolver that never answers, if a test opens it; otherwise one that nobody is.
+/// The address of the DNS resolver. If a test listens on it, the resolver never responds; otherwise it does not exist.
 pub const RESOLVER: &str = "127.0.0.53";
 
-/// Brings the loopback device up, puts the files over those of the machine, and goes on as the command that follows.
+/// Brings the loopback device up, mounts the files over those of the machine, and executes the command that follows.
 const SETUP: &str = "ip link set lo up &&
     mount --bind \"$MODELRELAY_TEST_NAMESPACE/hosts\" /etc/hosts &&
     mount --bind \"$MODELRELAY_TEST_NAMESPACE/resolv.conf\" /etc/resolv.conf &&
@@ -31,10 +31,10 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Gives `relays.test` these addresses from now on.
+    /// Sets the addresses of `relays.test`.
     pub fn set_addresses(&self, addresses: &[&str]) {
         let lines: String = addresses.iter().map(|address| format!("{address} relays.test\n")).collect();
-        // In place: a file that is bound over another keeps its identity.
+        // In place: a file that is mounted over another one keeps its inode.
         std::fs::write(self.dir.join("hosts"), format!("127.0.0.1 localhost\n{lines}")).expect("the hosts file");
     }
 
@@ -44,7 +44,7 @@ impl Namespace {
         &self.dir
     }
 
-    /// Adds a network without hosts: packets to 10.9.9.9 are lost, and no error comes back.
+    /// Adds a network without hosts: packets to 10.9.9.9 are lost without an error.
     pub async fn add_dead_network(&self) {
         for words in [
             "link add dead type veth peer name void",
@@ -57,7 +57,7 @@ impl Namespace {
         }
     }
 
-    /// Cuts the loopback device, or mends it: nothing arrives, and nobody is told.
+    /// Cuts or restores the loopback device: packets are lost without an error.
     pub async fn set_network(&self, up: bool) {
         ip(if up { "link set lo up" } else { "link set lo down" }).await;
     }
@@ -68,10 +68,10 @@ async fn ip(words: &str) {
     assert!(set.is_ok_and(|status| status.success()), "`ip {words}` failed");
 }
 
-/// Runs `body` in namespaces of its own, and returns what was printed there. `test` is the test's full name.
+/// Runs `body` in namespaces of its own, and returns the output from there. `test` is the test's full name.
 ///
 /// # Panics
-/// When the test fails inside.
+/// If the test fails inside.
 pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) -> String {
     if let Some(dir) = std::env::var_os(INSIDE) {
         body(Namespace { dir: dir.into() }).await;
@@ -92,7 +92,7 @@ pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namesp
         unshare.args(command).env(INSIDE, dir.path()).kill_on_drop(true);
         unshare
     };
-    // Some machines allow this to root alone, some to everybody in a user namespace of their own.
+    // Some machines allow this only to root, some to all users in a user namespace of their own.
     let mut why = String::new();
     let mut privilege = None;
     for candidate in [&[][..], &["--user", "--map-root-user"]] {

@@ -1,4 +1,4 @@
-//! What code that a test runs in its own process logs.
+//! The log of code that a test runs in its own process.
 
 use std::cell::RefCell;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Once;
 use serde_json::Value;
 
 thread_local! {
-    /// One JSON object a line, once [`listen`] was called.
+    /// One JSON object per line, after [`listen`] was called.
     static LOGGED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
@@ -23,12 +23,13 @@ impl io::Write for Writer {
     }
 }
 
-/// From now on [`logged`] tells what this thread logs: with `#[tokio::test]`, all that the test does.
+/// Starts the log of this thread for [`logged`]: with `#[tokio::test]`, the log of the whole test.
 ///
-/// There is one subscriber for all threads: with one for each, a thread loses lines that others without any have passed before.
+/// One subscriber is used for all threads: with one for each, a thread loses lines whose call sites were first reached by
+/// threads without a subscriber.
 ///
 /// # Panics
-/// When somebody else subscribes to this process's log.
+/// If other code subscribes to this process's log.
 pub fn listen() {
     static SUBSCRIBE: Once = Once::new();
     SUBSCRIBE.call_once(|| {

@@ -1,4 +1,4 @@
-//! One program under test: found, started with a clean environment, listened to, and killed when dropped.
+//! One program under test: found, started with a clean environment, logged, and killed when dropped.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use tokio::{
 
 use crate::{PATIENCE, secrecy::Secrets};
 
-/// How long the last words of a program that has ended may take. Children of it that live on may hold its output open.
+/// How long the last output of a program that has ended may take. Its surviving children may keep the output open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What a test needs to start a program.
+/// The settings with which a test starts a program.
 #[derive(Debug, Clone)]
 pub struct Spawn {
     binary: PathBuf,
@@ -29,14 +29,14 @@ pub struct Spawn {
     working_dir: Option<PathBuf>,
 }
 
-/// Where a built program is, for settings that name one: as [`Spawn::program`] looks for it, with its whole path.
+/// The absolute path of a built program, for settings that name one; found in the same way as by [`Spawn::program`].
 #[must_use]
 pub fn path_of(name: &str) -> PathBuf {
     let found = binary_dir().join(name);
     std::path::absolute(&found).unwrap_or(found)
 }
 
-/// Where a program of the machine is, daemons among them, if it is installed.
+/// The path of a program of the machine, including daemons, if it is installed.
 #[must_use]
 pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -45,8 +45,8 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 impl Spawn {
-    /// A program by the name of its binary, such as `modelrelay-relay`: looked for in `MODELRELAY_BIN_DIR`, else in the
-    /// workspace's `target/debug`.
+    /// Creates the settings of a program by the name of its binary, such as `modelrelay-relay`: from `MODELRELAY_BIN_DIR`,
+    /// else from the workspace's `target/debug`.
     #[must_use]
     pub fn program(name: &str) -> Self {
         Self { binary: binary_dir().join(name), args: Vec::new(), env: inherited_env(), working_dir: None }
@@ -73,7 +73,7 @@ impl Spawn {
         self
     }
 
-    /// Runs it through another program that takes a command line, such as a tracer: `wrapper` then the program.
+    /// Runs it through another program that accepts a command line, such as a tracer: `wrapper`, then the program.
     #[must_use]
     pub fn under<const N: usize>(mut self, wrapper: [&str; N]) -> Self {
         let program = std::mem::replace(&mut self.binary, wrapper[0].into());
@@ -84,7 +84,7 @@ impl Spawn {
         self
     }
 
-    /// Where the program runs.
+    /// Sets the working directory.
     #[must_use]
     pub fn working_dir(mut self, dir: impl AsRef<Path>) -> Self {
         self.working_dir = Some(dir.as_ref().to_owned());
@@ -94,7 +94,7 @@ impl Spawn {
     /// Starts it. Must be called inside a tokio runtime.
     ///
     /// # Panics
-    /// When the binary cannot be started: a suite without programs has nothing to test.
+    /// If the binary cannot be started: a suite without programs has nothing to test.
     #[must_use]
     pub fn start(self) -> Process {
         let mut command = Command::new(&self.binary);
@@ -114,7 +114,7 @@ impl Spawn {
         let name = self.binary.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let log = Log::new(name);
         self.env.iter().for_each(|(name, value)| log.secrets().plant_variable(name, value));
-        // The command holds our ends of the pipes that the program writes to.
+        // The command holds this process's copies of the write ends of the pipes.
         drop(command);
         log.follow(out);
         log.follow(err);
@@ -122,7 +122,7 @@ impl Spawn {
     }
 }
 
-/// A running program. Dropping it kills it, and fails the test if it has told a secret.
+/// A running program. Dropping it kills it, and fails the test if its output contains a secret.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -130,7 +130,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// What it printed so far, shared and growing.
+    /// Its output so far, shared and growing.
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
@@ -159,7 +159,7 @@ impl Process {
         assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{signal} to {pid}\n{}", self.log.dump());
     }
 
-    /// Kills it and waits until it is gone: its sockets are closed by the kernel when this returns.
+    /// Kills it and waits until it is gone: the kernel has closed its sockets when this returns.
     pub async fn kill(&mut self) {
         let _ = self.child.kill().await;
     }
@@ -169,11 +169,11 @@ impl Process {
         self.wait_exit_within(PATIENCE).await
     }
 
-    /// Waits for the end within `patience`, and then until all that it printed is in the log: two seconds at most, where children of it
-    /// that live on hold its output open.
+    /// Waits for the end within `patience`, and then until all its output is in the log: at most two seconds, if its
+    /// surviving children keep the output open.
     ///
     /// # Panics
-    /// When it still runs then.
+    /// If it is still running then.
     pub async fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
         let Ok(status) = tokio::time::timeout(patience, self.child.wait()).await else {
             panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump());
@@ -182,7 +182,7 @@ impl Process {
         status.expect("the exit status of a child can be read")
     }
 
-    /// Whether it runs still.
+    /// True if it is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -210,14 +210,14 @@ struct LogState {
 }
 
 impl Log {
-    /// An empty log; for peers that belong to no process.
+    /// Creates an empty log, also for peers without a process.
     #[must_use]
     pub fn new(program: impl Into<String>) -> Self {
         let (lines, count, open) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(0));
         Self(Arc::new(LogState { program: program.into(), lines, count, open, secrets: Secrets::default() }))
     }
 
-    /// What must not be in it, nor in what the program answers about itself.
+    /// The secrets that must not be in it, nor in the program's responses about itself.
     #[must_use]
     pub fn secrets(&self) -> &Secrets {
         &self.0.secrets
@@ -229,19 +229,19 @@ impl Log {
         self.0.lines.lock().expect("no holder of the log panics").clone()
     }
 
-    /// How many lines contain `part`.
+    /// The number of lines that contain `part`.
     #[must_use]
     pub fn count_of(&self, part: &str) -> usize {
         self.lines().iter().filter(|line| line.contains(part)).count()
     }
 
-    /// Whether any line contains `part`.
+    /// True if any line contains `part`.
     #[must_use]
     pub fn contains(&self, part: &str) -> bool {
         self.count_of(part) > 0
     }
 
-    /// Everything, for a failure's message.
+    /// The whole log, for a failure's message.
     #[must_use]
     pub fn dump(&self) -> String {
         format!("--- log of {} ---\n{}\n--- end of log ---", self.0.program, self.lines().join("\n"))
@@ -256,10 +256,10 @@ impl Log {
         self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned())).await
     }
 
-    /// Waits until `find` gives something for a line, and returns it.
+    /// Waits until `find` returns a value for a line, and returns it.
     ///
     /// # Panics
-    /// After [`PATIENCE`], saying `what` was looked for.
+    /// After [`PATIENCE`], with `what` was awaited.
     pub async fn wait_for<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
         let mut changes = self.0.count.subscribe();
         let search = async {
@@ -274,7 +274,7 @@ impl Log {
         crate::within(what, self, search).await
     }
 
-    /// Waits until the process has closed both its outputs, so that nothing more can come.
+    /// Waits until the process has closed both its outputs, so that no more can arrive.
     pub async fn wait_until_closed(&self) {
         crate::within("the end of the program's output", self, self.closed()).await;
     }
@@ -283,7 +283,7 @@ impl Log {
         let _ = self.0.open.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    /// Fails the test if a secret is in it; a test that fails already is told only.
+    /// Fails the test if the log contains a secret; if the test fails already, only prints it.
     fn check_secrecy(&self) {
         let text = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
         let place = format!("what {} printed", self.0.program);
@@ -305,7 +305,7 @@ impl Log {
     fn follow(&self, stream: PipeReader) {
         let log = self.clone();
         self.0.open.send_modify(|open| *open += 1);
-        // A thread, and not a task: the last words of a program are read when the test's runtime is not running any more.
+        // A thread, and not a task: the last output of a program is read after the test's runtime has stopped.
         thread::spawn(move || {
             for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
                 log.push(String::from_utf8_lossy(&line).trim_end().to_owned());
@@ -327,7 +327,7 @@ fn binary_dir() -> PathBuf {
     }
 }
 
-/// The little that programs need from outside; everything else would make a test depend on who runs it.
+/// The few variables that programs need from outside; all others would make a test depend on its environment.
 fn inherited_env() -> BTreeMap<String, String> {
     ["PATH", "HOME", "TMPDIR"]
         .into_iter()

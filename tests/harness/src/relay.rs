@@ -1,4 +1,4 @@
-//! A relay under test: started on free ports in a folder of its own, asked over HTTP, dialled by hand-played workers.
+//! A relay under test: started on free ports in a folder of its own, called over HTTP, dialled by hand-played workers.
 
 use std::{
     net::SocketAddr,
@@ -22,12 +22,12 @@ use crate::{
     worker::{Dial, FakeWorker, slot},
 };
 
-/// The worker secret of every relay that a test did not give another.
+/// The default worker secret of relays.
 pub const WORKER_SECRET: &str = "worker-secret-of-the-tests";
-/// The admin token of every relay that a test did not give another.
+/// The default admin token of relays.
 pub const ADMIN_TOKEN: &str = "admin-token-of-the-tests";
 
-/// Settings of a relay to come.
+/// The settings of a relay before its start.
 #[derive(Debug, Clone)]
 pub struct RelayBuilder {
     spawn: Spawn,
@@ -57,14 +57,14 @@ impl RelayBuilder {
         self
     }
 
-    /// Runs it through another program that takes a command line.
+    /// Runs it through another program that accepts a command line.
     #[must_use]
     pub fn under<const N: usize>(mut self, wrapper: [&str; N]) -> Self {
         self.spawn = self.spawn.under(wrapper);
         self
     }
 
-    /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
+    /// Records the system calls that `filter` (strace's `-e trace=`) names.
     #[must_use]
     pub fn traced(mut self, trace: &Trace, filter: &str) -> Self {
         self.spawn = trace.of(self.spawn, filter);
@@ -78,13 +78,13 @@ impl RelayBuilder {
         self
     }
 
-    /// Runs it with this `relay.yaml` (and without `WORKER_SECRET`, whose place is in the file).
+    /// Runs it with this `relay.yaml` (and without `WORKER_SECRET`, which belongs into the file).
     #[must_use]
     pub fn config(self, yaml: impl Into<String>) -> Self {
         self.file("relay.yaml", yaml).arg("--config").arg("relay.yaml").without_env("WORKER_SECRET")
     }
 
-    /// Lets its listeners speak TLS, and clients trust what they show.
+    /// Enables TLS on its listeners, with certificates that clients trust.
     #[must_use]
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.client = Some(certificates.client());
@@ -94,13 +94,13 @@ impl RelayBuilder {
             .env("TLS_KEY_FILE", "tls.key")
     }
 
-    /// Starts it and waits until it answers `/livez`.
+    /// Starts it and waits until `/livez` succeeds.
     pub async fn start(self) -> Relay {
         let dir = self.working_dir();
         Relay::start_in(dir, self.spawn, self.client).await
     }
 
-    /// Starts it without expecting it to live, and waits for its end: for settings that it must refuse.
+    /// Starts it and waits for its end: for settings that it must reject.
     pub async fn start_and_exit(self) -> (ExitStatus, Log) {
         let dir = self.working_dir();
         let mut process = self.spawn.working_dir(dir.path()).start();
@@ -128,7 +128,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay with a worker secret and an admin token, else with its own defaults, on free ports.
+    /// Builds a relay with a worker secret and an admin token, otherwise with its own defaults, on free ports.
     #[must_use]
     pub fn builder() -> RelayBuilder {
         let spawn = Spawn::program("modelrelay-relay")
@@ -138,7 +138,7 @@ impl Relay {
         RelayBuilder { spawn, files: Vec::new(), client: None }
     }
 
-    /// A relay with the defaults of [`Self::builder`].
+    /// Starts a relay with the defaults of [`Self::builder`].
     pub async fn start() -> Self {
         Self::builder().start().await
     }
@@ -165,30 +165,30 @@ impl Relay {
         self
     }
 
-    /// Lets clients trust this authority from now on, and no other.
+    /// Makes clients trust only this authority from now on.
     pub fn trust(&mut self, certificates: &Certificates) {
         self.client = Some(certificates.client());
     }
 
-    /// Where workers dial, as `PROXY_URL` wants it.
+    /// The address that workers dial, for `PROXY_URL`.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.client.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.addr)
     }
 
-    /// Where clients (and, unless configured otherwise, workers) connect.
+    /// The address for clients (and by default for workers).
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The admin listener's address, where `ADMIN_LISTEN_ADDR` opened one.
+    /// The admin listener's address, if `ADMIN_LISTEN_ADDR` opened one.
     pub async fn admin_addr(&self) -> SocketAddr {
         listener(self.log(), "admin").await
     }
 
-    /// The worker listener's address, where `WORKER_LISTEN_ADDR` opened one.
+    /// The worker listener's address, if `WORKER_LISTEN_ADDR` opened one.
     pub async fn worker_addr(&self) -> SocketAddr {
         listener(self.log(), "worker").await
     }
@@ -199,12 +199,12 @@ impl Relay {
         self.process.log()
     }
 
-    /// Its process, to signal it or to await its end.
+    /// Its process, for signals or to await its end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// What it uses of the machine.
+    /// Its usage of the machine.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage::of(self.process.pid().expect("the relay runs"))
@@ -213,7 +213,7 @@ impl Relay {
     /// The value of a metric: the sum over the series whose line begins with `series`. A whole name ends with a space.
     ///
     /// # Panics
-    /// When there is no series of that whole name: one without labels is always there.
+    /// If no series has that whole name: one without labels always exists.
     pub async fn metric(&self, series: &str) -> f64 {
         let metrics = self.admin("GET", "/metrics").await.with_status(200).text();
         let values = metrics.lines().filter(|line| line.starts_with(series));
@@ -229,7 +229,7 @@ impl Relay {
         std::fs::rename(self.dir.path().join(scratch), self.dir.path().join(name)).expect("a file can be renamed");
     }
 
-    /// Where a file of its working folder is.
+    /// The path of a file in its working folder.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -242,12 +242,12 @@ impl Relay {
             .unwrap_or_else(|error| panic!("cannot read {name}: {error}"))
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of its response.
     pub async fn send(&self, request: Request) -> Response {
         request.over_tls(self.client.clone()).send(self.addr, self.log()).await
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the whole response.
     pub async fn fetch(&self, request: Request) -> Reply {
         request.over_tls(self.client.clone()).fetch(self.addr, self.log()).await
     }
@@ -278,7 +278,7 @@ impl Relay {
         self.fetch(Request::post(target, body).bearer(ADMIN_TOKEN)).await
     }
 
-    /// Waits until `/admin/stats` shows that many queued requests of a provider.
+    /// Waits until `/admin/stats` reports `depth` queued requests of a provider.
     pub async fn wait_for_queue_depth(&self, provider: &str, depth: u64) {
         let what = format!("{depth} queued requests of provider {provider}");
         self.eventually(&what, || async {
@@ -287,7 +287,7 @@ impl Relay {
         .await;
     }
 
-    /// Waits until `/admin/workers` lists that many workers.
+    /// Waits until `/admin/workers` lists `count` workers.
     pub async fn wait_for_workers(&self, count: usize) {
         self.eventually(&format!("{count} workers"), || async { self.workers().await.len() == count }).await;
     }
@@ -298,7 +298,7 @@ impl Relay {
         answer["workers"].as_array().unwrap_or_else(|| panic!("no list of workers in {answer}")).clone()
     }
 
-    /// Waits until `condition` holds, asking again and again: for state that the relay shows but does not announce.
+    /// Polls until `condition` holds: for state that the relay shows but does not announce.
     ///
     /// # Panics
     /// After [`PATIENCE`].
@@ -306,20 +306,20 @@ impl Relay {
         poll_until(PATIENCE, what, self.log(), condition).await;
     }
 
-    /// A worker about to dial, with provider `local` and the right secret.
+    /// Prepares the dial of a worker, with provider `local` and the right secret.
     #[must_use]
     pub fn dial(&self) -> Dial {
         Dial::new(self.addr, self.log()).secret(WORKER_SECRET).provider("local")
     }
 
-    /// A registered worker that knows only the seeds' text messages.
+    /// Connects a registered old worker, which supports only the original text messages.
     pub async fn worker(&self, models: &[&str], max_concurrent: u64) -> FakeWorker {
         let mut worker = self.dial().open().await;
         worker.register(models, max_concurrent).await;
         worker
     }
 
-    /// A registered worker with `core1` that granted this relay all its slots.
+    /// Connects a registered worker with `core1` that granted this relay all its slots.
     pub async fn core1_worker(&self, models: &[&str], max_concurrent: u64) -> FakeWorker {
         let mut worker = self.dial().open().await;
         worker.register_core1(models, max_concurrent).await;
@@ -327,7 +327,7 @@ impl Relay {
         worker
     }
 
-    /// A registered worker with a multiplexer of one slot, which holds nothing.
+    /// Connects a registered worker with a multiplexer of one empty slot.
     pub async fn slots1_worker(&self, models: &[&str]) -> FakeWorker {
         let mut worker = self.dial().open().await;
         worker.register_slots1(models, &[slot("gpu0", "empty", models)]).await;
@@ -336,7 +336,7 @@ impl Relay {
 }
 
 impl Drop for Relay {
-    /// What it wrote into its folder by itself, such as keys and the audit log, is searched for secrets too.
+    /// Searches the files that it wrote into its folder, such as keys and the audit log, for secrets too.
     fn drop(&mut self) {
         for name in ["audit.jsonl", "modelrelay-keys.json"] {
             if let Ok(text) = std::fs::read_to_string(self.dir.path().join(name))

@@ -1,31 +1,31 @@
-//! Each test is one of secrecy too: what programs print, and what they answer about themselves, is searched for everything
-//! that must not be in it.
+//! Each test also checks secrecy: the output of programs, and their responses about themselves, are searched for everything
+//! that must not be in them.
 //!
-//! That is: the secrets of this crate, the prompt of the usual requests, whatever else a test gave a program or sent to it
-//! as a credential ([`Secrets::plant`]), and anything that looks like a whole API key or like a ServiceAccount's token.
+//! That is: the secrets of this crate, the prompt of the usual requests, any other credential that a test gave a program or
+//! sent to it ([`Secrets::plant`]), and anything that looks like a whole API key or like a ServiceAccount's token.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::{relay, worker_process};
 
-/// What the usual requests ask. It may reach a backend, and nothing else.
+/// The prompt of the usual requests. It may reach a backend, and nothing else.
 pub const PROMPT: &str = "planted-prompt-of-the-tests";
 
-/// Shorter words could be there by chance.
+/// Shorter secrets could be found by chance.
 const SHORTEST: usize = 8;
 
 /// Variables whose values are secrets.
 const SECRET_VARIABLES: [&str; 4] = ["WORKER_SECRET", "MODELRELAY_ADMIN_TOKEN", "BACKEND_API_KEY", "DRAIN_TOKEN"];
 
-/// Headers whose values are.
+/// Headers whose values are secrets.
 const SECRET_HEADERS: [&str; 4] = ["authorization", "x-api-key", "x-worker-secret", "cookie"];
 
-/// What must not be found in anything that one program says.
+/// Secrets that the output of one program must not contain.
 #[derive(Debug, Default)]
 pub struct Secrets(Mutex<Vec<String>>);
 
 impl Secrets {
-    /// Hides a secret from now on, if it is long enough to be told from other words.
+    /// Adds a secret, if it is long enough to be distinguished from other text.
     pub fn plant(&self, secret: &str) {
         let mut planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if secret.len() >= SHORTEST && !planted.iter().any(|known| known == secret) {
@@ -33,21 +33,21 @@ impl Secrets {
         }
     }
 
-    /// Hides the value of a variable, if the variable is one of secrets.
+    /// Adds the value of a variable, if it is a secret.
     pub fn plant_variable(&self, name: &str, value: &str) {
         if SECRET_VARIABLES.contains(&name) {
             self.plant(value);
         }
     }
 
-    /// Hides what a request header carries, if it carries credentials.
+    /// Adds the credential of a request header, if it contains one.
     pub fn plant_header(&self, name: &str, value: &str) {
         if SECRET_HEADERS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
             self.plant(value.strip_prefix("Bearer ").unwrap_or(value).trim());
         }
     }
 
-    /// A secret that is in `text`.
+    /// Returns a secret that `text` contains.
     #[must_use]
     pub fn found_in(&self, text: &str) -> Option<String> {
         let everywhere = [PROMPT, relay::WORKER_SECRET, relay::ADMIN_TOKEN, worker_process::WORKER_SECRET];
@@ -59,10 +59,10 @@ impl Secrets {
         known.or_else(planted).or_else(|| api_key_in(text)).or_else(|| token_in(text))
     }
 
-    /// Fails the test if a secret is in `text`, which was found in `place`.
+    /// Fails the test if `text`, which was found in `place`, contains a secret.
     ///
     /// # Panics
-    /// When one is.
+    /// If it does.
     pub fn check(&self, place: &str, text: &str) {
         if let Some(secret) = self.found_in(text) {
             let line = text.lines().find(|line| line.contains(&secret)).unwrap_or(text);
@@ -71,8 +71,8 @@ impl Secrets {
     }
 }
 
-/// Whether this answer shows secrets or prompts to nobody who may not know them, so that it must hold none: an answer of a
-/// relay about itself. A key that was just made is shown, once, and the worker secret to an admin who asks for it.
+/// True if this request's response must not contain secrets or prompts: a response of a relay about itself. Exceptions are
+/// a new key, which is shown once, and the worker secret for an admin who requests it.
 #[must_use]
 pub fn is_about_the_program(method: &str, target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();
@@ -91,7 +91,7 @@ fn api_key_in(text: &str) -> Option<String> {
     })
 }
 
-/// Three parts in base64 with dots between them, the first two of them objects: `eyJ` is how `{"` is written.
+/// Three parts in base64 separated by dots, the first two of them objects: `eyJ` is the encoding of `{"`.
 fn token_in(text: &str) -> Option<String> {
     text.match_indices("eyJ").find_map(|(at, _)| {
         let letter = |it: &char| it.is_ascii_alphanumeric() || "-_.".contains(*it);

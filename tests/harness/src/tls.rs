@@ -18,10 +18,10 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes them.
+    /// Creates them.
     ///
     /// # Panics
-    /// When `openssl` is missing or fails.
+    /// If `openssl` is missing or fails.
     #[must_use]
     pub fn make() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -44,7 +44,7 @@ impl Certificates {
         self.directory.path().join("ca.crt")
     }
 
-    /// What a server shows, in PEM.
+    /// The certificate of a server, in PEM.
     #[must_use]
     pub fn certificate(&self) -> String {
         self.read("server.crt")
@@ -56,13 +56,13 @@ impl Certificates {
         self.read("server.key")
     }
 
-    /// A client that trusts this authority and nobody else.
+    /// A client that trusts only this authority.
     #[must_use]
     pub fn client(&self) -> Arc<ClientConfig> {
         self.client_of(ALL_VERSIONS)
     }
 
-    /// The same, which speaks only these versions.
+    /// The same, with only these TLS versions.
     #[must_use]
     pub fn client_of(&self, versions: &[&'static SupportedProtocolVersion]) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();

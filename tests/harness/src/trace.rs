@@ -1,4 +1,4 @@
-//! The system calls of a program under test, as `strace` records them: for promises about what is asked of the kernel.
+//! The system calls of a program under test, recorded by `strace`: for promises about the use of the kernel.
 
 use std::{path::PathBuf, process::Command};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::process::Spawn;
 
-/// A record that strace writes while the program runs. One program each.
+/// A record that strace writes while the program runs. Each belongs to one program.
 #[derive(Debug)]
 pub struct Trace {
     dir: TempDir,
@@ -17,14 +17,14 @@ pub struct Trace {
 pub struct Call {
     /// Its name.
     pub name: String,
-    /// What stands between its brackets, data cut after 1,024 bytes.
+    /// The text between its brackets, with data truncated after 1,024 bytes.
     pub args: String,
-    /// What stands behind the `=`: a number, or -1 and the error's name.
+    /// The text after the `=`: a number, or -1 and the error's name.
     pub result: String,
 }
 
 impl Trace {
-    /// A record to be filled, where this machine can do it; else says why and gives nothing.
+    /// Prepares a record if this machine supports it; otherwise reports why and returns `None`.
     #[must_use]
     pub fn new() -> Option<Self> {
         let probe = Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
@@ -44,7 +44,7 @@ impl Trace {
         }
     }
 
-    /// The program, recorded. It stays the child that was spawned: the tracer is a child of its own beside it (`-D`) and
+    /// Runs the program with recording. It remains the child that was spawned: the tracer is a separate child (`-D`) and
     /// ends with it.
     #[must_use]
     pub fn of(&self, program: Spawn, filter: &str) -> Spawn {
@@ -84,13 +84,13 @@ impl Call {
         self.args.split([',', ' ']).next()?.parse().ok()
     }
 
-    /// What it returned, unless an error.
+    /// The returned value, unless it is an error.
     #[must_use]
     pub fn value(&self) -> Option<i64> {
         self.result.split(' ').next()?.parse().ok().filter(|value| *value >= 0)
     }
 
-    /// Whether it sends data over a descriptor, and some was taken.
+    /// True if it sends data over a descriptor, and the kernel accepted some.
     #[must_use]
     pub fn is_send(&self) -> bool {
         ["write", "writev", "sendto", "sendmsg"].contains(&self.name.as_str())
@@ -98,7 +98,7 @@ impl Call {
     }
 }
 
-/// Lines are `PID name(args) = result`. Where another thread's line comes between, the first half ends with
+/// Parses lines of the form `PID name(args) = result`. If another thread's line comes between, the first half ends with
 /// `<unfinished ...>` and the second begins `PID <... name resumed>`.
 fn parse(text: &str) -> Vec<Call> {
     let mut begun: Vec<(&str, &str)> = Vec::new();

@@ -1,28 +1,28 @@
-//! What a process uses of the machine, as Linux counts it.
+//! A process's usage of the machine, as measured by Linux.
 
 use std::time::Duration;
 
-/// Linux counts a process's time for `/proc` in hundredths of a second, whatever its own clock's rate.
+/// The unit of process times in `/proc`: hundredths of a second, regardless of the clock rate.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Memory, processor time and open files of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
-    /// Memory that it has in RAM now.
+    /// The present resident memory.
     pub resident_bytes: u64,
-    /// The most that it ever had.
+    /// The peak of resident memory.
     pub peak_bytes: u64,
     /// Processor time since its start, its own and the kernel's for it, to a hundredth of a second.
     pub cpu: Duration,
-    /// Files, connections and the like that are open.
+    /// Open files, connections and the like.
     pub open_files: usize,
 }
 
 impl Usage {
-    /// Of a running process.
+    /// Reads the usage of a running process.
     ///
     /// # Panics
-    /// When it does not run, or this is not Linux.
+    /// If it is not running, or this is not Linux.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         let read = |name: &str| {
@@ -36,7 +36,7 @@ impl Usage {
     }
 }
 
-/// Whether this process, and those that it starts, may have so many files and connections open; else says so.
+/// True if this process and its children may have `files` files and connections open; otherwise reports why not.
 #[must_use]
 pub fn may_open(files: u64) -> bool {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -55,7 +55,7 @@ fn kib(status: &str, name: &str) -> u64 {
     number * 1024
 }
 
-/// utime and stime: the 14th and 15th field, counted behind the program's name, which may hold anything.
+/// utime and stime: the 14th and 15th field, counted after the program's name, which may contain any character.
 fn ticks(stat: &str) -> u32 {
     let behind_name = stat.rsplit_once(')').expect("a name in brackets").1;
     let fields: Vec<&str> = behind_name.split_whitespace().collect();

@@ -1,7 +1,8 @@
-//! A worker played by hand: every message is written out, nothing is decided on its own but what [`FakeWorker::recv_json`]
-//! says. It may be a peer that knows only the seeds' text messages or one with `core1`, and may break any rule.
+//! A worker played by hand: the test writes every message. Only the automatic replies that [`FakeWorker::recv_json`]
+//! describes are sent by itself. It can be an old peer that supports only the original text messages or one with `core1`,
+//! and may violate any rule.
 //!
-//! It reads its socket only inside its own functions: a test that does not call it plays a worker that hangs.
+//! It reads its socket only inside its own functions: a test that does not call them plays a worker that hangs.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,7 +30,7 @@ mod slots;
 pub const PIECE_MAX: usize = 65_536;
 /// The window of request bodies that this worker states.
 pub const WINDOW: usize = 262_144;
-/// The window of answers that a relay states.
+/// The window of responses that a relay states.
 pub const ANSWER_WINDOW: usize = 65_536;
 
 /// One frame of the socket.
@@ -65,7 +66,7 @@ impl Job {
         self.message["endpoint_path"].as_str().unwrap_or_default()
     }
 
-    /// One header, by its lower-case name.
+    /// A header, by its lower-case name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers().iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).and_then(|(_, value)| value.as_str())
@@ -74,7 +75,7 @@ impl Job {
     /// All headers.
     ///
     /// # Panics
-    /// When the message has none.
+    /// If the message has none.
     #[must_use]
     pub fn headers(&self) -> &Map<String, Value> {
         self.message["headers"].as_object().unwrap_or_else(|| panic!("no map of headers in {}", self.message))
@@ -83,7 +84,7 @@ impl Job {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).expect("the request body is JSON")
@@ -95,11 +96,11 @@ impl Job {
 pub struct FakeWorker {
     socket: WebSocketStream<TcpStream>,
     log: Log,
-    /// The load it reports in its answers to `ping`.
+    /// The load in its replies to `ping`.
     pub load: u64,
-    /// Whether [`Self::expect_request`] returns credit for the pieces that it takes in.
+    /// True if [`Self::expect_request`] returns credit for the pieces that it reads.
     pub returns_credit: bool,
-    /// The id that the relay gave it.
+    /// The id from the relay.
     pub worker_id: String,
     core1: bool,
     inbox: VecDeque<Value>,
@@ -109,7 +110,7 @@ pub struct FakeWorker {
     pings: u64,
 }
 
-/// The `register` message of a worker that knows only the seeds.
+/// The `register` message of an old worker, which supports only the original messages.
 #[must_use]
 pub fn registration(models: &[&str], max_concurrent: u64) -> Value {
     json!({"type": "register", "worker_name": "hand-played", "models": models, "max_concurrent": max_concurrent,
@@ -155,7 +156,7 @@ impl FakeWorker {
 
     // --- registering ---
 
-    /// Registers as a peer that knows only the seeds and returns the `register_ack`.
+    /// Registers as an old peer, which supports only the original messages, and returns the `register_ack`.
     pub async fn register(&mut self, models: &[&str], max_concurrent: u64) -> Value {
         self.register_with(registration(models, max_concurrent)).await
     }
@@ -167,7 +168,7 @@ impl FakeWorker {
 
     /// Sends any `register` message and returns the `register_ack`.
     pub async fn register_with(&mut self, message: Value) -> Value {
-        // The one implies the other.
+        // The second implies the first.
         let core1 = [json!("core1"), json!("slots1")];
         let named = message["capabilities"].as_array();
         self.core1 = named.is_some_and(|named| named.iter().any(|name| core1.contains(name)));
@@ -205,7 +206,7 @@ impl FakeWorker {
         self.send_message(Message::Binary(bytes.into())).await;
     }
 
-    /// Sends any WebSocket message. That the relay closed meanwhile is no error: the next read shows it.
+    /// Sends any WebSocket message. If the relay has closed meanwhile, this is no error: the next read shows it.
     pub async fn send_message(&mut self, message: Message) {
         let _ = within("room to send to the relay", &self.log, self.socket.send(message)).await;
     }
@@ -216,12 +217,12 @@ impl FakeWorker {
         let _ = within("room to send to the relay", &self.log, self.socket.send_all(&mut messages)).await;
     }
 
-    /// The next frame, as it came. WebSocket Pings are answered below this.
+    /// The next frame, as received. WebSocket Pings get their Pong from the library.
     pub async fn recv(&mut self) -> Frame {
         self.recv_within(PATIENCE).await
     }
 
-    /// As [`Self::recv`], with a patience of its own: for workers that idle.
+    /// The same as [`Self::recv`], with its own timeout: for workers that idle.
     pub async fn recv_within(&mut self, patience: Duration) -> Frame {
         loop {
             let message = within_for(patience, "a message from the relay", &self.log, self.socket.next()).await;
@@ -241,7 +242,7 @@ impl FakeWorker {
         }
     }
 
-    /// The next JSON message that is not housekeeping: `ping` is answered, `credit` and `demand` are kept for
+    /// The next JSON message that is not housekeeping: `ping` gets a reply, `credit` and `demand` are kept for
     /// [`Self::expect_credit`] and [`Self::expect_demand`], pieces for [`Self::expect_request`].
     pub async fn recv_json(&mut self) -> Value {
         loop {
@@ -279,21 +280,21 @@ impl FakeWorker {
         Job { id, stream, message, body }
     }
 
-    /// The `request` message alone, its pieces not awaited.
+    /// The next `request` message, without waiting for its pieces.
     pub async fn expect_request_head(&mut self) -> Job {
         let message = self.expect("request").await;
         let id = message["request_id"].as_str().expect("a request has an id").to_owned();
         Job { id, stream: message["stream"].as_u64().map_or(0, |_| stream_of(&message)), message, body: Vec::new() }
     }
 
-    /// The next message, which must be the `cancel` of that request.
+    /// The next message, which must be the `cancel` of this request.
     pub async fn expect_cancel(&mut self, id: &str) -> Value {
         let message = self.expect("cancel").await;
         assert_eq!(message["request_id"], id, "another request was cancelled\n{}", self.log.dump());
         message
     }
 
-    /// Reads on until the socket closes; returns code and reason.
+    /// Reads until the socket closes; returns code and reason.
     pub async fn expect_close(&mut self) -> (u16, String) {
         loop {
             match self.recv().await {
@@ -303,7 +304,7 @@ impl FakeWorker {
         }
     }
 
-    /// Checks that nothing but housekeeping came before the answer to a WebSocket Ping sent now.
+    /// Checks that nothing but housekeeping arrives before the Pong of a WebSocket Ping sent now.
     pub async fn expect_quiet(&mut self) {
         self.pings += 1;
         let payload = Bytes::from(format!("quiet-{}", self.pings));
@@ -319,7 +320,7 @@ impl FakeWorker {
         }
     }
 
-    /// Waits until that much credit in all came for a stream.
+    /// Waits for this total credit of a stream.
     pub async fn expect_credit(&mut self, stream: u32, at_least: u64) -> u64 {
         while self.credit_of(stream) < at_least {
             self.take_one().await;
@@ -327,13 +328,13 @@ impl FakeWorker {
         self.credit_of(stream)
     }
 
-    /// The credit seen so far for a stream.
+    /// The credit received so far for a stream.
     #[must_use]
     pub fn credit_of(&self, stream: u32) -> u64 {
         self.credits.get(&stream).copied().unwrap_or(0)
     }
 
-    /// Waits for a `demand` that says `waiting` for a model (0: or does not list it).
+    /// Waits for a `demand` with this `waiting` for a model (0: or without the model).
     pub async fn expect_demand(&mut self, model: &str, waiting: u64) -> Value {
         loop {
             while let Some(demand) = self.demands.pop_front() {
@@ -345,8 +346,8 @@ impl FakeWorker {
         }
     }
 
-    /// Reads until this many bytes of a request's body came, without giving back credit beyond what
-    /// [`Self::returns_credit`] says, and returns how many are there.
+    /// Reads until `at_least` bytes of a request's body arrived, and returns their number. Credit is only returned
+    /// according to [`Self::returns_credit`].
     pub async fn expect_body_bytes(&mut self, stream: u32, at_least: usize) -> usize {
         while self.received(stream) < at_least {
             self.take_one().await;
@@ -354,13 +355,13 @@ impl FakeWorker {
         self.received(stream)
     }
 
-    /// How many bytes of a request's body are here and not yet taken.
+    /// The number of received bytes of a request's body that were not taken yet.
     #[must_use]
     pub fn received(&self, stream: u32) -> usize {
         self.pieces.get(&stream).map_or(0, Vec::len)
     }
 
-    /// How many `demand` messages wait unread.
+    /// The number of unread `demand` messages.
     #[must_use]
     pub fn demands_seen(&self) -> usize {
         self.demands.len()

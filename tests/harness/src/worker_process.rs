@@ -1,4 +1,4 @@
-//! The real worker, started the way an operator starts it: through its environment.
+//! The real worker, started as an operator starts it: through its environment.
 
 mod rig;
 mod stack;
@@ -17,13 +17,13 @@ pub use stack::{Stack, wait_for_model};
 use crate::process::{Process, Spawn};
 use crate::trace::Trace;
 
-/// The secret that workers use unless a test sets another one. Also planted: it must never appear in a log.
+/// The default secret of workers. It is also planted: it must never appear in a log.
 pub const WORKER_SECRET: &str = "planted-worker-secret-5b1f";
 
-/// What the worker prints when its probe server listens.
+/// The worker's output when its probe server listens.
 const PROBE_LINE: &str = "probe server listening on http://";
 
-/// The settings of a worker to be started.
+/// The settings of a worker before its start.
 #[derive(Clone, Debug)]
 pub struct WorkerBuilder {
     spawn: Spawn,
@@ -38,7 +38,7 @@ pub struct WorkerProcess {
     _home: TempDir,
 }
 
-/// An answer of the probe server.
+/// A response of the probe server.
 #[derive(Clone, Debug)]
 pub struct Probed {
     /// The status.
@@ -51,7 +51,7 @@ impl Probed {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("a JSON body")
@@ -59,7 +59,7 @@ impl Probed {
 }
 
 impl WorkerProcess {
-    /// A worker with a secret, model `m`, and a probe server on a free port.
+    /// Builds a worker with a secret, model `m`, and a probe server on a free port.
     #[must_use]
     pub fn builder() -> WorkerBuilder {
         let spawn = Spawn::program("modelrelay-worker")
@@ -71,25 +71,25 @@ impl WorkerProcess {
         WorkerBuilder { spawn }
     }
 
-    /// Asks the probe server.
+    /// Sends a GET to the probe server.
     pub async fn probe(&self, path: &str) -> Probed {
         self.probe_with(path, &[]).await
     }
 
-    /// Asks the probe server, with headers.
+    /// Sends a GET to the probe server, with headers.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not respond.
     pub async fn probe_with(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
         self.try_probe(path, headers).await.expect("the probe server answers")
     }
 
-    /// Asks the probe server; `None` when it is gone.
+    /// Sends a GET to the probe server; `None` if it is gone.
     pub async fn try_probe(&self, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {
         self.try_call("GET", path, headers).await
     }
 
-    /// Drains as a person at the machine does, without a token.
+    /// Drains like an operator on the machine, without a token.
     pub async fn drain(&self) -> Probed {
         self.post("/drain", &[("x-modelrelay-drain", "1")]).await
     }
@@ -97,7 +97,7 @@ impl WorkerProcess {
     /// Posts to the probe server, with headers.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not respond.
     pub async fn post(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
         self.try_call("POST", path, headers).await.expect("the probe server answers")
     }
@@ -134,7 +134,7 @@ impl WorkerProcess {
         self.process.terminate().await;
     }
 
-    /// Everything it printed.
+    /// All its output.
     #[must_use]
     pub fn log(&self) -> String {
         self.process.log().lines().join("\n")
@@ -142,7 +142,7 @@ impl WorkerProcess {
 }
 
 impl Drop for WorkerProcess {
-    /// A failed test says what its worker logged.
+    /// Prints the worker's log if the test failed.
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.process.log().dump());
@@ -151,37 +151,37 @@ impl Drop for WorkerProcess {
 }
 
 impl WorkerBuilder {
-    /// `PROXY_URL`.
+    /// Sets `PROXY_URL`.
     #[must_use]
     pub fn relay(self, url: impl Into<String>) -> Self {
         self.env("PROXY_URL", url)
     }
 
-    /// `BACKEND_URL`.
+    /// Sets `BACKEND_URL`.
     #[must_use]
     pub fn backend(self, url: impl Into<String>) -> Self {
         self.env("BACKEND_URL", url)
     }
 
-    /// `MODELS`.
+    /// Sets `MODELS`.
     #[must_use]
     pub fn models(self, models: &str) -> Self {
         self.env("MODELS", models)
     }
 
-    /// `MAX_CONCURRENCY`.
+    /// Sets `MAX_CONCURRENCY`.
     #[must_use]
     pub fn concurrency(self, slots: u32) -> Self {
         self.env("MAX_CONCURRENCY", slots.to_string())
     }
 
-    /// Any variable.
+    /// Sets any variable.
     #[must_use]
     pub fn env(self, name: &str, value: impl Into<String>) -> Self {
         Self { spawn: self.spawn.env(name, value) }
     }
 
-    /// A variable that names a file.
+    /// Sets a variable that names a file.
     #[must_use]
     pub fn file(self, name: &str, path: &Path) -> Self {
         self.env(name, path.to_string_lossy())
@@ -193,19 +193,19 @@ impl WorkerBuilder {
         Self { spawn: self.spawn.without_env(name) }
     }
 
-    /// A command-line argument.
+    /// Adds a command-line argument.
     #[must_use]
     pub fn arg(self, arg: &str) -> Self {
         Self { spawn: self.spawn.arg(arg) }
     }
 
-    /// Runs it through another program that takes a command line.
+    /// Runs it through another program that accepts a command line.
     #[must_use]
     pub fn under<const N: usize>(self, wrapper: [&str; N]) -> Self {
         Self { spawn: self.spawn.under(wrapper) }
     }
 
-    /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
+    /// Records the system calls that `filter` (strace's `-e trace=`) names.
     #[must_use]
     pub fn traced(self, trace: &Trace, filter: &str) -> Self {
         Self { spawn: trace.of(self.spawn, filter) }
@@ -220,7 +220,7 @@ impl WorkerBuilder {
     /// Starts it in an empty directory and waits for its probe server.
     ///
     /// # Panics
-    /// When the probe server does not come up.
+    /// If the probe server does not start.
     pub async fn start(self) -> WorkerProcess {
         let home = tempfile::tempdir().expect("a temporary directory");
         let process = self.spawn.working_dir(home.path()).start();

@@ -1,4 +1,4 @@
-//! The service's entry with the service manager.
+//! The service's entry in the service manager.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -17,18 +17,18 @@ use windows_service::service_manager::{ServiceManager, ServiceManagerAccess};
 use super::{InstallArgs, Program, SUBCOMMAND, variables};
 use crate::own_program;
 
-/// After a first and a second failure; after each later one it takes longer.
+/// The delay after a first and a second failure; after each later one [`RESTART_LATER`] applies.
 const RESTART_SOON: Duration = Duration::from_secs(5);
 const RESTART_LATER: Duration = Duration::from_secs(60);
 
-/// Without a failure for so long, the next one is a first one.
+/// After this time without a failure, the failure count starts again.
 const FORGET_FAILURES: Duration = Duration::from_secs(3600);
 
-/// How long Windows waits for it when it goes down itself, in which a drain has room: as long as the units of systemd in
-/// `deploy/` do. Left alone, it waits for ten seconds.
+/// How long Windows waits for the service at shutdown, which leaves room for a drain. The systemd units in `deploy/`
+/// have the same limit. The default of Windows is ten seconds.
 const LAST_DRAIN: Duration = Duration::from_secs(630);
 
-/// Between two looks at a service that stops.
+/// The poll interval while a service stops.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 const ACCESS_DENIED: i32 = 5;
@@ -94,7 +94,7 @@ pub(super) fn uninstall(program: &Program) -> Result<String, String> {
         Err(error) if code(&error) != Some(NOT_ACTIVE) => return Err(failed(error)),
         Ok(_) | Err(_) => {}
     }
-    // As long as its requests take: the program's own limits count.
+    // Without a timeout: the program's own limits apply.
     while service.query_status().map_err(failed)?.current_state != ServiceState::Stopped {
         thread::sleep(LOOK_AGAIN);
     }
@@ -102,8 +102,8 @@ pub(super) fn uninstall(program: &Program) -> Result<String, String> {
     Ok(format!("removed the service {}; its configuration and log are still there\n", program.service))
 }
 
-/// Before anything is changed the program itself says whether it would run, without the variables of who installs it: the
-/// service will not have them.
+/// Runs the program's own `check` before anything is changed. It does so without the environment variables of the
+/// installing user, because the service will not have them.
 fn check(program: &Program, exe: &Path, folder: &Path, flags: &[OsString]) -> Result<(), String> {
     let mut command = Command::new(exe);
     command.args(own_program::selector()).args(flags).arg("check").current_dir(folder).stdin(Stdio::null());
@@ -125,7 +125,7 @@ fn restart_on_failure(service: &Service) -> windows_service::Result<()> {
         command: None,
         actions: Some([RESTART_SOON, RESTART_SOON, RESTART_LATER].map(restart).to_vec()),
     })?;
-    // An end with an error is a failure too, not a crash alone.
+    // An exit with an error is also a failure, not only a crash.
     service.set_failure_actions_on_non_crash_failures(true)
 }
 

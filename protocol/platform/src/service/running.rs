@@ -1,4 +1,4 @@
-//! The service while it runs.
+//! The running service.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -18,13 +18,13 @@ use windows_service::service_dispatcher;
 use super::{Program, RunArgs};
 use crate::log;
 
-/// No service manager has started this process.
+/// The error code if the process was not started by the service manager.
 const NOT_A_SERVICE: i32 = 1063;
 
-/// How often the service manager hears that it still takes a while.
+/// The interval between reports that the service is still stopping.
 const WAIT_STEP: Duration = Duration::from_secs(2);
 
-/// When it may think that nothing goes on any more.
+/// The time without a report after which the service manager may consider the service hung.
 const WAIT_HINT: Duration = Duration::from_secs(20);
 
 static STOP: Notify = Notify::const_new();
@@ -33,18 +33,18 @@ static STOP: Notify = Notify::const_new();
 static RUN: OnceLock<(&Program, RunArgs)> = OnceLock::new();
 
 enum Event {
-    /// The service manager asks for it.
+    /// The service manager requests a stop.
     Stop,
     /// The program has ended.
     End,
 }
 
-/// Whether this process is a service, or is about to be one.
+/// True if this process is a service, or is about to become one.
 pub(crate) fn is_running() -> bool {
     RUN.get().is_some()
 }
 
-/// Waits until the service manager asks this process to stop; never, where it is no service.
+/// Waits until the service manager requests a stop. In a process that is no service it never returns.
 pub(crate) async fn stop_asked() {
     STOP.notified().await;
 }
@@ -53,7 +53,7 @@ pub(super) fn run(program: &'static Program, args: &RunArgs) -> Result<String, S
     let _ = RUN.set((program, args.clone()));
     match service_dispatcher::start(program.service, service_main) {
         Ok(()) => Ok(String::new()),
-        // Somebody looks at a terminal: nothing goes to the log.
+        // The program was started from a terminal: the error is shown there, not in the log.
         Err(Error::Winapi(error)) if error.raw_os_error() == Some(NOT_A_SERVICE) => {
             Err("this is what the service manager of Windows starts; to run the program, leave `service run` out"
                 .to_owned())
@@ -67,9 +67,9 @@ pub(super) fn run(program: &'static Program, args: &RunArgs) -> Result<String, S
 
 extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     let Some((program, args)) = RUN.get() else { return };
-    // Without a log there is nobody to be told; the service manager sees that it ended.
+    // Without a log the reason cannot be reported; the service manager sees only that the service ended.
     let is_logged = log::to_file(&args.log).is_ok();
-    // One of each event at most.
+    // At most one of each event.
     let (events, received) = sync_channel(2);
     let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
@@ -87,10 +87,10 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     tell(manager, ServiceState::Stopped, 0, code);
 }
 
-/// Windows may ask a service that is being stopped once more, when it goes down itself: that is no second signal.
+/// Windows may stop a service again when it shuts down while the service is stopping. That is not a second signal.
 fn on_control(events: SyncSender<Event>) -> impl FnMut(ServiceControl) -> ServiceControlHandlerResult {
     let first = Once::new();
-    #[allow(clippy::wildcard_enum_match_arm)] // No other is asked for, and they grow with Windows.
+    #[allow(clippy::wildcard_enum_match_arm)] // No other control is accepted, and Windows may add more.
     move |control| match control {
         ServiceControl::Stop | ServiceControl::Shutdown | ServiceControl::Preshutdown => {
             first.call_once(|| {
@@ -112,7 +112,7 @@ fn run_program(program: &Program, args: &RunArgs) -> ExitCode {
     (program.run)([OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect())
 }
 
-/// From the stop to the end.
+/// Reports progress from the stop until the end of the program.
 fn ask_for_patience(manager: ServiceStatusHandle, events: &Receiver<Event>) {
     if !matches!(events.recv(), Ok(Event::Stop)) {
         return;
@@ -128,7 +128,7 @@ fn ask_for_patience(manager: ServiceStatusHandle, events: &Receiver<Event>) {
 
 fn tell(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit_code: ServiceExitCode) {
     let is_pending = state == ServiceState::StopPending;
-    // Before Windows itself shuts down, and not while: that leaves less time.
+    // Preshutdown instead of shutdown, which leaves less time.
     let accepted = ServiceControlAccept::STOP | ServiceControlAccept::PRESHUTDOWN;
     let status = ServiceStatus {
         service_type: ServiceType::OWN_PROCESS,

@@ -1,4 +1,4 @@
-//! One worker and several relays with messages under way between them, in simulated time.
+//! One worker and several relays in simulated time, with messages in transit between them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,7 +21,7 @@ enum Event {
     Timeout,
 }
 
-/// As a relay obeys `grant`: its queue, what it sent, what it said last.
+/// A relay that obeys `grant`: its queue, its unanswered requests, its last demand.
 #[derive(Default)]
 struct Relay {
     queue: VecDeque<Instant>,
@@ -225,7 +225,7 @@ fn five_busy_relays_get_equal_shares() {
 #[test]
 fn a_relay_that_never_uses_its_slots_costs_a_second_and_not_more() {
     let mut simulation = Simulation::new(1, 2, SERVICE);
-    // Relay 1 asked and fell silent, before relay 0 has anything to send.
+    // Relay 1 stated demand and fell silent, before relay 0 has anything to send.
     simulation.at(Duration::ZERO, Event::DemandRead { relay: 1, waiting: 5 });
     simulation.at(Duration::from_millis(10), Event::Arrival { relay: 0 });
     simulation.run(Duration::from_secs(5));
@@ -234,8 +234,8 @@ fn a_relay_that_never_uses_its_slots_costs_a_second_and_not_more() {
 }
 
 proptest! {
-    /// Whatever arrives where: everything is served, and no slot stands idle for longer than the
-    /// messages and the silence of a second take.
+    /// With any arrivals, every request is served, and no slot is idle for longer than the messages and one second of
+    /// silence.
     #[test]
     fn every_request_is_served(
         capacity in 1_u32..5,
@@ -250,7 +250,7 @@ proptest! {
         simulation.run(Duration::from_secs(120));
         prop_assert_eq!(simulation.order.len(), count);
         prop_assert_eq!(simulation.divider.running(), 0);
-        // Work is conserved: all arrivals by 3 s, then nothing but round trips and at most a few silences.
+        // Work is conserved: all arrivals by 3 s, then only round trips and at most a few silences.
         let last = simulation.relays.iter().flat_map(|relay| relay.began.iter()).max().unwrap();
         let work = (SERVICE + 4 * LATENCY + DEMAND_INTERVAL) * (count as u32).div_ceil(capacity);
         prop_assert!(*last - simulation.start <= Duration::from_secs(3) + work + 2 * UNUSED_AFTER);

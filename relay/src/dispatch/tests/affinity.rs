@@ -177,7 +177,7 @@ fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
     let succeeded = Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) };
     assert_eq!(p.handle(succeeded), NOTHING);
     assert_eq!(p.drain(1), NOTHING);
-    // What the older one has not begun goes to the newer one too.
+    // Requests that the older connection has not begun go to the newer one too.
     assert_eq!(p.fail(1, AttemptFailure::Draining), ["requeued r1 #1: Draining", "idle w1"]);
     assert_eq!(p.grant(2, 2, 0, 2), ["send r1 to w2 #2", "send r2 to w2 #1"]);
 }
@@ -218,7 +218,7 @@ fn what_a_superseded_connection_had_goes_on_over_the_newer_one_when_it_breaks() 
     p.submit_pinned(2, "m", 1);
     p.join_core1(2, &["m"]);
     p.handle(Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) });
-    // The client has seen something of the second one's answer.
+    // The client has received part of the second request's response.
     assert_eq!(p.lose(1, &[2]), ["requeued r1 #1: WorkerLost", "severed r2 of w1"]);
     assert_eq!(p.grant(2, 1, 0, 1), ["send r1 to w2 #2"]);
     assert_eq!(p.lose(2, &[]), ["fail r1: AffinityLost"], "and no further");

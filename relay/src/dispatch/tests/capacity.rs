@@ -1,4 +1,4 @@
-//! How much a worker may have at a time.
+//! The number of requests that a worker may have at a time.
 
 use super::harness::Provider;
 use crate::dispatch::{AttemptFailure, Event, Model, RequestKey, WorkerKey};
@@ -142,12 +142,12 @@ fn refusal_that_a_newer_grant_has_overtaken_closes_no_slot() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.submit(1, "m");
-    // Another relay's request took the slot and gave it back before the refusal was written: the worker has said its last
-    // word on its slots, and says nothing more while nothing changes.
+    // Another relay's request used the slot and freed it before the refusal was written: the worker has sent its last
+    // grant, and sends no more while nothing changes.
     p.grant(1, 1, 0, 2);
     let refused = p.fail(1, AttemptFailure::AtCapacity);
     assert_eq!(refused, ["requeued r1 #1: AtCapacity", "send r1 to w1 #2", "demand w1:"]);
-    // One that refuses again without another word is taken at that.
+    // If the worker refuses again without a new grant, it is treated as full.
     assert_eq!(p.fail(1, AttemptFailure::AtCapacity), ["requeued r1 #2: AtCapacity"]);
 }
 
@@ -167,7 +167,7 @@ fn slot_of_a_refused_request_goes_to_the_oldest() {
     p.join(2, &["m"], 1);
     p.submit(1, "m");
     p.submit(2, "m");
-    // Request 1 comes back from a lost worker and is older than what the other one runs.
+    // Request 1 comes back from a lost worker and is older than the request that runs on the other one.
     assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost"]);
     assert_eq!(p.fail(2, AttemptFailure::SeveredBySwap), ["requeued r2 #1: SeveredBySwap", "send r1 to w2 #2"]);
 }

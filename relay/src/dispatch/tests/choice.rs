@@ -1,4 +1,4 @@
-//! Whom of several multiplexers is asked to load a model.
+//! The assignment of a load to one of several multiplexers.
 
 use modelrelay_protocol::message::{Slot, SlotState};
 
@@ -9,7 +9,7 @@ use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
 
 const NOTHING: [&str; 0] = [];
 
-/// Workers 1, 2 … with a slot each, all for a and b.
+/// Workers 1, 2 … with one slot each, which can hold a and b.
 fn workers(slots: Vec<Slot>) -> Provider {
     let mut p = Provider::new();
     for (key, slot) in (1..).zip(slots) {
@@ -23,7 +23,7 @@ fn asked(p: &Provider, model: &str) -> Option<u64> {
     models.into_iter().find(|entry| *entry.model == *model)?.asked.map(|worker| worker.0)
 }
 
-/// Which of two slots is asked for b, whichever worker has which.
+/// Checks which of two slots is assigned b, whichever worker has which.
 fn prefers(better: &Slot, worse: &Slot) {
     for turned in [false, true] {
         let slots = if turned { vec![worse.clone(), better.clone()] } else { vec![better.clone(), worse.clone()] };
@@ -115,7 +115,7 @@ fn equals_are_told_apart_by_a_hash_that_all_relays_share() {
     }
 }
 
-/// Two models that both prefer the same of two workers, were they alone.
+/// Two models that would each prefer the same of two workers.
 fn rivals() -> (&'static str, &'static str, u64) {
     let favourite = |model: &str| if affinity("i1", model) > affinity("i2", model) { 1 } else { 2 };
     let rival = ["b", "c", "d", "e", "f", "g", "h"].into_iter().find(|model| favourite(model) == favourite("a"));
@@ -133,7 +133,7 @@ fn slot_that_was_asked_for_one_model_is_not_free_for_another() {
     p.submit(1, one);
     p.submit(2, two);
     assert_eq!((asked(&p, one), asked(&p, two)), (Some(favourite), Some(3 - favourite)));
-    // The slot says so itself by and by, and counts once.
+    // The slot then reports the demand itself, which must not be counted twice.
     let mut p = Provider::new();
     let slots = |first: Slot| vec![first, Slot { id: "gpu1".to_owned(), ..empty(&models) }];
     for key in 1..=2 {
@@ -167,7 +167,7 @@ fn choice_stays_whoever_comes_nearer() {
     assert_eq!(asked(&p, "b"), Some(1));
 }
 
-/// Another relay has asked it.
+/// Another relay has requested b there.
 #[test]
 fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
     let models = ["a", "b"];
@@ -179,7 +179,7 @@ fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
     assert_eq!(asked(&p, "b"), Some(1), "two others are wanted there");
     let nearer = asked_for_b(busy(&models, 1));
     assert_eq!(p.slots(2, vec![nearer.clone()]), ["demand w1:", "demand w2: b 1 1000 1000"]);
-    // One that has begun goes before all.
+    // A worker that has begun to load goes before all others.
     p.pass(1.0);
     assert_eq!(p.slots(1, vec![loading(&models, 9_000)]), ["demand w1: b 1 2000 2000", "demand w2:"]);
     p.slots(2, vec![nearer]);

@@ -1,4 +1,4 @@
-//! Deadlines: waiting warm, waiting cold, and the request altogether.
+//! Deadlines: waiting warm, waiting cold, and the total time of the request.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! Telling workers that serve several relays what waits here.
+//! Demand reports to workers that serve several relays.
 
 use super::harness::Provider;
 
 const NOTHING: [&str; 0] = [];
 
-/// A worker with two links and no slot for us.
+/// A worker with two links and no slot for this relay.
 fn busy_worker(models: &[&str]) -> Provider {
     let mut p = Provider::new();
     p.join_core1(1, models);
@@ -153,7 +153,7 @@ fn worker_that_counted_down_for_a_model_that_it_was_not_told_of_is_told_what_is_
     assert_eq!(p.submit(2, "a"), ["demand w1: a 1 0 0"]);
     p.pass(0.010);
     p.lose(2, &[]);
-    // One number counts all models there: after this request it believes that nothing waits.
+    // The worker has one count for all models: after this request it is zero.
     assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #2"]);
     assert_eq!(p.pass(0.050), ["demand w1: a 1 50 50"]);
 }
@@ -165,7 +165,7 @@ fn refusal_by_a_worker_with_one_link_is_not_forgotten_when_it_gets_a_second() {
     p.submit(1, "m");
     p.fail(1, crate::dispatch::AttemptFailure::AtCapacity);
     p.cancel(1);
-    // It counts the refused request as waiting, for ever if nobody says otherwise.
+    // The worker counts the refused request as waiting indefinitely, unless demand is reported.
     assert_eq!(p.grant(1, 1, 0, 2), ["demand w1:"]);
 }
 
@@ -174,7 +174,7 @@ fn grant_that_leaves_something_waiting_is_answered() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(1.0);
-    // What it kept for us may have passed on before we heard of it.
+    // The slot that it reserved for this relay may have passed on before it received the demand.
     assert_eq!(p.grant(1, 0, 8, 2), ["demand w1: m 1 1000 1000"]);
     assert_eq!(p.grant(1, 0, 7, 2), NOTHING);
     assert_eq!(p.pass(1.0), ["demand w1: m 1 1050 1050"]);

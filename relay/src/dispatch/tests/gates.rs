@@ -1,4 +1,4 @@
-//! What a multiplexer may be sent: only what its gates say, each model apart.
+//! The requests that a multiplexer may be sent: only those that its gates allow, for each model separately.
 
 use super::harness::{Provider, secs, settings};
 use super::slots::{busy, empty, loading};
@@ -347,7 +347,7 @@ fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits
         p.submit(key, "a");
     }
     p.pass(1.0);
-    // Each is over within a millisecond: it was told of two, and would take the model for idle after them.
+    // Each lasts a millisecond: two were reported, and without a new report the model would seem idle after them.
     assert_eq!(p.complete(1), ["finished r1 at w1 #1", "send r2 to w1 #1", "demand w1: a 2 1000 2000"]);
     p.pass(0.001);
     assert_eq!(p.complete(2), ["finished r2 at w1 #1", "send r3 to w1 #1"]);

@@ -1,5 +1,5 @@
-//! A provider with a clock that the test turns. Effects come back as short lines, so that a test reads as a story:
-//! `send r1 to w1 #2` is the second sending of request 1, to worker 1.
+//! A provider with a clock that the test controls. Effects come back as short lines, so that a test is easy to read:
+//! `send r1 to w1 #2` is the second attempt of request 1, at worker 1.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::dispatch::{
     RequestPlace, Settings, WorkerKey,
 };
 
-/// Settings of the seeds: 100 in the queue, 30 s to wait, 300 s altogether.
+/// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
 pub(super) fn settings() -> Settings {
     Settings {
         enabled: true,
@@ -51,14 +51,14 @@ impl Provider {
         self.start + self.now
     }
 
-    /// Passes on an event, without any ticks before.
+    /// Passes an event to the core, without any ticks before.
     pub(super) fn handle(&mut self, event: Event) -> Vec<String> {
         let mut out = Vec::new();
         self.dispatch.handle(event, self.instant(), &mut out);
         out.iter().map(show).collect()
     }
 
-    /// Lets time pass, ticking exactly when asked to.
+    /// Lets time pass, with ticks exactly when they are due.
     pub(super) fn pass(&mut self, seconds: f64) -> Vec<String> {
         let until = self.now + secs(seconds);
         let mut lines = Vec::new();
@@ -99,17 +99,17 @@ impl Provider {
         self.submit_with(key, model, |new| new.needs_core1 = true)
     }
 
-    /// A worker that knows only the seeds.
+    /// Adds a worker that supports only the seed messages.
     pub(super) fn join(&mut self, key: u64, models: &[&str], max_concurrent: u32) -> Vec<String> {
         self.handle(Event::WorkerJoined(worker(key, models, max_concurrent, false)))
     }
 
-    /// A `core1` worker, before its first grant.
+    /// Adds a `core1` worker, before its first grant.
     pub(super) fn join_core1(&mut self, key: u64, models: &[&str]) -> Vec<String> {
         self.handle(Event::WorkerJoined(worker(key, models, 8, true)))
     }
 
-    /// A `core1` worker with this relay alone, and all its slots granted.
+    /// Adds a `core1` worker that is linked to this relay only, with all its slots granted.
     pub(super) fn join_granted(&mut self, key: u64, models: &[&str], slots: u32) -> Vec<String> {
         let mut lines = self.join_core1(key, models);
         lines.extend(self.grant(key, slots, 0, 1));
@@ -153,19 +153,19 @@ impl Provider {
         self.handle(Event::Cancel { request: RequestKey(key), reason })
     }
 
-    /// The worker that has the request answers it.
+    /// The worker of the request completes it.
     pub(super) fn complete(&mut self, key: u64) -> Vec<String> {
         let (worker, attempt) = self.runs_at(key);
         self.handle(Event::Completed { worker, request: RequestKey(key), attempt })
     }
 
-    /// The worker that has the request fails it.
+    /// The worker of the request fails it.
     pub(super) fn fail(&mut self, key: u64, failure: AttemptFailure) -> Vec<String> {
         let (worker, attempt) = self.runs_at(key);
         self.handle(Event::AttemptFailed { worker, request: RequestKey(key), attempt, failure })
     }
 
-    /// The worker that has the request sends nothing.
+    /// The worker of the request sends nothing.
     pub(super) fn silent(&mut self, key: u64) -> Vec<String> {
         self.handle(Event::Silent { request: RequestKey(key) })
     }
@@ -196,7 +196,7 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
     }
 }
 
-/// One effect in one line.
+/// Formats one effect as one line.
 pub(super) fn show(effect: &Effect) -> String {
     match effect {
         Effect::Send { worker, request, attempt, .. } => {

@@ -1,8 +1,8 @@
 //! Random histories of a provider, played to the core and to a plain reference model, which must agree on every effect
-//! and every timeout. Beside that a ledger that knows no rules checks what must hold whatever the rules are.
+//! and every timeout. In addition, a ledger that knows no rules checks the invariants that hold under any rules.
 //!
-//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least, `MODELRELAY_HISTORY_SEED` where to begin: every
-//! run prints its own.
+//! `MODELRELAY_HISTORY_TRANSITIONS` sets the minimum number of events, `MODELRELAY_HISTORY_SEED` the seed; every run
+//! prints its own seed.
 
 mod ledger;
 mod op;
@@ -26,7 +26,7 @@ use crate::dispatch::{
     RequestKey, RequeueReason, Settings, WorkerKey,
 };
 
-/// The core, the reference and the ledger, side by side.
+/// The core, the reference and the ledger, in parallel.
 struct Play {
     core: Dispatch,
     reference: Reference,
@@ -35,11 +35,11 @@ struct Play {
     next_key: u64,
     started: HashSet<RequestKey>,
     transitions: u64,
-    /// What has happened that only multiplexers make happen.
+    /// The occurrences that only multiplexers cause.
     seen: BTreeSet<&'static str>,
 }
 
-/// What must have happened in a run, or its agreement says nothing about multiplexers.
+/// The occurrences required in a run; without them its agreement proves nothing about multiplexers.
 const MUST_BE_SEEN: [&str; 10] = [
     "asked",
     "passed over",
@@ -90,7 +90,7 @@ impl Play {
         let mut actual = Vec::new();
         self.core.handle(event.clone(), self.start + now, &mut actual);
         let (mut expected, after) = self.reference.handle(event.clone());
-        // What was due came first, to a world that knew nothing of the event yet.
+        // Due effects come first, before the event has changed anything.
         let (due, rest) = actual.split_at(expected.len().min(actual.len()));
         due.iter().for_each(|effect| self.ledger.record(effect, now));
         self.ledger.before(event);
@@ -139,7 +139,7 @@ impl Play {
         self.seen.extend(self.reference.waits_beside_failing().then_some("waits beside a failing worker"));
     }
 
-    /// What the op means as things stand: one arm each, so it is long.
+    /// Translates an op to an event in the current state. One arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
             Op::Submit { model, bytes, pin, needs_core1, allowed, share } => {
@@ -172,7 +172,7 @@ impl Play {
             Op::Load { worker, load } => Event::LoadReported { worker: self.worker(worker)?, load },
             Op::Grant { worker, grant } => {
                 let worker = self.worker(worker)?;
-                // A multiplexer never says it without its gates.
+                // A multiplexer never sends a grant without its gates.
                 (!self.reference.has_multiplexer(worker)).then_some(Event::Granted { worker, grant })?
             }
             Op::Gates { worker, models: mask, gate } => gates(self.multiplexer(worker)?, mask, gate),
@@ -272,8 +272,8 @@ fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[index % from.len()])
 }
 
-/// Effects of one event in an order that does not depend on how they were found. Demands, which the ledger checks, are
-/// left out, and so are estimates.
+/// Sorts the effects of one event in an order that does not depend on how they were found. Demand, which the ledger
+/// checks, and estimates are left out.
 fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
     let mut effects: Vec<_> = effects.into_iter().filter(|effect| !matches!(effect, Effect::Demand { .. })).collect();
     for effect in &mut effects {
@@ -302,7 +302,7 @@ fn random_histories_agree_with_the_reference() {
     say(&format!("seed {seed}"));
     let transitions = Cell::new(0);
     let seen = RefCell::new(BTreeSet::new());
-    // A short run may happen to be one of plain workers alone; it goes on until it was not.
+    // A short run may happen to have only plain workers; it continues until it has others.
     let has_seen_all = || MUST_BE_SEEN.iter().all(|what| seen.borrow().contains(what));
     let patience = u64::from(wanted.max(20_000)) * 10;
     while transitions.get() < u64::from(wanted) || !has_seen_all() && transitions.get() < patience {

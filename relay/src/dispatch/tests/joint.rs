@@ -1,6 +1,6 @@
-//! Several relays and workers together, each the real thing: relays are cores, workers are dividers, and between them are
-//! the outboxes of both programs, written and read in whatever rhythm chance gives. Whatever happened before, once the
-//! network moves again every request is served soon, while another relay has more to do than there are slots.
+//! Several relays and workers together, with real components: relays are cores, workers are dividers, and between them
+//! are the outboxes of both programs, written and read at random times. Whatever happened before, once the network
+//! works again every request is served soon, even while another relay has more requests than there are slots.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::dispatch::{AttemptFailure, CancelReason, Dispatch, Effect, Event, Gra
 const MODELS: [&str; 2] = ["a", "b"];
 const SERVICE: Duration = Duration::from_millis(100);
 const STEP: Duration = Duration::from_millis(5);
-/// Relays ping their workers so often.
+/// The interval at which relays ping their workers.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -35,13 +35,13 @@ enum Op {
         worker: usize,
         request: usize,
     },
-    /// A side's writer takes so many messages.
+    /// A side's writer writes this number of messages.
     Write {
         link: usize,
         up: bool,
         count: usize,
     },
-    /// A side reads so many.
+    /// A side reads this number of messages.
     Read {
         link: usize,
         up: bool,
@@ -64,7 +64,8 @@ struct Link {
     key: WorkerKey,
     down: Way,
     up: Way,
-    /// What the worker's reader says before it reads on: another task may free a slot, and write a grant, before.
+    /// The message that the worker's reader sends before its next read: another task may free a slot, and write a
+    /// grant, before.
     refusal: Option<String>,
     streams: BTreeMap<(u64, u32), u32>,
 }
@@ -220,7 +221,7 @@ impl World {
         }
     }
 
-    /// The worker's reader takes one message, and then says what it has to say.
+    /// The worker's reader reads one message, and then sends its reply.
     fn read_down(&mut self, link: usize) -> bool {
         let (w, r) = self.ends(link);
         if let Some(refusal) = self.links[link].refusal.take() {
@@ -344,7 +345,7 @@ impl World {
         }
     }
 
-    /// A moment in which everybody does what there is to do.
+    /// Lets every side write, read and process all its messages.
     fn flow(&mut self) {
         for link in 0..self.links.len() {
             self.links[link].down.write(64);
@@ -359,7 +360,7 @@ impl World {
         }
     }
 
-    /// Everything that the others than `hog` have now is served; gives the time that it took.
+    /// Serves all requests of relays other than `hog`; returns the time that it took.
     fn settle(&mut self, hog: usize) -> Duration {
         let since = self.now;
         let mut beat = self.now + HEARTBEAT;
@@ -410,12 +411,13 @@ proptest! {
         let slots: u32 = world.workers.iter().map(|node| node.divider.capacity()).sum();
         let others: usize = world.waiting_since.iter().map(BTreeMap::len).sum();
         let took = world.settle(hog % relays);
-        // Each in turn with the busy one; then silences, and the slots that the old state still holds.
+        // Each in turn with the busy one; then the silences, and the slots that the old state still holds.
         let rounds = u32::try_from(others).unwrap().div_ceil(slots) * 2 + 2;
         prop_assert!(took <= (SERVICE + 4 * STEP) * rounds + Duration::from_secs(3), "took {:?} for {}", took, others);
     }
 
-    /// And when all of them are idle but one, that one is served at once: nothing waits for a word that was said already.
+    /// If only one relay is not idle, its requests are served at once: no request waits for a message that was sent
+    /// already.
     #[test]
     fn no_relay_waits_alone(
         relays in 2..4_usize,

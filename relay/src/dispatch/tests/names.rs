@@ -1,4 +1,4 @@
-//! Further names of a multiplexer's models: one gate, one load and one count for all names of a model.
+//! Aliases of a multiplexer's models: one gate, one load and one count for all names of a model.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
 
 const NOTHING: [&str; 0] = [];
 
-/// One worker with one slot for a, which is called x too, and b.
+/// One worker with one slot for a (alias x) and b.
 fn one_slot() -> Provider {
     let mut p = Provider::new();
     p.join_slots(1, &["a", "b", "x"], vec![also(empty(&["a", "b"]), "a", &["x"])]);
@@ -84,7 +84,7 @@ fn a_name_is_asked_of_the_worker_that_was_asked_by_another_though_a_nearer_one_h
     p.join_slots(2, &["a", "x"], vec![also(empty(&["a"]), "a", &["x"])]);
     assert_eq!(p.submit(2, "x"), NOTHING, "it was told a moment ago");
     assert_eq!(p.pass(1.0), ["demand w1: a 1 50 50, x 1 50 50"]);
-    // Where it is no way to the model any more, the other one is.
+    // If one worker can no longer load the model, the other one is assigned.
     p.slots(1, vec![failed(also(idle(&["b", "a"], 9_000), "a", &["x"]), "a", "backend_unavailable", None)]);
     let asked: Vec<_> = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.asked).collect();
     assert_eq!(asked, [WorkerKey(2); 2]);
@@ -124,7 +124,7 @@ fn workers_may_mean_different_models_by_one_name() {
     assert_eq!((ids, &*p.dispatch.counted_as("x")), (vec!["a".to_owned(), "b".to_owned()], "x"));
 }
 
-/// Asks for x, where only a may answer.
+/// Submits a request for x that only a may serve.
 fn submit_for_a(p: &mut Provider, key: u64) -> Vec<String> {
     p.submit_with(key, "x", |new| new.allowed = Some(Arc::new([Model::from("a")].into())))
 }

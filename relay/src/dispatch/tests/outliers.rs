@@ -6,7 +6,7 @@ use crate::dispatch::AttemptFailure;
 
 const NOTHING: [&str; 0] = [];
 
-/// Worker 1 fails the model, worker 2 does not; each takes one request.
+/// Worker 1 fails the model, worker 2 does not; each has room for one request.
 fn one_fails() -> Provider {
     let mut p = Provider::new();
     p.join(1, &["m", "n"], 1);

@@ -146,7 +146,7 @@ fn retry_after_follows_the_pace_of_the_queue() {
         p.complete(key);
         p.submit(key + 11, "m");
     }
-    // One leaves each half second, ten wait.
+    // One leaves every half second, ten wait.
     assert_eq!(p.dispatch.retry_after(p.instant()), 5);
     assert_eq!(p.submit(20, "m"), ["fail r20: QueueFull { retry_after_secs: 5 }"]);
 }

@@ -1,4 +1,4 @@
-//! What becomes of a request that its worker did not answer.
+//! Requests that their worker did not serve.
 
 use super::harness::{Provider, settings};
 use crate::dispatch::{AttemptFailure, Event, LoadFailure, LossCause, Settings, WorkerKey};

@@ -1,4 +1,4 @@
-//! Sizes at which anything that looks at everything would not come to an end in the time of a test.
+//! Sizes at which any full scan would exceed the time of a test.
 
 use super::harness::{Provider, secs, settings};
 use super::slots::empty;
@@ -96,7 +96,7 @@ fn a_worker_takes_the_oldest_of_what_it_serves_where_most_waits_for_others() {
     for key in 0..MANY {
         p.submit(key, &names[key as usize % 2_000]);
     }
-    // Few of many models, and the last ones; one lane pinned to each of many others beside them.
+    // One worker with few of many models, the last ones; and one lane pinned to each of many other workers.
     for worker in 1..=1_000 {
         p.join_core1(worker, &["pinned"]);
         p.submit_pinned(MANY + worker, "pinned", worker);
@@ -121,7 +121,7 @@ fn requests_with_other_deadlines_come_and_go_behind_hundred_thousand() {
     for key in 0..MANY {
         p.submit(key, "a");
     }
-    // Nearer than those of all who came before.
+    // Earlier deadlines than those of all requests before.
     p.handle(Event::SettingsChanged(Settings { queue_timeout: secs(10.0), ..unbounded() }));
     for key in MANY..2 * MANY {
         p.submit(key, "a");

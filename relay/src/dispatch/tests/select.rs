@@ -1,4 +1,4 @@
-//! Which worker gets a request.
+//! The selection of the worker for a request.
 
 use super::harness::Provider;
 

@@ -1,4 +1,4 @@
-//! Settings that change, and providers that go.
+//! Changed settings and deleted providers.
 
 use super::harness::Provider;
 use crate::dispatch::Event;

@@ -1,4 +1,4 @@
-//! How much of the queue one key may fill.
+//! The part of the queue that one key may fill.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn submit(p: &mut Provider, request: u64, share: Option<QueueShare>) -> Vec<Stri
     p.submit_with(request, "m", |new| new.share = share)
 }
 
-/// Four may wait.
+/// A provider whose queue has four places.
 fn provider() -> Provider {
     Provider::with(Settings { max_queue_len: 4, ..settings() })
 }

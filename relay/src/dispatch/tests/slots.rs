@@ -1,44 +1,44 @@
-//! Multiplexers for tests: what their slots say, in few words.
+//! Multiplexers for tests: short constructors of slot reports.
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
 use super::harness::{Provider, worker};
 use crate::dispatch::{Event, Gate, Grant, Model, NewMultiplexer, WorkerKey};
 
-/// A slot that can hold these models and holds none.
+/// A slot that can hold these models and is empty.
 pub(super) fn empty(models: &[&str]) -> Slot {
     let models = models.iter().map(|id| SlotModel { id: (*id).to_owned(), ..SlotModel::default() });
     Slot { id: "gpu0".to_owned(), state: SlotState::Empty, models: models.collect(), ..Slot::default() }
 }
 
-/// The same, holding the first of them, with nothing to do since so long.
+/// The same slot, holding the first model, idle for this time.
 pub(super) fn idle(models: &[&str], idle_ms: u64) -> Slot {
     Slot { state: SlotState::Ready, resident: Some(models[0].to_owned()), idle_ms, ..empty(models) }
 }
 
-/// The same, at work.
+/// The same slot, busy.
 pub(super) fn busy(models: &[&str], wanted: u32) -> Slot {
     Slot { wanted, ..idle(models, 0) }
 }
 
-/// The same, on its way from the first to the last of them.
+/// The same slot, swapping from the first to the last model.
 pub(super) fn loading(models: &[&str], eta_ms: u64) -> Slot {
     let target = models.last().map(|id| (*id).to_owned());
     Slot { state: SlotState::Loading, resident: None, target, eta_ms: Some(eta_ms), ..empty(models) }
 }
 
-/// Changes what a slot says about one of its models.
+/// Changes a slot's report on one of its models.
 pub(super) fn with(mut slot: Slot, model: &str, change: impl FnOnce(&mut SlotModel)) -> Slot {
     change(slot.models.iter_mut().find(|entry| entry.id == model).expect("a model of the slot"));
     slot
 }
 
-/// The same slot, in which a model has further names.
+/// The same slot, in which a model has aliases.
 pub(super) fn also(slot: Slot, model: &str, aliases: &[&str]) -> Slot {
     with(slot, model, |entry| entry.aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect())
 }
 
-/// The same slot, in which a model sleeps that costs so much to wake.
+/// The same slot, in which a model sleeps that needs this time to wake.
 pub(super) fn asleep(slot: Slot, model: &str, swap_cost_ms: u64) -> Slot {
     with(slot, model, |entry| {
         entry.status = SlotModelStatus::Sleeping;
@@ -57,14 +57,14 @@ pub(super) fn failed(slot: Slot, model: &str, code: &str, retry_ms: Option<u64>)
 }
 
 impl Provider {
-    /// A worker with a multiplexer, before its first grant.
+    /// Adds a worker with a multiplexer, before its first grant.
     pub(super) fn join_slots(&mut self, key: u64, models: &[&str], slots: Vec<Slot>) -> Vec<String> {
         let mut new = worker(key, models, 8, true);
         new.multiplexer = Some(NewMultiplexer { instance: format!("i{key}").into(), slots });
         self.handle(Event::WorkerJoined(new))
     }
 
-    /// A multiplexer opens these gates, each with so many slots of 4, and shuts all others.
+    /// A multiplexer opens these gates, each with the given number of 4 slots, and closes all others.
     pub(super) fn gates(&mut self, key: u64, gates: &[(&str, u32)]) -> Vec<String> {
         let gate = |slots| Gate { slots, others: 0, capacity: 4 };
         let gates: Vec<_> = gates.iter().map(|(model, slots)| (Model::from(*model), gate(*slots))).collect();

@@ -1,4 +1,4 @@
-//! What can be asked.
+//! Read-only queries.
 
 use super::harness::{Provider, secs};
 use crate::dispatch::{Grant, Model, ModelSnapshot, RequestKey, WorkerKey, WorkerSnapshot};

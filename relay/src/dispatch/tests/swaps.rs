@@ -1,7 +1,7 @@
-//! Several relays and several multiplexers together: relays are cores, a worker divides each model that it holds as the
-//! real one does, and swaps by a plain rule of its own. Between them messages take their time. Whatever is asked of
-//! whom, every request is served, one model is loaded once however many want it, and a fleet that has a place for each
-//! model comes to rest.
+//! Several relays and several multiplexers together: relays are cores, and a worker divides each model that it holds as
+//! the real one does, and swaps by a plain rule of its own. Messages between them take time. Whichever worker is
+//! assigned a load, every request is served, a model is loaded once however many requests need it, and a fleet with a
+//! place for each model stops swapping.
 
 mod crowd;
 mod fleet;
@@ -43,7 +43,7 @@ proptest! {
         ops in vec(op(), 10..120),
     ) {
         let mut fleet = Fleet::new(relays, nodes, seed);
-        // One worker may be unable to load one of the models, where two others can: links break one at a time.
+        // One worker may be unable to load a model that two others can: links break one at a time.
         if let Some((node, model)) = broken.filter(|_| nodes > 2) {
             fleet.nodes[node % nodes].broken = Some(model);
         }
@@ -91,7 +91,7 @@ fn fleet_with_a_place_for_each_model_comes_to_rest() {
     }
 }
 
-/// Each meets the requests in an order of its own, and chooses before it can hear of the other's choice.
+/// Each meets the requests in a different order, and chooses before it can learn of the other's choice.
 #[test]
 fn relays_that_chose_differently_agree_before_the_next_swap() {
     let mut once_more = 0;

@@ -1,4 +1,4 @@
-//! One Secret through the Kubernetes API: read it, and write its keys if nobody else wrote meanwhile.
+//! One Secret through the Kubernetes API: reads it, and writes its keys if there was no other write meanwhile.
 
 use std::fmt;
 use std::path::Path;
@@ -16,10 +16,10 @@ use super::DATA_KEY;
 use crate::cluster_api::{Body, CallError, ClusterApi};
 use crate::config::ConfigError;
 
-/// The kubelet may be just bringing a new token.
+/// The kubelet may be replacing the token at this moment.
 const AFTER_UNAUTHORIZED: Duration = Duration::from_millis(500);
 
-/// Where the Secret is, and as whom.
+/// The Secret, and the account for requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterAccess {
     api: ClusterApi,
@@ -34,25 +34,25 @@ pub(super) struct SecretApi {
 /// The Secret as it was read.
 pub(super) struct StoredSecret {
     pub(super) version: String,
-    /// What is at [`DATA_KEY`].
+    /// The value of [`DATA_KEY`].
     pub(super) keys: Option<Vec<u8>>,
-    /// Bytes at all other keys.
+    /// The size of all other values, in bytes.
     pub(super) other_bytes: usize,
 }
 
 /// Why the Secret was not read or written.
 #[derive(Debug)]
 pub(super) enum ApiError {
-    /// Somebody else wrote it since it was read.
+    /// Another writer changed it since it was read.
     Conflict,
-    /// It may go better soon.
+    /// The next attempt may succeed.
     Passing { why: String, retry_after: Option<Duration> },
-    /// A person has to change something first.
+    /// An operator has to change something first.
     Refused(String),
 }
 
 impl ClusterAccess {
-    /// The Secret of that name, as the ServiceAccount of this Pod. Each error names the setting.
+    /// The Secret with this name, with the ServiceAccount of this Pod. Each error names the setting.
     pub fn of_this_pod(secret: &str, namespace: Option<&str>, account: &Path) -> Result<Self, ConfigError> {
         let api = ClusterApi::of_this_pod("API_KEYS_SECRET (--api-keys-secret)", "use API_KEYS_FILE alone", account)?;
         let namespace = match namespace {
@@ -70,7 +70,7 @@ impl SecretApi {
         Self { access }
     }
 
-    /// For people.
+    /// The human-readable name.
     pub(super) fn name(&self) -> String {
         format!("Secret {}/{}", self.access.namespace, self.access.secret)
     }
@@ -80,7 +80,7 @@ impl SecretApi {
         parse(&answer)
     }
 
-    /// Writes the keys if the Secret is still the one of that version. Whatever else is in it stays.
+    /// Writes the keys if the Secret still has this version. Its other values are kept.
     pub(super) async fn write(&self, version: &str, keys: &[u8], deadline: Instant) -> Result<(), ApiError> {
         let patch = json!({
             "metadata": { "resourceVersion": version },

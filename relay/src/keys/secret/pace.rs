@@ -1,16 +1,16 @@
-//! When to try again.
+//! The time of the next attempt.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Before the second try; twice that before the third, and so on.
+/// The wait before the second attempt; doubled before each further one.
 const FIRST: Duration = Duration::from_millis(50);
-/// Between two tries; also where a server asks for more.
+/// The longest wait between two attempts, even if a server requests more.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The waits between the tries of one change: longer each time, and random, so that relays that met once do not meet
-/// again.
+/// The waits between the attempts of one change: longer each time, and random, so that relays that collided once do not
+/// collide again.
 pub(super) struct Pace {
     deadline: Instant,
     next: Duration,
@@ -29,7 +29,7 @@ impl Pace {
         Instant::now() >= self.deadline
     }
 
-    /// Waits; false, and at once, when there is no time for another try.
+    /// Waits; returns false at once if there is no time for another attempt.
     pub(super) async fn wait(&mut self, at_least: Option<Duration>) -> bool {
         let wait = self.next.mul_f64(random_fraction()).max(at_least.unwrap_or_default()).min(LONGEST);
         self.next = (self.next * 2).min(LONGEST);
@@ -42,7 +42,7 @@ impl Pace {
     }
 }
 
-/// From 0.0 to 1.0.
+/// A random number from 0.0 to 1.0.
 fn random_fraction() -> f64 {
     let mut bytes = [0; 4];
     // Without randomness the longest wait is the safest.

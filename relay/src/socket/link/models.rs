@@ -9,24 +9,25 @@ use super::super::register::WILDCARD;
 use super::{State, WorkerLink};
 
 impl WorkerLink {
-    /// True if the worker lists a model. One whose backend is down lists none.
+    /// True if the worker lists a model. A worker whose backend is down lists none.
     pub fn lists_models(&self) -> bool {
         self.lock().advertised.iter().any(|model| model.trim() != WILDCARD)
     }
 
-    /// What the worker last said it serves, before it was cleaned.
+    /// Returns the models that the worker last advertised, before cleaning.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised.clone()
     }
 
-    /// True while an older worker owes its list: it registers `*` when its backend is down at its start. One that asks its
-    /// backend in vain gives its link up, so it is left alone while it holds requests.
+    /// True if an older worker has not listed its models yet: it registers `*` if its backend is down at its start. If
+    /// it fails to read its backend's list again, it closes its link, so no refresh is requested while it holds
+    /// requests.
     pub fn owes_list(&self) -> bool {
         let state = self.lock();
         !self.info.core1 && state.held.is_empty() && state.advertised.iter().any(|model| model.trim() == WILDCARD)
     }
 
-    /// The worker serves these now.
+    /// Replaces the advertised models.
     pub fn set_advertised(&self, models: Vec<String>) {
         let mut state = self.lock();
         state.advertised = models;
@@ -59,8 +60,8 @@ impl WorkerLink {
         Arc::clone(&self.lock().details)
     }
 
-    /// Its slots were left out, and with them what these names stand for. They are not advertised until slots were accepted,
-    /// and the worker advertises them again.
+    /// Stores the names that have no meaning because the slots were rejected. They are not advertised until slots are
+    /// accepted and the worker advertises the names again.
     pub fn set_meaningless(&self, names: BTreeSet<String>) {
         let mut state = self.lock();
         state.meaningless = names;

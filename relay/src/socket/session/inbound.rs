@@ -1,7 +1,7 @@
-//! What a worker said, and what follows from it.
+//! Handles the messages of a worker.
 //!
-//! `Err` closes the socket with 1002 and is kept for what no peer of any version would send. Everything that concerns
-//! one request ends that request at most.
+//! `Err` closes the socket with 1002 and is reserved for messages that no peer of any version would send. A problem
+//! with one request ends that request at most.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,13 +24,13 @@ use crate::socket::link::{Held, WorkerLink};
 use crate::socket::register;
 use crate::unix_time::unix_millis;
 
-/// Header fields of one response.
+/// The maximum number of header fields in one response.
 const MAX_RESPONSE_HEADERS: usize = 128;
 
-/// Names and values of one response's header fields together.
+/// The maximum size of one response's header fields together.
 const MAX_RESPONSE_HEADER_BYTES: usize = 64 << 10;
 
-/// How long the status of bytes that are no event stream is waited for: a published worker sends it right behind them.
+/// How long to wait for the status of bytes that are no event stream: a published worker sends it right after them.
 const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
 type Handled = Result<(), &'static str>;
@@ -100,7 +100,7 @@ pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, by
 fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
     let held = link.held(request_id);
     if held.is_none() {
-        // Late, or never this worker's: either way it is nobody's answer.
+        // Late, or never this worker's: in either case no client waits for it.
         debug!(worker = %link.info.name, "message for a request that the worker does not hold dropped");
     }
     held
@@ -115,7 +115,7 @@ fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) 
 }
 
 fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> bool {
-    // Marked first: once the client may have the head, a lost worker must not lead to a second answer.
+    // Marked first: once the client may have the head, a lost worker must not lead to a second response.
     link.mark_started(held.stream);
     let pushed = held.exchange().push_head(held.attempt, head);
     provider.shared.progress.notify_waiters();
@@ -139,7 +139,7 @@ fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held,
     }
 }
 
-/// The head of a stream of a worker that sends none.
+/// Returns the head of a stream from a worker that sends none.
 fn stream_head() -> Head {
     let mut headers = HeaderMap::new();
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -151,7 +151,7 @@ fn mark_begun(provider: &Provider, link: &WorkerLink, held: &Held) {
     provider.shared.progress.notify_waiters();
 }
 
-/// Passes an event stream on, and holds anything else until its status comes.
+/// Passes an event stream on, and holds other bytes until their status arrives.
 fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: &Bytes) {
     match held.exchange().hold(held.attempt, chunk, stream_head()) {
         Ok(Hold::Passed) => mark_begun(provider, link, held),
@@ -200,8 +200,8 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
     }
 }
 
-/// Answers with the status of a worker that sends it last: with the body that it names, or with what it has sent before.
-/// Whether that went well.
+/// Responds with the status of a worker that sends it last: with the body in the message, or with the held bytes.
+/// Returns true on success.
 fn answer_whole(
     provider: &Provider,
     link: &WorkerLink,
@@ -235,7 +235,7 @@ fn answer_whole(
     pushed.is_ok()
 }
 
-/// The worker's answer cannot go on. The client is told first, then the worker, and its slot is free.
+/// Ends a response that cannot continue. The client is notified first, then the worker, whose slot becomes free.
 fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushError) {
     let (reason, error) = match error {
         PushError::Stale => return,
@@ -286,7 +286,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     } else {
         let failure = failure_of(&code, retry_after);
         if matches!(failure, AttemptFailure::LoadFailed { .. } | AttemptFailure::Fatal) {
-            // The client may be told in these words, however often the request is refused in between.
+            // The client may receive this error, however often the request is refused in between.
             held.record.progress().worker_error = Some(api_error);
         }
         provider.attempt_failed(link, &held, failure);
@@ -324,8 +324,8 @@ fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
 }
 
 fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
-    // The worker echoes our own clock; one that sends something else shows in a histogram, and in how far
-    // its windows grow until the next.
+    // The worker echoes the relay's own clock. A wrong value affects only a histogram, and the growth of its windows
+    // until the next heartbeat.
     let took =
         pong.timestamp_unix_ms.map(|sent| Duration::from_millis(unix_millis(SystemTime::now()).saturating_sub(sent)));
     link.mark_heard(took);
@@ -337,8 +337,8 @@ fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
     }
 }
 
-/// What the worker says before the body, or why a client could not read it: one that cannot count to the length would refuse
-/// the head as something that no HTTP server says.
+/// Returns the head of a response, or why a client could not read it: a client whose lengths are signed 64-bit would
+/// reject the whole head.
 fn head(
     provider: &Provider,
     status: Option<u16>,
@@ -359,7 +359,7 @@ fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
     StatusCode::from_u16(status).map_err(|_| "a status outside 200-599")
 }
 
-/// The headers that may go to the client, or why there are too many; what is not a header by its form is left out.
+/// Returns the headers that may go to the client, or an error if there are too many; malformed headers are left out.
 fn header_map(
     provider: &Provider,
     pairs: impl IntoIterator<Item = (String, String)>,

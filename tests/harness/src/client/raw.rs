@@ -1,4 +1,4 @@
-//! Bytes as they are.
+//! Raw bytes over TCP.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -24,12 +24,12 @@ impl RawConnection {
         Self { stream: stream.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}")), log: log.clone() }
     }
 
-    /// Writes all of `bytes`; a peer that closed already is not an error, since it may have answered early.
+    /// Writes all of `bytes`. A peer that closed already is not an error, because it may have responded early.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = within("room to write", &self.log, self.stream.write_all(bytes.as_ref())).await;
     }
 
-    /// Reads up to the end of a response's head and returns it (with whatever of the body came along).
+    /// Reads up to the end of a response's head and returns it, with any bytes of the body that came with it.
     pub async fn read_head(&mut self) -> String {
         let mut text = Vec::new();
         let mut buffer = [0_u8; 4096];
@@ -48,7 +48,7 @@ impl RawConnection {
         self.read_to_end_within(PATIENCE).await
     }
 
-    /// As [`Self::read_to_end`], where a rule states a time.
+    /// The same as [`Self::read_to_end`], with a time that a rule specifies.
     pub async fn read_to_end_within(&mut self, patience: Duration) -> String {
         let mut text = Vec::new();
         let _ = within_for(patience, "the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;

@@ -1,4 +1,4 @@
-//! One inference request in the hands of a test.
+//! One inference request that a test controls.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ pub fn sse(data: &str) -> Vec<u8> {
     format!("data: {data}\n\n").into_bytes()
 }
 
-/// A request that reached the backend. Nothing is read beyond its head, and nothing is written, until the test says so.
+/// A request that reached the backend. Nothing is read beyond its head, and nothing is written, until the test does so.
 /// Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Call {
-    /// What was asked for.
+    /// The head of the request.
     pub head: Head,
     stream: TcpStream,
     buffer: BytesMut,
@@ -28,7 +28,7 @@ pub struct Call {
     give_back: oneshot::Sender<(TcpStream, BytesMut)>,
 }
 
-/// How much of the request's body is still to come.
+/// The part of the request's body that is still to come.
 #[derive(Debug)]
 enum Body {
     Length(u64),
@@ -56,7 +56,7 @@ impl Call {
     /// The whole body of the request.
     ///
     /// # Panics
-    /// When the peer closes before its end.
+    /// If the peer closes before its end.
     pub async fn read_body(&mut self) -> Vec<u8> {
         self.try_read_body().await.expect("the request's body ended early")
     }
@@ -64,12 +64,12 @@ impl Call {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     pub async fn read_json(&mut self) -> Value {
         serde_json::from_slice(&self.read_body().await).expect("a JSON body")
     }
 
-    /// The whole body, or `None` when the peer closed before its end.
+    /// The whole body, or `None` if the peer closed before its end.
     pub async fn try_read_body(&mut self) -> Option<Vec<u8>> {
         let mut all = Vec::new();
         while !matches!(self.body, Body::Done) {
@@ -78,7 +78,7 @@ impl Call {
         Some(all)
     }
 
-    /// Between one byte and `most` of the body; empty at its end; `None` when the peer closed before it.
+    /// Between one byte and `most` of the body; empty at its end; `None` if the peer closed before it.
     pub async fn read_some(&mut self, most: usize) -> Option<Vec<u8>> {
         let left = match &mut self.body {
             Body::Done => return Some(Vec::new()),
@@ -114,7 +114,7 @@ impl Call {
         Some(bytes)
     }
 
-    /// Writes bytes as they are. `false` when the peer has gone.
+    /// Writes bytes as they are. `false` if the peer is gone.
     pub async fn write_raw(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).await.is_ok() && self.stream.flush().await.is_ok()
     }
@@ -129,12 +129,12 @@ impl Call {
         self.write_raw(text.as_bytes()).await
     }
 
-    /// The head of an event stream in chunked encoding.
+    /// Writes the head of an event stream in chunked encoding.
     pub async fn start_stream(&mut self) -> bool {
         self.head(200, &[("content-type", "text/event-stream"), ("transfer-encoding", "chunked")]).await
     }
 
-    /// One chunk of a chunked body.
+    /// Writes one chunk of a chunked body.
     pub async fn chunk(&mut self, bytes: &[u8]) -> bool {
         let mut framed = format!("{:x}\r\n", bytes.len()).into_bytes();
         framed.extend_from_slice(bytes);
@@ -142,59 +142,60 @@ impl Call {
         self.write_raw(&framed).await
     }
 
-    /// Ends a chunked body and gives the connection back.
+    /// Ends a chunked body and returns the connection.
     pub async fn end_stream(mut self) {
         self.write_raw(b"0\r\n\r\n").await;
         self.keep_alive();
     }
 
-    /// Reads the rest of the request and answers it whole.
+    /// Reads the rest of the request and sends a whole response.
     ///
     /// # Panics
-    /// When the peer is gone.
+    /// If the peer is gone.
     pub async fn answer(mut self, answer: &Answer) {
         self.read_body().await;
         assert!(self.try_answer(answer).await, "the peer left before the answer");
     }
 
-    /// Answers with JSON.
+    /// Sends a JSON response.
     pub async fn answer_json(self, status: u16, body: &Value) {
         self.answer(&Answer::json(status, body)).await;
     }
 
-    /// Writes the answer and gives the connection back. `false` when the peer is gone.
+    /// Writes the response and returns the connection. `false` if the peer is gone.
     pub(super) async fn try_answer(mut self, answer: &Answer) -> bool {
         let written = self.write_raw(&answer.encoded()).await;
         self.keep_alive();
         written
     }
 
-    /// Says that the answer is complete: the connection waits for its next request.
+    /// Marks the response as complete: the connection waits for its next request.
     pub fn keep_alive(self) {
         let _ = self.give_back.send((self.stream, self.buffer));
     }
 
-    /// Closes with a TCP reset, and drops what was not read or written yet.
+    /// Closes with a TCP reset, and drops bytes that were not read or written yet.
     pub fn reset(self) {
         socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).expect("SO_LINGER");
     }
 
-    /// Ends its own direction, as a backend does with a connection that it no longer keeps.
+    /// Closes the write side, as a backend does with a connection that it no longer keeps.
     pub async fn hang_up(&mut self) {
         self.stream.shutdown().await.expect("an open connection");
     }
 
-    /// Waits until the peer closes or resets; says when it was seen. Body bytes that still come are thrown away.
+    /// Waits until the peer closes or resets; returns the time at which this was detected. Body bytes that still arrive are
+    /// dropped.
     ///
     /// # Panics
-    /// When the connection is still open after ten seconds.
+    /// If the connection is still open after ten seconds.
     pub async fn closed(&mut self) -> Instant {
         let closed = tokio::time::timeout(super::PATIENCE, self.drain()).await;
         closed.expect("the connection to the backend is still open after 10 s");
         Instant::now()
     }
 
-    /// Whether the peer has gone already, as far as the kernel knows. Asked for once the body was read.
+    /// True if the peer is gone already, as far as the kernel knows. To be called after the body was read.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         let peeked = socket2::SockRef::from(&self.stream).peek(&mut [std::mem::MaybeUninit::uninit(); 1]);
@@ -204,7 +205,7 @@ impl Call {
         }
     }
 
-    /// Whether the peer closes within `patience`.
+    /// True if the peer closes within `patience`.
     pub async fn closes_within(&mut self, patience: Duration) -> bool {
         tokio::time::timeout(patience, self.drain()).await.is_ok()
     }

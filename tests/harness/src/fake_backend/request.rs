@@ -1,11 +1,11 @@
-//! Request heads as they came, and canned answers.
+//! Request heads as received, and canned responses.
 
 use bytes::{Buf, BytesMut};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-/// The first line and the headers of a request, names as sent.
+/// The first line and the headers of a request, with names as sent.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// `POST`, …
@@ -23,7 +23,7 @@ impl Head {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    /// The first header of that name, as text.
+    /// The first header of this name, as text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -39,26 +39,26 @@ impl Head {
     }
 }
 
-/// A whole answer, written in one piece.
+/// A whole response, written in one piece.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
     pub status: u16,
-    /// Headers beside `content-length`, which is always written.
+    /// Headers in addition to `content-length`, which is always written.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
 }
 
 impl Answer {
-    /// An answer of these parts.
+    /// Creates a response from these parts.
     #[must_use]
     pub fn new(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Self {
         let headers = headers.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         Self { status, headers, body: body.to_vec() }
     }
 
-    /// A JSON answer.
+    /// Creates a JSON response.
     #[must_use]
     pub fn json(status: u16, body: &Value) -> Self {
         Self::new(status, &[("content-type", "application/json")], body.to_string().as_bytes())
@@ -76,7 +76,7 @@ impl Answer {
     }
 }
 
-/// The next request's head, or `None` when the peer closed first.
+/// The head of the next request, or `None` if the peer closed first.
 pub(super) async fn read_head(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<Head> {
     let end = loop {
         if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! The backend under test itself: over raw sockets.
+//! Tests of the backend itself, over raw sockets.
 
 use std::time::Duration;
 

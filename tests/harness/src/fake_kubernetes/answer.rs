@@ -1,4 +1,4 @@
-//! What the API server says.
+//! The responses of the API server.
 
 use std::collections::VecDeque;
 
@@ -75,7 +75,7 @@ impl State {
             return self.refuse(404, &format!("secrets \"{SECRET}\" not found"));
         }
         let Ok(wanted) = serde_json::from_slice::<Value>(body) else { return self.refuse(400, "no JSON") };
-        // As the real one: without a version a write overwrites whatever is there. A test must notice that.
+        // Like the real one: without a version, a write overwrites any present content. A test must notice that.
         let based_on = wanted["metadata"]["resourceVersion"].as_str();
         if based_on.is_some_and(|version| version != self.version.to_string()) {
             return self.refuse(409, "the object has been modified; please apply your changes to the latest version");
@@ -108,7 +108,7 @@ impl State {
             },
             "type": "Opaque",
         });
-        // The real one leaves an empty map out.
+        // The real one omits an empty map.
         if !data.is_empty() {
             object["data"] = Value::Object(data);
         }

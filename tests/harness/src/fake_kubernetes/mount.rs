@@ -22,10 +22,10 @@ impl Default for Mount {
 }
 
 impl Mount {
-    /// An empty mount.
+    /// Creates an empty mount.
     ///
     /// # Panics
-    /// When this machine has no room for files.
+    /// If this machine has no room for files.
     #[must_use]
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory");
@@ -34,21 +34,21 @@ impl Mount {
         mount
     }
 
-    /// Where a file of the mount is, there or not.
+    /// The path of a file in the mount, whether it exists or not.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The kubelet brings what the Secret holds now; nothing, where there is no Secret.
+    /// Brings the present content of the Secret, as the kubelet does; nothing if the Secret does not exist.
     pub fn sync(&self, kubernetes: &FakeKubernetes) {
         self.show(&kubernetes.data().unwrap_or_default());
     }
 
-    /// The kubelet brings this.
+    /// Brings this content, as the kubelet does.
     ///
     /// # Panics
-    /// When this machine has no room for files.
+    /// If this machine has no room for files.
     pub fn show(&self, data: &Data) {
         let version = format!("..{}", self.version.fetch_add(1, Ordering::Relaxed));
         let (current, next) = (self.folder.path().join("..data"), self.folder.path().join("..data_tmp"));

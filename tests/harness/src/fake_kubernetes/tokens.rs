@@ -1,4 +1,4 @@
-//! The API server as the judge of ServiceAccounts' tokens, and what a test does to it.
+//! The API server's review of ServiceAccounts' tokens, and its failures in tests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,17 +14,17 @@ use super::{FakeKubernetes, Fault, State, Unanswered};
 
 pub(super) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// An hour from now, which is what projected volumes ask for.
+/// An hour from now, the lifetime that projected volumes request.
 pub const AN_HOUR: i64 = 3600;
 
 #[derive(Default)]
 pub(super) struct Tokens {
-    /// What was made and neither expired nor was taken back: token, account, audience, end.
+    /// The issued tokens that have neither expired nor been revoked, with their account, audience and end.
     good: BTreeMap<String, Made>,
     faults: VecDeque<Fault>,
     made: usize,
     reviewed: Vec<String>,
-    /// As an authenticator that knows nothing of audiences.
+    /// Acts like an authenticator without audiences.
     is_old: bool,
 }
 
@@ -34,11 +34,11 @@ struct Made {
     expires: u64,
 }
 
-/// While it lives, reviews are asked for and not answered.
+/// Holds reviews: while it exists, they get no response.
 pub struct HeldReviews<'a>(&'a FakeKubernetes);
 
 impl FakeKubernetes {
-    /// The variables of a relay that reviews tokens here, with `accounts` (`NAMESPACE/NAME`, comma between them).
+    /// The variables of a relay that reviews tokens here, with `accounts` (`NAMESPACE/NAME`, separated by commas).
     #[must_use]
     pub fn reviewing(&self, accounts: &str) -> Vec<(&'static str, String)> {
         let mut variables = self.account_variables();
@@ -46,7 +46,7 @@ impl FakeKubernetes {
         variables
     }
 
-    /// A token of a ServiceAccount (`NAMESPACE/NAME`), good for so many seconds from now.
+    /// Issues a token of a ServiceAccount (`NAMESPACE/NAME`), valid for `seconds` from now.
     #[must_use]
     pub fn token(&self, account: &str, audience: &str, seconds: i64) -> String {
         let mut state = self.state();
@@ -57,38 +57,38 @@ impl FakeKubernetes {
         token
     }
 
-    /// The Pod of this token, or its account, is deleted.
+    /// Revokes this token, as the deletion of its Pod or its account does.
     ///
     /// # Panics
-    /// When there is no such token.
+    /// If there is no such token.
     pub fn take_back(&self, token: &str) {
         assert!(self.state().tokens.good.remove(token).is_some(), "no such token");
     }
 
-    /// The next reviews go wrong like this, one after the other.
+    /// Makes the next reviews fail like this, one after the other.
     pub fn fail_reviews(&self, faults: &[Fault]) {
         self.state().tokens.faults = faults.iter().cloned().collect();
     }
 
-    /// Says from now on of no token whom it is meant for.
+    /// Omits the audiences of tokens from now on.
     pub fn forget_audiences(&self) {
         self.state().tokens.is_old = true;
     }
 
-    /// Tokens in the order in which their reviews were answered or dropped.
+    /// Tokens in the order in which their reviews were completed or dropped.
     #[must_use]
     pub fn reviewed(&self) -> Vec<String> {
         self.state().tokens.reviewed.clone()
     }
 
-    /// Answers no review until the returned value is dropped.
+    /// Holds all reviews until the returned value is dropped.
     #[must_use]
     pub fn hold_reviews(&self) -> HeldReviews<'_> {
         self.held.send_replace(true);
         HeldReviews(self)
     }
 
-    /// Reviews that wait for their answer.
+    /// The number of held reviews.
     #[must_use]
     pub fn waiting_reviews(&self) -> usize {
         self.held.receiver_count()
@@ -101,7 +101,7 @@ impl Drop for HeldReviews<'_> {
     }
 }
 
-/// A token that nobody made, and that looks like one that somebody did.
+/// A forged token that looks like an issued one.
 #[must_use]
 pub fn made_up(account: &str, audience: &str, seconds: i64, number: usize) -> String {
     written(account, audience, seconds, &format!("forged-{number}"))
@@ -152,7 +152,7 @@ impl State {
 }
 
 impl Tokens {
-    /// As the real one: a token for others, and one whose time is over, is as bad as any.
+    /// Like the real one: a token for another audience, or an expired one, is as invalid as any other.
     fn judge(&self, token: &str, audiences: &Value) -> Value {
         let asked = |made: &Made| audiences.as_array().is_some_and(|list| list.iter().any(|it| *it == made.audience));
         let made = self.good.get(token).filter(|made| made.expires > unix(0) && (self.is_old || asked(made)));

@@ -1,4 +1,4 @@
-//! Requests as a relay sends them, in both forms, and the answers put together.
+//! Requests as a relay sends them, in both forms, and the assembled responses.
 
 use std::time::Duration;
 
@@ -25,45 +25,45 @@ pub struct Ask {
 pub struct Asked {
     /// Its `request_id`.
     pub id: String,
-    /// Its stream number; without `core1` nobody else knows it.
+    /// Its stream number; without `core1` only this side uses it.
     pub stream: u32,
 }
 
-/// A worker's whole answer.
+/// A worker's whole response.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// `response_start`, with `core1` and if there was one.
+    /// `response_start`, with `core1` and if one was sent.
     pub start: Option<Value>,
-    /// The status: from `response_start`, or from `response_complete` in the old form. 0 when there was neither.
+    /// The status: from `response_start`, or from `response_complete` in the old form. 0 if neither was sent.
     pub status: u16,
     /// Headers, repeated ones repeated.
     pub headers: Vec<(String, String)>,
-    /// The body, put together.
+    /// The assembled body.
     pub body: Vec<u8>,
-    /// The pieces, or the chunks of the old form, as they came.
+    /// The pieces, or the chunks of the old form, as received.
     pub parts: Vec<Vec<u8>>,
     /// `response_complete` or `error`.
     pub end: Value,
-    /// The place of `end` in the link's order of arrival.
+    /// The position of `end` in the link's order of arrival.
     pub end_seq: u64,
 }
 
 impl Ask {
-    /// A chat completion for this model with a small prompt.
+    /// Creates a chat completion for this model with a small prompt.
     #[must_use]
     pub fn chat(model: &str) -> Self {
         let body = json!({"model": model, "messages": [{"role": "user", "content": PROMPT}]});
         Self::post("/v1/chat/completions", model).body(body.to_string().as_bytes())
     }
 
-    /// A streamed chat completion.
+    /// Creates a streamed chat completion.
     #[must_use]
     pub fn stream(model: &str) -> Self {
         let body = json!({"model": model, "stream": true, "messages": [{"role": "user", "content": PROMPT}]});
         Self::post("/v1/chat/completions", model).body(body.to_string().as_bytes()).streaming()
     }
 
-    /// A POST without a body.
+    /// Creates a POST without a body.
     #[must_use]
     pub fn post(path: &str, model: &str) -> Self {
         let mut headers = Map::new();
@@ -92,7 +92,7 @@ impl Ask {
         Self { streaming: true, ..self }
     }
 
-    /// Sets `endpoint_path`, query string included.
+    /// Sets `endpoint_path`, including the query string.
     #[must_use]
     pub fn path(self, path: &str) -> Self {
         Self { path: path.to_owned(), ..self }
@@ -149,7 +149,7 @@ impl Ask {
 }
 
 impl Reply {
-    /// The first header of that name.
+    /// The first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
@@ -165,19 +165,19 @@ impl Reply {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).expect("a JSON body")
     }
 
-    /// The `code`, when the answer ended with `error`.
+    /// The `code`, if the response ended with `error`.
     #[must_use]
     pub fn error_code(&self) -> Option<&str> {
         (self.end["type"] == "error").then(|| self.end["code"].as_str().unwrap_or_default())
     }
 
-    /// Whether it ended with `response_complete`.
+    /// True if it ended with `response_complete`.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.end["type"] == "response_complete"
@@ -185,8 +185,8 @@ impl Reply {
 }
 
 impl RelayLink {
-    /// Sends a request in the form that this link speaks, with its body. The body goes out in the background as the worker
-    /// returns credit.
+    /// Sends a request with its body, in the form of this link. The body is sent in the background as the worker returns
+    /// credit.
     pub fn ask(&mut self, ask: &Ask) -> Asked {
         let asked = self.ask_head(ask);
         if self.core1 && !ask.body.is_empty() {
@@ -204,22 +204,22 @@ impl RelayLink {
         asked
     }
 
-    /// Sends a request and waits for its whole answer.
+    /// Sends a request and waits for its whole response.
     pub async fn exchange(&mut self, ask: &Ask) -> Reply {
         let asked = self.ask(ask);
         self.reply(&asked).await
     }
 
-    /// The whole answer to a request.
+    /// The whole response to a request.
     ///
     /// # Panics
-    /// When nothing comes for ten seconds before its end, or the messages break the protocol's order.
+    /// If nothing arrives for ten seconds before its end, or the messages violate the protocol's order.
     pub async fn reply(&mut self, asked: &Asked) -> Reply {
         let found = self.reply_within(super::PATIENCE, asked).await;
         found.unwrap_or_else(|| panic!("the answer to {} stopped before its end", asked.id))
     }
 
-    /// The whole answer, or `None` when nothing comes for `patience` before its end.
+    /// The whole response, or `None` if nothing arrives for `patience` before its end.
     pub async fn reply_within(&mut self, patience: Duration, asked: &Asked) -> Option<Reply> {
         let mut reply = Reply {
             start: None,
@@ -256,10 +256,10 @@ impl RelayLink {
         self.expect_where("response_start", |start| start["request_id"] == json!(asked.id)).await.body
     }
 
-    /// The next part of an answer: a piece's payload or a chunk's text.
+    /// The next part of a response: a piece's payload or a chunk's text.
     ///
     /// # Panics
-    /// When none comes within ten seconds.
+    /// If none arrives within ten seconds.
     pub async fn part(&mut self, asked: &Asked) -> Vec<u8> {
         let is_part = |event: &Event| match event {
             Event::Message(message) => message.kind() == "response_chunk" && belongs(event, asked),

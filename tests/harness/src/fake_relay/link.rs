@@ -1,4 +1,4 @@
-//! One worker's socket in the hands of a test.
+//! One worker's socket that a test controls.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Index;
@@ -22,37 +22,37 @@ use super::{Ack, PATIENCE, WINDOW, Wire};
 /// The largest payload of a piece.
 const PIECE_BYTES: u64 = 65_536;
 
-/// Something that came from the worker.
+/// An event from the worker.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A JSON message.
     Message(Message),
     /// A body piece.
     Piece {
-        /// Its place in the order of arrival.
+        /// Its position in the order of arrival.
         seq: u64,
-        /// Which stream.
+        /// The stream.
         stream: u32,
         /// The bytes.
         payload: Bytes,
     },
-    /// A WebSocket ping, with what it says.
+    /// A WebSocket ping, with its payload.
     Ping(Bytes),
-    /// The socket ended: close code and reason, or neither when it just broke.
+    /// The socket ended: close code and reason, or neither if it just broke.
     Closed {
         /// 1000, 1002, …
         code: Option<u16>,
-        /// The text beside it.
+        /// The text of the close frame.
         reason: String,
     },
 }
 
-/// A JSON message with its place in the order of arrival.
+/// A JSON message with its position in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Counts over messages and pieces of this link.
+    /// The position, counted over messages and pieces of this link.
     pub seq: u64,
-    /// When it arrived.
+    /// The time of its arrival.
     pub at: Instant,
     /// The message.
     pub body: Value,
@@ -86,7 +86,7 @@ pub struct RelayLink {
     frozen: watch::Sender<bool>,
 }
 
-/// The writing half; can be cloned into other tasks.
+/// The writing half, which can be cloned into other tasks.
 #[derive(Clone)]
 pub struct LinkSender {
     frames: mpsc::UnboundedSender<Frame>,
@@ -94,12 +94,12 @@ pub struct LinkSender {
 }
 
 struct Shared {
-    /// Credit left for request bodies, by stream.
+    /// The remaining credit for request bodies, by stream.
     credit: Mutex<HashMap<u32, u64>>,
     credited: Notify,
     /// Response payload bytes so far.
     received: AtomicU64,
-    /// Whether response credit is returned at once.
+    /// True if response credit is returned at once.
     returns_credit: AtomicBool,
 }
 
@@ -130,7 +130,7 @@ impl RelayLink {
         }
     }
 
-    /// Reads `register` and answers it.
+    /// Reads `register` and acknowledges it.
     pub async fn register(&mut self, ack: &Ack) {
         self.registration = self.expect("register").await.body;
         self.core1 = !ack.capabilities.is_empty();
@@ -168,16 +168,16 @@ impl RelayLink {
         self.send(&json!({"type": "credit", "stream": stream, "bytes": bytes}));
     }
 
-    /// Response payload bytes that came over this link so far.
+    /// The number of response payload bytes received over this link so far.
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
         self.sender.shared.received.load(Ordering::SeqCst)
     }
 
-    /// Waits until the worker has sent that many WebSocket pings.
+    /// Waits until the worker has sent `count` WebSocket pings.
     ///
     /// # Panics
-    /// When the next one does not come within ten seconds.
+    /// If the next one does not arrive within ten seconds.
     pub async fn websocket_pings(&mut self, count: usize) {
         for number in 0..count {
             let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping(_))).await;
@@ -196,15 +196,15 @@ impl RelayLink {
         self.send_frame(Frame::Close(Some(frame)));
     }
 
-    /// The next message of that type; what comes before it is kept for later.
+    /// The next message of this type; events before it are kept for later.
     ///
     /// # Panics
-    /// When none comes within ten seconds, or the socket closes first.
+    /// If none arrives within ten seconds, or the socket closes first.
     pub async fn expect(&mut self, kind: &str) -> Message {
         self.expect_where(kind, |_| true).await
     }
 
-    /// The next message of that type for which `wanted` holds.
+    /// The next message of this type for which `wanted` holds.
     ///
     /// # Panics
     /// As [`RelayLink::expect`].
@@ -213,12 +213,12 @@ impl RelayLink {
         found.unwrap_or_else(|| panic!("no such {kind} within 10 s; unread: {}", self.unread()))
     }
 
-    /// The next message of that type, if one comes within `patience`.
+    /// The next message of this type, if one arrives within `patience`.
     pub async fn expect_within(&mut self, patience: Duration, kind: &str) -> Option<Message> {
         self.message_within(patience, kind, |_| true).await
     }
 
-    /// The next message of that type for which `wanted` holds, if one comes within `patience`.
+    /// The next message of this type for which `wanted` holds, if one arrives within `patience`.
     pub async fn message_within(
         &mut self,
         patience: Duration,
@@ -235,10 +235,10 @@ impl RelayLink {
         }
     }
 
-    /// How the socket ended.
+    /// The close code and reason of the socket.
     ///
     /// # Panics
-    /// When it is still open after ten seconds.
+    /// If it is still open after ten seconds.
     pub async fn closed(&mut self) -> (Option<u16>, String) {
         match self.next_where(PATIENCE, |event| matches!(event, Event::Closed { .. })).await {
             Some(Event::Closed { code, reason }) => (code, reason),
@@ -246,7 +246,7 @@ impl RelayLink {
         }
     }
 
-    /// Whether the socket ends within `patience`.
+    /// True if the socket ends within `patience`.
     pub async fn closes_within(&mut self, patience: Duration) -> bool {
         self.next_where(patience, |event| matches!(event, Event::Closed { .. })).await.is_some()
     }
@@ -261,8 +261,8 @@ impl RelayLink {
         self.expect_where("models_update", |update| update["models"] == wanted).await;
     }
 
-    /// Waits until the worker advertises these models and takes part in the link: with `core1` it grants `slots`, without it
-    /// answers a ping. A worker that advertises in `register` may not have read the answer to that yet.
+    /// Waits until the worker advertises these models and uses the link: with `core1` it grants `slots`, without it
+    /// responds to a ping. A worker that advertises in `register` may not have read the acknowledgement yet.
     pub async fn ready(&mut self, models: &[&str], slots: u64) {
         self.models(models).await;
         if self.core1 {
@@ -273,7 +273,7 @@ impl RelayLink {
         }
     }
 
-    /// The next grant of that many slots.
+    /// The next grant of `slots` slots.
     pub async fn grant(&mut self, slots: u64) -> Message {
         self.expect_where("grant", |grant| grant["slots"] == json!(slots)).await
     }
@@ -297,7 +297,7 @@ impl RelayLink {
         }
     }
 
-    /// Forgets everything that was heard and not asked for.
+    /// Drops all events that were received and not read.
     pub fn forget(&mut self) {
         self.heard.clear();
         while self.events.try_recv().is_ok() {}
@@ -335,7 +335,7 @@ impl LinkSender {
         let _ = self.frames.send(frame);
     }
 
-    /// Sends a request body in pieces, never more than the worker has given credit for.
+    /// Sends a request body in pieces, within the worker's credit.
     pub async fn send_body(&self, stream: u32, body: &[u8]) {
         let mut rest = body;
         while !rest.is_empty() {

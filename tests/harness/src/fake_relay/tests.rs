@@ -1,4 +1,4 @@
-//! The relay under test itself: against a WebSocket client.
+//! Tests of the relay itself, against a WebSocket client.
 
 use std::time::Duration;
 

@@ -1,16 +1,17 @@
-//! What a hand-played worker says about the requests it holds, as a peer of either kind.
+//! The responses of a hand-played worker, as a peer of either kind.
 
 use serde_json::{Map, Value, json};
 
 use super::{FakeWorker, Job, PIECE_MAX, unix_ms};
 
 impl FakeWorker {
-    /// Answers a request whole: 200 and JSON. Works with and without `core1`.
+    /// Sends a whole response: 200 and JSON. Works with and without `core1`.
     pub async fn answer(&mut self, job: &Job, body: &Value) {
         self.answer_with(job, 200, &[("content-type", "application/json")], body.to_string().as_bytes()).await;
     }
 
-    /// Answers a request whole, a body of at most one window. Works with and without `core1`, there only UTF-8.
+    /// Sends a whole response, with a body of at most one window. Works with and without `core1`, without it only for
+    /// UTF-8.
     pub async fn answer_with(&mut self, job: &Job, status: u16, headers: &[(&str, &str)], body: &[u8]) {
         if self.core1 {
             self.response_start(job, status, headers).await;
@@ -24,49 +25,49 @@ impl FakeWorker {
         }
     }
 
-    /// `response_complete` with a body, of a peer that knows only the seeds.
+    /// Sends `response_complete` with a body, as an old peer.
     pub async fn complete(&mut self, id: &str, status: u16, headers: Map<String, Value>, body: &str) {
         self.send(&json!({"type": "response_complete", "request_id": id, "status_code": status, "headers": headers,
             "body": body, "token_counts": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}))
             .await;
     }
 
-    /// `response_chunk`, of a peer that knows only the seeds.
+    /// Sends `response_chunk`, as an old peer.
     pub async fn chunk(&mut self, id: &str, chunk: &str) {
         self.send(&json!({"type": "response_chunk", "request_id": id, "chunk": chunk})).await;
     }
 
-    /// The `response_complete` that ends chunks, of a peer that knows only the seeds.
+    /// Sends the `response_complete` that ends chunks, as an old peer.
     pub async fn complete_stream(&mut self, id: &str) {
         self.send(&json!({"type": "response_complete", "request_id": id, "status_code": 200, "headers": {}})).await;
     }
 
-    /// `response_start` of `core1`.
+    /// Sends `response_start` of `core1`.
     pub async fn response_start(&mut self, job: &Job, status: u16, headers: &[(&str, &str)]) {
         self.send(&json!({"type": "response_start", "request_id": job.id, "status_code": status, "headers": headers}))
             .await;
     }
 
-    /// Body bytes of a response in pieces of the permitted size.
+    /// Sends body bytes of a response in pieces of the permitted size.
     pub async fn pieces(&mut self, job: &Job, body: &[u8]) {
         for payload in body.chunks(PIECE_MAX) {
             self.send_binary(response_piece(job.stream, payload)).await;
         }
     }
 
-    /// `response_complete` of `core1`.
+    /// Sends `response_complete` of `core1`.
     pub async fn finish(&mut self, job: &Job) {
         self.send(&json!({"type": "response_complete", "request_id": job.id,
             "token_counts": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}))
             .await;
     }
 
-    /// `error` for a request.
+    /// Sends `error` for a request.
     pub async fn fail(&mut self, id: &str, code: &str, message: &str) {
         self.send(&json!({"type": "error", "request_id": id, "code": code, "message": message})).await;
     }
 
-    /// Begins an event stream, however this peer does it, and sends its first bytes.
+    /// Begins an event stream in the form of this peer, and sends its first bytes.
     pub async fn start_stream(&mut self, job: &Job, first: &str) {
         if self.core1 {
             self.response_start(job, 200, &[("content-type", "text/event-stream")]).await;
@@ -83,7 +84,7 @@ impl FakeWorker {
         }
     }
 
-    /// Ends a stream as meant.
+    /// Ends a stream regularly.
     pub async fn end_stream(&mut self, job: &Job) {
         if self.core1 {
             self.finish(job).await;
@@ -92,13 +93,13 @@ impl FakeWorker {
         }
     }
 
-    /// `pong` that reports a load, unasked.
+    /// Sends a `pong` that reports a load, without a ping.
     pub async fn report_load(&mut self, load: u64) {
         self.load = load;
         self.send(&json!({"type": "pong", "current_load": load, "timestamp_unix_ms": unix_ms()})).await;
     }
 
-    /// `models_update`.
+    /// Sends `models_update`.
     pub async fn update_models(&mut self, models: &[&str]) {
         self.send(&json!({"type": "models_update", "models": models, "current_load": self.load})).await;
     }
@@ -109,7 +110,7 @@ impl FakeWorker {
     }
 }
 
-/// A response piece as it goes over the wire.
+/// A response piece as sent over the wire.
 #[must_use]
 pub fn response_piece(stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![2, 0];

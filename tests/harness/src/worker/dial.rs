@@ -1,4 +1,4 @@
-//! The way in: a worker's dial, proper or spoilt.
+//! A worker's dial, valid or invalid.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::{
     within,
 };
 
-/// A connection to the worker socket in the making.
+/// A connection to the worker socket that is being prepared.
 #[derive(Debug, Clone)]
 pub struct Dial {
     to: SocketAddr,
@@ -25,7 +25,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Towards an address, with neither provider nor secret.
+    /// Prepares a dial of an address, with neither provider nor secret.
     #[must_use]
     pub fn new(to: SocketAddr, log: &Log) -> Self {
         Self { to, query: Vec::new(), headers: Vec::new(), log: log.clone() }
@@ -38,26 +38,26 @@ impl Dial {
         self
     }
 
-    /// Names the provider, in place of one named before.
+    /// Sets the provider, in place of an earlier one.
     #[must_use]
     pub fn provider(mut self, name: &str) -> Self {
         self.query.retain(|(key, _)| key != "provider");
         self.query("provider", name)
     }
 
-    /// Gives the secret as header `x-worker-secret`, in place of one given before.
+    /// Sends the secret as header `x-worker-secret`, in place of an earlier one.
     #[must_use]
     pub fn secret(self, secret: &str) -> Self {
         self.no_secret().header("x-worker-secret", secret)
     }
 
-    /// Gives the secret in the query string only, as old workers do.
+    /// Sends the secret in the query string only, as old workers do.
     #[must_use]
     pub fn query_secret(self, secret: &str) -> Self {
         self.no_secret().query("worker_secret", secret)
     }
 
-    /// Gives no secret.
+    /// Sends no secret.
     #[must_use]
     pub fn no_secret(mut self) -> Self {
         self.headers.retain(|(key, _)| key != "x-worker-secret");
@@ -65,7 +65,7 @@ impl Dial {
         self
     }
 
-    /// Gives this token of a ServiceAccount, and no secret.
+    /// Sends this token of a ServiceAccount, and no secret.
     #[must_use]
     pub fn token(self, token: &str) -> Self {
         self.no_secret().header("authorization", &format!("Bearer {token}"))
@@ -78,7 +78,7 @@ impl Dial {
         self
     }
 
-    /// Adds a query parameter, written as given.
+    /// Adds a query parameter, unescaped.
     #[must_use]
     pub fn query(mut self, key: &str, value: &str) -> Self {
         self.query.push((key.into(), value.into()));
@@ -105,7 +105,7 @@ impl Dial {
         }
     }
 
-    /// Sends a proper handshake and returns the answer, which is expected to be a refusal.
+    /// Sends a valid handshake and returns the response, which must be a rejection.
     pub async fn refused(self) -> Reply {
         let (to, log) = (self.to, self.log.clone());
         let reply = self.handshake().fetch(to, &log).await;
@@ -113,7 +113,7 @@ impl Dial {
         reply
     }
 
-    /// The proper handshake as a plain request, for tests that spoil it.
+    /// The valid handshake as a plain request, for tests that invalidate it.
     #[must_use]
     pub fn handshake(self) -> Request {
         self.request()

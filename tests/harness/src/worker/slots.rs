@@ -1,10 +1,10 @@
-//! A hand-played multiplexer: what it says about its slots, and what it is told to do with them.
+//! A hand-played multiplexer: its reports about its slots, and the relay's orders.
 
 use serde_json::{Value, json};
 
 use super::{FakeWorker, core1_registration, new_instance_id};
 
-/// A slot that can hold these models, each able to run 4 requests, in this state and with nothing in it.
+/// An empty slot in this state that can hold these models, each able to run 4 requests.
 #[must_use]
 pub fn slot(id: &str, state: &str, models: &[&str]) -> Value {
     let models: Vec<Value> = models
@@ -39,7 +39,7 @@ impl FakeWorker {
         self.register_with(slots1_registration(models, slots, &new_instance_id())).await
     }
 
-    /// Opens the gates of these models, each with so many of its 4 slots for this relay, and shuts all others.
+    /// Opens the gates of these models, each with `slots` of its 4 slots for this relay, and closes all others.
     pub async fn open_gates(&mut self, gates: &[(&str, u64)]) {
         let entry = |(id, slots): &(&str, u64)| json!({"id": id, "slots": slots, "others": 0, "capacity": 4});
         let models: Vec<Value> = gates.iter().map(entry).collect();
@@ -49,12 +49,12 @@ impl FakeWorker {
         self.send(&grant).await;
     }
 
-    /// `slots`.
+    /// Sends `slots`.
     pub async fn say_slots(&mut self, slots: &[Value]) {
         self.send(&json!({"type": "slots", "slots": slots})).await;
     }
 
-    /// `command_result`.
+    /// Sends `command_result`.
     pub async fn say_done(&mut self, op_id: &str, error: Option<&str>) {
         let mut result = json!({"type": "command_result", "op_id": op_id, "ok": error.is_none()});
         if let Some(error) = error {

@@ -1,4 +1,4 @@
-//! The usual arrangement: a real worker between a relay and a backend played by hand.
+//! The usual setup: a real worker between a relay and a backend played by hand.
 
 use serde_json::json;
 
@@ -19,17 +19,17 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A worker of four slots on a `core1` link, ready to serve.
+    /// Starts a worker of four slots on a `core1` link, ready to serve.
     pub async fn core1() -> Self {
         Self::with(&Ack::core1(), 4, |worker| worker).await
     }
 
-    /// A worker of four slots on the link of a relay that knows only the seeds.
+    /// Starts a worker of four slots on the link of an old relay without capabilities.
     pub async fn old() -> Self {
         Self::with(&Ack::old(), 4, |worker| worker).await
     }
 
-    /// A worker of `slots` slots, its link acknowledged with `ack`, further settings by `settings`; ready to serve.
+    /// Starts a worker of `slots` slots, with its link acknowledged by `ack` and further `settings`; ready to serve.
     pub async fn with(ack: &Ack, slots: u32, settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Self {
         let mut relay = FakeRelay::start().await;
         let backend = FakeBackend::start().await;
@@ -40,10 +40,10 @@ impl Rig {
         Self { relay, link, backend, worker }
     }
 
-    /// Shows that the link and the backend work: one whole exchange.
+    /// Shows with one whole exchange that the link and the backend work.
     ///
     /// # Panics
-    /// When they do not.
+    /// If they do not.
     pub async fn still_serves(&mut self) {
         let asked = self.link.ask(&Ask::chat("m"));
         self.backend.call().await.answer_json(200, &json!({"still": "here"})).await;
@@ -51,10 +51,10 @@ impl Rig {
         assert_eq!((reply.status, reply.json()), (200, json!({"still": "here"})));
     }
 
-    /// As [`Rig::still_serves`], where an earlier request may or may not have reached the backend.
+    /// The same as [`Rig::still_serves`], if an earlier request may or may not have reached the backend.
     ///
     /// # Panics
-    /// When link or backend do not work.
+    /// If link or backend do not work.
     pub async fn still_serves_beside_leftovers(&mut self) {
         let asked = self.link.ask(&Ask::chat("m").path("/v1/completions"));
         loop {
@@ -67,7 +67,7 @@ impl Rig {
         assert_eq!(self.link.reply(&asked).await.status, 200);
     }
 
-    /// Sends a request and lets the backend answer it so.
+    /// Sends a request and lets the backend send this response.
     pub async fn answered(&mut self, ask: &Ask, answer: &Answer) -> crate::fake_relay::Reply {
         let asked = self.link.ask(ask);
         self.backend.call().await.answer(answer).await;

@@ -1,4 +1,4 @@
-//! Both programs for real: relay and worker, in front of a backend played by hand.
+//! Both real programs: relay and worker, in front of a backend played by hand.
 
 use serde_json::Value;
 
@@ -17,12 +17,12 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// With every setting at its default, but for four slots.
+    /// Starts both with every setting at its default, except for four slots.
     pub async fn start() -> Self {
         Self::with(|relay| relay, |worker| worker).await
     }
 
-    /// With further settings.
+    /// Starts both with further settings.
     pub async fn with(
         relay: impl FnOnce(RelayBuilder) -> RelayBuilder,
         worker: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
@@ -35,7 +35,7 @@ impl Stack {
         stack
     }
 
-    /// A further worker of this relay in front of this backend, to be started.
+    /// Builds a further worker of this relay in front of this backend.
     #[must_use]
     pub fn worker_of(relay: &Relay, backend: &FakeBackend) -> WorkerBuilder {
         WorkerProcess::builder()
@@ -51,7 +51,7 @@ impl Stack {
     }
 }
 
-/// Waits until a worker of the relay serves the model. Asked as an admin: `/v1/models` may want an API key.
+/// Waits until a worker of the relay serves the model. Uses the admin API: `/v1/models` may require an API key.
 pub async fn wait_for_model(relay: &Relay, model: &str) {
     let serves = |worker: &Value| worker["models"].as_array().is_some_and(|models| models.iter().any(|it| it == model));
     let served = || async { relay.workers().await.iter().any(serves) };

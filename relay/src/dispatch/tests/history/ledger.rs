@@ -1,4 +1,4 @@
-//! Keeps account of every request and worker from the outside: what was said to whom, without any of the rules why.
+//! An account of every request and worker from outside: the messages exchanged, without the rules behind them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ const PACE: Duration = Duration::from_millis(50);
 pub(super) struct Ledger {
     requests: BTreeMap<RequestKey, Model>,
     running: BTreeMap<RequestKey, (WorkerKey, u32)>,
-    /// Attempts that were taken back from their workers.
+    /// Attempts that were revoked from their workers.
     taken_back: BTreeMap<RequestKey, (WorkerKey, u32)>,
     ended: BTreeSet<RequestKey>,
     workers: BTreeMap<WorkerKey, Account>,
@@ -27,22 +27,22 @@ struct Account {
     gates: BTreeMap<Model, Gate>,
     slots: Vec<Slot>,
     draining: bool,
-    /// What it takes to be waiting here, and when it was told.
+    /// The worker's own count of waiting requests, and the time of the last report.
     believed: BTreeMap<Model, u32>,
     told_at: Option<Duration>,
-    /// A multiplexer that has counted a model down to nothing since may be told at once that more waits.
+    /// A multiplexer whose count of a model has since reached zero may receive the next report at once.
     counted_down: bool,
 }
 
 impl Account {
-    /// Whether it is told what waits here.
+    /// True if it receives demand reports.
     fn is_told(&self) -> bool {
         self.new.multiplexer.is_some() || self.new.core1 && self.grant.is_some_and(|grant| grant.links > 1)
     }
 }
 
 impl Ledger {
-    /// What the outside knows before the core's answer.
+    /// Applies an event before the core's effects.
     pub(super) fn before(&mut self, event: &Event) {
         match event {
             Event::Submit(new) => {
@@ -75,7 +75,7 @@ impl Ledger {
                 let account = self.worker(*worker);
                 account.slots.clone_from(slots);
                 for model in slots.iter().flat_map(|slot| &slot.models) {
-                    // With its failure it says that it forgot who waits, by whatever name.
+                    // A failed load implies that the worker has discarded the model's demand, by all names.
                     let failed = model.status == SlotModelStatus::Failed;
                     if failed && !account.gates.contains_key(&*model.id) {
                         account.believed.retain(|name, _| *meant(slots, name) != *model.id);
@@ -170,7 +170,7 @@ impl Ledger {
         account.believed.retain(|_, count| *count > 0);
     }
 
-    /// A worker that serves others too knows what waits here, or will within the pace.
+    /// Checks that a worker that serves several relays knows the demand, or will within the pace.
     pub(super) fn check_demand(&self, reference: &Reference, now: Duration, next_timeout: Option<Duration>) {
         let mut next = reference.next_timeout();
         for (key, account) in &self.workers {
@@ -184,14 +184,14 @@ impl Ledger {
                 assert!(may_be_told > now, "worker {key:?} believes {believed:?} and is not told {waiting:?}");
                 next = next.into_iter().chain([may_be_told]).min();
             } else if next_timeout == Some(may_be_told) && may_be_told > now {
-                // It will be looked at, to find that nothing has changed.
+                // A report is scheduled, but nothing has changed.
                 next = next.into_iter().chain([may_be_told]).min();
             }
         }
         assert_eq!(next_timeout, next, "the next timeout at {now:?}");
     }
 
-    /// What has not ended is what the reference still has: nothing is lost, nothing lingers.
+    /// Checks that the unfinished requests are those of the reference: no request is lost, and none lingers.
     pub(super) fn check_alive(&self, alive: impl Iterator<Item = RequestKey>) {
         let mine = self.requests.keys().copied().filter(|key| !self.ended.contains(key));
         assert!(mine.eq(alive), "somebody lost a request");
@@ -207,7 +207,7 @@ impl Ledger {
     }
 }
 
-/// The id of what a worker with these slots takes a name for.
+/// Returns the id that a worker with these slots means by a name.
 fn meant(slots: &[Slot], name: &Model) -> Model {
     let models = || slots.iter().flat_map(|slot| &slot.models);
     if models().any(|model| *model.id == **name) {

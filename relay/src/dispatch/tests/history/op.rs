@@ -1,4 +1,4 @@
-//! What may happen in a history, and how likely.
+//! The events of a history, and their probabilities.
 
 mod slots;
 
@@ -14,7 +14,7 @@ use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, Lo
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
 
-/// Something that may happen. Numbers pick among what exists at that time, so that shrinking leaves sense.
+/// A possible event. Numbers select among the existing objects, so that a shrunk history stays meaningful.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Submit {
@@ -22,9 +22,9 @@ pub(super) enum Op {
         bytes: u64,
         pin: Option<usize>,
         needs_core1: bool,
-        /// The models that may answer it, as a mask.
+        /// The models that may serve it, as a mask.
         allowed: Option<usize>,
-        /// One of a few keys, and how much of the queue it may fill.
+        /// One of a few keys, and the percentage of the queue that it may fill.
         share: Option<(u8, u8)>,
     },
     Cancel {
@@ -60,7 +60,7 @@ pub(super) enum Op {
         worker: usize,
         grant: Grant,
     },
-    /// A multiplexer opens the gates of these models, and shuts all others.
+    /// A multiplexer opens the gates of these models, and closes all others.
     Gates {
         worker: usize,
         models: usize,
@@ -85,7 +85,7 @@ pub(super) enum Op {
         request: usize,
         failure: AttemptFailure,
     },
-    /// An answer or a failure of something that does not run (any more).
+    /// A completion or failure of an attempt that does not run (any more).
     Stray {
         worker: usize,
         request: u64,
@@ -125,7 +125,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Picks among whatever there is.
+/// Selects among all existing objects.
 fn any_index() -> std::ops::Range<usize> {
     0..64
 }
@@ -159,7 +159,7 @@ fn of_a_request() -> impl Strategy<Value = Op> {
 
 fn of_a_worker() -> impl Strategy<Value = Op> {
     let multiplexer = prop::option::weighted(0.5, slots::slots());
-    // Models that are not advertised may be among them.
+    // May include models that are not advertised.
     let failing = prop_oneof![2 => Just(0), 1 => 1..ALL_MODELS];
     let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), failing.clone(), multiplexer).prop_map(
         |(models, max_concurrent, load, core1, failing, slots)| Op::Join {
@@ -236,7 +236,7 @@ fn limits() -> impl Strategy<Value = Settings> {
         })
 }
 
-/// How a history ends: most go on for ever.
+/// The end of a history: most have none.
 fn last_acts() -> impl Strategy<Value = Vec<Op>> {
     prop_oneof![
         6 => Just(vec![]),
@@ -260,7 +260,7 @@ pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
 /// The last one is never the id of a slot's model.
 pub(super) const MODELS: [&str; 4] = ["a", "b", "c", "z"];
 
-/// Every set of them, as a mask.
+/// Every subset of them, as a mask.
 const ALL_MODELS: usize = 1 << MODELS.len();
 
 pub(super) fn models(mask: usize) -> Vec<Model> {

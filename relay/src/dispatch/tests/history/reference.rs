@@ -1,4 +1,4 @@
-//! The same rules once more, as plainly as possible: lists that are walked from end to end, clocks that are added up as
+//! The same rules again, as plainly as possible: lists that are walked from end to end, clocks that are summed up as
 //! time passes. Slow, and independent of everything that makes the core fast.
 
 mod events;
@@ -20,7 +20,7 @@ pub(super) struct Reference {
     pub(super) requests: BTreeMap<RequestKey, Request>,
     pub(super) workers: BTreeMap<WorkerKey, Worker>,
     turn: u64,
-    /// Who was asked to load which model, and who had been asked before in vain.
+    /// The assigned worker of each model, and the one whose assignment expired before.
     choices: BTreeMap<Model, Choice>,
     passed_over: BTreeMap<Model, WorkerKey>,
     /// The multiplexer whose slots this event was about.
@@ -32,15 +32,15 @@ pub(super) struct Request {
     new: NewRequest,
     limits: Settings,
     arrived: Duration,
-    /// When this wait began.
+    /// The time when this wait began.
     since: Duration,
     cold_waited: Duration,
-    /// Whether a multiplexer had the model when it came.
+    /// True if a multiplexer had the model when the request arrived.
     in_slot: bool,
     requeues: u32,
     severed: u32,
     pub(super) attempts: u32,
-    /// Whether its worker has granted anything since it was sent.
+    /// True if its worker has sent a grant since the attempt.
     granted_since: bool,
     failed_on: BTreeSet<WorkerKey>,
     silent: BTreeSet<WorkerKey>,
@@ -86,7 +86,7 @@ impl Reference {
         self.now += time;
     }
 
-    /// What was due before the event, and what the event brings about.
+    /// Returns the effects that were due before the event, and the event's own.
     pub(super) fn handle(&mut self, event: Event) -> (Vec<Effect>, Vec<Effect>) {
         self.expire();
         let due = std::mem::take(&mut self.out);
@@ -97,13 +97,13 @@ impl Reference {
         (due, std::mem::take(&mut self.out))
     }
 
-    /// The earliest deadline, if nothing else happens before.
+    /// Returns the earliest deadline, if no other event happens before.
     pub(super) fn next_timeout(&self) -> Option<Duration> {
         let left = self.requests.keys().filter_map(|key| self.time_left(*key)).min().map(|left| self.now + left);
         left.into_iter().chain(self.choices.values().map(|choice| choice.until)).min()
     }
 
-    /// How many requests of each model this worker could be sent, if it had room.
+    /// Returns the number of requests of each model that this worker could be sent if it had room.
     pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
         let mut waiting: BTreeMap<Model, u32> = BTreeMap::new();
         for key in self.queued().filter(|key| self.could_serve(worker, *key) && !self.passes_over(worker, *key)) {
@@ -117,13 +117,13 @@ impl Reference {
         waiting
     }
 
-    /// Of how many keys with a share something waits.
+    /// The number of keys with waiting requests.
     pub(super) fn keys_waiting(&self) -> usize {
         let shares = self.queued().filter_map(|key| self.requests[&key].new.share.as_ref());
         shares.map(|share| &share.key).collect::<BTreeSet<_>>().len()
     }
 
-    /// Whether a request may not wait beside what waits of its key already: the first always may.
+    /// Returns the share that leaves no room for a request; the first request of a key may always wait.
     fn share_is_full(&self, new: &NewRequest) -> Option<u8> {
         let share = new.share.as_ref()?;
         let others = self.queued().filter(|key| *key != new.key).map(|key| &self.requests[&key].new);
@@ -140,7 +140,7 @@ impl Reference {
         self.queued().map(|key| self.requests[&key].new.bytes).sum()
     }
 
-    /// Every model that anybody serves or asks for.
+    /// Returns every model that a worker serves or a request names.
     pub(super) fn models(&self) -> BTreeSet<Model> {
         let asked = self.requests.values().map(|request| &request.new.model);
         let served = self.workers.values().flat_map(|worker| &worker.models);
@@ -186,7 +186,7 @@ impl Reference {
         }
     }
 
-    /// Whether the worker would be right for the request, room or not.
+    /// True if the worker could serve the request, with or without room.
     fn could_serve(&self, key: WorkerKey, request: RequestKey) -> bool {
         let (worker, request) = (&self.workers[&key], &self.requests[&request]);
         !worker.draining
@@ -197,7 +197,7 @@ impl Reference {
             && request.new.allowed.as_ref().is_none_or(|allowed| allowed.contains(&worker.id(&request.new.model)))
     }
 
-    /// True if the worker fails the request's model, and another serves it that does not.
+    /// True if the worker fails the request's model, and another one serves it without failing.
     fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
         self.passes_over_except(key, request, &BTreeSet::new())
     }
@@ -248,7 +248,7 @@ impl Reference {
         self.workers.values().any(|worker| !worker.draining && serves(worker)) && !self.is_to_be_loaded(request)
     }
 
-    /// Brings together what fits, oldest first, and ends what has no hope left.
+    /// Matches requests and workers, oldest first, and ends requests that cannot be served.
     fn settle(&mut self) {
         for key in self.queued().collect::<Vec<_>>() {
             if let Some(worker) = self.best_for(key) {
@@ -312,7 +312,7 @@ impl Reference {
         self.out.push(Effect::Fail { request: key, failure, attempts, age });
     }
 
-    /// How long until its deadline, if the world stays as it is.
+    /// Returns the time to its deadline, if nothing else changes.
     fn time_left(&self, key: RequestKey) -> Option<Duration> {
         let request = &self.requests[&key];
         let limits = &request.limits;
@@ -337,7 +337,7 @@ impl Reference {
         }
     }
 
-    /// Ends what is over: first what waits, then what runs, in the order in which it was due.
+    /// Ends expired requests: first waiting ones, then running ones, in the order of their deadlines.
     fn expire(&mut self) {
         for key in self.queued().collect::<Vec<_>>() {
             if self.time_left(key) == Some(Duration::ZERO) {
@@ -374,7 +374,7 @@ impl Request {
         self.limits.cold_timeout.or(declared.then_some(default)).or(absent)
     }
 
-    /// How its wait ends.
+    /// Returns the failure that ends its wait.
     fn waiting_failure(&self, now: Duration, to_be_loaded: bool) -> Failure {
         let counted = now - self.arrived - self.cold_waited;
         let limits = &self.limits;

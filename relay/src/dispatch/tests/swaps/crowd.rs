@@ -1,4 +1,4 @@
-//! Clients that wait for each answer before they ask again, now for the one model, now for the other.
+//! Clients that wait for each response before their next request, alternating between two models.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ struct Client {
     relay: usize,
     answers: usize,
     asked: Option<RequestKey>,
-    /// When it asks next.
+    /// The time of its next request.
     until: Duration,
 }
 
 impl Crowd {
-    /// Clients of all relays, who come within some milliseconds, in any order.
+    /// Creates clients of all relays, which start within some milliseconds, in any order.
     pub(super) fn new(relays: usize, seed: u64) -> Self {
         let chance = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let client = |number: u64| {
@@ -32,7 +32,7 @@ impl Crowd {
         Self((0..CLIENTS).map(client).collect())
     }
 
-    /// They go on for so long.
+    /// Runs the clients for this time.
     pub(super) fn ask(&mut self, fleet: &mut Fleet, time: Duration) {
         let until = fleet.now + time;
         while fleet.now < until {
@@ -51,7 +51,7 @@ impl Client {
             self.answers += 1;
         }
         if self.asked.is_none() && fleet.now >= self.until {
-            // Neither in step with each other nor strictly by turns.
+            // Neither in step with each other nor in strict alternation.
             let model = (self.number / 2 + self.answers / (1 + self.number % 3)) % 2;
             self.asked = Some(fleet.submit(self.relay, model));
         }

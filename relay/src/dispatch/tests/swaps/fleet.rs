@@ -1,4 +1,4 @@
-//! The fleet: relays, workers, and messages that take their time.
+//! The fleet: relays, workers, and messages with latency.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ const CAPACITY: u32 = 2;
 const SERVICE: Duration = Duration::from_millis(40);
 const LOAD: Duration = Duration::from_millis(300);
 const WAKE: Duration = Duration::from_millis(60);
-/// How long a model stays at least while something waits for it.
+/// The least time that a model stays loaded while requests wait for it.
 const QUANTUM: Duration = Duration::from_millis(900);
 const BACK_OFF: Duration = Duration::from_millis(800);
 const STEP: Duration = Duration::from_millis(2);
 const SLOWEST: u64 = 12;
-/// A request that loses its worker once more than this fails, and rightly so.
+/// A request that loses its worker more often than this fails, as it should.
 const MOST_LOSSES: u32 = 3;
 
 enum Down {
@@ -66,13 +66,13 @@ pub(super) struct Node {
     state: State,
     dividers: Vec<Divider<usize>>,
     granted: Vec<BTreeMap<usize, GrantValues>>,
-    /// What each relay said that waits for models that are not here.
+    /// The last reported demand of each relay for models that are not loaded.
     wanted: Vec<BTreeMap<usize, u32>>,
     failed_until: Vec<Duration>,
     jobs: Vec<Job>,
-    /// Which models it has put to sleep rather than away.
+    /// The models that it has put to sleep instead of unloading them.
     asleep: [bool; MODELS.len()],
-    /// Since when its resident has had nothing to do.
+    /// The time since which its resident has been idle.
     idle_since: Option<Duration>,
     /// A model that it cannot load.
     pub(super) broken: Option<usize>,
@@ -84,7 +84,7 @@ pub(super) struct Fleet {
     pub(super) now: Duration,
     relays: Vec<Dispatch>,
     alive: Vec<BTreeMap<RequestKey, usize>>,
-    /// How often a request was on a link that broke.
+    /// The number of times that each request was on a link that broke.
     losses: BTreeMap<RequestKey, u32>,
     pub(super) nodes: Vec<Node>,
     /// Link `node * relays + relay`.
@@ -185,7 +185,7 @@ impl Fleet {
         self.tell(w, false);
     }
 
-    /// What has arrived by now, in either direction.
+    /// Delivers the messages that have arrived by now, in either direction.
     fn carry(&mut self, link: usize) {
         let (w, r) = self.ends(link);
         while self.links[link].down.front().is_some_and(|(at, _)| *at <= self.now) {
@@ -208,7 +208,7 @@ impl Fleet {
                     node.jobs.push(Job { relay: r, request, attempt, until });
                     self.tell(w, false);
                 } else {
-                    // First what is so, then what it means for the request.
+                    // The state first, then its consequence for the request.
                     self.tell(w, true);
                     self.say(w, r, Up::Refused { request, attempt });
                 }
@@ -255,7 +255,7 @@ impl Fleet {
         );
     }
 
-    /// A worker's own affairs.
+    /// Runs a worker's own steps.
     fn work(&mut self, w: usize) {
         let now = self.instant();
         while let Some(done) = self.nodes[w].jobs.iter().position(|job| job.until <= self.now) {
@@ -274,7 +274,7 @@ impl Fleet {
         self.tell(w, moved || settled);
     }
 
-    /// Says what has changed: gates to whom they concern, slots to all after a step of the slot.
+    /// Sends changes: gates to the relays concerned, slots to all after a step of the slot.
     fn tell(&mut self, w: usize, moved: bool) {
         let relays = self.relays.len();
         let node = &mut self.nodes[w];
@@ -429,13 +429,13 @@ impl Node {
         self.wanted[model].values().sum::<u32>() > 0
     }
 
-    /// The next model in turn that something waits for.
+    /// Returns the next model in rotation with waiting requests.
     fn next_wanted(&self, after: usize, now: Duration) -> Option<usize> {
         let turn = (1..=MODELS.len()).map(|step| (after + step) % MODELS.len());
         turn.filter(|model| *model != after).find(|model| self.is_wanted(*model) && self.failed_until[*model] <= now)
     }
 
-    /// Notes since when there is nothing to do; whether that has begun just now, or ended.
+    /// Records since when the worker has been idle; returns true if that has just begun or ended.
     fn note_idle(&mut self, now: Duration) -> bool {
         let is_idle = self.jobs.is_empty() && matches!(self.state, State::Ready { .. });
         let changed = is_idle != self.idle_since.is_some();
@@ -445,7 +445,7 @@ impl Node {
         changed
     }
 
-    /// Takes the slot one step on; whether it took one.
+    /// Advances the slot by one step; returns true if it did.
     fn advance(&mut self, now: Duration, instant: Instant) -> bool {
         match self.state {
             State::Empty => {

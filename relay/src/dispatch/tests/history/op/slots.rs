@@ -1,4 +1,4 @@
-//! What a multiplexer may say, sensible or not.
+//! Reports of a multiplexer, sensible or not.
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 use proptest::prelude::*;
@@ -8,13 +8,13 @@ use crate::dispatch::Gate;
 
 pub(super) fn of_a_multiplexer() -> impl Strategy<Value = Op> {
     let gate = (0..3_u32, 0..3_u32, 0..3_u32).prop_map(|(slots, others, capacity)| Gate { slots, others, capacity });
-    // Models that were never advertised may be among them.
+    // May include models that were never advertised.
     let gates =
         (any_index(), 0..ALL_MODELS, gate).prop_map(|(worker, models, gate)| Op::Gates { worker, models, gate });
     prop_oneof![gates, (any_index(), slots()).prop_map(|(worker, slots)| Op::Slots { worker, slots }),]
 }
 
-/// Anything: a state that does not fit its other fields, models that are in two slots or in none, aliases that are ids or
+/// Any report: a state that does not fit its other fields, models in two slots or in none, aliases that are ids or
 /// names of several models.
 pub(super) fn slots() -> impl Strategy<Value = Vec<Slot>> {
     prop::collection::vec(slot(), 0..3)

@@ -1,4 +1,4 @@
-//! What each event means to the reference model. What follows from it, `settle` and `expire` find out by looking.
+//! The direct consequence of each event in the reference model. `settle` and `expire` find the rest by a full scan.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -151,7 +151,8 @@ impl Reference {
         }
     }
 
-    /// Whether no worker serves the model, and all but a tenth of the queue is full of such requests though there are workers.
+    /// True if no worker serves the model, and such requests fill all but a tenth of the queue although workers are
+    /// connected.
     fn is_full_of_unserved(&self, model: &Model) -> bool {
         let staying = || self.workers.values().filter(|worker| !worker.draining);
         let unserved =
@@ -220,7 +221,7 @@ impl Reference {
         request.is_some_and(|r| r.worker == Some(worker) && r.attempts == attempt)
     }
 
-    /// What a provider says to a request that would have to wait again.
+    /// Returns the provider's failure for a request that would have to wait again.
     fn no_queue(&self) -> Option<Failure> {
         let disabled = (!self.settings.enabled).then_some(Failure::Disabled);
         if self.deleted { Some(Failure::Deleted) } else { disabled }
@@ -282,7 +283,7 @@ impl Reference {
                 let failure = Failure::BackendUnreachable;
                 let model = self.request(key).new.model.clone();
                 let multiplexer = self.workers.get(&worker).and_then(|worker| worker.multiplexer.as_ref());
-                // What has shut its gate since will be ready anew before it is sent anything.
+                // A worker that has closed the gate since will be ready again before it receives requests.
                 let is_shut = multiplexer.is_some_and(|multiplexer| multiplexer.gate(&model).is_none());
                 let request = self.request(key);
                 if !is_shut {
@@ -326,7 +327,7 @@ impl Reference {
         self.send(key, to);
     }
 
-    /// A worker had no slot for a request.
+    /// Handles a worker's refusal of a request for which it has no slot.
     fn refused(&mut self, worker: WorkerKey, key: RequestKey) {
         let own = self.own(worker);
         let model = self.requests[&key].new.model.clone();

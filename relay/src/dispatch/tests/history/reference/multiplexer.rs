@@ -1,5 +1,5 @@
-//! What multiplexers are sent, told and asked, once more and as plainly as possible: nothing is remembered of a slot but
-//! its last word, and every question looks at all of it again.
+//! The rules for multiplexers again, as plainly as possible: only a slot's last report is stored, and every query scans
+//! all of it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,10 +26,10 @@ pub(super) struct Choice {
     has_eta: bool,
 }
 
-/// What a worker's slots say about a model.
+/// A worker's slot reports on a model.
 #[derive(Clone, Copy, PartialEq)]
 enum Word {
-    /// How far it is: a group of the order, and a number within it.
+    /// Its nearness: a group of the order, and a number within it.
     Near(u8, i128),
     Failed {
         code: LoadFailure,
@@ -57,7 +57,7 @@ impl Multiplexer {
         self.slots.iter().flat_map(|slot| slot.models.iter().map(move |entry| (slot, entry)))
     }
 
-    /// What the worker means by a name: a model of that id, else the first that has it as an alias.
+    /// Returns the id that the worker means by a name: a model of that id, otherwise the first with it as an alias.
     pub(super) fn id(&self, name: &Model) -> Model {
         let is_id = self.all_entries().any(|(_, entry)| *entry.id == **name);
         let has_alias = |entry: &SlotModel| entry.aliases.iter().any(|alias| **alias == **name);
@@ -161,14 +161,14 @@ impl Reference {
         self.workers.get(&worker).is_some_and(|worker| worker.multiplexer.is_some())
     }
 
-    /// Whether a request asks for a model by another name than its worker's own.
+    /// True if a request uses another name of a model than its worker's own.
     pub(in super::super) fn is_by_alias(&self, request: RequestKey, worker: WorkerKey) -> bool {
         let multiplexer = self.workers.get(&worker).and_then(|worker| worker.multiplexer.as_ref());
         let name = self.requests.get(&request).map(|request| &request.new.model);
         multiplexer.zip(name).is_some_and(|(multiplexer, name)| multiplexer.id(name) != *name)
     }
 
-    /// Who was asked to load which model.
+    /// Returns the assigned worker of each model.
     pub(in super::super) fn asked(&self) -> impl Iterator<Item = (Model, WorkerKey)> {
         self.choices.iter().map(|(model, choice)| (model.clone(), choice.worker))
     }
@@ -205,7 +205,7 @@ impl Reference {
         }
     }
 
-    /// Multiplexers that may be sent requests for the model, at least after a swap.
+    /// Returns the multiplexers that may be sent requests for the model, at least after a swap.
     pub(super) fn multiplexers(&self, model: &Model) -> impl Iterator<Item = WorkerKey> {
         let may = |worker: &Worker| worker.multiplexer.is_some() && !worker.draining && worker.models.contains(model);
         self.workers.iter().filter(move |(_, worker)| may(worker)).map(|(key, _)| *key)
@@ -236,7 +236,7 @@ impl Reference {
         }
     }
 
-    /// Whether a worker is told of a request that it could be sent.
+    /// True if a worker that could serve a request receives it as demand.
     pub(super) fn tells(&self, worker: WorkerKey, request: RequestKey) -> bool {
         let new = &self.requests[&request].new;
         self.workers[&worker].is_open_for(&new.model)
@@ -257,13 +257,13 @@ impl Reference {
     fn is_stranded(&self, request: RequestKey) -> bool {
         let new = &self.requests[&request].new;
         !self.workers.iter().any(|(key, worker)| {
-            // One that waits for its own worker has only that, which it asks for nothing that it may not have.
+            // A pinned request has only its own worker, which may always serve it.
             let is_pin = new.pin == Some(*key) && !worker.draining && worker.models.contains(&new.model);
             worker.is_open_for(&new.model) && (is_pin || self.could_serve(*key, request))
         })
     }
 
-    /// How a request that waits for a load ends, where nobody can load its model now.
+    /// Returns how a request that waits for a load ends, if no worker can load its model now.
     pub(super) fn no_load(&self, request: RequestKey) -> Option<Failure> {
         let new = &self.requests[&request].new;
         let able = |worker: &WorkerKey| match new.pin {
@@ -285,7 +285,7 @@ impl Reference {
         Some(Failure::ModelFailed { worker, code, retry_after })
     }
 
-    /// Ends what has nobody to be loaded by, and makes a choice for all else that waits for a load.
+    /// Ends requests whose model no worker can load, and assigns a worker for all others that wait for a load.
     pub(super) fn choose(&mut self) {
         for key in self.queued().collect::<Vec<_>>() {
             if let Some(failure) = self.no_load(key) {
@@ -313,7 +313,8 @@ impl Reference {
         self.just_told = None;
     }
 
-    /// Slots that were asked for other models are as good as busy. Those take the best that is free, by their names.
+    /// Slots with demand for other models are treated as busy. Those models use the best free slots, in the order of
+    /// their names.
     fn beside(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
         let known = &self.workers[&worker];
         let multiplexer = known.multiplexer.as_ref()?;
@@ -348,7 +349,7 @@ impl Reference {
         self.choices.iter().any(|(name, choice)| choice.worker == worker && is_another(name))
     }
 
-    /// Whether somebody waits for the model there, or it comes anyway.
+    /// True if a slot there has demand for the model, or is loading it anyway.
     fn is_asked(&self, worker: WorkerKey, model: &Model) -> bool {
         let Some(multiplexer) = &self.workers[&worker].multiplexer else { return false };
         multiplexer.entries(model).any(|(slot, entry)| entry.wanted || is_there_or_coming(slot, &entry.id))
@@ -387,7 +388,7 @@ impl Reference {
                 .map(|(key, _)| *key)
         };
         let worker = match kept {
-            // It moves only to whom somebody has asked already.
+            // It moves only to a worker that already has demand for the model.
             Some(kept) if self.just_told.is_none_or(|told| !self.workers[&told].models.contains(model)) => kept.worker,
             Some(kept) => {
                 let passed_over = self.passed_over.get(model).copied();

@@ -1,11 +1,11 @@
-//! The local backend as an HTTP/1.1 peer: where it is, what is added to its requests, and the connections to it.
+//! The local backend as an HTTP/1.1 peer: its address, the headers that are added to its requests, and the connections to it.
 //!
-//! hyper's connections are used directly and not through a client with a pool of its own, for three reasons: a request
-//! with a body of known length must carry exactly that `content-length`; dropping an answer must close its socket in the
-//! same instant, because that is how a backend learns of a cancel; and a kept connection that the backend closed meanwhile
-//! must cost no request.
+//! hyper's connections are used directly and not through a client with its own pool, for three reasons: a request with a body
+//! of known length must carry exactly that `content-length`; dropping a response must close its socket at once, because that
+//! is how a backend learns of a cancel; and a kept connection that the backend has closed in the meantime must not cost a
+//! request.
 //!
-//! No redirects, no proxy from the environment, no cookies, no decompression: what arrives is what the client gets.
+//! No redirects, no proxy from the environment, no cookies, no decompression: clients receive the response unchanged.
 
 mod connection;
 mod idle;
@@ -30,17 +30,18 @@ use crate::net::Trust;
 use connection::{Connection, ExchangeError};
 use idle::Idle;
 
-/// A kept connection is only used for a request that could be sent again on a fresh one, so its body must be kept that long.
+/// A kept connection is used only for a request that can be sent again on a fresh one, so its body must be kept until
+/// the response begins.
 const MAX_REPLAY_BYTES: u64 = 1 << 20;
 
-/// Why there is no answer.
+/// The reason why there is no response.
 #[derive(Debug)]
 pub enum BackendError {
     /// No connection.
     Unreachable(std::io::Error),
-    /// The connection broke before an answer began.
+    /// The connection broke before a response began.
     Reset(String),
-    /// What came is not HTTP, or nothing that we may pass on.
+    /// The response is not HTTP, or may not be forwarded.
     BadAnswer(String),
 }
 
@@ -66,7 +67,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// A backend at the given place; nothing is dialled yet.
+    /// Creates a backend at the given address; nothing is dialled yet.
     pub fn new(settings: BackendSettings, trust: Arc<Trust>) -> Self {
         let authority = settings.url.authority();
         // A parsed URL's authority is ASCII.
@@ -74,7 +75,7 @@ impl Backend {
         Self { settings, host_header, trust, idle: Idle::default() }
     }
 
-    /// What it was made from.
+    /// The settings that it was created from.
     pub fn settings(&self) -> &BackendSettings {
         &self.settings
     }
@@ -98,8 +99,8 @@ impl Backend {
         Some(head)
     }
 
-    /// Sends a request and gives the answer once its head is there. Dropping the future, or the answer, closes the
-    /// connection.
+    /// Sends a request and returns the response once its head has arrived. Dropping the future, or the response, closes
+    /// the connection.
     pub async fn send(&self, head: Request<()>, upload: &Upload) -> Result<Answer, BackendError> {
         if upload.length() <= MAX_REPLAY_BYTES
             && upload.keep_for_replay()
@@ -110,7 +111,7 @@ impl Backend {
                     upload.forget_replay();
                     return Ok(answer);
                 }
-                // The backend closed it while it was idle; nothing of an answer was seen, so a fresh one takes over.
+                // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is used.
                 Err(ExchangeError::Broken(detail)) => {
                     tracing::debug!(detail, "a kept connection was closed by the backend");
                     upload.rewind();
@@ -119,7 +120,7 @@ impl Backend {
             }
         }
         upload.forget_replay();
-        // On the heap: what a connection needs to begin would otherwise be a part of each request's task, and moved with it.
+        // On the heap: the state for dialling would otherwise be part of each request's task, and moved with it.
         let fresh = Box::pin(self.dial()).await?;
         fresh.exchange(head, upload).await.map_err(|error| match error {
             ExchangeError::Broken(detail) => BackendError::Reset(detail),
@@ -127,7 +128,8 @@ impl Backend {
         })
     }
 
-    /// Asks for a path of our own, such as `/health`. On a fresh connection: a kept one would prove nothing.
+    /// Requests a path for the worker itself, such as `/health`. On a fresh connection, because a kept one would prove
+    /// nothing.
     pub async fn ask(&self, path: &str) -> Result<Answer, BackendError> {
         let uri = target(&self.settings.url, path, None)
             .ok_or_else(|| BackendError::BadAnswer("the path leaves the backend".to_owned()))?;
@@ -141,15 +143,15 @@ impl Backend {
         })
     }
 
-    /// Takes a connection back whose answer was read to its end.
+    /// Keeps the connection of a response that was read to its end.
     pub async fn recycle(&self, answer: Answer) {
         if let Some(connection) = answer.into_reusable().await {
             self.idle.put(connection);
         }
     }
 
-    /// A fresh connection. Where no more files may be open, kept connections make room for it: most backends never close
-    /// those, and without a request nobody would.
+    /// Dials a fresh connection. When no more files may be open, kept connections are closed to make room: most
+    /// backends never close them, and without a request nothing else would.
     async fn dial(&self) -> Result<Connection, BackendError> {
         let dial = || Connection::dial(&self.settings.url, &self.trust);
         let dialled = match dial().await {
@@ -191,7 +193,7 @@ impl Backend {
     }
 }
 
-/// Whether it is this process, or its machine, that has no descriptor left.
+/// True if this process, or its machine, has no file descriptor left.
 fn is_out_of_files(error: &std::io::Error) -> bool {
     #[cfg(unix)]
     {
@@ -220,8 +222,8 @@ fn clone_head(head: &Request<()>) -> Request<()> {
     copy
 }
 
-/// The request target for `path` under the backend's base, built with a URL's own rules and then checked: whatever the
-/// path holds, it cannot lead to another host.
+/// Returns the request target for `path` under the backend's base, built with a URL's own rules and then checked:
+/// whatever the path contains, it cannot lead to another host.
 fn target(base: &Url, path: &str, query: Option<&str>) -> Option<Uri> {
     let mut url = base.clone();
     url.set_path(&format!("{}{path}", base.path().trim_end_matches('/')));
@@ -232,7 +234,7 @@ fn target(base: &Url, path: &str, query: Option<&str>) -> Option<Uri> {
         return None;
     }
     let Some(query) = query else { return url.path().parse().ok() };
-    // The query is the client's, byte for byte; only what no request line may hold is escaped.
+    // The query is the client's, byte for byte; only characters that a request line must not contain are escaped.
     let exact = format!("{}?{query}", url.path()).parse();
     url.set_query(Some(query));
     exact.ok().or_else(|| url[url::Position::BeforePath..].parse().ok())

@@ -1,9 +1,9 @@
-//! The worker's slots, divided over its links.
+//! The worker's slots, divided among its links.
 //!
-//! The rule itself is [`modelrelay_protocol::grants::Divider`]; here are the lock around it, the guards that make a slot free
-//! when its holder is dropped, and the grants that go out with each change.
+//! The rule itself is [`modelrelay_protocol::grants::Divider`]; this module has the lock around it, the guards that
+//! free a slot when its holder is dropped, and the grants that are sent with each change.
 //!
-//! Locks: this one is taken before a link's, never after. It is never held over an await.
+//! Locks: this one is acquired before a link's, never after. It is never held over an await.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,11 +17,11 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::relay_link::{Link, LinkId};
 
-/// All slots.
+/// The worker's concurrency slots.
 #[derive(Debug)]
 pub struct Capacity {
     inner: Mutex<Inner>,
-    /// Requests that run, for everybody who only wants to know.
+    /// The number of running requests, readable without the lock.
     load: AtomicU32,
     next_ticket: AtomicU64,
     timer: Notify,
@@ -31,15 +31,15 @@ pub struct Capacity {
 struct Inner {
     divider: Divider<LinkId>,
     links: HashMap<LinkId, Arc<Link>>,
-    /// Requests of relays that know no `at_capacity`, in arrival order.
+    /// Requests of relays that do not support `at_capacity`, in arrival order.
     held: HashMap<LinkId, VecDeque<(u64, oneshot::Sender<Slot>)>>,
 }
 
-/// One running request's slot; dropping it frees the slot and tells the relays.
+/// One running request's slot; dropping it frees the slot and notifies the relays.
 #[derive(Debug)]
 pub struct Slot(Option<(Arc<Capacity>, LinkId)>);
 
-/// A place in the line of a relay that knows no `at_capacity`; dropping it leaves the line.
+/// The queue position of a request whose relay does not support `at_capacity`; dropping it leaves the queue.
 #[derive(Debug)]
 pub struct Held {
     capacity: Arc<Capacity>,
@@ -48,19 +48,19 @@ pub struct Held {
     slot: oneshot::Receiver<Slot>,
 }
 
-/// What becomes of a request that was just read.
+/// The admission of a request that has just arrived.
 #[derive(Debug)]
 pub enum Place {
     /// It runs.
     Run(Slot),
-    /// It runs when a slot comes free.
+    /// It runs when a slot becomes free.
     Held(Held),
-    /// The relay shall take it back.
+    /// The relay must requeue it.
     AtCapacity,
 }
 
 impl Capacity {
-    /// `slots` requests may run at once.
+    /// Creates the capacity for `slots` concurrent requests.
     pub fn new(slots: u32) -> Arc<Self> {
         let inner = Inner { divider: Divider::new(slots), links: HashMap::new(), held: HashMap::new() };
         Arc::new(Self {
@@ -71,17 +71,17 @@ impl Capacity {
         })
     }
 
-    /// Requests that run, for all links.
+    /// The number of running requests, over all links.
     pub fn load(&self) -> u32 {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Requests that wait for a slot at the relay behind `link`, or here where the relay knows no grants.
+    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support grants.
     pub fn waiting(&self, link: LinkId) -> u32 {
         self.lock().divider.waiting(link)
     }
 
-    /// So many may run from now on.
+    /// Sets the number of requests that may run from now on.
     pub fn set(self: &Arc<Self>, slots: u32) {
         self.change(|inner| inner.divider.set_capacity(slots, Instant::now()));
     }
@@ -104,7 +104,7 @@ impl Capacity {
         drop(gone);
     }
 
-    /// A request was read on `link`.
+    /// A request arrived on `link`.
     pub fn handle_request(self: &Arc<Self>, link: &Link) -> Place {
         self.change(|inner| match inner.divider.on_request(link.id, Instant::now()) {
             Admission::Run => Place::Run(Slot(Some((Arc::clone(self), link.id)))),
@@ -118,7 +118,7 @@ impl Capacity {
         })
     }
 
-    /// So many requests wait at the relay for this worker.
+    /// `waiting` requests wait at the relay for this worker.
     pub fn handle_demand(self: &Arc<Self>, link: LinkId, waiting: u32) {
         self.change(|inner| inner.divider.on_demand(link, waiting, Instant::now()));
     }
@@ -128,12 +128,12 @@ impl Capacity {
         self.change(|inner| inner.divider.on_leaving(link, Instant::now()));
     }
 
-    /// Any other message was read on `link`.
+    /// Any other message arrived on `link`.
     pub fn handle_message(self: &Arc<Self>, link: LinkId) {
         self.change(|inner| inner.divider.on_message(link, Instant::now()));
     }
 
-    /// Passes unused slots on when their time is over. Sleeps without a timer while none is handed out. Never returns.
+    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never returns.
     pub async fn run(self: Arc<Self>) {
         loop {
             let due = self.lock().divider.next_timeout();
@@ -166,8 +166,8 @@ impl Capacity {
         });
     }
 
-    /// Applies a change, begins what was held, and queues every grant that differs. Whoever caused the change queues its
-    /// completion or error after this returns, and so behind the grant.
+    /// Applies a change, starts held requests, and queues every grant that differs. The caller queues the completion or
+    /// error that belongs to the change after this returns, and thus behind the grant.
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Inner) -> R) -> R {
         let mut inner = self.lock();
         let due = inner.divider.next_timeout();
@@ -191,7 +191,7 @@ impl Capacity {
             while !line.is_empty() && divider.resume(*link, Instant::now()) {
                 let Some((_, sender)) = line.pop_front() else { break };
                 if let Err(mut unwanted) = sender.send(Slot(Some((Arc::clone(self), *link)))) {
-                    // Its request was cancelled in this instant. Dropping the slot would take this very lock.
+                    // The request was cancelled at this instant. Dropping the slot would acquire this same lock.
                     unwanted.0 = None;
                     divider.on_finished(*link, Instant::now());
                 }
@@ -213,7 +213,7 @@ impl Drop for Slot {
 }
 
 impl Held {
-    /// Waits for the slot. `None` when the link is gone.
+    /// Waits for the slot. Returns `None` if the link is gone.
     pub async fn wait(mut self) -> Option<Slot> {
         (&mut self.slot).await.ok()
     }

@@ -35,16 +35,16 @@ use crate::worker::{Links, Worker};
 use health::{Health, Listing};
 use silence::{Seen, Silence};
 
-/// Between looks for models at a backend that has not listed any yet.
+/// The interval between requests for the model list while the backend has not listed any model.
 const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Between looks after that.
+/// The interval after that.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The time that a health check after a failed request may take. The client waits for it.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is known of the backend and its models.
+/// The state of the backend and its models.
 #[derive(Debug)]
 pub struct Catalogue {
     state: Mutex<State>,
@@ -59,21 +59,21 @@ pub struct Catalogue {
 #[derive(Debug)]
 struct State {
     backend: Monitor,
-    /// What a healthy backend serves.
+    /// The models that the backend serves while healthy.
     models: Advertised,
-    /// When they were listed last.
+    /// The time of the last list.
     listed: Option<Instant>,
-    /// Why the last list could not be read. Logged once.
+    /// The reason why the last list could not be read. Logged once.
     list_error: Option<String>,
-    /// What was left out of the last list. Logged when it changes.
+    /// The entries that were left out of the last list. Logged when they change.
     list_warnings: Vec<String>,
-    /// Links whose relay asked, and is answered even when nothing changed.
+    /// Links whose relay requested the models. They get a reply even if nothing changed.
     asked: Vec<LinkId>,
-    /// Whether it was ever known what a healthy backend serves.
+    /// True once the models of a healthy backend were known.
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
     advised: bool,
-    /// Running requests of a backend that is gone.
+    /// The running requests of a backend that is gone.
     silence: Silence,
 }
 
@@ -106,7 +106,6 @@ impl State {
         self.models.clone().with_failing(|model| failing.contains(model))
     }
 
-    /// The time between two lists.
     fn list_interval(&self) -> Duration {
         if self.models.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
     }
@@ -118,7 +117,7 @@ impl State {
 }
 
 impl Catalogue {
-    /// Nothing is known yet.
+    /// Creates a catalogue of which nothing is known yet.
     pub fn new(failing: Arc<Failing>, metrics: Arc<Metrics>) -> Self {
         let state = Mutex::new(State::new(Instant::now()));
         let (healthy, check) = (watch::channel(false).0, tokio::sync::Mutex::default());
@@ -126,7 +125,7 @@ impl Catalogue {
         Self { state, wake: Notify::new(), healthy, check, failing, metrics }
     }
 
-    /// What relays are told now.
+    /// Returns the models to advertise now.
     pub fn advertised(&self) -> Advertised {
         self.lock().advertised(&self.failing)
     }
@@ -136,8 +135,8 @@ impl Catalogue {
         self.lock().backend.clone()
     }
 
-    /// Why the backend could never serve; nothing once it could, whatever became of it since. One that is healthy and lists
-    /// no model can: no time adds one, but only somebody who pulls it.
+    /// Returns why the backend could never serve; `None` once it could, whatever happened since. A healthy backend that
+    /// lists no models could: no wait adds a model, only a user who pulls one.
     pub fn never_served(&self) -> Option<String> {
         let state = self.lock();
         let why = || match (state.backend.is_healthy(), state.backend.reason(), &state.list_error) {
@@ -148,19 +147,20 @@ impl Catalogue {
         (!state.served).then(why)
     }
 
-    /// Whether the backend answers, now and at each change.
+    /// Returns whether the backend is healthy, now and at each change.
     pub fn healthy(&self) -> watch::Receiver<bool> {
         self.healthy.subscribe()
     }
 
-    /// Runs `attach`, which makes a link known that registered with these models, and says to it what changed meanwhile.
+    /// Runs `attach`, which adds a link that registered with these models, and passes it the models if they have
+    /// changed since.
     pub fn attach(&self, registered: &Advertised, attach: impl FnOnce(Option<&Advertised>)) {
         let state = self.lock();
         let advertised = state.advertised(&self.failing);
         attach((advertised != *registered).then_some(&advertised));
     }
 
-    /// Reports the models again, because others of them are failing.
+    /// Announces the models again, because the failing ones have changed.
     pub fn announce(&self, links: &Links, load: u32) {
         let state = self.lock();
         let advertised = state.advertised(&self.failing);
@@ -199,19 +199,19 @@ impl Catalogue {
         lost
     }
 
-    /// Something hints that what is known has changed: the backend broke a connection, or its settings did. What is
-    /// advertised stays until the look is done.
+    /// The backend's state may have changed, because it closed a connection or its settings changed. The advertised
+    /// models stay until the next probe ends.
     pub fn look_again(&self) {
         self.wake.notify_one();
     }
 
-    /// A relay asks for the models anew, and is answered.
+    /// A relay requests the models, and gets a reply.
     pub fn refresh(&self, link: LinkId) {
         self.lock().asked.push(link);
         self.wake.notify_one();
     }
 
-    /// The backend is another one, of which nothing is known.
+    /// The settings name another backend, of which nothing is known.
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
             state.backend.handle_replaced(Instant::now());
@@ -222,7 +222,7 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// Keeps what is known up to date. Never returns.
+    /// Keeps the catalogue up to date. Never returns.
     pub async fn run(&self, worker: &Worker) {
         let mut drain = worker.drain.subscribe();
         let mut is_woken = true;
@@ -261,7 +261,7 @@ impl Catalogue {
             | (Models::Fixed(_), _) => None,
         };
         if !is_current(worker, &backend) {
-            // Reloaded meanwhile; the next look is about the new one.
+            // The settings were reloaded in the meantime; the next probe examines the new backend.
             self.wake.notify_one();
             return;
         }
@@ -295,8 +295,8 @@ impl Catalogue {
         self.advise(worker, &backend, listing.as_ref()).await;
     }
 
-    /// Breaks off the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
-    /// nothing of their answer has come.
+    /// Ends the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
+    /// nothing of their responses has arrived.
     fn break_off_silent(&self, worker: &Worker, now: Instant) {
         let silent = {
             let mut state = self.lock();
@@ -319,7 +319,7 @@ impl Catalogue {
         }
     }
 
-    /// Changes what is known and tells every link what differs. Gives whether anything does.
+    /// Changes the state and announces the difference to every link. Returns true if there is one.
     fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
         let (before, monitor) = (state.advertised(&self.failing), state.backend.clone());
@@ -362,7 +362,7 @@ impl Catalogue {
         }
     }
 
-    /// Warns once of a backend that could run more requests at once than the default sends it.
+    /// Warns once if the backend could run more requests at once than the default sends it.
     async fn advise(&self, worker: &Worker, backend: &Backend, listing: Option<&Listing>) {
         let is_due = {
             let state = self.lock();
@@ -381,7 +381,7 @@ impl Catalogue {
         self.lock().advised = true;
     }
 
-    /// Logs and counts a list of models, or the failure to read one.
+    /// Logs a list of models or the failure to read one, and updates the metric.
     fn note_listing(&self, listing: Option<&Listing>) {
         let error = match listing {
             None => return,
@@ -401,7 +401,6 @@ impl Catalogue {
     }
 }
 
-/// Logs the warnings that were not there before.
 fn warn_of_new(known: &mut Vec<String>, warnings: Vec<String>) {
     for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
         tracing::warn!("{warning}");

@@ -1,6 +1,6 @@
-//! `modelrelay-worker check`: whether a worker would run with these settings, and what it would do.
+//! `modelrelay-worker check`: reports whether a worker would run with these settings, and what it would do.
 //!
-//! It opens no connection: what is right here may still meet a relay that refuses the secret. `connect` asks that.
+//! It opens no connection: valid settings may still meet a relay that rejects the secret. `connect` checks that.
 
 use std::fmt::Write;
 
@@ -8,16 +8,16 @@ use crate::cli::Args;
 use crate::config::{BackendSettings, CredentialSource, Live, Models, SettingError, Settings, SlotSettings};
 use crate::worker::trust;
 
-/// What right settings come to.
+/// The result for valid settings.
 #[derive(Debug)]
 pub struct Report {
-    /// What a run would do, a line each.
+    /// The actions of a run, one line each.
     pub plan: String,
-    /// What a run would wait for.
+    /// The conditions that a run would wait for.
     pub warnings: Vec<String>,
 }
 
-/// Judges flags, variables and `worker.yaml` as a run would. Every mistake is an error, at least one.
+/// Validates flags, variables and `worker.yaml` as a run would. Returns every mistake, at least one.
 pub fn check(args: &Args) -> Result<Report, Vec<SettingError>> {
     let settings = Settings::check(args)?;
     trust(settings.live.relay_ca_file.as_ref()).map_err(|error| vec![error])?;
@@ -48,7 +48,7 @@ fn plan(settings: &Settings) -> String {
     text
 }
 
-/// Where the credential comes from, never what it is.
+/// Describes the source of the credential, never its content.
 fn shown(credential: &CredentialSource) -> String {
     match credential {
         CredentialSource::Secret(_) => "a worker secret".to_owned(),

@@ -1,7 +1,7 @@
-//! The command line and its variables: what was said, not yet what it means.
+//! The command line and its variables: the given text, not yet its meaning.
 //!
-//! Every value arrives as text and is judged in [`crate::config`] together with `worker.yaml`, so that a wrong setting
-//! reads the same wherever it was written. Each flag has a variable; both win over the file.
+//! Every value arrives as text and is validated in [`crate::config`] together with `worker.yaml`, so that an invalid
+//! setting gives the same error wherever it was written. Each flag has a variable; both take precedence over the file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,28 +19,28 @@ use crate::demo::DemoArgs;
 use crate::install::InstallArgs;
 use crate::multiplexer::driver::supervisor::SuperviseArgs;
 
-/// What the command line asks for.
+/// The requested command.
 #[derive(Debug)]
 pub enum Command {
-    /// Print this and end: help, version, or completions.
+    /// Print this and exit: help, version, or completions.
     Say(String),
     /// Run the worker.
     Run(Box<Args>),
-    /// Check the settings, and end.
+    /// Check the settings and exit.
     Check(Box<Args>),
-    /// Set a worker up by asking.
+    /// Set up a worker interactively.
     Connect(Box<Args>, Box<ConnectArgs>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
     /// Print the manual page, or write all pages.
     Man(ManArgs),
-    /// Turn another program's configuration into a worker.yaml.
+    /// Convert another program's configuration into a worker.yaml.
     Convert(ConvertArgs),
-    /// Copy this program for a container of another image.
+    /// Copy this program into a container of another image.
     Install(InstallArgs),
-    /// Install or remove a service of Windows.
+    /// Install or remove a Windows service.
     Service(ServiceArgs),
-    /// Stand between a worker and a backend that it has started.
+    /// Run between a worker and a backend that it has started.
     Supervise(SuperviseArgs),
 }
 
@@ -58,7 +58,6 @@ struct Cli {
     instead: Option<Instead>,
 }
 
-/// The subcommand's name.
 const CHECK: &str = "check";
 
 #[derive(Debug, Subcommand)]
@@ -175,13 +174,13 @@ pub struct Setting {
     pub variable: String,
     /// The flag, with its dashes.
     pub flag: String,
-    /// The default, where there is one.
+    /// The default, if there is one.
     pub default: Option<String>,
-    /// What it is for.
+    /// The help text.
     pub help: String,
 }
 
-/// A command line that cannot be read, in one line.
+/// An invalid command line, as one line.
 #[derive(Debug)]
 pub struct CliError(String);
 
@@ -193,7 +192,7 @@ impl std::fmt::Display for CliError {
 
 impl std::error::Error for CliError {}
 
-/// Reads the command line and the environment.
+/// Parses the command line and the environment.
 pub fn parse<I, T>(arguments: I) -> Result<Command, CliError>
 where
     I: IntoIterator<Item = T>,
@@ -229,8 +228,8 @@ where
     }
 }
 
-/// The whole command line. `check` takes the flags of a run after it too, where they count more than those before it; the
-/// variables are those of the run.
+/// Returns the whole command line. `check` also accepts the flags of a run after it, which take precedence over those
+/// before it; the variables are those of the run.
 pub fn command() -> clap::Command {
     Cli::command().mut_subcommands(|command| match command.get_name() {
         CHECK => command.mut_args(|argument| argument.env(None::<&str>)),
@@ -238,7 +237,7 @@ pub fn command() -> clap::Command {
     })
 }
 
-/// What a run of this file takes from one variable, and from no other.
+/// Returns the settings that a run of this file takes from one variable, and from no other.
 pub(crate) fn of_variable(variable: &str, file: &Path) -> Args {
     let others_without = |argument: clap::Arg| match argument.get_env() {
         Some(env) if env == variable => argument,
@@ -249,7 +248,7 @@ pub(crate) fn of_variable(variable: &str, file: &Path) -> Args {
     Args { config: Some(file.to_owned()), ..args.without_empty() }
 }
 
-/// Every setting, in the order of the help.
+/// Returns every setting, in the order of the help.
 pub fn settings() -> Vec<Setting> {
     Cli::command()
         .get_arguments()
@@ -309,7 +308,7 @@ impl Args {
     }
 }
 
-/// What is secret on the command line stays so in every `Debug`.
+/// Parses a secret, which no `Debug` output shows.
 pub(crate) fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }

@@ -1,8 +1,8 @@
-//! Settings, judged once: flags and variables over `worker.yaml` over defaults.
+//! Settings, validated once: flags and variables over `worker.yaml` over defaults.
 //!
-//! A wrong setting is one [`SettingError`], which names the setting as the user wrote it, the value and what is allowed.
-//! Secrets are never repeated. After a reload of the file only [`Live`] settings change; the rest needs a restart and
-//! says so.
+//! An invalid setting is one [`SettingError`], which states the setting as the user wrote it, the value and the allowed
+//! values. Secrets are never repeated. After a reload of the file only [`Live`] settings change; changes of the rest
+//! are logged as requiring a restart.
 
 mod credential;
 mod file;
@@ -39,10 +39,10 @@ use crate::telemetry::{LogFilter, LogFormat};
 use file::File;
 use mistakes::Mistakes;
 
-/// Where the probe server listens unless told otherwise.
+/// The default address of the probe server.
 pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
 
-/// A setting that cannot be used. Prints as one line.
+/// A setting that cannot be used. Displayed as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     setting: String,
@@ -57,17 +57,17 @@ impl SettingError {
         Self { setting: setting.into(), value: Some(value), allowed: allowed.into() }
     }
 
-    /// The same about a value that must not be shown, or that is not there.
+    /// Creates an error about a value that must not be shown, or that is missing.
     pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { setting: setting.into(), value: None, allowed: allowed.into() }
     }
 
-    /// The same about where traces go.
+    /// Creates an error about the trace export.
     pub(crate) fn traces(error: &modelrelay_traces::SettingError) -> Self {
         Self::hidden(error.setting(), error.problem())
     }
 
-    /// A URL that cannot be used. It is repeated only where it can hold no password and no token.
+    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a token.
     pub(crate) fn url(setting: &str, url: &str, allowed: &str) -> Self {
         if url.contains(['@', '?', '#']) {
             Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))
@@ -79,7 +79,7 @@ impl SettingError {
 
 impl std::fmt::Display for SettingError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // One line that steers no terminal, whatever a file or a library put into it.
+        // One line without control characters for a terminal, whatever a file or a library put into it.
         let line = |text: &str| {
             let text = text.replace(char::is_control, " ");
             text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -96,63 +96,63 @@ impl std::error::Error for SettingError {}
 /// All settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Which provider there.
+    /// The name of the provider at the relay.
     pub provider: String,
-    /// For people.
+    /// The worker's human-readable name.
     pub name: String,
     /// The WorkerPool, if any.
     pub pool: Option<String>,
     /// Bytes of large request bodies to hold, beyond the first 256 KiB of each request.
     pub max_buffered_bytes: u64,
-    /// How long a drain may take.
+    /// The longest drain.
     pub shutdown_timeout: Duration,
-    /// Where the probe server listens.
+    /// The address of the probe server.
     pub probe: ProbeAddr,
-    /// What `/drain` asks for.
+    /// The token that `/drain` requires.
     pub drain_token: Option<Secret>,
-    /// Where traces are exported to, if anywhere.
+    /// The target of the trace export, if any.
     pub traces: Option<Target>,
-    /// How much is logged.
+    /// The log filter.
     pub log_filter: LogFilter,
-    /// How log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Which proxy relays are dialled through.
+    /// The proxies through which relays are dialled.
     pub proxies: Proxies,
-    /// What a reload can change.
+    /// The settings that a reload changes.
     pub live: Live,
 }
 
 /// Settings that a reload of `worker.yaml` applies without a restart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
-    /// Which relays: counts from the next dial on.
+    /// The relays. A change takes effect with the next dial.
     pub relay: RelayUrl,
-    /// Certificates to trust besides the system's.
+    /// Certificates to trust in addition to the system's.
     pub relay_ca_file: Option<PathBuf>,
     /// Headers to add to each request to a relay.
     pub relay_headers: RelayHeaders,
-    /// What admits us.
+    /// The source of the secret or token.
     pub credential: CredentialSource,
     /// The backend.
     pub backend: BackendSettings,
-    /// What is advertised.
+    /// The models to advertise.
     pub models: Models,
-    /// Details of models, in the place of those that the backend lists.
+    /// Details of models, which replace those that the backend lists.
     pub model_details: Declared,
-    /// Requests at once.
+    /// The number of concurrent requests.
     pub max_concurrency: u32,
     /// True unless the settings name that number.
     pub is_default_concurrency: bool,
-    /// The slots of a multiplexer, which take the place of backend, models and requests at once.
+    /// The slots of a multiplexer, which replace backend, models and concurrency.
     pub slots: Option<Vec<SlotSettings>>,
 }
 
-/// Where the probe server listens.
+/// The address of the probe server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeAddr {
     /// The address.
     pub addr: SocketAddr,
-    /// Somebody asked for it: when it is taken, that is an error.
+    /// True if it was configured: then it is an error if the address is in use.
     pub explicit: bool,
 }
 
@@ -161,15 +161,15 @@ pub struct ProbeAddr {
 pub struct BackendSettings {
     /// Scheme, host, port and base path.
     pub url: Url,
-    /// Which program it is.
+    /// The kind of server.
     pub engine: Engine,
-    /// Replaces the client's credentials.
+    /// The API key, which replaces the client's credentials.
     pub api_key: Option<Secret>,
-    /// Set on every request.
+    /// Headers that are set on every request.
     pub headers: HeaderMap,
 }
 
-/// Which program serves: it decides what "healthy" means.
+/// The kind of inference server: it determines the meaning of "healthy".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// vLLM.
@@ -180,22 +180,22 @@ pub enum Engine {
     LlamaServer,
     /// Ollama.
     Ollama,
-    /// Anything that speaks OpenAI's API.
+    /// Any other server with an OpenAI-compatible API.
     #[default]
     OpenAi,
 }
 
-/// What is advertised.
+/// The models to advertise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Models {
-    /// What the backend's `/v1/models` lists.
+    /// The models that the backend's `/v1/models` lists.
     Ask,
     /// Exactly these.
     Fixed(Vec<String>),
 }
 
 impl Engine {
-    /// As it is written in a setting.
+    /// Returns the name of the engine in settings.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Vllm => "vllm",
@@ -208,15 +208,15 @@ impl Engine {
 }
 
 impl Settings {
-    /// Reads and judges everything. The first mistake is enough not to run.
+    /// Reads and validates everything. Returns the first mistake.
     pub fn load(args: &Args) -> Result<Self, SettingError> {
         Self::check(args).map_err(mistakes::first)
     }
 
-    /// The same, with every mistake: at least one, in the order of the settings.
+    /// Reads and validates everything. Returns every mistake, in the order of the settings.
     pub fn check(args: &Args) -> Result<Self, Vec<SettingError>> {
         let read = |path: &PathBuf| File::parse(path, &read_config(path)?);
-        // What a file would have said is not known when it cannot be read, so nothing is missed beside it.
+        // The content of an unreadable file is unknown, so its settings are not reported as missing.
         let file = args.config.as_ref().map_or_else(|| Ok(File::default()), read).map_err(|error| vec![error])?;
         Self::judge(args, &file)
     }
@@ -296,7 +296,7 @@ impl Live {
     }
 }
 
-/// The settings of the log alone, for the demo.
+/// Returns the settings of the log alone, for the demo.
 pub fn log_settings(args: &Args) -> Result<(LogFilter, LogFormat), SettingError> {
     log(args, &File::default())
 }
@@ -332,7 +332,7 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
     header_secret(setting, text)
 }
 
-/// A secret travels in a header.
+/// Validates a secret, which is sent in a header.
 pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
     let why = if !text.is_ascii() {
         "it has a letter outside ASCII"
@@ -450,7 +450,7 @@ fn probe_addr(args: &Args, file: &File) -> Result<ProbeAddr, SettingError> {
     }
 }
 
-/// The box's own name tells people which box it is.
+/// Returns the host name, which shows users which machine a worker runs on.
 pub(crate) fn host_name() -> String {
     let from_file = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let of_windows = || std::env::var("COMPUTERNAME").ok();

@@ -1,11 +1,11 @@
-//! `modelrelay-worker connect`: sets a worker up by asking, and tries each answer before it is written down.
+//! `modelrelay-worker connect`: sets up a worker interactively, and tries each answer before it is written.
 //!
 //! Rules:
-//! - An answer that was given as a flag or a variable is not asked for. Where nobody can be asked, one that is missing is an
-//!   error that names its flag; `--yes` takes what would be proposed.
-//! - A wrong answer is told at once and asked for again; without a terminal it ends the program.
-//! - Nothing is written before all is known, and no file is replaced unasked. The secret is never shown, and goes into a file
-//!   of its own that only its owner may read.
+//! - An answer that was given as a flag or a variable is not prompted for. Without a terminal, a missing answer is an
+//!   error that names its flag; `--yes` accepts the defaults.
+//! - A wrong answer is reported at once and prompted for again; without a terminal it ends the program.
+//! - Nothing is written before all answers are known, and no file is replaced without confirmation. The secret is never
+//!   shown, and is written into a separate file that only its owner may read.
 
 pub mod backends;
 mod files;
@@ -80,7 +80,7 @@ pub struct ConnectArgs {
     run: bool,
 }
 
-/// Asks, tries, writes, and runs where that is wanted.
+/// Prompts, tries, writes, and runs the worker if requested.
 #[allow(clippy::print_stderr)]
 pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
     let (output, runs) = (args.output.clone(), args.run);
@@ -91,7 +91,7 @@ pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
     if !runs {
         return ExitCode::SUCCESS;
     }
-    // What is in the file was tried; a variable that is still set may hold what was not.
+    // The settings in the file were tried; a variable that is still set may hold an untried one.
     crate::run(&Args {
         config: Some(output),
         probe_addr: of_run.probe_addr.clone(),
@@ -102,10 +102,10 @@ pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
     })
 }
 
-/// Does it with a network, and leaves whatever is still under way: nobody can stop a look-up of a name, which may take half a
-/// minute where no name server answers.
+/// Runs `work` with a network runtime, and abandons all pending tasks: a name lookup cannot be stopped, and may take
+/// half a minute if no name server responds.
 fn with_network(work: impl FnOnce(&Runtime) -> Result<(), String>) -> Result<(), String> {
-    // A thread of its own watches for Ctrl-C while this one waits for an answer.
+    // A separate thread watches for Ctrl-C while this one waits for an answer.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| format!("the network cannot be used: {error}"))?;
     let done = work(&runtime);
@@ -130,7 +130,7 @@ fn set_up(args: ConnectArgs, runtime: &Runtime) -> Result<(), String> {
     Ok(())
 }
 
-/// Whoever reads it may have seen enough before its end.
+/// Prints the text. The reader may close the pipe before its end.
 fn tell(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
@@ -172,7 +172,7 @@ mod tests {
         let (_held, look_up) = std::sync::mpsc::sync_channel::<()>(1);
         let failed = with_network(|runtime| {
             let (began, begun) = std::sync::mpsc::sync_channel(1);
-            // As a look-up does: on a thread that nobody can interrupt.
+            // Like a lookup: on a thread that cannot be interrupted.
             runtime.spawn_blocking(move || {
                 let _ = began.send(());
                 look_up.recv()

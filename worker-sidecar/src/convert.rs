@@ -1,6 +1,6 @@
-//! `modelrelay-worker convert llama-swap FILE`: another program's configuration as a `worker.yaml`.
+//! `modelrelay-worker convert llama-swap FILE`: converts another program's configuration into a `worker.yaml`.
 //!
-//! What has no counterpart becomes a note at the head of the file, so that nothing is lost without a word.
+//! Settings without a counterpart become notes at the head of the file, so that nothing is dropped silently.
 
 mod llama_swap;
 mod slots;
@@ -23,7 +23,7 @@ pub struct ConvertArgs {
     pub file: PathBuf,
 }
 
-/// Programs whose configuration is understood.
+/// Programs whose configuration can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// llama-swap's config.yaml
@@ -37,7 +37,7 @@ fn origin(text: &str) -> Result<Origin, String> {
     }
 }
 
-/// The text of a `worker.yaml`. An error is one line that says what to change in the other file.
+/// Returns the text of a `worker.yaml`. An error is one line that states what to change in the other file.
 pub fn run(args: &ConvertArgs) -> Result<String, String> {
     let name = args.file.display();
     let text = std::fs::read_to_string(&args.file).map_err(|error| format!("{name} cannot be read: {error}"))?;
@@ -47,7 +47,7 @@ pub fn run(args: &ConvertArgs) -> Result<String, String> {
     }
 }
 
-/// Things to know about the result, in the order in which they were found.
+/// Notes about the result, in the order in which they were added.
 #[derive(Debug, Default)]
 struct Notes(Vec<String>);
 
@@ -105,7 +105,7 @@ struct Model {
 }
 
 impl Worker {
-    /// The file's text, notes first.
+    /// Returns the file's text, notes first.
     fn text(&self, notes: &Notes) -> Result<String, String> {
         let yaml = serde_yaml::to_string(self).map_err(|error| format!("the result cannot be written: {error}"))?;
         let mut text = String::from("# Set relay and workerSecret, then: modelrelay-worker --config worker.yaml\n");

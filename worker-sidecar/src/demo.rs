@@ -1,13 +1,15 @@
-//! The demo backend: what `modelrelay-worker demo` serves, so that a first run needs neither a GPU nor a download.
+//! The demo backend: `modelrelay-worker demo`, so that a first run needs neither a GPU nor a download.
 //!
-//! It is no model. It repeats what it was told, says so in every answer, and speaks the dialects of a real backend (chat,
-//! completions, Responses, Messages, embeddings, tokens), so that a client which works against it works against vLLM.
-//! It streams word by word at a human pace: a proxy in between that buffers is seen at once.
+//! It is no model. It repeats the prompt, states that in every response, and supports the dialects of a real backend
+//! (chat, completions, Responses, Messages, embeddings, tokens), so that a client which works with it works with vLLM.
+//! It streams word by word at a human pace, which reveals a proxy in between that buffers.
 //!
 //! Rules:
-//! - Everything an answer needs is owned by its response body. A client that leaves drops the body, and with it the answer.
-//! - Nothing grows without bound: prompts are echoed as an excerpt, stored Responses are the newest [`responses::STORED`].
-//! - A bad body is refused in the dialect of its route, as a real backend would.
+//! - A response body owns everything that the response needs. A client that disconnects drops the body, and with it the
+//!   response.
+//! - Nothing grows without bound: prompts are echoed as an excerpt, and only the newest [`responses::STORED`] Responses
+//!   are stored.
+//! - An invalid body is rejected in the dialect of its route, as by a real backend.
 
 mod answer;
 mod embeddings;
@@ -40,13 +42,13 @@ use tokio::net::TcpListener;
 use crate::shutdown;
 use reply::{Dialect, Failure};
 
-/// The one model id that the demo backend knows, unless told otherwise.
+/// The default id of the demo backend's only model.
 pub const MODEL: &str = "demo";
 
-/// Longest body taken: above the relay's default, so that the relay's limit is the one that a user meets.
+/// The longest accepted body: above the relay's default, so that users meet the relay's limit first.
 const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// What is told about the context length; nothing is ever cut because of it.
+/// The reported context length; nothing is ever cut because of it.
 const CONTEXT_TOKENS: u64 = 32_768;
 
 /// Settings of `modelrelay-worker demo`.
@@ -81,7 +83,7 @@ pub async fn run(args: DemoArgs) -> io::Result<()> {
     serve_demo(listener, Demo::new(&args.model, args.delay), shutdown).await
 }
 
-/// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running answers have ended.
+/// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running responses have ended.
 ///
 /// # Errors
 /// Those of the listener.
@@ -95,7 +97,7 @@ async fn serve_demo(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let listener = listener.tap_io(|stream| {
-        // Without it a word may wait for the acknowledgement of the word before.
+        // Without it, a word may wait for the acknowledgement of the previous one.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -103,7 +105,7 @@ async fn serve_demo(
     axum::serve(listener, router(demo)).with_graceful_shutdown(shutdown).await
 }
 
-/// What the routes share.
+/// The state that the routes share.
 #[derive(Debug, Clone)]
 struct Demo {
     model: Arc<str>,
@@ -118,7 +120,7 @@ impl Demo {
     }
 }
 
-/// Counts the answers under way; `/health` tells the number, which proves to an onlooker that a cancel arrived here.
+/// Counts the responses in progress; `/health` reports the number, which proves that a cancel arrived here.
 #[derive(Debug, Clone, Default)]
 struct Answering(Arc<AtomicUsize>);
 
@@ -129,7 +131,7 @@ impl Answering {
     }
 }
 
-/// One answer under way, until dropped.
+/// One response in progress, until dropped.
 #[derive(Debug)]
 struct Underway(Arc<AtomicUsize>);
 

@@ -1,9 +1,8 @@
-//! One request: from its `request` message to the last byte of its answer.
+//! One request: from its `request` message to the last byte of its response.
 //!
-//! Each runs in a task of its own and owns all that it holds: its slot or its lease, its backend connection, its place on
-//! the link. A cancel aborts the task, and with that everything is given back: the connection first, then the lease, since
-//! a model is unloaded as soon as its last lease is gone. Its failure is its own: it is said on the link, and the link goes
-//! on.
+//! Each runs in its own task and owns all its resources: its slot or its lease, its backend connection, its entry on the link.
+//! A cancel aborts the task, which releases everything: the connection first, then the lease, since a model is unloaded as
+//! soon as its last lease is gone. A failure affects only its request: it is reported on the link, and the link continues.
 
 mod failure;
 mod frames;
@@ -36,10 +35,10 @@ use crate::swapping::Leased;
 use crate::worker::Worker;
 use trace::ForwardTrace;
 
-/// What a request's body that breaks the rules of its stream counts as.
+/// The metric label of a request whose body violates the rules of its stream.
 const BROKEN_UPLOAD: &str = "body";
 
-/// A request on its way.
+/// A request in progress.
 struct Job {
     worker: Arc<Worker>,
     link: Arc<Link>,
@@ -47,30 +46,30 @@ struct Job {
     request: Request,
     upload: Upload,
     started: Instant,
-    /// What a multiplexer lets it run under. Dropped after whatever `run` holds, and so after the backend's connection.
+    /// The multiplexer's lease. Dropped after everything that `run` holds, and so after the backend's connection.
     leased: Option<Leased>,
-    /// Its spans, where traces are exported.
+    /// Its spans, if traces are exported.
     trace: Option<Box<ForwardTrace>>,
 }
 
-/// How a request begins.
+/// The condition under which a request starts.
 enum Start {
     /// At once.
     Now,
-    /// When a slot comes free.
+    /// When a slot becomes free.
     Held(Held),
-    /// When its model is there.
+    /// When its model is loaded.
     Arriving(Arriving),
 }
 
-/// An answer that was passed on, up to its last message.
+/// A forwarded response, up to its last message.
 struct Passed {
     complete: WorkerToRelay,
-    /// None when it broke off, and its connection is closed.
+    /// `None` if it broke off, and its connection is closed.
     answer: Option<Answer>,
 }
 
-/// Takes a request in. Never waits: what cannot begin is refused, or held where the relay does not know refusals.
+/// Accepts a request. Never waits: a request that cannot start is rejected, or held if the relay does not support rejections.
 pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let refuse = |code: &str, message: &str| link.push(&failure::error_message(&request.request_id, code, message));
     if link.core1 && worker.drain.is_draining() {
@@ -83,7 +82,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
         return refuse(WorkerError::BAD_BODY, "the request names no stream or no length");
     }
     let (taken, start) = match &worker.swapping {
-        // In line before anything else is read: a demand counts what came before it.
+        // Queued before anything else is read: a demand includes the requests before it.
         Some(swapping) => match swapping.arrive(link, &request.model) {
             Some(arriving) => (Some(Taken::Place(arriving.ticket())), Start::Arriving(arriving)),
             None => return,
@@ -91,7 +90,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
         None => match worker.capacity.handle_request(link) {
             Place::Run(slot) => (Some(Taken::Slot(slot)), Start::Now),
             Place::Held(held) => (None, Start::Held(held)),
-            // The grant that says so is queued already.
+            // The grant that states this is already queued.
             Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
         },
     };
@@ -112,7 +111,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     }
 }
 
-/// A request body broke the rules of its stream: that request fails.
+/// Fails a request whose body violates the rules of its stream.
 pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: UploadError) {
     let message = match error {
         UploadError::Overrun => "the request body exceeds its credit",
@@ -145,8 +144,9 @@ fn upload_of(link: &Arc<Link>, memory: &Arc<SpareMemory>, request: &mut Request)
 }
 
 impl Drop for Job {
-    /// A task that panicked has answered nobody. In every other case the request is answered or forgotten by now, and
-    /// this says nothing, but to its trace of a body that broke the rules: whoever saw that ended the task.
+    /// Only a task that panicked has not replied yet. In every other case the request has been completed or removed by
+    /// now, and this sends nothing; it only marks the trace of a body that violated the rules, because such a task is
+    /// aborted from outside.
     fn drop(&mut self) {
         if self.upload.is_broken() {
             self.fail_trace(BROKEN_UPLOAD);
@@ -188,7 +188,7 @@ impl Job {
         self.rename();
         let path = self.path();
         tracing::info!(request_id = %self.key.id, model = %self.request.model, path, relay = %self.link.relay, "forwarding request");
-        // What is short or rare is on the heap while it lasts, and no part of the task of each open stream.
+        // Short or rare states are on the heap while they last, and not part of the task of each open stream.
         let passed = if self.link.core1 {
             frames::answer(&self, &backend).await
         } else {
@@ -200,8 +200,8 @@ impl Job {
         }
     }
 
-    /// Has the body name the model as its backend does, where a body names one: on the listed paths. Elsewhere nothing
-    /// does, neither a path nor a query.
+    /// Makes the body name the model as its backend does, on the listed paths, where bodies name a model. No other
+    /// path, and no query, does.
     fn rename(&self) {
         let Some(name) = self.leased.as_ref().and_then(Leased::backend_name) else { return };
         let is_named = self.upload.length() > 0 && POST_PATHS.iter().any(|(path, _)| *path == self.path());
@@ -213,7 +213,7 @@ impl Job {
         }
     }
 
-    /// Says the last message, once the slot is free for the next request.
+    /// Sends the last message, once the slot is free for the next request.
     async fn finish(mut self, backend: &Backend, Passed { complete, answer }: Passed) {
         if let Some(trace) = &self.trace {
             trace.finish();
@@ -234,7 +234,7 @@ impl Job {
         tokio::join!(recycle, finish);
     }
 
-    /// Says that there is no answer, or that it broke off. The backend's connection is closed by now.
+    /// Reports that there is no response, or that it broke off. The backend's connection is closed by now.
     async fn fail(mut self, failure: &Failure) {
         if matches!(failure, Failure::Backend(BackendError::Reset(_))) {
             // A lost backend is withdrawn before the failure is reported.
@@ -262,18 +262,18 @@ impl Job {
                 }
             }
         }
-        // Not before: a relay that has read of the failure is to read after it that the backend was found.
+        // Not earlier: a relay must read of the failure before it reads that the backend was found.
         if let Some(suspicion) = suspicion {
             suspicion.tell();
         }
         if may_try_again {
-            // A healthy backend is announced anew, and then the relay may send it the request again.
+            // A healthy backend is announced again, and then the relay may send it the request again.
             self.worker.catalogue.refresh(self.link.id);
         }
     }
 
-    /// What the slot is to be told of its backend. It knows that best: it looks at once, and says what it finds in its own
-    /// messages.
+    /// Returns the report for the slot about its backend. The slot checks the backend itself: it probes at once, and
+    /// reports the result in its own messages.
     fn suspicion(&self, failure: &Failure) -> Option<Suspicion> {
         match failure {
             Failure::Backend(BackendError::Unreachable(_) | BackendError::Reset(_)) | Failure::Broken(_) => {
@@ -288,7 +288,7 @@ impl Job {
         }
     }
 
-    /// Counts a failure, and does what must be done before it is said.
+    /// Logs and counts a failure, and does everything that must precede its report.
     fn note(&self, failure: &Failure) {
         tracing::warn!(request_id = %self.key.id, path = self.path(), error = %failure, "backend error");
         self.worker.metrics.backend_errors(failure.label());
@@ -302,7 +302,7 @@ impl Job {
         }
     }
 
-    /// Sends the request. The answer's status is one that may be passed on.
+    /// Sends the request. The status of the returned response may be forwarded.
     async fn send(&self, backend: &Backend) -> Result<Answer, Failure> {
         let mut head = self.head(backend).ok_or(Failure::BadPath)?;
         if let Some(trace) = &self.trace {
@@ -310,11 +310,11 @@ impl Job {
             trace.begin_backend(&backend.settings().url, &method, self.path(), head.headers_mut());
         }
         let mut sending = Box::pin(backend.send(head, &self.upload));
-        // Where this process was stopped after it had read the request, another worker may have answered it since. The session
-        // ends an overdue link in a moment, and with it this task; until then nothing more of it goes out.
+        // If this process was stopped after it had read the request, another worker may have served it since. The session ends
+        // an overdue link in a moment, and with it this task; until then nothing more of the request is sent.
         let sending = poll_fn(|cx| if self.link.is_overdue() { Poll::Pending } else { sending.as_mut().poll(cx) });
         let answer = self.unless_ended(sending).await?.map_err(Failure::from)?;
-        // A copy: a borrow of the answer would keep its place in the task across the check below.
+        // A copy: a borrow of the response would keep its place in the task during the check below.
         let status = answer.head.status;
         let status = status.as_u16();
         let endpoint = self.endpoint();
@@ -326,18 +326,18 @@ impl Job {
             return Err(Failure::Backend(BackendError::BadAnswer(format!("status {status}"))));
         }
         if status >= 400 {
-            // It wants no more of the body, and a write that it answers with a reset could cost us the answer.
+            // It accepts no more of the body, and a write that it resets could lose the response.
             self.upload.stop();
         }
         if status >= 500 {
-            // On the heap, as it is rare.
+            // On the heap, because it is rare.
             return Box::pin(self.unless_lost(backend, answer)).await;
         }
         self.note_status(status);
         Ok(answer)
     }
 
-    /// Counts a status that is passed on for its model.
+    /// Records a forwarded status for its model.
     fn note_status(&self, status: u16) {
         let model = self.leased.as_ref().and_then(Leased::model).unwrap_or(&self.request.model);
         self.worker.note_status(model, status);
@@ -358,12 +358,12 @@ impl Job {
         Ok(answer)
     }
 
-    /// The next bytes of the answer; `None` at its end.
+    /// Returns the next bytes of the response; `None` at its end.
     async fn next_bytes(&self, answer: &mut Answer) -> Result<Option<Bytes>, Failure> {
         self.unless_ended(answer.next()).await?.transpose().map_err(Failure::Broken)
     }
 
-    /// Does something unless the slot wants the request to end.
+    /// Runs `work` unless the slot requires the request to end.
     async fn unless_ended<T>(&self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let ended = async {
             match &self.leased {
@@ -386,7 +386,7 @@ impl Job {
         backend.request_head(&method.parse::<Method>().ok()?, &path, headers, further, self.upload.length())
     }
 
-    /// What must happen before the failure is said: a relay that reads it has read of the withdrawal first.
+    /// Takes the steps that must precede the report of a failure: a relay must read of the withdrawal first.
     fn react(&self, failure: &Failure) {
         if self.leased.is_some() {
             return;
@@ -409,12 +409,12 @@ impl Job {
     fn usage_reader(&self, answer: &Answer) -> UsageReader {
         let method = self.request.method.as_deref().unwrap_or("POST");
         let content_type = answer.head.headers.get(http::header::CONTENT_TYPE);
-        // An error's usage is nobody's.
+        // The usage of an error is not counted.
         let path = if answer.head.status.is_success() { self.path() } else { "" };
         UsageReader::new(method, path, content_type.and_then(|value| value.to_str().ok()))
     }
 
-    /// Without the query, which may hold anything.
+    /// Returns the path without the query, which may contain anything.
     fn path(&self) -> &str {
         self.request.endpoint_path.split('?').next().unwrap_or_default()
     }
@@ -441,7 +441,7 @@ impl Job {
 mod tests {
     use super::*;
 
-    /// It is moved to its place when it begins, which showed in the profile: 8 % of a short answer.
+    /// The task is moved to its place when it starts, which the profile showed: 8 % of a short response.
     #[test]
     fn a_requests_task_is_small() {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {

@@ -1,7 +1,7 @@
-//! `modelrelay-worker install FOLDER`: brings this program into a folder that a container of another image mounts.
+//! `modelrelay-worker install FOLDER`: copies this program into a folder that a container of another image mounts.
 //!
-//! A worker that starts its engines itself runs in the engines' image, which has no worker; and the worker's own image has no
-//! shell that could copy a file.
+//! A worker that starts its engines itself runs in the engines' image, which has no worker; and the worker's own image
+//! has no shell that could copy a file.
 
 #[cfg(unix)]
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[cfg(unix)]
 use std::{fs, io};
 
-/// The program's name there.
+/// The file name of the copy.
 #[cfg(unix)]
 const NAME: &str = "modelrelay-worker";
 
@@ -28,14 +28,14 @@ pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
     copy(&program, &args.folder)
 }
 
-/// Containers of Linux cannot run it.
+/// Linux containers cannot run this program.
 #[cfg(not(unix))]
 pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
     let folder = args.folder.display();
     Err(format!("{folder}: install is for containers of Linux, which cannot run this program; copy the .exe by hand"))
 }
 
-/// Under another name first: a file that is half there must not be run, and one that runs cannot be written to.
+/// Copies to another name first: a partial file must not be run, and a running one cannot be written to.
 #[cfg(unix)]
 fn copy(program: &Path, folder: &Path) -> Result<PathBuf, String> {
     use std::os::unix::fs::PermissionsExt;
@@ -63,7 +63,7 @@ mod tests {
         let target = copy(&program, folder.path()).unwrap();
         assert_eq!(target, folder.path().join("modelrelay-worker"));
         assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o755);
-        // A container that is started again finds the older one.
+        // A restarted container finds the older copy.
         fs::set_permissions(&program, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&program, "two").unwrap();
         copy(&program, folder.path()).unwrap();

@@ -1,7 +1,7 @@
-//! The worker: sits beside an inference backend and dials out to the relays.
+//! The worker: runs next to an inference server and dials out to the relays.
 //!
-//! One process, one job: bring a local backend's capacity to every relay that it can reach. A request's failure is that
-//! request's failure; a link ends only when its socket does.
+//! Its one job is to offer a local backend's capacity to every relay that it can reach. A failure affects only its
+//! request; a link ends only when its socket does.
 
 pub mod backend;
 pub mod capacity;

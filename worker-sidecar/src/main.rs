@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Returns memory after a burst, which glibc's allocator does not.
+/// Returns memory to the system after a burst, which glibc's allocator does not.
 #[cfg(all(unix, feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

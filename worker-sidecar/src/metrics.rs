@@ -1,4 +1,4 @@
-//! What the worker counts, as `modelrelay_worker_…`. Labels are bounded: no model, no request, no client.
+//! The worker's metrics, `modelrelay_worker_…`. Labels are bounded: no model, no request, no client.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ pub struct Metrics {
     failing_models: IntGauge,
     backend_duration: HistogramVec,
     backend_errors: IntCounterVec,
-    /// Requests that run.
+    /// Requests that are running.
     pub in_flight: IntGauge,
-    /// Slots.
+    /// The number of slots.
     pub max_concurrency: IntGauge,
     /// Body bytes from relays.
     pub received_bytes: IntCounter,
@@ -35,14 +35,14 @@ pub struct Metrics {
     backpressure: Counter,
     refreshes: IntCounterVec,
     last_message: GaugeVec,
-    /// Pieces that nobody waited for.
+    /// Pieces without a receiver.
     pub dropped_pieces: IntCounter,
     log_lines_dropped: IntCounter,
-    /// Without a sample where no traces are exported.
+    /// Has no sample if no traces are exported.
     spans_dropped: IntCounterVec,
 }
 
-/// Answers take from milliseconds to an hour.
+/// Responses take from milliseconds to an hour.
 const SECONDS: [f64; 16] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
 
@@ -53,10 +53,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Registers all metrics, at zero.
     pub fn new() -> Self {
         let metrics = Self::without_series();
-        // A counter that is not there until its first event cannot show that event as an increase.
+        // A counter that does not exist until its first event cannot show that event as an increase.
         for reason in ["lost", "closed", "silent", "unreachable", "rejected", "auth_failed", "duplicate"] {
             metrics.reconnects.with_label_values(&[reason]);
         }
@@ -151,7 +151,7 @@ impl Metrics {
         }
     }
 
-    /// The collector of traces did not get so many spans.
+    /// The trace collector did not receive this many spans.
     pub fn spans_dropped(&self, reason: &str, spans: u64) {
         self.spans_dropped.with_label_values(&[reason]).inc_by(spans);
     }
@@ -161,12 +161,12 @@ impl Metrics {
         self.reconnects.with_label_values(&[reason]).inc();
     }
 
-    /// A request has no whole answer.
+    /// A request has no complete response.
     pub fn backend_errors(&self, kind: &str) {
         self.backend_errors.with_label_values(&[kind]).inc();
     }
 
-    /// The backend's head came.
+    /// The head of the backend's response arrived.
     pub fn observe_backend(&self, endpoint: Endpoint, status: u16, took: Duration) {
         let endpoint = endpoint.as_str();
         self.backend_duration.with_label_values(&[endpoint, status_class(status)]).observe(took.as_secs_f64());
@@ -189,46 +189,46 @@ impl Metrics {
         self.failing_models.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The backend was asked for its models.
+    /// The backend's models were requested.
     pub fn refreshed(&self, result: &str) {
         self.refreshes.with_label_values(&[result]).inc();
     }
 
-    /// A backend waited so long for its reader.
+    /// A backend waited this long for its reader.
     pub fn waited(&self, time: Duration) {
         if !time.is_zero() {
             self.backpressure.inc_by(time.as_secs_f64());
         }
     }
 
-    /// Where to note when this relay said something.
+    /// Returns the gauge for the time of this relay's last message.
     pub fn last_message(&self, relay: &str) -> Gauge {
         self.last_message.with_label_values(&[relay])
     }
 
-    /// A relay's last link is gone, and its series with it.
+    /// A relay's last link is gone: removes its series.
     pub fn forget_relay(&self, relay: &str) {
         let _ = self.connected.remove_label_values(&[relay]);
         let _ = self.last_message.remove_label_values(&[relay]);
     }
 
-    /// Takes out what only a worker with one backend can say: with slots, "down" would be a false alarm.
+    /// Removes the metrics that apply only to a worker with one backend: with slots, "down" would be a false alarm.
     pub fn forget_backend(&self) {
-        // It fails only where it is out already.
+        // It fails only if the metric is already removed.
         let _ = self.registry.unregister(Box::new(self.backend_up.clone()));
         let _ = self.registry.unregister(Box::new(self.backend_condition.clone()));
     }
 
-    /// Where further metrics of this worker belong.
+    /// The registry for further metrics of this worker.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// The text that Prometheus reads.
+    /// Returns the text for Prometheus.
     pub fn render(&self) -> Vec<u8> {
         self.log_lines_dropped.inc_by((log::dropped_lines() as u64).saturating_sub(self.log_lines_dropped.get()));
         let mut text = Vec::new();
-        // Writing to memory fails only for metrics that were built wrongly.
+        // Writing to memory fails only for invalid metrics.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
         text
     }
@@ -249,7 +249,7 @@ fn labelled<C: Collector + Clone + 'static>(registry: &Registry, metric: prometh
     metric
 }
 
-/// A backend may answer any status; few are told apart.
+/// Maps a status to one of a few labels: a backend may return any status.
 fn status_class(status: u16) -> &'static str {
     match status {
         200 => "200",

@@ -1,24 +1,23 @@
 //! The multiplexer: many models on one GPU, one of them resident at a time.
 //!
-//! What decides is pure: the slot machine takes events with the time at which they happened and says what is to be done,
-//! the policy is arithmetic over plain values, and neither knows of tasks, sockets or clocks. So every race is a plain test,
-//! random histories can be made up and replayed, and the simulator that compares policies runs the very code that
-//! serves.
+//! The decisions are pure: the slot machine takes events with the time at which they happened and returns effects, the policy
+//! is arithmetic over plain values, and neither knows tasks, sockets or clocks. So every race is a plain test, random
+//! histories can be generated and replayed, and the simulator that compares policies runs the same code that serves requests.
 //!
-//! - [`machine`] is one slot: who is resident, who waits, what is to be done next.
-//! - [`event`] and [`effect`] are all that goes in and comes out of it; [`error`] is why a request is not served.
-//! - [`policy`] says when a resident is left and for which model: the quantum, the linger, the pick.
-//! - [`estimate`] measures what the policy needs: what a swap costs, how soon the next request comes, how many come at once.
-//! - [`memory`] says whether a model fits, before anything is unloaded for it.
-//! - [`config`] has the few settings that are not measured.
+//! - [`machine`] is one slot: the resident model, the waiting requests, and the next step.
+//! - [`event`] and [`effect`] are its inputs and outputs; [`error`] lists why a request is not served.
+//! - [`policy`] decides when a resident is unloaded and for which model: the quantum, the linger, the pick.
+//! - [`estimate`] measures what the policy needs: swap costs, gaps between requests, concurrency.
+//! - [`memory`] decides whether a model fits, before anything is unloaded for it.
+//! - [`config`] holds the few settings that are not measured.
 //!
-//! What acts on it:
+//! The shell around it:
 //!
-//! - [`slots`] is all slots of a worker, and what the rest of the worker talks to.
-//! - [`actor`] is one slot's task: it owns the machine, carries out what that wants, and hands out leases.
-//! - [`board`] is what relays are told, put together from all slots.
-//! - [`driver`] is how a backend is loaded, unloaded and looked at: what the machine's effects do outside.
-//! - [`metrics`] is what is counted.
+//! - [`slots`] holds all slots of a worker; the rest of the worker uses only this.
+//! - [`actor`] is one slot's task: it owns the machine, executes its effects, and hands out leases.
+//! - [`board`] merges the state of all slots into the messages to relays.
+//! - [`driver`] loads, unloads and probes backends: it executes the machine's effects.
+//! - [`metrics`] holds the multiplexer's metrics.
 
 pub mod actor;
 pub mod board;

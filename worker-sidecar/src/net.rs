@@ -1,4 +1,4 @@
-//! Outgoing connections, plain or TLS, of both kinds: to relays, where a proxy may be on the way, and to the backend.
+//! Outgoing connections, plain or TLS, of both kinds: to relays, possibly through a proxy, and to the backend.
 
 mod proxy;
 
@@ -22,7 +22,7 @@ pub use network::{TcpStream, look_up, tune_for_relay};
 use network::{dial, dial_name};
 pub use proxy::Proxy;
 
-/// From the first packet to the end of the TLS handshake.
+/// The time from the first packet to the end of the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connected socket.
@@ -36,9 +36,9 @@ pub enum Stream {
     Tunnelled(Box<TlsStream<Stream>>),
 }
 
-/// Who is trusted: the system's roots, and those of a file. Read at first use, because most workers need neither and the
-/// system's roots take a megabyte; and again whenever the file's content has changed, because authorities are renewed while
-/// workers run.
+/// The trusted certificates: the system's roots, and those of a file. They are read on first use, because most workers
+/// need neither and the system's roots take a megabyte; and again whenever the file's content has changed, because CAs
+/// are renewed while workers run.
 #[derive(Debug)]
 pub struct Trust {
     system: bool,
@@ -46,7 +46,7 @@ pub struct Trust {
     made: Mutex<Option<Made>>,
 }
 
-/// What was made of the file's content.
+/// The TLS configuration for a file's content.
 #[derive(Debug)]
 struct Made {
     extra: Vec<u8>,
@@ -59,25 +59,25 @@ impl Trust {
         Self { system: true, extra, made: Mutex::default() }
     }
 
-    /// Trusts the certificates in `file` and nobody else.
+    /// Trusts only the certificates in `file`.
     pub fn only(file: PathBuf) -> Self {
         Self { system: false, extra: Some(file), made: Mutex::default() }
     }
 
-    /// Reads `extra`, so that a wrong file is found at the start.
+    /// Reads `extra`, so that an invalid file is detected at the start.
     pub fn check(&self) -> io::Result<()> {
         self.read_extra()?.map(|pem| certificates(&pem)).transpose().map(|_| ())
     }
 
     fn connector(&self) -> io::Result<TlsConnector> {
-        // Held while a small file is read, by those who dial at the same moment.
+        // Held while a small file is read; only concurrent dials wait for it.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let extra = self.read_extra();
         let config = match (made.as_ref(), extra) {
             (Some(made), Ok(extra)) if made.extra == extra.as_deref().unwrap_or_default() => made.config.clone(),
             (Some(made), Err(_)) => made.config.clone(),
             (before, extra) => match (before, self.make(extra?.unwrap_or_default())) {
-                // Half a file, or one that is being replaced: the last good one still counts.
+                // The file is incomplete, or is being replaced: keep the previous configuration.
                 (Some(before), Err(_)) => before.config.clone(),
                 (_, new) => made.insert(new?).config.clone(),
             },
@@ -118,14 +118,14 @@ fn unreadable(error: &dyn std::fmt::Display) -> io::Error {
     io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))
 }
 
-/// Connects to `host:port`, or to one of the addresses `to` in its place, if there are any, while `host` stays the name that a
-/// certificate must have.
+/// Connects to `host:port`, or to one of the addresses `to` instead, if there are any; the certificate must always be
+/// for `host`.
 pub async fn connect(host: &str, port: u16, to: &[SocketAddr], tls: Option<&Trust>) -> io::Result<Stream> {
-    // In a box: every request holds this future, and few dial.
+    // Boxed: every request holds this future, and few of them dial.
     in_time("no connection within 10 s", Box::pin(connect_directly(host, port, to, tls))).await
 }
 
-/// The same through a proxy, which looks the name up itself. `trust` is for the proxy's own certificate too.
+/// Connects through a proxy, which resolves the name itself. `trust` is for the proxy's own certificate too.
 pub async fn connect_through(
     proxy: &Proxy,
     host: &str,
@@ -164,13 +164,13 @@ pub(crate) fn host_and_port(url: &Url) -> (&str, u16) {
     (host, url.port_or_known_default().unwrap_or(80))
 }
 
-/// `host:port` as it is written in a URL.
+/// Formats `host:port` as in a URL.
 pub(crate) fn authority(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl Stream {
-    /// The TCP socket underneath.
+    /// Returns the underlying TCP socket.
     pub fn tcp(&self) -> &TcpStream {
         match self {
             Self::Plain(tcp) => tcp,
@@ -180,8 +180,8 @@ impl Stream {
     }
 }
 
-/// The network, which a simulation replaces: the feature `simulation` puts turmoil's in the place of the kernel's, and all
-/// else stays the code that runs in production.
+/// The network, which a simulation replaces: the feature `simulation` substitutes turmoil's network for the kernel's;
+/// all other code is the production code.
 #[cfg(not(feature = "simulation"))]
 mod network {
     use std::io;
@@ -192,7 +192,7 @@ mod network {
     use futures_util::stream::FuturesUnordered;
     pub use tokio::net::TcpStream;
 
-    /// How long an address has before the next one is tried beside it (RFC 8305, section 5).
+    /// The time after which the next address is tried in parallel (RFC 8305, section 5).
     const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
     /// Connects to an address of a name.
@@ -200,8 +200,9 @@ mod network {
         dial(look_up(host, port).await?).await
     }
 
-    /// Connects to the address that answers first (Happy Eyeballs, RFC 8305): one that is dead, which a name often has on a network
-    /// without working IPv6, delays by a quarter of a second. The kernel watches whether the peer is still there.
+    /// Connects to the address that responds first (Happy Eyeballs, RFC 8305): a dead address, which is common for
+    /// names on a network without working IPv6, causes a delay of only a quarter of a second. The kernel monitors
+    /// whether the peer is alive.
     pub(super) async fn dial(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
         let mut waiting = alternating(addresses).into_iter();
         let mut attempts = FuturesUnordered::new();
@@ -225,7 +226,8 @@ mod network {
         }
     }
 
-    /// The addresses with both families in turn, beginning with that of the first; within a family the order is the resolver's.
+    /// Returns the addresses with both families alternating, starting with that of the first; within a family the
+    /// resolver's order is kept.
     pub(super) fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
         let (first, second): (Vec<_>, Vec<_>) =
@@ -241,12 +243,12 @@ mod network {
         }
     }
 
-    /// Every address behind a name.
+    /// Returns every address of a name.
     pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         Ok(tokio::net::lookup_host((host, port)).await?.collect())
     }
 
-    /// A cancel must not sit behind megabytes in the kernel. Not every system knows the option.
+    /// A cancel must not queue behind megabytes in the kernel. Not every system supports the option.
     #[cfg(unix)]
     pub fn tune_for_relay(stream: &TcpStream) {
         use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
@@ -254,7 +256,7 @@ mod network {
         let _ = socket2::SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES);
     }
 
-    /// Windows does not.
+    /// Windows does not support the option.
     #[cfg(not(unix))]
     pub fn tune_for_relay(_: &TcpStream) {}
 }
@@ -266,7 +268,7 @@ mod network {
 
     pub use turmoil::net::TcpStream;
 
-    /// Connects to the first of these addresses that takes it.
+    /// Connects to the first of these addresses that accepts.
     pub(super) async fn dial(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no address");
         for address in addresses {
@@ -283,15 +285,15 @@ mod network {
         TcpStream::connect((host, port)).await
     }
 
-    /// The hosts of that name: `relay` stands for `relay-0`, `relay-1` and so on, as a headless Service's does.
-    // Async as its twin is.
+    /// Returns the hosts of that name: `relay` matches `relay-0`, `relay-1` and so on, like a headless Service.
+    // Async like its counterpart.
     #[allow(clippy::unused_async)]
     pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let name = regex::Regex::new(&format!("^{}(-[0-9]+)?$", regex::escape(host))).map_err(io::Error::other)?;
         Ok(turmoil::lookup_many(name).into_iter().map(|address| SocketAddr::new(address, port)).collect())
     }
 
-    /// There is no kernel to tell.
+    /// There is no kernel to configure.
     pub fn tune_for_relay(_stream: &TcpStream) {}
 }
 

@@ -1,4 +1,4 @@
-//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
+//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for operators.
 
 mod permission;
 mod server;
@@ -19,7 +19,7 @@ use crate::config::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 
-/// Opens the listener. The default address, when taken, gives way to a free port; one that somebody asked for does not.
+/// Opens the listener. If the default address is in use, a free port is used instead; a configured one must be free.
 pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
     match TcpListener::bind(probe.addr).await {
         Ok(listener) => Ok(listener),
@@ -52,16 +52,17 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
     server::serve(listener, app).await;
 }
 
-/// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
-/// A slot whose memory cannot be freed is another matter: somebody has to look at it.
+/// Ready means configured. The state of relay and backend does not matter: restarting this Pod would fix neither. A
+/// slot whose memory cannot be freed is an exception: an operator has to intervene.
 async fn readyz(State(worker): State<Arc<Worker>>) -> (StatusCode, Json<serde_json::Value>) {
     let ready = worker.swapping.as_ref().is_none_or(|swapping| swapping.multiplexer.is_ready());
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": ready, "config_error": worker.config_error() })))
 }
 
-/// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it could serve, an
-/// outage changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
+/// For rollouts, which must not continue with the next Pod before this one's backend has loaded its model. Once it
+/// could serve, an outage changes nothing here: relays are notified at once, and a Pod that becomes unready again would
+/// only block a rollout.
 async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
     let never_served = match &worker.swapping {
         Some(swapping) => swapping.never_served(),
@@ -133,14 +134,14 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
 }
 
-/// Drains, and answers when nothing runs any more or the time is over. A preStop hook waits here.
+/// Drains, and responds when no request is running any more or the timeout has passed. A preStop hook waits here.
 async fn drain(State(worker): State<Arc<Worker>>, method: Method, headers: HeaderMap) -> Response {
     if let Some(why) = permission::refusal(worker.settings.drain_token.as_ref(), &method, &headers) {
         return (StatusCode::FORBIDDEN, why).into_response();
     }
     let timeout = worker.settings.shutdown_timeout;
     let order = worker.begin_drain(Cause::Probe, timeout);
-    // Whoever asks again while a drain is under way, or overdue, has time of their own.
+    // A repeated request during a drain, or after its deadline, gets a full timeout of its own.
     let deadline = order.deadline.max(Instant::now() + timeout);
     let mut unlinked = worker.unlinked.subscribe();
     let idle = unlinked.wait_for(|unlinked| *unlinked);

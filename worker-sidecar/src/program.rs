@@ -1,4 +1,4 @@
-//! The worker's command line: reads the settings and runs until a signal, or does what a subcommand asks for.
+//! The worker's command line: reads the settings and runs until a signal, or runs a subcommand.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -19,9 +19,9 @@ static SERVICE: Program = Program {
     command: cli::command,
 };
 
-/// Does what the words ask for, of which the first is the program's name.
+/// Runs the command line `words`; the first word is the program's name.
 pub fn run(words: Vec<OsString>) -> ExitCode {
-    // Before anything opens a TLS connection; it fails only where it is installed already.
+    // Before any TLS connection is opened; it fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match cli::parse(words) {
         Ok(Command::Say(text)) => say(&text),
@@ -50,7 +50,7 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Says whether a worker would run with these settings, and what it would do.
+/// Reports whether a worker would run with these settings, and what it would do.
 #[allow(clippy::print_stderr)]
 fn check(args: &Args) -> ExitCode {
     match crate::check::check(args) {
@@ -65,13 +65,13 @@ fn check(args: &Args) -> ExitCode {
     }
 }
 
-/// Help and version are command output, not a log. Whoever reads it may have seen enough before its end.
+/// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its end.
 fn say(text: &str) -> ExitCode {
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
 
-/// One line, exit code 1, whatever was wrong; a service has it in its log.
+/// Reports one line and returns exit code 1; a service writes the line into its log.
 fn fail(line: &str) -> ExitCode {
     log::complain(line);
     ExitCode::FAILURE

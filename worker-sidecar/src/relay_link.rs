@@ -1,10 +1,10 @@
-//! One live link: what waits to be written on it, and the requests that came over it.
+//! One live link: the queued output, and the requests that arrived over it.
 //!
-//! Reader, writer and requests meet here and nowhere else, under one short lock that is never held over an await. The
-//! reader never waits for the writer or the backend: it only puts things here.
+//! Reader, writer and requests meet only here, under one short lock that is never held over an await. The reader never
+//! waits for the writer or the backend: it only adds entries here.
 //!
-//! A request is known by its [`RequestKey`]. It is known until its last byte is written or it was cancelled; whatever its
-//! task says afterwards is dropped, so a late word can never meet a newer request.
+//! A request is identified by its [`RequestKey`]. It is registered until its last byte is written or it is cancelled;
+//! anything that its task sends afterwards is dropped, so a late message can never affect a newer request.
 
 mod backoff;
 mod dial;
@@ -40,20 +40,20 @@ use crate::multiplexer::event::RelayKey;
 use liveness::Traffic;
 use requests::{Running, StreamState};
 
-/// Tells the pong of [`Link::ping_behind`] from those of liveness.
+/// Distinguishes the pong of [`Link::ping_behind`] from those of liveness pings.
 const BARRIER: &[u8] = b"drain";
 
-/// Numbers links in this process; never reused.
+/// Identifies a link in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(test, derive(Default))]
 pub struct LinkId(u64);
 
-/// Names one request on its link, even when a relay uses an id again.
+/// Identifies one request on its link, even if a relay uses an id again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     /// The relay's id.
     pub id: Arc<str>,
-    /// The stream of its pieces; none towards a relay without `core1`.
+    /// The stream of its pieces; `None` for a relay without `core1`.
     pub stream: Option<u32>,
     pub(crate) serial: u64,
 }
@@ -61,32 +61,32 @@ pub struct RequestKey {
 /// A link, from `register_ack` to the end of its socket.
 #[derive(Debug)]
 pub struct Link {
-    /// Which.
+    /// Its id.
     pub id: LinkId,
-    /// The relay's address, for people and metrics.
+    /// The relay's address, for logs and metrics.
     pub relay: Arc<str>,
-    /// The relay process, where it names itself.
+    /// The id of the relay process, if it sends one.
     pub relay_id: Option<String>,
-    /// Binary bodies, credits, grants, drain.
+    /// True if the relay supports binary bodies, credits, grants and drain.
     pub core1: bool,
-    /// A multiplexer's slots.
+    /// True if the relay supports a multiplexer's slots.
     pub slots1: bool,
-    /// What may be sent of each answer before credit comes.
+    /// The bytes of each response that may be sent before credit arrives.
     pub window: u64,
     /// Request headers for backends besides the usual ones.
     pub request_headers: Vec<String>,
     /// What let it in.
     pub credential: Credential,
-    /// Names the link to the multiplexer, once it has joined.
+    /// The multiplexer's key for the link, once it has joined.
     seat: OnceLock<RelayKey>,
-    /// When its relay was last heard, once its session has begun.
+    /// The traffic of its socket, once its session has begun.
     traffic: OnceLock<Arc<Traffic>>,
     state: Mutex<State>,
-    /// Something is there to be written.
+    /// Notified when there may be something to write.
     work: Notify,
     /// The writer has written.
     written: Notify,
-    /// Something changed that may let the link close; told only while somebody waits to close it.
+    /// Notified when the link may be able to close; only while the link is watched.
     changed: Notify,
     watched: AtomicBool,
     succeeded: AtomicBool,
@@ -98,17 +98,17 @@ struct State {
     requests: HashMap<Arc<str>, Running>,
     streams: HashMap<u32, StreamState>,
     next_serial: u64,
-    /// A WebSocket ping is due.
+    /// True if a WebSocket ping is due.
     ping: bool,
-    /// One is due behind everything that waits.
+    /// True if a ping is due behind all queued output.
     barrier: bool,
-    /// The link closes once nothing more can be written.
+    /// The close frame that is sent once nothing more can be written.
     close: Option<(u16, &'static str)>,
-    /// No models are advertised any more.
+    /// True if no models are advertised any more.
     muted: bool,
 }
 
-/// What the writer shall do next.
+/// The writer's next action.
 pub(crate) enum Next {
     /// Write this frame.
     Frame(modelrelay_protocol::outbox::Frame),
@@ -154,7 +154,7 @@ impl Link {
         })
     }
 
-    /// What the relay understands of a multiplexer.
+    /// Returns the multiplexer features that the relay supports.
     pub fn peer(&self) -> Peer {
         match (self.slots1, self.core1) {
             (true, _) => Peer::Slots1,
@@ -163,22 +163,22 @@ impl Link {
         }
     }
 
-    /// The multiplexer calls the link so.
+    /// Sets the multiplexer's key for the link.
     pub fn take_seat(&self, seat: RelayKey) {
         let _ = self.seat.set(seat);
     }
 
-    /// How the multiplexer calls the link; none without one.
+    /// Returns the multiplexer's key for the link; `None` without a multiplexer.
     pub fn seat(&self) -> Option<RelayKey> {
         self.seat.get().copied()
     }
 
-    /// Says when the relay was last heard.
+    /// Sets the traffic, which records when the relay was last heard.
     fn follow(&self, traffic: Arc<Traffic>) {
         let _ = self.traffic.set(traffic);
     }
 
-    /// Whether the relay was silent for so long that the link is lost, though its session may not have got that far yet.
+    /// True if the relay was silent for so long that the link is lost, even if its session has not noticed yet.
     pub fn is_overdue(&self) -> bool {
         self.traffic.get().is_some_and(|traffic| traffic.is_silent(Instant::now()))
     }
@@ -189,7 +189,7 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Queues the newest of a state.
+    /// Queues the newest value of a state; it replaces an older one.
     pub fn set_latest(&self, slot: Latest, text: String) {
         self.lock().outbox.set_latest(slot, text);
         self.work.notify_one();
@@ -212,60 +212,60 @@ impl Link {
         }
     }
 
-    /// Takes all models back for good: how a relay without `core1` is asked for no more requests.
+    /// Withdraws all models for good: this requests that a relay without `core1` send no more requests.
     pub fn mute(&self) {
         self.announce(&Advertised::default(), 0);
         self.lock().muted = true;
     }
 
-    /// Has the writer send a WebSocket ping, ahead of everything that waits.
+    /// Makes the writer send a WebSocket ping, ahead of all queued output.
     pub fn ping(&self) {
         self.lock().ping = true;
         self.work.notify_one();
     }
 
-    /// Has the writer send a WebSocket ping behind everything that waits. A pong with [`BARRIER`] says that the relay has
-    /// read all that.
+    /// Makes the writer send a WebSocket ping behind all queued output. A pong with [`BARRIER`] proves that the relay
+    /// has read all of that.
     pub fn ping_behind(&self) {
         self.lock().barrier = true;
         self.work.notify_one();
     }
 
-    /// Closes the link once everything is written that may be: an answer that waits for credit does not hold it.
+    /// Closes the link once everything is written that may be: a response that waits for credit does not delay it.
     pub fn close(&self, code: u16, reason: &'static str) {
         self.lock().close.get_or_insert((code, reason));
         self.work.notify_one();
     }
 
-    /// Requests that have not been answered to their last byte.
+    /// Returns the number of requests that are not complete.
     pub fn unanswered(&self) -> usize {
         self.lock().requests.len()
     }
 
-    /// Whether nothing is left to do or to write.
+    /// True if nothing is left to do or to write.
     pub fn is_idle(&self) -> bool {
         let state = self.lock();
         state.requests.is_empty() && state.outbox.is_empty()
     }
 
-    /// From now on [`Link::changed`] tells: the link shall close when it is idle.
+    /// Activates [`Link::changed`]: the link must close when it is idle.
     pub fn watch(&self) {
         self.watched.store(true, Ordering::Relaxed);
         self.changed.notify_one();
     }
 
-    /// Another link has taken the place of this one, which shall only finish what it has.
+    /// Another link has replaced this one, which only finishes its requests.
     pub fn succeed(&self) {
         self.succeeded.store(true, Ordering::Relaxed);
         self.watch();
     }
 
-    /// Whether another has taken its place.
+    /// True if another link has replaced it.
     pub fn has_successor(&self) -> bool {
         self.succeeded.load(Ordering::Relaxed)
     }
 
-    /// Waits for something that may let a watched link close.
+    /// Waits for a change that may let a watched link close.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -276,7 +276,7 @@ impl Link {
         }
     }
 
-    /// The writer's view: what to write now.
+    /// Returns the writer's next action.
     pub(crate) fn next(&self) -> Next {
         let mut state = self.lock();
         if std::mem::take(&mut state.ping) {

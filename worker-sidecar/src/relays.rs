@@ -1,14 +1,15 @@
 //! Which relays to dial, and one task for each.
 //!
-//! - A fixed URL: as many links as there are relays (`relay_count`), all dialled at that address; a load balancer behind it
-//!   hands them out. Those that a raised count adds are dialled within a second. What is found to be a relay that we have already is tried again later.
-//! - `dns+http(s)`: every address behind the name, looked up every 5 s. An address that leaves is no longer dialled but
+//! - A fixed URL: as many links as there are relays (`relay_count`), all dialled at that address; a load balancer
+//!   behind it distributes them. Links that a raised count adds are dialled within a second. A dial that reaches an
+//!   already linked relay is repeated later.
+//! - `dns+http(s)`: every address of the name, resolved every 5 s. An address that disappears is no longer dialled but
 //!   keeps its live link; a failed or empty lookup changes nothing.
 //!
-//! A link that was let in by a secret or token which has been replaced since keeps serving until another with the new one has
-//! taken its place, and then finishes what it has.
+//! A link whose secret or token has since been replaced keeps serving until a link with the new one has taken its
+//! place, and then finishes its requests.
 //!
-//! While the worker drains nobody dials; when all links have ended the worker is unlinked, and says so.
+//! While the worker drains it dials no relay; when all links have ended the worker is unlinked, and reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,19 +30,19 @@ use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
-/// Between lookups of a name.
+/// The interval between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A fleet moves over to a new secret within this time. (The tokens of a fleet are renewed one by one anyway.)
+/// The time within which a fleet moves to a new secret. (The tokens of a fleet are renewed one by one anyway.)
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// Links that a raised number of relays adds are first dialled within this time: a whole fleet is told at once.
+/// The time within which the links that a raised number of relays adds are first dialled: a whole fleet learns of it at once.
 const ADDED_SPREAD: Duration = Duration::from_secs(1);
 
-/// More links than this to one name are somebody's mistake.
+/// The most links to one name. More are a mistake.
 const MAX_RELAYS: usize = 256;
 
-/// Names one task: the n-th link to a fixed URL, or an address.
+/// Identifies one task: the n-th link to a fixed URL, or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Nth(usize),
@@ -62,11 +63,11 @@ pub async fn run(worker: Arc<Worker>) {
 
 struct Dialling<'a> {
     worker: &'a Arc<Worker>,
-    /// The tasks that run, and whether each is still wanted.
+    /// The running tasks, and whether each is still wanted.
     wanted: BTreeMap<Key, watch::Sender<bool>>,
     tasks: JoinSet<Key>,
     addresses: BTreeSet<SocketAddr>,
-    /// Said once, not every 5 s.
+    /// True if the failure was logged; it is not logged again every 5 s.
     lookup_failed: bool,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Dialling<'a> {
                 Some(Ok(key)) = self.tasks.join_next() => self.handle_ended(key),
             }
         }
-        // Each ends by itself when its link has nothing left to do.
+        // Each ends by itself when its link is finished.
         while self.tasks.join_next().await.is_some() {}
     }
 
@@ -131,7 +132,7 @@ impl<'a> Dialling<'a> {
         self.want(&keys, Duration::ZERO);
     }
 
-    /// Those that are new are first dialled `within` this time.
+    /// Starts the missing tasks; new ones are first dialled `within` this time.
     fn want(&mut self, keys: &BTreeSet<Key>, within: Duration) {
         for (key, wanted) in &self.wanted {
             wanted.send_if_modified(|now| std::mem::replace(now, keys.contains(key)) != keys.contains(key));
@@ -160,7 +161,7 @@ impl<'a> Dialling<'a> {
     }
 
     fn handle_ended(&mut self, key: Key) {
-        // Wanted again in the instant in which it ended.
+        // It is wanted again at the instant at which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
             self.start(key, Duration::ZERO);
         }
@@ -180,7 +181,7 @@ async fn keep_linked(
     let mut backoff = Backoff::default();
     let mut version = VERSION;
     let mut said = None;
-    // Links whose place another has taken, until they end.
+    // Links that were replaced, until they end.
     let mut leaving: Vec<Session> = Vec::new();
     loop {
         let endpoint = endpoint(worker, addr);
@@ -189,7 +190,8 @@ async fn keep_linked(
         tell(&endpoint, &end, &mut said);
         let mut kind = end.kind;
         if kind == EndKind::OtherVersion {
-            // The published relay refuses our version; one that refuses both is not hurried.
+            // The published relay rejects the current version; a relay that rejects both versions is retried with the
+            // usual back-off.
             kind = if version == VERSION { EndKind::OtherVersion } else { EndKind::Failed };
             version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
         }
@@ -197,13 +199,13 @@ async fn keep_linked(
         let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
             match (&end.relay_id, addr) {
-                // That very relay sits behind this address: there is nothing to gain while its link lives.
+                // This very relay is behind the address: another dial is useless while its link lives.
                 (Some(relay_id), Some(_)) if kind == EndKind::Duplicate => {
                     worker.links.wait_without(relay_id).await;
                     tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
                 }
                 _ => match &end.refused {
-                    // What was refused is not hurried, but another one need not wait.
+                    // A rejected credential is not retried quickly, but another one need not wait.
                     Some(refused) => drop(tokio::time::timeout(pause, worker.other_credential(refused)).await),
                     None => tokio::time::sleep(pause).await,
                 },
@@ -218,12 +220,12 @@ async fn keep_linked(
     }
 }
 
-/// Where the next dial goes: worker.yaml may have another address by now.
+/// Returns the endpoint of the next dial: worker.yaml may have another address by now.
 fn endpoint(worker: &Worker, addr: Option<SocketAddr>) -> Endpoint {
     Endpoint { url: worker.live.load().relay.clone(), addr }
 }
 
-/// Whether a dial is still wanted when the rest is over; where it is not, the rest is cut short.
+/// True if a dial is still wanted after `rest`; otherwise `rest` is cut short.
 async fn is_wanted_after(rest: impl Future<Output = ()>, worker: &Worker, wanted: &mut watch::Receiver<bool>) -> bool {
     let mut drain = worker.drain.subscribe();
     tokio::select! {
@@ -233,7 +235,7 @@ async fn is_wanted_after(rest: impl Future<Output = ()>, worker: &Worker, wanted
     }
 }
 
-/// Makes a link and serves it, and then each that takes its place, until one ends.
+/// Establishes a link and serves it, and then each link that replaces it, until one ends.
 async fn serve(
     worker: &Arc<Worker>,
     endpoint: &Endpoint,
@@ -253,10 +255,10 @@ async fn serve(
             tokio::select! {
                 biased;
                 () = moving.due(&link) => {}
-                // A panic is our fault and costs this link, not this relay.
+                // A panic is a bug of the worker and ends this link, not the dialling of this relay.
                 end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
             }
-            // Not given up when the older link ends meanwhile: the relay may have accepted the newer one already.
+            // Not abandoned if the older link ends in the meantime: the relay may have accepted the newer one already.
             let endpoint = self::endpoint(worker, endpoint.addr);
             match link_up(worker, &endpoint, version, Some(&link)).await {
                 Ok(newer) => break newer,
@@ -269,7 +271,7 @@ async fn serve(
     }
 }
 
-/// A link being served, which ends with whoever serves it.
+/// A link that is being served; dropping this aborts it.
 struct Session(JoinHandle<End>);
 
 impl Drop for Session {
@@ -288,9 +290,8 @@ async fn link_up(
     linked.await.unwrap_or_else(|_| Err(End::panicked()))
 }
 
-/// When to make the link that takes the place of another: once there is another secret or token than the one that let that
-/// in.
-/// While the relay does not take the new one the older link serves on.
+/// Decides when to establish the link that replaces another: once there is a secret or token other than the older
+/// link's. While the relay does not accept the new one, the older link keeps serving.
 struct Move<'a> {
     worker: &'a Worker,
     credential: watch::Receiver<Option<Credential>>,
@@ -318,17 +319,17 @@ impl<'a> Move<'a> {
         loop {
             // The sender lives in `worker`.
             let _ = self.credential.wait_for(is_other).await;
-            // A still newer one need not wait for what was meant for another.
+            // A still newer credential restarts the wait.
             if tokio::time::timeout(self.pause, self.credential.changed()).await.is_err() {
                 break;
             }
             self.pause = spread(relay_link::random());
         }
-        // An address that has left the list is dialled no more, whatever its link still serves.
+        // An address that is no longer listed is not dialled, even if its link still serves.
         let _ = self.wanted.wait_for(|wanted| *wanted).await;
     }
 
-    /// The relay was not reached, or refused.
+    /// The relay was not reached, or rejected the link.
     fn handle_failed(&mut self, endpoint: &Endpoint, end: &End) {
         self.worker.metrics.reconnects(end.label);
         tell(endpoint, end, &mut self.said);
@@ -338,13 +339,13 @@ impl<'a> Move<'a> {
     }
 }
 
-/// When a worker moves over to a new secret: the secret reaches all of a fleet at once, and the fleet shall not reach its
-/// relays at once.
+/// Returns the delay before a worker moves to a new secret: the secret reaches a whole fleet at once, but the fleet
+/// must not reach its relays at once.
 fn spread(random: f64) -> Duration {
     SPREAD.mul_f64(random)
 }
 
-/// Waits for the next time and looks the name up. A lookup may take long, so whoever waits for it waits for a drain too.
+/// Waits for the next tick and resolves the name. A lookup may take long, so callers wait for a drain in parallel.
 async fn look_up(worker: &Worker, lookups: &mut Interval) -> io::Result<BTreeSet<SocketAddr>> {
     lookups.tick().await;
     let relay = worker.live.load().relay.clone();
@@ -352,7 +353,7 @@ async fn look_up(worker: &Worker, lookups: &mut Interval) -> io::Result<BTreeSet
     Ok(found.into_iter().take(MAX_RELAYS).collect())
 }
 
-/// Waits for a drain; its sender outlives all who wait.
+/// Waits for a drain; its sender outlives all receivers.
 async fn draining(drain: &mut watch::Receiver<DrainState>) {
     let _ = drain.wait_for(|state| *state != DrainState::Serving).await;
 }
@@ -361,7 +362,7 @@ async fn unwanted(wanted: &mut watch::Receiver<bool>) {
     let _ = wanted.wait_for(|wanted| !wanted).await;
 }
 
-/// The first of equal complaints is a warning; the rest would bury everything else.
+/// Logs the first of equal failures as a warning; further ones would bury everything else.
 fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str)>) {
     let (relay, reason) = (endpoint.name(), &end.reason);
     let this = (end.kind, end.label);

@@ -5,7 +5,7 @@
 pub enum Shell {
     /// `sh` and its relatives.
     Posix,
-    /// The shell of Windows.
+    /// The Windows shell.
     PowerShell,
 }
 
@@ -13,7 +13,7 @@ impl Shell {
     /// The usual shell of this system.
     pub const HERE: Self = if cfg!(windows) { Self::PowerShell } else { Self::Posix };
 
-    /// The text as one word. A text that needs no quotes gets none, because it reads better.
+    /// Formats the text as one word. A text that needs no quotes gets none, which is easier to read.
     pub fn word(self, text: &str) -> String {
         let plain: &[u8] = match self {
             Self::Posix => b"-_./",
@@ -29,7 +29,7 @@ impl Shell {
     }
 }
 
-/// `PowerShell` takes curly quotes for quotes too.
+/// `PowerShell` treats curly quotes as quotes too.
 fn doubled(text: &str) -> String {
     let mut doubled = String::with_capacity(text.len());
     for letter in text.chars() {

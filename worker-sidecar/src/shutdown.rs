@@ -1,7 +1,7 @@
-//! Draining: no new work, finish what runs, and then exit, stay away, or come back.
+//! Draining: accept no new requests, finish running ones, and then exit, stay away, or return.
 //!
-//! One state for the whole process, watched by every link. A signal is for good and ends the process; an admin's order is
-//! for good and does not; `/drain` is undone when the backend was seen down and is healthy again.
+//! One state for the whole process, watched by every link. A signal's drain is final and ends the process; an admin's
+//! is final and does not; a `/drain` is undone when the backend was gone and is healthy again.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use modelrelay_platform::log;
 use modelrelay_platform::signals::Signals;
 use tokio::sync::watch;
 
-/// No drain takes longer. A relay may say any number, and a clock has an end.
+/// The longest drain. A relay may send any number, and a clock has an end.
 const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
 
-/// Who asked. A later cause may only be a stronger one.
+/// The originator of a drain. Only a stronger cause replaces an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// `/drain` of the probe server.
+    /// A request to `/drain` of the probe server.
     Probe,
     /// An admin, through a relay.
     Admin,
@@ -24,7 +24,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// For the wire and the log.
+    /// The cause, for the wire and the log.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Probe => "drain requested",
@@ -37,22 +37,22 @@ impl Cause {
 /// A drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Who asked.
+    /// The originator.
     pub cause: Cause,
-    /// Until when running requests may take.
+    /// The time at which running requests are ended.
     pub deadline: Instant,
 }
 
-/// Whether the worker takes work.
+/// The drain state of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainState {
-    /// It does.
+    /// It accepts requests.
     Serving,
-    /// It does not.
+    /// It accepts no new requests.
     Draining(Order),
 }
 
-/// The one state.
+/// The drain state of the process.
 #[derive(Debug)]
 pub struct Drain(watch::Sender<DrainState>);
 
@@ -63,7 +63,7 @@ impl Default for Drain {
 }
 
 impl Drain {
-    /// Begins a drain, or strengthens the one that is under way. Gives the order in force.
+    /// Begins a drain, or replaces a weaker one. Returns the order in effect.
     pub fn begin(&self, cause: Cause, timeout: Duration, now: Instant) -> Order {
         let mut order = Order { cause, deadline: now + timeout.min(MAX_TIMEOUT) };
         self.0.send_if_modified(|state| match state {
@@ -79,7 +79,7 @@ impl Drain {
         order
     }
 
-    /// Takes a `/drain` back; stronger causes stay.
+    /// Undoes a `/drain`; stronger causes stay.
     pub fn undo(&self) {
         self.0.send_if_modified(|state| match state {
             DrainState::Draining(Order { cause: Cause::Probe, .. }) => {
@@ -90,36 +90,36 @@ impl Drain {
         });
     }
 
-    /// The state now and each change of it.
+    /// Returns the state, now and at each change.
     pub fn subscribe(&self) -> watch::Receiver<DrainState> {
         self.0.subscribe()
     }
 
-    /// The state now.
+    /// Returns the state.
     pub fn state(&self) -> DrainState {
         *self.0.borrow()
     }
 
-    /// Whether no new work is taken.
+    /// True if no new requests are accepted.
     pub fn is_draining(&self) -> bool {
         self.state() != DrainState::Serving
     }
 
-    /// Whether the drain is one that the backend's return undoes.
+    /// True if the backend's return undoes the drain.
     pub fn is_undoable(&self) -> bool {
         self.state().is_undoable()
     }
 }
 
 impl DrainState {
-    /// Whether the backend's return ends it.
+    /// True if the backend's return undoes the drain.
     pub fn is_undoable(&self) -> bool {
         matches!(self, Self::Draining(Order { cause: Cause::Probe, .. }))
     }
 }
 
-/// Hears of SIGTERM and SIGINT, or what Windows has in their place, from now on, and waits for the first of them. From then
-/// on a second one ends the process at once, with the code that a shell gives for it.
+/// Listens for SIGTERM and SIGINT, or their Windows counterparts, from now on, and returns a future for the first of
+/// them. After that, a second one ends the process at once, with a shell's exit code for it.
 #[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
 pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
     let mut signals = Signals::listen()?;

@@ -1,4 +1,4 @@
-//! What a worker with a multiplexer has in the place of one backend, its capacity and its catalogue.
+//! The counterpart of backend, capacity and catalogue for a worker with a multiplexer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,43 +27,43 @@ use crate::net::Trust;
 use crate::relay_link::{Link, random};
 use crate::worker::Links;
 
-/// Backends whose connections are kept. More than a machine's GPUs serve at once; a process that is loaded again listens
-/// elsewhere, and what led to its former port is forgotten here.
+/// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is
+/// loaded again listens elsewhere, and the entry for its former port is evicted here.
 const MAX_BACKENDS: usize = 32;
 
-/// The slots and what leads to their backends.
+/// The slots and the connections to their backends.
 #[derive(Debug)]
 pub struct Swapping {
     /// The slots.
     pub multiplexer: Multiplexer,
-    /// The settings in force, in the order of the slots. Never held over an await.
+    /// The settings in effect, in the order of the slots. Never held over an await.
     settings: Mutex<Vec<SlotSettings>>,
     /// The driver of each slot.
     driven: Vec<Driven>,
     /// The declared details of all models, by each of their names. Never held over an await.
     details: Mutex<Declared>,
-    /// From each further name of a model to its id. Never held over an await.
+    /// The id of each alias's model. Never held over an await.
     aliases: Mutex<BTreeMap<String, String>>,
     /// The models whose requests their backends fail, by their ids.
     failing: Arc<Failing>,
-    /// The latest first. Never held over an await.
+    /// The most recently used first. Never held over an await.
     backends: Mutex<Vec<Arc<Backend>>>,
     running: AtomicU32,
-    /// Every slot has held a model, or needs none.
+    /// True once every slot has held a model, or needs none.
     has_served: AtomicBool,
 }
 
-/// A lease and the backend that it leads to. It counts as running until it is given back.
+/// A lease and its backend. It is included in the running requests until it is released.
 #[derive(Debug)]
 pub struct Leased {
     lease: Option<Lease>,
     swapping: Arc<Swapping>,
-    /// Where its requests go.
+    /// The backend for its requests.
     pub backend: Arc<Backend>,
 }
 
 impl Swapping {
-    /// Starts the slots; within a runtime.
+    /// Starts the slots; must be called within a runtime.
     pub fn start(
         slots: Vec<SlotSettings>,
         declared: &Declared,
@@ -74,7 +74,7 @@ impl Swapping {
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
         let driven = slot_drivers(&slots, &supervisor)?;
-        // Nobody waits for it: a GPU's driver may hang.
+        // Not awaited: a GPU driver may hang.
         for Driven { driver, .. } in &driven {
             let driver = Arc::clone(driver);
             tokio::spawn(async move { driver.measure().await });
@@ -95,7 +95,7 @@ impl Swapping {
         }))
     }
 
-    /// What drives each slot.
+    /// Returns the driver of each slot.
     pub fn drivers(&self) -> Vec<Arc<SlotDriver>> {
         self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect()
     }
@@ -114,7 +114,7 @@ impl Swapping {
         link.take_seat(self.multiplexer.join(link.peer(), sink));
     }
 
-    /// The models of all slots, with their declared details.
+    /// Returns the models of all slots, with their declared details.
     pub fn advertised(&self) -> Advertised {
         self.with_details(self.multiplexer.models())
     }
@@ -130,7 +130,7 @@ impl Swapping {
             .with_failing(|name| self.failing.contains(&id(name)))
     }
 
-    /// Warns where a relay gives requests up that would still have had their turn.
+    /// Warns if a relay times out requests that the worker would still have served.
     pub fn check_patience(&self, link: &Link, patience: Duration) {
         if let Some((model, wait)) = self.longest_wait()
             && link.slots1
@@ -144,8 +144,8 @@ impl Swapping {
         }
     }
 
-    /// How long a request may wait by the policy while all other models of its slot are busy, and for which model that is
-    /// the longest.
+    /// Returns the longest time that the policy may let a request wait while all other models of its slot are busy, and
+    /// the model for which that is the case.
     fn longest_wait(&self) -> Option<(String, Duration)> {
         let slots = self.multiplexer.slots().slots;
         let settings = self.settings();
@@ -171,19 +171,19 @@ impl Swapping {
         }
     }
 
-    /// A request was read; in line when this returns.
+    /// A request arrived. It is queued when this returns.
     pub fn arrive(&self, link: &Link, model: &str) -> Option<Arriving> {
         Some(self.multiplexer.arrive(link.seat()?, model, Instant::now()))
     }
 
-    /// A relay says what waits there.
+    /// A relay reported its waiting requests.
     pub fn handle_demand(&self, link: &Link, demand: &Demand) {
         if let Some(seat) = link.seat() {
             self.multiplexer.handle_demand(seat, demand);
         }
     }
 
-    /// A relay passes an operator's order on.
+    /// A relay forwards an operator's order.
     pub fn handle_command(&self, link: &Link, command: &Command) {
         if let Some(seat) = link.seat() {
             self.multiplexer.handle_command(seat, command);
@@ -197,14 +197,14 @@ impl Swapping {
         }
     }
 
-    /// Any other message was read.
+    /// Any other message arrived.
     pub fn handle_message(&self, link: &Link) {
         if let Some(seat) = link.seat() {
             self.multiplexer.handle_message(seat);
         }
     }
 
-    /// Requests that run.
+    /// The number of running requests.
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Relaxed)
     }
@@ -216,8 +216,8 @@ impl Swapping {
         Leased { lease: Some(lease), swapping: Arc::clone(self), backend }
     }
 
-    /// Why the slots could never serve; nothing once they could. A slot without a default waits for its first request, and
-    /// that is what it is there for.
+    /// Returns why the slots could never serve; `None` once they could. A slot without a default waits for its first
+    /// request by design.
     pub fn never_served(&self) -> Option<String> {
         if self.has_served.load(Ordering::Relaxed) {
             return None;
@@ -235,7 +235,7 @@ impl Swapping {
         }
     }
 
-    /// Applies new settings to the slots that were there at the start, and logs what takes effect at the next start only.
+    /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next start.
     pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
         *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
         *self.aliases.lock().unwrap_or_else(PoisonError::into_inner) = aliases(slots);
@@ -265,7 +265,7 @@ impl Swapping {
         }
         let (swapping, links) = (Arc::clone(self), Arc::clone(links));
         tokio::spawn(async move {
-            // A slot that reports has taken its new settings in.
+            // A slot that sends its report has processed its new settings.
             let _ = swapping.multiplexer.reports().await;
             let advertised = swapping.advertised();
             for link in links.all() {
@@ -274,7 +274,7 @@ impl Swapping {
         });
     }
 
-    /// The driver comes first: the slot may load a new model at once.
+    /// The driver is changed first: the slot may load a new model at once.
     fn reconfigure_slot(&self, slot: &SlotSettings, running: &mut SlotSettings, driven: &Driven) {
         driven.driver.key().set(slot.api_key.clone());
         let changes = match driven.roster.reconfigure(slot) {
@@ -301,7 +301,7 @@ impl Swapping {
         *running = slot.clone();
     }
 
-    /// Ends the slots, and the backends that are our children, for good.
+    /// Ends the slots and the worker's own backends for good.
     pub async fn stop(&self, timeout: Duration) {
         self.multiplexer.stop(timeout).await;
     }
@@ -322,7 +322,7 @@ impl Swapping {
     }
 }
 
-/// Declared details, for the aliases of their models too. An alias may have details of its own.
+/// Returns the declared details, for the aliases of their models too. An alias may have its own details.
 fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
     let models = slots.iter().flat_map(|slot| &slot.config.models);
     let of_aliases = models.filter_map(|model| Some((&model.aliases, declared.get(&*model.id)?)));
@@ -332,7 +332,7 @@ fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
     of_aliases.chain(own).collect()
 }
 
-/// From each alias of a model to its id. An id is never an alias; of two models with the same alias, the first has it.
+/// Returns the id of each alias's model. An id is never an alias; if two models have the same alias, the first one gets it.
 fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
     let models = || slots.iter().flat_map(|slot| &slot.config.models);
     let mut all = BTreeMap::new();
@@ -351,7 +351,7 @@ fn backend_of(lease: &Lease) -> Backend {
 }
 
 impl Leased {
-    /// What the backend calls the model.
+    /// Returns the backend's name for the model.
     pub fn backend_name(&self) -> Option<&str> {
         self.lease.as_ref().map(Lease::backend_name)
     }
@@ -361,22 +361,22 @@ impl Leased {
         self.lease.as_ref().map(|lease| &**lease.model())
     }
 
-    /// Returns when the slot wants the request to end.
+    /// Returns when the slot requires the request to end.
     pub async fn ended(&self) -> SlotError {
         match &self.lease {
-            // Nobody is left to hear why a lost link's request ended.
+            // A lost link has no receiver for the reason.
             Some(lease) => lease.cancelled().await.error().unwrap_or(SlotError::Draining),
             None => std::future::pending().await,
         }
     }
 
-    /// Nobody answers at the backend's address, or it broke off.
+    /// Returns a report that the backend could not be reached, or closed the connection.
     pub fn suspicion(&self) -> Option<Suspicion> {
         self.lease.as_ref()?.suspicion()
     }
 
-    /// Gives the lease back and waits until every relay's new grant is queued. The connection to the backend must be closed
-    /// by now, or be ready for its next request.
+    /// Releases the lease and waits until every relay's new grant is queued. The connection to the backend must be
+    /// closed by now, or be ready for its next request.
     pub async fn release(mut self, answered: bool) {
         let lease = self.lease.take();
         drop(self);
@@ -392,7 +392,7 @@ impl Drop for Leased {
     }
 }
 
-/// Says the multiplexer's words on a link. Weak, or the two would keep one another alive.
+/// Sends the multiplexer's messages over a link. Weak references, or the two would keep each other alive.
 #[derive(Debug)]
 struct LinkSink {
     link: Weak<Link>,

@@ -1,22 +1,22 @@
-//! Log lines, on standard error, or in the file of a service of Windows. What is logged never holds a prompt, an answer, a key,
-//! a secret or a query string.
+//! Log lines, on standard error, or in the file of a Windows service. Logs never contain a prompt, a response, a key, a
+//! secret or a query string.
 
 use modelrelay_platform::log;
 use tracing::subscriber::set_global_default;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 
-/// How lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// A judged `LOG_LEVEL`: a level, or directives such as `info,modelrelay_worker=debug`.
+/// A validated `LOG_LEVEL`: a level, or directives such as `info,modelrelay_worker=debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter(String);
 
@@ -27,11 +27,11 @@ impl Default for LogFilter {
 }
 
 impl LogFilter {
-    /// What [`LogFilter::parse`] takes, for people.
+    /// The values that [`LogFilter::parse`] accepts, in human-readable form.
     pub const ALLOWED: &str = "error, warn, info, debug, trace, or directives such as info,modelrelay_worker=debug";
 
-    /// Reads a level or directives. A word that is no level would be read as a target and silence everything else, so
-    /// it is refused.
+    /// Parses a level or directives. A word that is no level would be treated as a target and silence everything else,
+    /// so it is rejected.
     pub fn parse(text: &str) -> Option<Self> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
         let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
@@ -42,14 +42,14 @@ impl LogFilter {
 
 /// Starts logging for the process. A second call changes nothing.
 ///
-/// Only `tracing`'s events are taken. Records of the older `log` crate go nowhere on purpose: at their lowest level the
-/// WebSocket library writes whole frames there, which hold prompts and answers, and the secret of the handshake.
+/// Only `tracing`'s events are logged. Records of the older `log` crate are dropped on purpose: at their lowest level the
+/// WebSocket library writes whole frames there, which contain prompts and responses, and the secret of the handshake.
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(log::start())
         .with_target(false)
-        // An escape sequence in a log file breaks every search for a phrase.
+        // An escape sequence in a log file breaks searches for a phrase.
         .with_ansi(log::is_terminal());
     let _ = match format {
         LogFormat::Text => set_global_default(registry.with(lines)),

@@ -1,4 +1,4 @@
-//! The whole worker: what its parts share, and how they are started and ended.
+//! The whole worker: the shared state of its parts, and their start and end.
 
 mod links;
 mod undo;
@@ -28,49 +28,49 @@ use crate::shutdown::{self, Cause, Drain, Order};
 use crate::swapping::Swapping;
 use crate::{probe, relays, telemetry};
 
-/// Between two looks for a secret or token that is not there, or not good.
+/// The interval between attempts to read a secret or token that is missing or invalid.
 const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What all parts share.
+/// The state that all parts share.
 #[derive(Debug)]
 pub struct Worker {
-    /// As they were at the start.
+    /// The settings at the start.
     pub settings: Settings,
-    /// The part of them that a reload changes.
+    /// The settings that a reload changes.
     pub live: ArcSwap<Live>,
-    /// The backend in force.
+    /// The current backend.
     pub backend: ArcSwap<Backend>,
     /// Memory for large request bodies.
     pub spare_memory: Arc<SpareMemory>,
-    /// Who is trusted as a relay.
+    /// The certificates that are trusted for relays.
     pub trust: ArcSwap<Trust>,
-    /// 128 random bits: names this process to relays.
+    /// 128 random bits that identify this process to relays.
     pub instance_id: String,
     /// Live links.
     pub links: Arc<Links>,
-    /// Slots, unless there is a multiplexer.
+    /// The worker's concurrency slots, unless there is a multiplexer.
     pub capacity: Arc<Capacity>,
-    /// Models, unless there is a multiplexer.
+    /// The models, unless there is a multiplexer.
     pub catalogue: Catalogue,
-    /// The multiplexer, if there is one: it takes the place of backend, capacity and catalogue.
+    /// The multiplexer, if there is one: it replaces backend, capacity and catalogue.
     pub swapping: Option<Arc<Swapping>>,
-    /// Whether work is taken.
+    /// The drain state: whether the worker accepts requests.
     pub drain: Drain,
-    /// True while no link lives and none is dialled.
+    /// True while no link exists and none is being dialled.
     pub unlinked: watch::Sender<bool>,
-    /// How many relays there are, as they say.
+    /// The number of relays, as relays report it.
     pub relay_count: watch::Sender<u32>,
     /// The models whose requests the backend fails.
     failing: Arc<Failing>,
-    /// What makes spans, where traces are exported.
+    /// Creates spans, if traces are exported.
     pub traces: Option<Traces>,
-    /// Counters.
+    /// The worker's metrics.
     pub metrics: Arc<Metrics>,
-    /// When the process began.
+    /// The start time of the process.
     pub started: Instant,
     /// The newest secret or token that could be read.
     newest_credential: watch::Sender<Option<Credential>>,
-    /// `worker.yaml` was applied.
+    /// Notified when `worker.yaml` was applied.
     reloaded: Notify,
     secret_error: Mutex<Option<String>>,
     config_error: Mutex<Option<String>>,
@@ -98,9 +98,9 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
     })
 }
 
-/// One thread passes on more tokens than any model writes; with a second they wake one another, and each token costs more.
-/// What takes its time, such as a driver's commands, has threads of its own. tokio's scheduler of many threads, made to have
-/// one, would run a link's writer after each token, where this one has it write all that are there.
+/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each other, and
+/// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
+/// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
     scheduling::take_turns();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -111,7 +111,7 @@ fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode 
     log::finish();
     match ended {
         Ok(()) => {
-            // What is left are tasks with nothing to finish.
+            // The remaining tasks have nothing to finish.
             runtime.shutdown_background();
             ExitCode::SUCCESS
         }
@@ -136,7 +136,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    // `systemctl start` returns here, and fails where the settings are wrong. A relay that is away is waited for afterwards.
+    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
     readiness::report();
     worker.work(first_signal).await;
     if let Some(traces) = worker.traces.clone() {
@@ -146,7 +146,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
 }
 
 impl Worker {
-    /// A worker without links yet; the slots of a multiplexer start at once. Within a runtime.
+    /// Creates a worker without links; the slots of a multiplexer start at once. Must be called within a runtime.
     pub fn new(settings: Settings) -> Result<Self, SettingError> {
         let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
@@ -180,7 +180,8 @@ impl Worker {
         })
     }
 
-    /// The secret or token to dial with: read again each time, the last good one while its file is not. Waits for the first one.
+    /// Returns the secret or token to dial with. It is read again each time; while its file is invalid, the last good
+    /// one is returned. Waits for the first one.
     pub async fn credential(&self) -> Credential {
         loop {
             if let Some(credential) = self.credential_now() {
@@ -190,7 +191,8 @@ impl Worker {
         }
     }
 
-    /// Links to the relays and serves them, until `stop` resolves with the name of a signal and what runs has had its time.
+    /// Connects to the relays and serves requests, until `stop` resolves with the name of a signal and running requests
+    /// have had their time.
     pub async fn work(self: &Arc<Self>, stop: impl Future<Output = &'static str>) {
         if self.swapping.is_none() {
             tokio::spawn(Arc::clone(&self.capacity).run());
@@ -206,7 +208,7 @@ impl Worker {
         self.stop(stop.await).await;
     }
 
-    /// Waits until there is another secret or token than one that a relay refused.
+    /// Waits until there is a secret or token other than the one that a relay rejected.
     pub async fn other_credential(&self, refused: &Credential) {
         loop {
             tokio::time::sleep(CREDENTIAL_INTERVAL).await;
@@ -216,13 +218,13 @@ impl Worker {
         }
     }
 
-    /// The newest secret or token, whose changes can be waited for.
+    /// Returns the newest secret or token, as a channel that reports changes.
     pub fn newest_credential(&self) -> watch::Receiver<Option<Credential>> {
         self.newest_credential.subscribe()
     }
 
-    /// Looks for another secret or token in its file each second. One that stands in the settings changes only with them. Never
-    /// returns.
+    /// Checks the file of the secret or token for changes each second. A value in the settings changes only with them.
+    /// Never returns.
     async fn watch_credential(&self) {
         loop {
             let is_file = self.live.load().credential.is_file();
@@ -235,12 +237,12 @@ impl Worker {
         }
     }
 
-    /// Why there is no secret or token to dial with, or only an old one.
+    /// Returns why there is no secret or token to dial with, or only an old one.
     pub fn secret_error(&self) -> Option<String> {
         lock(&self.secret_error).clone()
     }
 
-    /// The same complaint is a warning once.
+    /// Reads the secret or token. The same error is logged once.
     fn credential_now(&self) -> Option<Credential> {
         let (read, noun) = {
             let live = self.live.load();
@@ -275,7 +277,7 @@ impl Worker {
         } else {
             self.attach_to_capacity(link, registered);
         }
-        // The published ModelRelay dispatches what waits when a list of models comes, and not when a worker registers.
+        // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
         let advertised = self.advertised();
         if !link.core1 && !advertised.models.is_empty() {
             link.announce(&advertised, self.load());
@@ -293,14 +295,14 @@ impl Worker {
         self.capacity.join(link);
     }
 
-    /// Takes the status of a response that is passed on, and reports to relays if the model fails now, or no longer.
+    /// Applies the status of a forwarded response, and reports to relays if the model is failing now, or no longer.
     pub fn note_status(&self, model: &str, status: u16) {
         if self.failing.handle_status(model, status) {
             self.announce();
         }
     }
 
-    /// Ends ejections whose time is over, so that relays try those models again. Never returns.
+    /// Ends expired ejections, so that relays try those models again. Never returns.
     async fn try_failing_models(&self) {
         loop {
             self.failing.expired().await;
@@ -316,7 +318,7 @@ impl Worker {
         self.links.all().iter().for_each(|link| link.announce(&advertised, swapping.running()));
     }
 
-    /// What relays are told to be served here.
+    /// Returns the models to advertise to relays.
     pub fn advertised(&self) -> Advertised {
         match &self.swapping {
             Some(swapping) => swapping.advertised(),
@@ -324,7 +326,7 @@ impl Worker {
         }
     }
 
-    /// Requests that run.
+    /// The number of running requests.
     pub fn load(&self) -> u32 {
         match &self.swapping {
             Some(swapping) => swapping.running(),
@@ -332,7 +334,7 @@ impl Worker {
         }
     }
 
-    /// Requests that may run at once.
+    /// The most requests that may run at once.
     pub fn max_concurrency(&self) -> u32 {
         match &self.swapping {
             Some(swapping) => swapping.multiplexer.capacity(),
@@ -340,7 +342,7 @@ impl Worker {
         }
     }
 
-    /// A relay asks for the models anew.
+    /// A relay requests the models.
     pub fn refresh(&self, link: &Link) {
         match &self.swapping {
             Some(swapping) => link.announce(&swapping.advertised(), swapping.running()),
@@ -348,7 +350,7 @@ impl Worker {
         }
     }
 
-    /// A link has ended: its requests with it, at once.
+    /// A link has ended: cancels its requests at once.
     pub fn detach(&self, link: &Arc<Link>) {
         let aborted = link.cancel_all();
         if aborted > 0 {
@@ -366,17 +368,17 @@ impl Worker {
         }
     }
 
-    /// How many relays a relay says there are.
+    /// Sets the number of relays, as a relay reports it.
     pub fn set_relay_count(&self, count: u32) {
         self.relay_count.send_if_modified(|now| std::mem::replace(now, count.max(1)) != count.max(1));
     }
 
-    /// Takes no more work.
+    /// Begins a drain: the worker accepts no more requests.
     pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> Order {
         let order = self.drain.begin(cause, timeout, Instant::now());
         let running = self.links.unanswered();
         tracing::info!(cause = cause.as_str(), running, "graceful shutdown");
-        // A `/drain` may be undone, and what waits then has its turn.
+        // A `/drain` may be undone, and the waiting requests are then served.
         if let (Cause::Admin | Cause::Signal, Some(swapping)) = (order.cause, &self.swapping) {
             swapping.multiplexer.give_back_held();
         }
@@ -388,7 +390,7 @@ impl Worker {
         self.begin_drain(Cause::Admin, timeout.unwrap_or(self.settings.shutdown_timeout));
     }
 
-    /// Why the file's newest content is not in force.
+    /// Returns why the file's newest content is not in effect.
     pub fn config_error(&self) -> Option<String> {
         lock(&self.config_error).clone()
     }
@@ -398,7 +400,7 @@ impl Worker {
         let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
         self.end_links(order).await;
         if let Some(swapping) = &self.swapping {
-            // Nothing runs any more. What is left are backends that are our children, and must not outlive us.
+            // Nothing is running any more. Only the worker's own backends are left, which must not outlive it.
             swapping.stop(order.deadline.saturating_duration_since(Instant::now())).await;
         }
     }
@@ -471,7 +473,7 @@ impl Worker {
     }
 }
 
-/// Who is trusted for the relay; a file that cannot be used is found now.
+/// Returns the trusted certificates for relays; detects an unusable file at once.
 pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingError> {
     let trust = Trust::new(relay_ca_file.cloned());
     trust.check().map_err(|error| {

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection to the backend, owned by whoever waits for its answer.
+//! One HTTP/1.1 connection to the backend, owned by the caller that waits for its response.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,17 +19,17 @@ use url::Url;
 use super::upload::{Upload, UploadBody};
 use crate::net::{self, Stream, Trust};
 
-/// hyper's read buffer at most, which also bounds an answer's head: a slow client must not cost more than a piece.
+/// The limit of hyper's read buffer, which also limits a response's head: a slow client must not cost more than a piece.
 const MAX_READ_BUFFER: usize = 64 << 10;
 
-/// How long an answered connection may take to become usable again.
+/// How long a connection may take to become reusable after a response.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why an exchange gave no answer.
+/// The reason why an exchange has no response.
 pub(super) enum ExchangeError {
     /// The connection ended first.
     Broken(String),
-    /// Something came that is not HTTP.
+    /// The response is not HTTP.
     Garbage(String),
 }
 
@@ -40,15 +40,15 @@ pub(super) struct Connection {
     driver: Driver,
 }
 
-/// What moves the connection's bytes, for as long as it is open. It has no task of its own, which each piece of an answer
-/// would wake only to wake the request's: whoever waits for the connection drives it.
+/// Moves the connection's bytes while it is open. It has no separate task, which each piece of a response would wake
+/// only to wake the request's task: the caller that waits for the connection drives it.
 #[derive(Debug)]
 struct Driver(Option<Pin<Box<Http>>>);
 
 type Http = http1::Connection<TokioIo<ReadWins>, UploadBody>;
 
 impl Driver {
-    /// Does something that may need bytes to move.
+    /// Runs `work`, which may need bytes to move.
     async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|cx| {
@@ -61,7 +61,7 @@ impl Driver {
         .await
     }
 
-    /// Moves what can be moved now. The connection's end shows in the exchange that it carries.
+    /// Moves the bytes that can be moved now. The end of the connection shows in its exchange.
     fn poll(&mut self, cx: &mut Context<'_>) {
         if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
             self.0 = None;
@@ -69,7 +69,7 @@ impl Driver {
     }
 }
 
-/// An answer whose head is there and whose body is being read. Dropping it closes the connection at once.
+/// A response whose head has arrived and whose body is being read. Dropping it closes the connection at once.
 #[derive(Debug)]
 pub struct Answer {
     /// Status and headers.
@@ -104,13 +104,13 @@ impl Connection {
         }
     }
 
-    /// Whether the connection ended while nobody used it. From now on `cx` hears of its end.
+    /// True if the connection ended while it was unused. From now on `cx` is woken at its end.
     pub(super) fn poll_closed(&mut self, cx: &mut Context<'_>) -> bool {
         self.driver.poll(cx);
         self.sender.is_closed()
     }
 
-    /// Whether a request can be sent now. From now on nobody hears of its end but who drives it.
+    /// True if a request can be sent now. From now on only the caller that drives the connection notices its end.
     pub(super) fn is_ready(&mut self) -> bool {
         self.driver.poll(&mut Context::from_waker(Waker::noop()));
         self.sender.is_ready()
@@ -118,14 +118,14 @@ impl Connection {
 }
 
 impl Answer {
-    /// The body's length, where its framing tells it. The header alone proves nothing: beside chunks it does not count, and
-    /// in a 304 it tells the length of a body that does not come.
+    /// Returns the body's length, if its framing determines it. The header alone proves nothing: with chunked encoding
+    /// it is ignored, and in a 304 it is the length of a body that is not sent.
     pub fn content_length(&self) -> Option<u64> {
         let bodiless = matches!(self.head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         self.body.size_hint().exact().filter(|_| !bodiless)
     }
 
-    /// The next bytes of the body, `None` at its end; an error when the backend broke off.
+    /// Returns the next bytes of the body, `None` at its end, or an error if the backend broke the connection.
     pub async fn next(&mut self) -> Option<Result<Bytes, String>> {
         while !self.ended {
             match self.connection.driver.drive(self.body.frame()).await {
@@ -144,12 +144,12 @@ impl Answer {
         None
     }
 
-    /// Does something else while the request goes on to the backend: it may still be on its way when its answer begins.
+    /// Runs `work` while the request is still being sent to the backend: its response may begin before all of it is sent.
     pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         self.connection.driver.drive(work).await
     }
 
-    /// Reads the rest of a body that we asked for ourselves, up to `limit` bytes.
+    /// Reads the rest of a body of the worker's own request, up to `limit` bytes.
     pub async fn read_all(&mut self, limit: usize) -> Result<Vec<u8>, String> {
         let mut all = Vec::new();
         while let Some(bytes) = self.next().await {
@@ -161,7 +161,7 @@ impl Answer {
         Ok(all)
     }
 
-    /// The connection, when both bodies went to their end and the backend keeps it open.
+    /// Returns the connection, if both bodies are complete and the backend keeps it open.
     pub(super) async fn into_reusable(self) -> Option<Connection> {
         let Connection { mut sender, mut driver } = self.connection;
         if !self.ended || !self.upload.is_sent() {
@@ -175,8 +175,8 @@ impl Answer {
     }
 }
 
-/// A backend that refuses a request early may answer, close, and reset our half-sent body. hyper would report the failed
-/// write and lose the answer, so writes pretend to succeed from then on: what there is to know comes from reading.
+/// A backend that rejects a request early may respond, close, and reset the half-sent body. hyper would report the
+/// failed write and lose the response, so after a failure writes pretend to succeed: the result comes from reading.
 #[derive(Debug)]
 struct ReadWins {
     stream: Stream,

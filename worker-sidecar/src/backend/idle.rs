@@ -1,7 +1,7 @@
-//! Connections to the backend that wait for their next request.
+//! Idle connections to the backend.
 //!
-//! None of them has a task of its own. One task hears of their ends, so that a connection which the backend closed is
-//! closed here too, however long no request comes; it runs for nothing else.
+//! They have no separate tasks. One task notices their ends, so that a connection which the backend closed is closed
+//! here too, even if no request comes; it does nothing else.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -12,13 +12,14 @@ use tokio::task::AbortHandle;
 
 use super::connection::Connection;
 
-/// Kept connections. More are closed after their request: dialling on the same machine costs less than a request's body.
+/// The most idle connections. Further ones are closed after their request: dialling on the same machine costs less than
+/// a request's body.
 const MAX_IDLE: usize = 64;
 
 /// Backends keep an idle connection for 5 s (uvicorn, cpp-httplib); a shorter time avoids most races with their close.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// The connections.
+/// The idle connections.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     kept: Arc<Kept>,
@@ -29,18 +30,18 @@ pub(super) struct Idle {
 struct Kept {
     /// Newest last. Never held over an await.
     connections: Mutex<Vec<(Connection, Instant)>>,
-    /// Wakes the task that hears of their ends, once it has begun.
+    /// Wakes the task that notices their ends, once it has started.
     waker: OnceLock<Waker>,
 }
 
 impl Idle {
-    /// The newest one that can carry a request.
+    /// Returns the newest one that can carry a request.
     pub(super) fn take(&self) -> Option<Connection> {
         let now = Instant::now();
         let mut connections = self.kept.lock();
         while let Some((mut connection, since)) = connections.pop() {
             if now.duration_since(since) >= MAX_IDLE_TIME {
-                // Those below are older still.
+                // The ones below are older still.
                 connections.clear();
                 return None;
             }
@@ -51,20 +52,20 @@ impl Idle {
         None
     }
 
-    /// Closes them all; false when there are none.
+    /// Closes all of them; returns false if there are none.
     pub(super) fn close(&self) -> bool {
         !std::mem::take(&mut *self.kept.lock()).is_empty()
     }
 
-    /// Keeps one whose answer was read to its end.
+    /// Keeps a connection whose response was read to its end.
     pub(super) fn put(&self, mut connection: Connection) {
         self.watcher.get_or_init(|| tokio::spawn(watch(Arc::downgrade(&self.kept))).abort_handle());
         let now = Instant::now();
         let mut connections = self.kept.lock();
-        // Nobody takes these any more, as long as there are newer ones.
+        // These are not used any more, as long as there are newer ones.
         let too_old = connections.partition_point(|(_, since)| now.duration_since(*since) >= MAX_IDLE_TIME);
         connections.drain(..too_old);
-        // Until the task has begun nobody is there to be told; it looks at all of them when it does.
+        // Until the task has started there is no waker; the task checks all of them when it starts.
         let waker = self.kept.waker.get().unwrap_or(Waker::noop());
         if connections.len() < MAX_IDLE && !connection.poll_closed(&mut Context::from_waker(waker)) {
             connections.push((connection, now));
@@ -91,7 +92,7 @@ async fn watch(kept: Weak<Kept>) {
     poll_fn(|cx| {
         let Some(kept) = kept.upgrade() else { return Poll::Ready(()) };
         let mut connections = kept.lock();
-        // Of a task it stays the same; under the lock, so that nobody puts a connection between this and the look.
+        // A task's waker stays the same; set under the lock, so that no connection is added between this and the check.
         kept.waker.get_or_init(|| cx.waker().clone());
         connections.retain_mut(|(connection, _)| !connection.poll_closed(cx));
         Poll::Pending

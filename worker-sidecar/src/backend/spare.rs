@@ -1,5 +1,5 @@
-//! Memory for request bodies beyond the first [`STREAM_WINDOW_BYTES`] of each: windows that have grown, and bodies that are kept
-//! to be sent again. All requests of a worker share it, so that a backend that hangs cannot make the worker hold more.
+//! Memory for request bodies beyond the first [`STREAM_WINDOW_BYTES`] of each: windows that have grown, and bodies that are
+//! kept to be sent again. All requests of a worker share it, so that a hanging backend cannot make the worker hold more.
 //!
 //! [`STREAM_WINDOW_BYTES`]: modelrelay_protocol::limits::STREAM_WINDOW_BYTES
 
@@ -24,7 +24,7 @@ impl SpareMemory {
     }
 }
 
-/// The share of one request. Dropping it gives its bytes back.
+/// The share of one request. Dropping it returns its bytes.
 #[derive(Debug)]
 pub(super) struct Spare {
     memory: Arc<SpareMemory>,
@@ -32,14 +32,14 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Takes `bytes` more, or nothing if they do not fit.
+    /// Acquires `bytes` more. Returns false, and acquires nothing, if they do not fit.
     pub(super) fn grow(&mut self, bytes: u64) -> bool {
         let taken = self.memory.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(bytes));
         self.bytes += if taken.is_ok() { bytes } else { 0 };
         taken.is_ok()
     }
 
-    /// Gives `bytes` back.
+    /// Returns `bytes` to the shared memory.
     pub(super) fn shrink(&mut self, bytes: u64) {
         self.bytes -= bytes;
         self.memory.free.fetch_add(bytes, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! A request body on its way to the backend: pieces come in from the relay, hyper takes them out.
+//! A request body on its way to the backend: pieces arrive from the relay, hyper reads them.
 //!
-//! The body's length is known from the start. Whatever hyper takes returns credit to the relay. On a kept connection the
-//! pieces stay until the answer begins, so that the request can be sent again.
+//! The body's length is known from the start. Bytes that hyper reads return credit to the relay. On a kept connection
+//! the pieces are kept until the response begins, so that the request can be sent again.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,18 +18,18 @@ use modelrelay_protocol::rename::Renamer;
 
 use super::spare::{Spare, SpareMemory};
 
-/// What a piece did wrong; its request fails.
+/// The error of a piece; its request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UploadError {
-    /// More than was granted.
+    /// It exceeds the granted credit.
     Overrun,
-    /// More than was announced.
+    /// It exceeds the announced length.
     TooLong,
-    /// It does not name the model that was asked for, and would have another length than the backend was told.
+    /// It does not name the requested model, and would not have the length that was sent to the backend.
     Misnamed,
 }
 
-/// Gives credit back to the sender.
+/// Returns credit to the sender.
 pub(crate) type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
 
 /// The two ends of one body. Clones are the same body.
@@ -42,34 +42,34 @@ struct Shared {
 }
 
 struct State {
-    /// What the backend is told.
+    /// The length that the backend is sent.
     length: u64,
-    /// Changes what comes, until the end of it.
+    /// Renames the model in the arriving pieces, until the end of the body.
     renamer: Option<Renamer>,
     waiting: VecDeque<Bytes>,
-    /// What was taken already, while it may have to be sent again.
+    /// The pieces that were already read, while they may have to be sent again.
     kept: Option<Vec<Bytes>>,
     taken: u64,
-    /// Taken bytes for which credit was counted: a second sending counts none.
+    /// The read bytes for which credit was returned: sending them again returns none.
     counted: u64,
     counter: BodyCounter,
     window: ReceiveWindow,
-    /// What it holds of the memory that all requests share. A body that came whole holds none.
+    /// Its share of the memory that all requests share. A body that arrived whole has none.
     spare: Option<Spare>,
-    /// Bytes of `spare` for a second sending.
+    /// The bytes of `spare` for sending the body again.
     kept_spare: u64,
-    /// Counts sendings: a body of an earlier one takes nothing any more.
+    /// The number of the current attempt: a body of an earlier one reads nothing any more.
     sending: u32,
-    /// The backend has refused the request and wants no more of it.
+    /// True if the backend has rejected the request and accepts no more of it.
     stopped: bool,
-    /// A piece broke the rules.
+    /// True if a piece broke the rules.
     is_broken: bool,
     waker: Option<Waker>,
 }
 
 impl State {
-    /// Counts `bytes` that the backend has read. Returns the credit to return, if any. The window grows only within the memory
-    /// that all requests share.
+    /// Records `bytes` that the backend has read. Returns the credit to return, if any. The window grows only within
+    /// the memory that all requests share.
     fn consume(&mut self, bytes: u64, now: Instant) -> Option<u64> {
         let Some(spare) = &mut self.spare else { return self.window.on_consumed(bytes, now) };
         let window = self.window.window();
@@ -81,7 +81,7 @@ impl State {
         credit
     }
 
-    /// Takes shared memory for a whole body that is longer than the window that every request has.
+    /// Acquires shared memory for a whole body that is longer than the initial window of every request.
     fn take_spare_to_keep(&mut self) -> bool {
         let bytes = if self.length > STREAM_WINDOW_BYTES { self.length } else { 0 };
         let fits = self.spare.as_mut().is_none_or(|spare| spare.grow(bytes));
@@ -113,19 +113,19 @@ impl State {
 }
 
 impl Upload {
-    /// A body of `length` bytes, of which the sender may send [`STREAM_WINDOW_BYTES`] at first, and more if the backend reads fast
-    /// and `memory` has room.
+    /// Creates a body of `length` bytes, of which the sender may send [`STREAM_WINDOW_BYTES`] at first, and more if the
+    /// backend reads fast and `memory` has room.
     pub fn new(length: u64, memory: Arc<SpareMemory>, return_credit: ReturnCredit) -> Self {
         let window = ReceiveWindow::new(STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES);
         Self::with(length, window, Some(memory.open()), Some(return_credit))
     }
 
-    /// A body that is all there.
+    /// Creates a body that is complete.
     pub fn whole(body: Bytes) -> Self {
         let length = body.len() as u64;
         let upload = Self::with(length, ReceiveWindow::new(length, length), None, None);
         let mut state = upload.lock();
-        // It is as long as it is.
+        // The length always matches.
         let _ = state.counter.on_piece(length);
         if !body.is_empty() {
             state.waiting.push_back(body);
@@ -134,7 +134,7 @@ impl Upload {
         upload
     }
 
-    /// No body.
+    /// Creates an empty body.
     pub fn empty() -> Self {
         Self::whole(Bytes::new())
     }
@@ -159,12 +159,12 @@ impl Upload {
         Self(Arc::new(Shared { state: Mutex::new(state), return_credit }))
     }
 
-    /// All bytes of the body.
+    /// Returns the length of the whole body in bytes.
     pub fn length(&self) -> u64 {
         self.lock().length
     }
 
-    /// Has the body name another model, from its first byte on. Only before any of it was taken.
+    /// Makes the body name another model, from its first byte on. Must be called before any of it is read.
     pub fn rename(&self, mut renamer: Renamer) {
         let mut state = self.lock();
         let length = renamer.length(state.length);
@@ -174,7 +174,7 @@ impl Upload {
         if state.counter.is_complete() {
             renamer.finish(&mut pass);
             if bytes_of(&renamed) != length {
-                // It is not about the model that was asked for, so it goes as it is.
+                // It does not name the requested model, so it is sent unchanged.
                 return;
             }
         } else {
@@ -183,7 +183,7 @@ impl Upload {
         (state.waiting, state.length) = (renamed, length);
     }
 
-    /// The next piece has arrived.
+    /// Adds the next piece.
     pub fn push(&self, piece: Bytes) -> Result<(), UploadError> {
         let mut state = self.lock();
         if let Err(error) = state.take_in(piece) {
@@ -198,24 +198,24 @@ impl Upload {
         Ok(())
     }
 
-    /// Whether a piece of it broke the rules.
+    /// True if a piece of it broke the rules.
     pub fn is_broken(&self) -> bool {
         self.lock().is_broken
     }
 
-    /// Whether the backend has taken all of it.
+    /// True if the backend has received all of it.
     pub fn is_sent(&self) -> bool {
         let state = self.lock();
         state.taken == state.length
     }
 
-    /// Gives the backend no more of it: it has refused the request already, and a write that it answers with a reset would
-    /// cost us its answer.
+    /// Sends the backend no more of it: it has already rejected the request, and a write that it resets would lose its
+    /// response.
     pub fn stop(&self) {
         self.lock().stopped = true;
     }
 
-    /// Keeps what the backend takes, so that it can be sent again. Returns false if there is no memory for that.
+    /// Keeps the pieces that the backend reads, so that they can be sent again. Returns false if there is no memory for that.
     #[must_use]
     pub(super) fn keep_for_replay(&self) -> bool {
         let mut state = self.lock();
@@ -226,7 +226,7 @@ impl Upload {
 
     pub(super) fn forget_replay(&self) {
         let mut state = self.lock();
-        // What was rewound waits to be sent again, and holds its memory until the request ends.
+        // Rewound pieces wait to be sent again, and hold their memory until the request ends.
         if state.kept.take().is_some() {
             let bytes = std::mem::take(&mut state.kept_spare);
             if let Some(spare) = &mut state.spare {
@@ -235,7 +235,7 @@ impl Upload {
         }
     }
 
-    /// Begins anew with what was kept.
+    /// Starts again with the kept pieces.
     pub(super) fn rewind(&self) {
         let mut state = self.lock();
         let kept = state.kept.take().unwrap_or_default();
@@ -350,12 +350,12 @@ mod tests {
         assert_eq!(returned.load(Ordering::Relaxed), 4);
     }
 
-    /// A body of 8 MiB, of which the backend has read as much as it was sent before.
+    /// A body of 8 MiB, of which the backend has read everything that was sent.
     fn large(memory: &Arc<SpareMemory>) -> Upload {
         Upload::new(8 << 20, Arc::clone(memory), Box::new(|_| ()))
     }
 
-    /// Has the backend read `bytes` at once as they come, so that the window grows if there is memory. Returns the window.
+    /// Makes the backend read `bytes` as soon as they arrive, so that the window grows if there is memory. Returns the window.
     fn read(upload: &Upload, bytes: usize) -> u64 {
         for _ in 0..bytes / 65_536 {
             upload.push(Bytes::from(vec![0; 65_536])).unwrap();

@@ -7,12 +7,12 @@ use modelrelay_protocol::names::Naming;
 
 use crate::config::{BackendSettings, Engine};
 
-/// The content of `register` and `models_update` about models.
+/// The models in `register` and `models_update`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advertised {
     /// The names, in order.
     pub models: Vec<String>,
-    /// The details of those models of which any are known.
+    /// The details of the models, as far as they are known.
     pub details: DetailsByModel,
     /// How the backend matches names.
     pub naming: Naming,
@@ -54,7 +54,7 @@ impl Advertised {
         Self { naming, ..self }
     }
 
-    /// The same with the models that are failing.
+    /// Sets the models that are failing.
     pub fn with_failing(mut self, is_failing: impl Fn(&str) -> bool) -> Self {
         self.failing = self.models.iter().filter(|model| is_failing(model)).cloned().collect();
         self

@@ -1,4 +1,4 @@
-//! A backend that runs many requests at once behind a worker that sends it one at a time.
+//! Advice for a backend that runs many requests at once behind a worker that sends it one at a time.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use super::health::TIMEOUT;
 use crate::backend::Backend;
 use crate::config::Engine;
 
-/// The properties of llama-server hold its chat template, which may be long.
+/// The most bytes of llama-server's properties: they contain its chat template, which may be long.
 const MAX_PROPS_BYTES: usize = 1 << 20;
 
 /// Returns a warning if the backend runs several requests at once. `owner` is the owner of its first model, by which most servers

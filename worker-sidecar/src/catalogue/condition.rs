@@ -3,14 +3,14 @@
 //! | condition | meaning | models advertised |
 //! |---|---|---|
 //! | unknown | not probed yet, or no result yet | no |
-//! | healthy | the last health check that was answered succeeded | yes |
-//! | not ready | the health check is answered with an error, such as 503 while a model loads | no |
+//! | healthy | the last health check with a response succeeded | yes |
+//! | not ready | the health check returns an error, such as 503 while a model loads | no |
 //! | gone | the connection is refused | no |
 //!
 //! A probe that times out changes nothing: a backend that computes may be too busy to respond.
 //!
-//! A probe that began before the last change is stale and is ignored. Otherwise a slow probe would undo what a request has
-//! found out since.
+//! A probe that began before the last change is stale and is ignored. Otherwise a slow probe would undo what a request
+//! has revealed since.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -87,7 +87,7 @@ impl Monitor {
         self.since
     }
 
-    /// Takes the result of a probe that began at `began`.
+    /// Applies the result of a probe that began at `began`.
     pub(super) fn handle_probe(&mut self, health: &Health, began: Instant, now: Instant) {
         if began < self.since {
             return;
@@ -100,7 +100,7 @@ impl Monitor {
         }
     }
 
-    /// Takes a request's failure to connect.
+    /// Applies a request's failure to connect.
     pub fn handle_refused(&mut self, why: &str, now: Instant) {
         self.enter(Condition::Gone, Some(why), now);
     }

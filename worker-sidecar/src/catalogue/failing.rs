@@ -23,7 +23,7 @@ impl Failing {
         Self { outliers: Mutex::default(), ejected: Notify::new(), metrics }
     }
 
-    /// Takes the status of a response for a model. Returns true if the reported models changed.
+    /// Applies the status of a response for a model. Returns true if the reported models changed.
     #[must_use]
     pub fn handle_status(&self, model: &str, status: u16) -> bool {
         let mut outliers = self.lock();
@@ -44,7 +44,7 @@ impl Failing {
         }
     }
 
-    /// Returns when the ejection of a model has ended by its time.
+    /// Returns when the ejection of a model has expired.
     pub async fn expired(&self) {
         loop {
             let next = self.lock().next_timeout();

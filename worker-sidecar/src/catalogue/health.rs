@@ -1,4 +1,4 @@
-//! Asking the backend: is it alive, and what does it serve.
+//! Probes the backend: whether it is alive, and which models it serves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,37 +11,37 @@ use serde_json::Value;
 use crate::backend::{Backend, BackendError};
 use crate::config::Engine;
 
-/// A backend that computes may be slow to answer, but not this slow.
+/// The timeout of a probe. A backend that computes may be slow to respond, but not this slow.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The body of a health check that is read.
+/// The most bytes that are read of a health check's body.
 const MAX_HEALTH_BYTES: usize = 4 << 10;
 
-/// The reason to refuse a relay as a backend.
+/// The reason to reject a relay as a backend.
 const IS_RELAY: &str = "a ModelRelay relay answers at BACKEND_URL; set it to the address of the inference server";
 
-/// A list of models at most.
+/// The most bytes of a list of models.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Health {
-    /// It can be asked.
+    /// It accepts requests.
     Alive,
-    /// Something is there that cannot be asked yet.
+    /// It is running, but does not accept requests yet.
     NotReady(String),
-    /// Something is there that says nothing: it may only be busy.
+    /// It does not respond: it may only be busy.
     Silent(String),
-    /// Nothing is there.
+    /// It is not running.
     Gone(String),
 }
 
-/// What asking for models gave.
+/// The result of a request for the models.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// Their ids, their details by id, the number of entries without one, and the owner of the first.
+    /// The models' ids, their details by id, the number of entries without an id, and the owner of the first.
     Models { listed: Vec<String>, details: BTreeMap<String, ModelDetails>, odd: usize, owner: Option<String> },
-    /// No list.
+    /// The list could not be read.
     Failed(String),
 }
 
@@ -55,7 +55,7 @@ pub(super) async fn probe(backend: &Backend) -> Health {
     };
     for path in paths {
         match find(backend, path).await {
-            // There is no such route.
+            // The backend has no such route.
             Ok(Some(Found { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. })) => {}
             found => return judge(engine, path, found),
         }
@@ -75,16 +75,16 @@ pub(super) async fn list(backend: &Backend) -> Listing {
     }
 }
 
-/// What a backend lists.
+/// The models that a backend lists.
 #[derive(Debug)]
 pub struct Listed {
     /// The ids of its models.
     pub models: Vec<String>,
-    /// Who owns the first, by which most servers name themselves.
+    /// The owner of the first, by which most servers identify themselves.
     pub owner: Option<String>,
 }
 
-/// The same, once and for people: an error says why there is no list.
+/// Lists the models once. The error is human-readable.
 pub async fn look(backend: &Backend) -> Result<Listed, String> {
     let (entries, _) = read(backend).await?;
     let owner = owner(&entries);
@@ -111,18 +111,18 @@ async fn read(backend: &Backend) -> Result<(Vec<Entry>, usize), String> {
     tokio::time::timeout(TIMEOUT, read).await.unwrap_or_else(|_| Err("/v1/models takes more than 5 s".to_owned()))
 }
 
-/// The answer to a probe.
+/// The response to a probe.
 struct Found {
     status: StatusCode,
     is_relay: bool,
 }
 
-/// The answer at a path, `None` when it takes too long.
+/// Returns the response at a path, `None` on a timeout.
 async fn find(backend: &Backend, path: &str) -> Result<Option<Found>, BackendError> {
     let found = async {
         let mut answer = backend.ask(path).await?;
         let status = answer.head.status;
-        // A list of models may be long, and a body without a length need not end.
+        // A list of models may be long, and a body without a length may be endless.
         let is_short = answer.content_length().is_some_and(|length| length <= MAX_HEALTH_BYTES as u64);
         let body = if is_short { answer.read_all(MAX_HEALTH_BYTES).await.unwrap_or_default() } else { Vec::new() };
         Ok::<_, BackendError>(Found { status, is_relay: is_relays(&body) })
@@ -130,12 +130,12 @@ async fn find(backend: &Backend, path: &str) -> Result<Option<Found>, BackendErr
     tokio::time::timeout(TIMEOUT, found).await.map_or(Ok(None), |found| found.map(Some))
 }
 
-/// True if a ModelRelay relay answers. Its requests would come back to it.
+/// True if a ModelRelay relay responds. Requests to it would loop back to the worker.
 pub async fn is_relay(backend: &Backend) -> bool {
     matches!(find(backend, "/health").await, Ok(Some(Found { is_relay: true, .. })))
 }
 
-/// True for what the `/health` of a relay returns.
+/// True for the body that a relay's `/health` returns.
 fn is_relays(body: &[u8]) -> bool {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     body.get("workers_connected").is_some()
@@ -155,17 +155,17 @@ fn judge(engine: Engine, path: &str, found: Result<Option<Found>, BackendError>)
 fn is_alive(engine: Engine, status: StatusCode) -> bool {
     match engine {
         Engine::Vllm | Engine::Sglang | Engine::LlamaServer => status.is_success(),
-        // An unknown program may want a key, or have another page there. Only a server error means that it cannot serve.
+        // An unknown server may require a key, or have another page there. Only a server error means that it cannot serve.
         Engine::Ollama | Engine::OpenAi => !status.is_server_error(),
     }
 }
 
 #[derive(Deserialize)]
 struct List {
-    // Required: an object without it is no list. With this attribute an `Option` may no longer be left out.
+    // Required: an object without it is no list. With this attribute, serde no longer accepts a missing `Option`.
     #[serde(deserialize_with = "Option::deserialize")]
     data: Option<Vec<Value>>,
-    /// llama-server's second list, which has what its first one lacks.
+    /// llama-server's second list, with fields that its first one lacks.
     #[serde(default)]
     models: Value,
 }
@@ -173,7 +173,7 @@ struct List {
 #[derive(Deserialize)]
 struct Entry {
     id: String,
-    // Whatever it is: nothing of the catalogue depends on it.
+    // Of any type: the catalogue does not depend on it.
     #[serde(default)]
     owned_by: Value,
     #[serde(skip)]
@@ -193,14 +193,14 @@ impl Entry {
     }
 }
 
-/// The capabilities that a second list has of a model.
+/// Returns a model's capabilities in a second list.
 fn capabilities(others: &Value, id: &str) -> Option<Value> {
     let of_model =
         |other: &&Value| other.get("name").or_else(|| other.get("model")).and_then(Value::as_str) == Some(id);
     others.as_array()?.iter().find(of_model)?.get("capabilities").cloned()
 }
 
-/// Parses a list: its entries, and the number of those without an id. Ollama says null where it has no model.
+/// Parses a list: its entries, and the number of those without an id. Ollama returns null if it has no model.
 fn parse(body: &[u8]) -> Result<(Vec<Entry>, usize), String> {
     let list: List =
         serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;

@@ -1,10 +1,10 @@
-//! Models whose requests the backend fails, though its health check succeeds: a state machine without I/O. The caller hands
-//! in the status of each response and the time.
+//! Models whose requests the backend fails, though its health check succeeds: a state machine without I/O. The caller
+//! passes in the status of each response and the time.
 //!
-//! Five server errors in a row eject a model: relays then prefer other workers for it. The first ejection lasts 30 s, each
-//! further one 30 s longer, up to 300 s. After that the model is on trial: relays use it again, and the next server error
-//! ejects it at once. Any other response ends an ejection or a trial. After 300 s without a server error the count of
-//! ejections begins anew.
+//! Five server errors in a row eject a model: relays then prefer other workers for it. The first ejection lasts 30 s,
+//! each further one 30 s longer, up to 300 s. After that the model is on trial: relays use it again, and the next
+//! server error ejects it at once. Any other response ends an ejection or a trial. After 300 s without a server error
+//! the count of ejections starts again.
 //!
 //! A 501 is no outlier: it rejects one kind of request, on every worker alike.
 
@@ -20,7 +20,7 @@ const STEP: Duration = Duration::from_secs(30);
 /// The longest ejection, and the time without a server error after which ejections are forgotten.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Models with a record at most: names come from relays.
+/// The most models with a record: names come from relays.
 const MAX_RECORDS: usize = 1000;
 
 /// The models of one worker.
@@ -38,7 +38,7 @@ struct Record {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The server errors in a row.
+    /// The number of consecutive server errors.
     Sound(u32),
     Ejected(Instant),
     OnTrial,
@@ -54,7 +54,7 @@ pub(super) enum Change {
 }
 
 impl Outliers {
-    /// Takes the status of a response for a model.
+    /// Applies the status of a response for a model.
     pub(super) fn handle_status(&mut self, model: &str, status: u16, now: Instant) -> Option<Change> {
         match status {
             501 => None,
@@ -83,12 +83,10 @@ impl Outliers {
         self.0.values().filter_map(until).min()
     }
 
-    /// True while the model is ejected.
     pub(super) fn is_ejected(&self, model: &str) -> bool {
         self.0.get(model).is_some_and(|record| matches!(record.state, State::Ejected(_)))
     }
 
-    /// The number of ejected models.
     pub(super) fn ejected(&self) -> usize {
         self.0.values().filter(|record| matches!(record.state, State::Ejected(_))).count()
     }
@@ -119,7 +117,7 @@ impl Outliers {
     }
 
     fn handle_success(&mut self, model: &str, now: Instant) -> Option<Change> {
-        // Nearly always there is no record, and nothing is looked for.
+        // Usually there is no record, and the lookup is all that happens.
         let record = self.0.get_mut(model)?;
         let state = std::mem::replace(&mut record.state, State::Sound(0));
         if record.ejections == 0 || record.is_forgotten(now) {
@@ -166,7 +164,7 @@ mod tests {
             (0..times).fold(None, |_, _| self.status(500))
         }
 
-        /// Lets time pass; returns true if the model is on trial since.
+        /// Advances the clock; returns true if the model is on trial now.
         fn pass(&mut self, secs: u64) -> bool {
             self.now += Duration::from_secs(secs);
             !self.outliers.expire(self.now).is_empty()

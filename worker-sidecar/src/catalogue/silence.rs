@@ -1,17 +1,17 @@
-//! Requests of a backend that is gone, and from which no byte comes any more.
+//! Running requests of a backend that is gone and sends no more bytes.
 //!
-//! A server that receives SIGTERM may close its port and still finish its streams, or hold them open indefinitely. The difference is
-//! seen in what it sends.
+//! A server that receives SIGTERM may close its port and still finish its streams, or hold them open indefinitely. Only
+//! the bytes that it sends show the difference.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::relay_link::{LinkId, RequestKey};
 
-/// How long a running request may bring no byte once the backend refuses connections.
+/// How long a running request may receive no byte once the backend refuses connections.
 pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
-/// A running request, and how many pieces of its answer have come.
+/// A running request, and the number of response pieces that have arrived.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) link: LinkId,
@@ -19,7 +19,7 @@ pub(super) struct Seen {
     pub(super) pieces: u64,
 }
 
-/// What was seen of the running requests since the backend is gone.
+/// The running requests since the backend is gone.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     since: HashMap<(LinkId, u64), (u64, Instant)>,
@@ -31,7 +31,7 @@ impl Silence {
         self.since.clear();
     }
 
-    /// Takes all requests that run now. Returns those that have brought nothing for too long.
+    /// Records all running requests. Returns those that have received nothing for too long.
     pub(super) fn observe(&mut self, running: Vec<Seen>, now: Instant) -> Vec<Seen> {
         let before = std::mem::take(&mut self.since);
         let mut silent = Vec::new();

@@ -1,7 +1,7 @@
-//! What the worker shows its relays: a secret of the provider, or the token of its Pod's ServiceAccount.
+//! The credential that the worker sends to its relays: a secret of the provider, or the token of its Pod's ServiceAccount.
 //!
-//! One of the two, never both: with both, nobody could tell which of them lets the worker in, and a secret that is no longer
-//! needed would lie about. What the environment and the flags give wins over `worker.yaml`, as everywhere.
+//! Exactly one of the two: with both, it would be unclear which of them admits the worker, and a secret that is no longer
+//! needed would be left behind. The environment and the flags take precedence over `worker.yaml`, as everywhere.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::file::File;
 use super::{SettingError, header_secret, read_secret};
 use crate::cli::Args;
 
-/// What the worker shows.
+/// The worker's credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// A secret of the provider.
@@ -20,19 +20,19 @@ pub enum Credential {
     Token(Secret),
 }
 
-/// Where it comes from.
+/// The source of the credential.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CredentialSource {
-    /// A secret, given as it is.
+    /// A secret, given directly.
     Secret(Secret),
     /// A file, read again each second and at every dial: a rotation needs no restart.
     SecretFile(PathBuf),
-    /// A file that the kubelet writes anew before the token expires; read as often.
+    /// A file that the kubelet rewrites before the token expires; read just as often.
     TokenFile(PathBuf),
 }
 
 impl Credential {
-    /// For people.
+    /// Returns the human-readable name.
     pub fn noun(&self) -> &'static str {
         match self {
             Self::Secret(_) => "worker secret",
@@ -40,7 +40,7 @@ impl Credential {
         }
     }
 
-    /// What to look at when a relay refuses it.
+    /// Returns the question to check when a relay rejects it.
     pub fn question(&self) -> &'static str {
         match self {
             Self::Secret(secret) => oddity(secret.expose()).unwrap_or("is the worker secret that of this provider?"),
@@ -50,7 +50,7 @@ impl Credential {
 }
 
 impl CredentialSource {
-    /// For people.
+    /// Returns the human-readable name.
     pub fn noun(&self) -> &'static str {
         match self {
             Self::Secret(_) | Self::SecretFile(_) => "worker secret",
@@ -58,7 +58,7 @@ impl CredentialSource {
         }
     }
 
-    /// Whether it may change without the settings.
+    /// True if it may change without the settings.
     pub fn is_file(&self) -> bool {
         match self {
             Self::Secret(_) => false,
@@ -66,8 +66,8 @@ impl CredentialSource {
         }
     }
 
-    /// Finds what no waiting mends. A file that is not there yet, or empty, is none of that: on Kubernetes a Pod may start
-    /// before the Secret that it mounts.
+    /// Detects errors that waiting does not fix. A missing or empty file is not one of them: on Kubernetes a Pod may
+    /// start before the Secret that it mounts.
     pub fn check(&self) -> Result<(), SettingError> {
         let (Self::SecretFile(path) | Self::TokenFile(path)) = self else { return Ok(()) };
         let is_to_come = match std::fs::read(path) {
@@ -77,7 +77,7 @@ impl CredentialSource {
         if is_to_come { Ok(()) } else { self.read().map(|_| ()) }
     }
 
-    /// The credential as it is now; an error says why there is none, never what it was.
+    /// Returns the current credential. An error states why there is none, never its content.
     pub fn read(&self) -> Result<Credential, SettingError> {
         match self {
             Self::Secret(secret) => Ok(Credential::Secret(secret.clone())),
@@ -87,7 +87,7 @@ impl CredentialSource {
     }
 }
 
-/// The likely reason why a secret does not match: something that whoever set it did not mean to be part of it.
+/// Returns the likely reason why a secret does not match: characters that were not meant to be part of it.
 fn oddity(secret: &str) -> Option<&'static str> {
     let is_quoted =
         secret.len() > 1 && ['"', '\''].iter().any(|quote| secret.starts_with(*quote) && secret.ends_with(*quote));
@@ -99,7 +99,7 @@ fn oddity(secret: &str) -> Option<&'static str> {
     is_quoted.then_some("the worker secret is in quotation marks, which are a part of it; are they at the relay too?")
 }
 
-/// What one place gives: the environment with its flags, or the file.
+/// The values of one source: the environment with its flags, or the file.
 struct Given<'a> {
     secret: (&'static str, Option<&'a Secret>),
     secret_file: (&'static str, Option<&'a Path>),

@@ -1,4 +1,4 @@
-//! The shape of `worker.yaml`. An unknown key is an error: a misspelt setting must not be silently ignored.
+//! The schema of `worker.yaml`. An unknown key is an error: a misspelt setting must not be silently ignored.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::SettingError;
 use super::multiplexer::FileMultiplexer;
 
-/// `worker.yaml`, unjudged but for its shape.
+/// `worker.yaml`; only its schema is validated.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct File {
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for Hidden<Option<BTreeMap<String, String>>> {
 }
 
 impl File {
-    /// Reads the file's text. An empty file is one without settings.
+    /// Parses the file's text. An empty file has no settings.
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self, SettingError> {
         let empty = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
         if empty {
@@ -84,7 +84,7 @@ impl File {
     }
 }
 
-/// What the library says of a file, without the values that it found: one in the wrong place may be a secret, or hold one.
+/// Returns the library's error without the values that it found: a value in the wrong place may be a secret, or contain one.
 fn without_values(message: &str) -> String {
     for (before, after) in [("invalid type: ", ", expected "), ("invalid value: ", ", expected ")] {
         if let (Some(start), Some(end)) = (message.find(before), message.rfind(after)) {
@@ -98,7 +98,7 @@ fn without_values(message: &str) -> String {
     for before in ["unknown field `", "unknown variant `"] {
         if let Some((place, name)) = message.split_once(before) {
             let end = name.rfind("`, expected").or_else(|| name.find("`, there are no")).unwrap_or(name.len());
-            // A key without its colon's space, or a whole line: what is behind the name is a value.
+            // A key without the blank after its colon, or a whole line: the text after the name is a value.
             let shown = name[..end].split([':', '=', ' ', '\t', '\n']).next().unwrap_or_default();
             return format!("{place}{before}{shown}{}", &name[end..]);
         }
@@ -106,7 +106,7 @@ fn without_values(message: &str) -> String {
     message.to_owned()
 }
 
-/// The library's words for shapes, in those of the file's format; where it is, which the library mostly knows, follows them.
+/// Translates the library's names for types into those of YAML; the position, which the library usually knows, follows them.
 fn in_yaml(expected: &str) -> String {
     let (shape, at) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
     let shape = match shape {

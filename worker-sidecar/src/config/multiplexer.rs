@@ -1,6 +1,6 @@
-//! The `multiplexer` of `worker.yaml`, judged: which slots there are, and what drives each.
+//! The `multiplexer` of `worker.yaml`, validated: the slots, and the driver of each.
 //!
-//! Keys that a driver does not read are errors too: a `command` under a driver that starts nothing would look as if it did.
+//! Keys that a driver does not read are errors too: a `command` for a driver that starts nothing would seem to have an effect.
 
 mod file;
 mod names;
@@ -33,25 +33,25 @@ use file::{DriverKind, FileModel, FileSlot};
 
 const MAX_SLOT_ID_CHARS: usize = 64;
 
-/// One slot, and what loads and unloads its models.
+/// One slot, and the settings of its driver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotSettings {
-    /// What its machine has to know.
+    /// The settings that its machine needs.
     pub config: SlotConfig,
-    /// What does the work.
+    /// The driver.
     pub driver: DriverSettings,
-    /// Its GPUs, by index or UUID; none means all that the worker sees, or, of several slots that load, that it is not known.
+    /// Its GPUs, by index or UUID; empty means all that the worker sees or, if several slots load models, unknown.
     pub devices: Vec<String>,
-    /// What backends call those models that they do not call by the id.
+    /// The backends' names of the models, if they differ from the id.
     pub backend_names: BTreeMap<Model, String>,
-    /// What its backends want to be shown, in the place of a client's own.
+    /// The API key of its backends, which replaces a client's own.
     pub api_key: Option<Secret>,
 }
 
-/// A driver and what it needs.
+/// A driver and its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DriverSettings {
-    /// Backends that are always there.
+    /// Backends that are always loaded.
     Static(Vec<(Served, Url)>),
     /// A command per model.
     Process(Vec<ProcessModel>),
@@ -75,7 +75,7 @@ impl SlotSettings {
         self.config.models.iter().map(|model| &model.id)
     }
 
-    /// The setting that differs from those of a running slot and takes effect at the next start only.
+    /// Returns the setting that differs from those of a running slot and takes effect only at the next start.
     pub fn fixed_difference(&self, running: &Self) -> Option<&'static str> {
         if self.devices != running.devices {
             return Some("devices");
@@ -94,7 +94,7 @@ impl SlotSettings {
 }
 
 impl DriverSettings {
-    /// What its loads are taken to cost before any was seen.
+    /// Returns the assumed cost of its loads before any was measured.
     fn priors(&self) -> Priors {
         match self {
             Self::Static(_) => Priors::NONE,
@@ -109,7 +109,7 @@ impl DriverSettings {
         }
     }
 
-    /// The servers that it asks itself, each with its model.
+    /// Returns the servers that it probes itself, each with its model.
     pub fn served_mut(&mut self) -> Vec<&mut Served> {
         match self {
             Self::Static(models) => models.iter_mut().map(|(served, _)| served).collect(),
@@ -122,7 +122,7 @@ impl DriverSettings {
         }
     }
 
-    /// The part that is about these models, sorted: in another order it is the same.
+    /// Returns the part that concerns these models, sorted, so that their order does not matter.
     pub fn only(mut self, ids: &[&Model]) -> Self {
         fn keep<T>(models: &mut Vec<T>, ids: &[&Model], id: impl Fn(&T) -> &Model) {
             models.retain(|model| ids.contains(&id(model)));
@@ -141,7 +141,7 @@ impl DriverSettings {
     }
 }
 
-/// Judges the block, and what stands beside it.
+/// Validates the block, and the settings that conflict with it.
 pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>>, Vec<SettingError>> {
     let Some(block) = &file.multiplexer else {
         let without = |_| SettingError::hidden("DRAIN_TIMEOUT", "there is no `multiplexer` in worker.yaml; unset it");
@@ -192,7 +192,7 @@ fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError>
     Ok(())
 }
 
-/// What belongs to the one backend of a worker without a multiplexer would be ignored, so it is refused.
+/// Rejects settings for the one backend of a worker without a multiplexer, because they would be ignored.
 fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
     const REMOVE: &str = "belongs to a worker with one backend; remove it, or remove `multiplexer`";
     const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove it here";
@@ -213,7 +213,7 @@ fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
     collect(judged).map(|_| ())
 }
 
-/// As everywhere a duration; a bare number means seconds, as in the decision record that this flag comes from.
+/// Parses a duration as everywhere; a bare number means seconds, as in the decision record that this flag comes from.
 fn drain_timeout(text: &str) -> Result<Duration, SettingError> {
     match text.trim().parse() {
         Ok(seconds @ 0..=86_400) => Ok(Duration::from_secs(seconds)),
@@ -250,7 +250,7 @@ fn knobs(args: &Args, block: &FileMultiplexer) -> Result<Knobs, SettingError> {
     })
 }
 
-/// What is registered as `max_concurrent` is what one relay may have here: of each slot its largest model's.
+/// The registered `max_concurrent` is the most requests that one relay may have here: the sum of each slot's largest capacity.
 fn max_held(slots: &[SlotSettings]) -> usize {
     let largest = |slot: &SlotSettings| slot.config.models.iter().map(|model| model.capacity).max().unwrap_or_default();
     slots.iter().map(|slot| usize::try_from(largest(slot)).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
@@ -338,7 +338,7 @@ fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelCon
     })
 }
 
-/// A duration, unless it is zero, which means off.
+/// Returns the duration; `None` for zero, which means off.
 fn unless_off(duration: HumanDurationOrZero) -> Option<Duration> {
     Some(duration.0).filter(|duration| !duration.is_zero())
 }
@@ -376,7 +376,7 @@ fn driver(at: &str, slot: &FileSlot) -> Result<DriverSettings, Vec<SettingError>
     })
 }
 
-/// A slot's sleepers all sleep alike: what is left of them is what the slot counts on.
+/// All sleepers of a slot use the same level, because the slot relies on what is left of them.
 fn level(at: &str, slot: &FileSlot) -> Result<Level, SettingError> {
     let levels: BTreeSet<u8> = slot.models.iter().map(|model| model.level.unwrap_or(1)).collect();
     let levels: Vec<u8> = levels.into_iter().collect();
@@ -398,7 +398,7 @@ fn url(at: &str, given: Option<&str>) -> Result<Url, SettingError> {
     }
 }
 
-/// A model of the file and how an error calls it.
+/// A model of the file, and its name in errors.
 struct ModelAt<'a> {
     at: String,
     model: &'a FileModel,
@@ -489,7 +489,7 @@ impl ModelAt<'_> {
     }
 }
 
-/// RFC 1123, as Kubernetes has it for the names of most objects; it becomes part of a path.
+/// True for a name as in RFC 1123, which Kubernetes requires of most objects; it becomes part of a path.
 fn is_object_name(name: &str) -> bool {
     let part = |part: &str| {
         part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')

@@ -1,4 +1,4 @@
-//! One value each, from text.
+//! Parsers of single values.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use url::Url;
 use super::{Engine, Models, SettingError};
 use crate::telemetry::{LogFilter, LogFormat};
 
-/// A value and the name under which the user gave it.
+/// A value and the name of the setting as the user wrote it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given<'a> {
     pub(crate) setting: &'a str,
@@ -21,7 +21,7 @@ pub(crate) struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// The first that is there.
+    /// Returns the first one that is given.
     pub(super) fn first<const N: usize>(of: [(&'a str, &'a Option<String>); N]) -> Option<Self> {
         of.into_iter().find_map(|(setting, value)| {
             let value = value.as_deref()?.trim();
@@ -81,7 +81,7 @@ impl<'a> Given<'a> {
         self.value.parse().map_err(|_| self.refuse("ADDRESS:PORT such as 127.0.0.1:17990 or [::]:17990"))
     }
 
-    /// The routes that we ask for begin with `/v1`, and so does the base that people paste for an SDK: it is cut off.
+    /// The worker's routes begin with `/v1`, and so does the base URL that users copy for an SDK: it is cut off.
     pub(crate) fn backend_url(self) -> Result<Url, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT or https://HOST:PORT, with a path if the backend has one";
         let refuse = || SettingError::url(self.setting, self.value, ALLOWED);
@@ -92,7 +92,7 @@ impl<'a> Given<'a> {
             return Err(refuse());
         }
         if !plain {
-            // It may hold a password, so it is not repeated.
+            // It may contain a password, so it is not repeated.
             return Err(SettingError::hidden(self.setting, "must not hold credentials, a query or a fragment"));
         }
         let mut base = url.clone();
@@ -120,7 +120,7 @@ pub(super) fn concurrency(setting: &str, text: &str) -> Result<u32, SettingError
     }
 }
 
-/// `*` alone asks the backend; blanks and repeats are dropped.
+/// `*` alone requests the backend's list; blanks and repetitions are dropped.
 pub(super) fn models<'a>(setting: &str, list: impl Iterator<Item = &'a str>) -> Result<Models, SettingError> {
     let mut models: Vec<String> = Vec::new();
     for name in list.map(str::trim).filter(|name| !name.is_empty()) {

@@ -1,8 +1,8 @@
-//! Headers that the worker adds to each request that it sends to a relay, for what stands in front of the relay: Cloudflare Access,
-//! or a reverse proxy with basic authentication.
+//! Headers that the worker adds to each request that it sends to a relay, for a service in front of the relay:
+//! Cloudflare Access, or a reverse proxy with basic authentication.
 //!
-//! A variable separates headers by line breaks or `;`, because many env files hold no line breaks. A file has one header on each
-//! line, and its values may contain `;`.
+//! A variable separates headers by line breaks or `;`, because many env files cannot contain line breaks. A file has
+//! one header on each line, and its values may contain `;`.
 
 use std::path::{Path, PathBuf};
 
@@ -32,10 +32,10 @@ const RESERVED: [&str; 12] = [
     "x-worker-secret",
 ];
 
-/// Where the headers come from.
+/// The source of the headers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RelayHeaders {
-    /// Given as they are.
+    /// Headers, given directly.
     Fixed(HeaderMap),
     /// A file, read again at every dial: a rotation needs no restart.
     File(PathBuf),
@@ -48,7 +48,7 @@ impl Default for RelayHeaders {
 }
 
 impl RelayHeaders {
-    /// The headers as they are now. An error never contains a value.
+    /// Returns the current headers. An error never contains a value.
     pub fn read(&self) -> Result<HeaderMap, SettingError> {
         match self {
             Self::Fixed(headers) => Ok(headers.clone()),
@@ -56,7 +56,7 @@ impl RelayHeaders {
         }
     }
 
-    /// What flags, variables or `worker.yaml` give.
+    /// Validates the headers of flags, variables or `worker.yaml`.
     pub(super) fn judge(args: &Args, file: &File, credential: Option<&CredentialSource>) -> Result<Self, SettingError> {
         let path = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let text = args.relay_headers.as_ref().filter(|text| !text.expose().trim().is_empty());
@@ -93,7 +93,7 @@ fn read_file(setting: &str, path: &Path) -> Result<HeaderMap, SettingError> {
 
 fn parse(setting: &str, text: &Secret, separators: &[char]) -> Result<HeaderMap, SettingError> {
     let entries = text.expose().split(separators).map(str::trim).filter(|entry| !entry.is_empty());
-    // Without a colon, an entry may be a part of a value, so it is not repeated.
+    // Without a colon, an entry may be part of a value, so it is not repeated.
     let malformed = || SettingError::hidden(setting, "every header (not shown) must be written as NAME: VALUE");
     let pairs = entries.map(|entry| entry.split_once(':').ok_or_else(malformed));
     collect(setting, pairs.collect::<Result<Vec<_>, _>>()?.into_iter())

@@ -1,22 +1,22 @@
-//! Where the relays are.
+//! The address of the relays.
 
 use url::Url;
 
 use super::SettingError;
 use crate::net;
 
-/// One relay address, or a name behind which every address is a relay.
+/// One relay address, or a name whose addresses are all relays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUrl {
-    /// Look the name up again and again, and dial every address (`dns+http(s)`).
+    /// True to resolve the name regularly and dial every address (`dns+http(s)`).
     pub every_address: bool,
-    /// `https`, `wss`.
+    /// True for `https` and `wss`.
     pub tls: bool,
     /// Name or address, without brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// What goes before `/v1/worker/connect`, without a `/` at its end.
+    /// The path before `/v1/worker/connect`, without a trailing `/`.
     pub base_path: String,
 }
 
@@ -27,7 +27,7 @@ impl Default for RelayUrl {
 }
 
 impl RelayUrl {
-    /// Reads a URL of one of the schemes.
+    /// Parses a URL of one of the schemes.
     pub(crate) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
         let refuse = || SettingError::url(setting, text, ALLOWED);
@@ -58,18 +58,18 @@ impl RelayUrl {
         })
     }
 
-    /// `host:port` as it is written in a URL.
+    /// Formats `host:port` as in a URL.
     pub fn authority(&self) -> String {
         net::authority(&self.host, self.port)
     }
 
-    /// The worker socket's URL, for the handshake.
+    /// Returns the URL of the worker socket, for the handshake.
     pub fn connect_url(&self, provider: &str) -> String {
         let scheme = if self.tls { "wss" } else { "ws" };
         format!("{scheme}://{}{}/v1/worker/connect?provider={provider}", self.authority(), self.base_path)
     }
 
-    /// The address as people write it.
+    /// Returns the address as users write it.
     pub fn address(&self) -> String {
         let every = if self.every_address { "dns+" } else { "" };
         let scheme = if self.tls { "https" } else { "http" };

@@ -55,7 +55,7 @@ fn a_token_takes_the_place_of_a_secret_and_never_stands_beside_one() {
     let read = |args: &Args, yaml: &str| load(args, yaml).unwrap().live.credential.read().unwrap();
     assert_eq!(read(&token, ""), Credential::Token(Secret::new("a.b.c")));
     assert_eq!(read(&Args::default(), &of_file), Credential::Token(Secret::new("a.b.c")));
-    // The environment wins as a whole.
+    // The environment takes precedence as a whole.
     assert_eq!(read(&args(), &of_file), Credential::Secret(Secret::new("s3cret")));
     assert_eq!(read(&token, "workerSecret: other\n"), Credential::Token(Secret::new("a.b.c")));
     let text = error(&Args { worker_token_file: Some(file.path().into()), ..args() }, "");

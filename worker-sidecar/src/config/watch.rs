@@ -1,7 +1,7 @@
-//! Reads `worker.yaml` again when its content changed.
+//! Reads `worker.yaml` again when its content has changed.
 //!
-//! By content, each second: a mounted ConfigMap changes by swapping symbolic links, which file notifications miss. A file
-//! that cannot be used leaves the last good settings in force, and says so once.
+//! The content is compared each second: a mounted ConfigMap changes by swapping symbolic links, which file
+//! notifications miss. A file that cannot be used leaves the last good settings in effect, and is logged once.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cli::Args;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Calls `apply` with the settings after each change of the file, and `refuse` when they cannot be used. Never returns.
+/// Calls `apply` with the settings after each change of the file, or `refuse` if they cannot be used. Never returns.
 pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: impl Fn(&SettingError)) {
     let mut key_files = key_files(&args, &read_config(&path).and_then(|text| File::parse(&path, &text)));
     let mut seen = contents(&path, &key_files);
@@ -20,7 +20,7 @@ pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: 
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        // Small files on a local disk or in memory: cheaper than a trip to another thread.
+        // Small files on a local disk or in memory: reading is cheaper than a switch to another thread.
         let now = contents(&path, &key_files);
         if now == seen {
             continue;
@@ -37,7 +37,8 @@ pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: 
     }
 }
 
-/// What a change is told by: the file, and the backends' keys, which it names. (The worker's secret is looked at for itself.)
+/// Returns the content that is compared: the file, and the backends' keys that it names. (The worker's secret is
+/// watched separately.)
 fn contents(path: &Path, key_files: &[PathBuf]) -> Vec<Option<String>> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     std::iter::once(path).chain(key_files.iter().map(PathBuf::as_path)).map(read).collect()

@@ -16,16 +16,16 @@ use crate::catalogue::{self, Listed};
 use crate::config::{BackendSettings, Engine};
 use crate::net::Trust;
 
-/// On the machine itself a connection takes no time, or there is nobody.
+/// On the same machine a connection takes no time, or nothing listens.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many models of a server are named.
+/// The number of a server's models that are shown.
 const MODELS_SHOWN: usize = 4;
 
 /// The ports that inference servers usually listen on: vLLM, llama-server, Ollama, SGLang, LM Studio.
 pub const USUAL_PORTS: &str = "8000,8080,11434,30000,1234";
 
-/// A server that answers.
+/// A server that responds.
 #[derive(Debug)]
 pub struct Found {
     /// Its address.
@@ -34,7 +34,7 @@ pub struct Found {
     pub engine: Engine,
     /// The models that it lists.
     pub models: Vec<String>,
-    /// What it calls itself, or what usually listens there.
+    /// The name that it reports, or that of the server that usually listens there.
     name: &'static str,
 }
 
@@ -49,7 +49,7 @@ pub async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
     join_all(looks).await.into_iter().flatten().collect()
 }
 
-/// Looks at one, by the list of models that a worker would read.
+/// Probes one server, by the list of models that a worker would read.
 pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
     let backend = Backend::new(settings, Arc::new(Trust::new(None)));
@@ -62,14 +62,14 @@ pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, 
     Ok(Found { url, engine, models: listed.models, name })
 }
 
-/// Servers name themselves as the owner of their models. Who does not is taken for a server of no known kind, which serves as
-/// well: the kind only says how its health is asked for.
+/// Servers name themselves as the owner of their models. A server that does not is treated as one of unknown kind,
+/// which works as well: the kind only decides how its health is checked.
 fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
     match (listed.owner.as_deref(), port) {
         (Some("vllm"), _) => (Engine::Vllm, "vLLM"),
         (Some("sglang"), _) => (Engine::Sglang, "SGLang"),
         (Some("llamacpp"), _) => (Engine::LlamaServer, "llama-server"),
-        // Its owner is whoever published the model.
+        // Ollama's owner is the publisher of the model.
         (_, Some(11434)) => (Engine::Ollama, "Ollama"),
         (Some("organization_owner"), _) | (_, Some(1234)) => (Engine::OpenAi, "LM Studio"),
         _ => (Engine::OpenAi, "OpenAI-compatible"),
@@ -77,7 +77,7 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
 }
 
 impl Found {
-    /// In one line, for people. Names of models are others' words, so nothing of them may steer the terminal.
+    /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are replaced.
     pub fn line(&self) -> String {
         let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| marked(model)).collect();
         let models = match self.models.len().saturating_sub(MODELS_SHOWN) {
@@ -88,7 +88,7 @@ impl Found {
         format!("{}  {}: {models}", self.url.as_str().trim_end_matches('/'), self.name)
     }
 
-    /// What such a server usually runs at once, unless it was started with another number.
+    /// Returns the number of requests that such a server usually runs at once, unless it was started with another one.
     pub(super) fn at_once(&self) -> u32 {
         match self.engine {
             Engine::Vllm | Engine::Sglang => 16,
@@ -126,7 +126,7 @@ mod tests {
         assert!(found(None, "http://127.0.0.1:9", &[]).line().ends_with(": no model yet"));
     }
 
-    /// Answers `/v1/models` at once, and `/health` as late as a busy relay.
+    /// Responds to `/v1/models` at once, and to `/health` as late as a busy relay.
     async fn slow_relay() -> Url {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

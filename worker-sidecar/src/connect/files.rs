@@ -1,4 +1,4 @@
-//! What `connect` leaves behind: `worker.yaml`, and beside it a file with the secret that only its owner may read.
+//! The files that `connect` writes: `worker.yaml`, and next to it a file with the secret that only its owner may read.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -10,16 +10,16 @@ use modelrelay_protocol::secret::Secret;
 
 use crate::config::Engine;
 
-/// Where the secret is.
+/// The location of the secret.
 #[derive(Debug)]
 pub(super) enum SecretPlace {
     /// Not in a file yet.
     New(Secret),
-    /// In this one, which is not ours to change.
+    /// In this file, which `connect` must not change.
     File(PathBuf),
 }
 
-/// Everything that was asked.
+/// All answers.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) relay: String,
@@ -52,14 +52,14 @@ pub(super) fn write(output: &Path, answers: &Answers) -> Result<(), String> {
     replace(output, &yaml(answers, &absolute(&secret)?)?, 0o644)
 }
 
-/// Paths are written as they are from everywhere: a service starts in another folder than its owner.
+/// Paths are written as absolute paths: a service starts in another folder than its owner.
 fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     let mut text =
         "# Written by `modelrelay-worker connect`. Every key is in docs/reference/settings.md, under Worker;\n\
         # `modelrelay-worker check --config FILE` says whether a change is right.\n"
             .to_owned();
     let mut add = |key: &str, value: &str| {
-        // Writing into a string cannot fail. A string of JSON is one of YAML, whatever is in it.
+        // Writing into a string cannot fail. A JSON string is a valid YAML string, whatever its content.
         let _ = writeln!(text, "{key}: {}", serde_json::Value::from(value));
     };
     add("relay", &answers.relay);
@@ -85,7 +85,7 @@ fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Under a name first that nobody else has: what is half there is never read, and never by others.
+/// Writes under an unused name first, so that a partial file is never read, and the content is never readable for others.
 fn replace(file: &Path, text: &str, mode: u32) -> Result<(), String> {
     let failed = |error: io::Error| format!("{} cannot be written: {error}; choose another --output", file.display());
     let (new, mut opened) = unused(file, mode).map_err(failed)?;
@@ -96,7 +96,7 @@ fn replace(file: &Path, text: &str, mode: u32) -> Result<(), String> {
     })
 }
 
-/// A new file beside this one.
+/// Creates a new file next to this one.
 fn unused(file: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     let mut number = 0_u32;
     loop {

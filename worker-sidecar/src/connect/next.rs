@@ -1,4 +1,4 @@
-//! What to do once all is written, in the words of the shell that it is pasted into.
+//! The instructions printed at the end, in the syntax of the shell that they are pasted into.
 
 use modelrelay_platform::own_program;
 
@@ -23,7 +23,7 @@ fn program(shell: Shell) -> String {
     }
 }
 
-/// What would stand in the way of a run of this file, and how to run it.
+/// Returns how to unset the variables that conflict with this file, and how to run it.
 pub(super) fn next(file: &str, in_the_way: &[String], shell: Shell) -> String {
     let unset = match in_the_way {
         [] => String::new(),

@@ -1,4 +1,4 @@
-//! Every question with what tries its answer, in the order in which they are asked.
+//! Every question with the check of its answer, in the order of the dialogue.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,20 +16,19 @@ use crate::config::{self, Credential, Engine, Given, Proxies, RelayHeaders, Rela
 use crate::net::Trust;
 use crate::relay_link::{Endpoint, Refusal, Way, try_dial};
 
-/// Proposed to whoever has the relay on the same machine.
+/// The default for a relay on the same machine.
 const USUAL_RELAY: &str = "http://127.0.0.1:8080";
 
-/// What a server of no known kind is taken to run at once.
+/// The assumed number of concurrent requests of a server of unknown kind.
 const USUAL_AT_ONCE: u32 = 4;
 
-/// Whoever asks, and the network to try answers with.
+/// The dialogue, and the network to try answers with.
 pub(super) struct Questions<'a> {
     args: ConnectArgs,
     terminal: Option<Arc<Terminal>>,
     runtime: &'a Runtime,
 }
 
-/// A backend that was chosen.
 struct Chosen {
     url: Url,
     engine: Engine,
@@ -37,7 +36,7 @@ struct Chosen {
 }
 
 impl<'a> Questions<'a> {
-    /// To the terminal, unless there is none or nothing is to be asked.
+    /// Uses the terminal, unless there is none or `--yes` was given.
     #[expect(
         clippy::disallowed_methods,
         reason = "the main thread waits for a line of the terminal and cannot be interrupted"
@@ -60,7 +59,7 @@ impl<'a> Questions<'a> {
         &self.args
     }
 
-    /// Whether the files may be written, before anybody has answered a question in vain.
+    /// Checks that the files may be written, before any question.
     pub(super) fn output(&self) -> Result<(), String> {
         let output = &self.args.output;
         let secret = files::secret_file(output);
@@ -74,7 +73,7 @@ impl<'a> Questions<'a> {
         self.may_write(files)
     }
 
-    /// Whether these files may be written: all that are there already need a yes.
+    /// Checks that these files may be written: overwriting existing ones must be confirmed.
     fn may_write(&self, mut files: Vec<PathBuf>) -> Result<(), String> {
         files.retain(|file| file.symlink_metadata().is_ok());
         if files.is_empty() || self.args.force {
@@ -89,12 +88,12 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Everything, each answer tried.
+    /// Returns all answers, each of them tried.
     pub(super) fn answers(&self) -> Result<Answers, String> {
         let provider = Given { setting: "PROVIDER_NAME (--provider-name)", value: self.args.provider_name.trim() };
         let provider = provider.provider().map_err(|error| error.to_string())?;
         let (relay, secret) = self.relay(&provider)?;
-        // The relay refused the secret of the file that was given, so that another is to be written after all.
+        // The relay rejected the secret in the given file, so another one has to be written after all.
         if matches!(secret, SecretPlace::New(_)) && self.args.worker_secret_file.is_some() {
             self.may_write(vec![files::secret_file(&self.args.output)])?;
         }
@@ -125,7 +124,7 @@ impl<'a> Questions<'a> {
         })
     }
 
-    /// A relay that lets this worker in, as it was written, and what it was shown.
+    /// Returns the address, as it was written, of a relay that admits this worker, and the location of the secret.
     fn relay(&self, provider: &str) -> Result<(String, SecretPlace), String> {
         let mut address = self.args.relay.as_deref();
         let mut secret = self.given_secret()?;
@@ -142,7 +141,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Whether anything listens there that speaks TLS as it should, before a secret is asked for.
+    /// Checks that the address accepts connections, with valid TLS if used, before prompting for a secret.
     fn reach(&self, url: &RelayUrl) -> Result<Trust, String> {
         let trust = crate::worker::trust(self.args.relay_ca_file.as_ref()).map_err(|error| error.to_string())?;
         let (headers, proxies) = (RelayHeaders::default(), Proxies::from_env());
@@ -155,7 +154,7 @@ impl<'a> Questions<'a> {
         Ok(trust)
     }
 
-    /// The secret by which the relay lets this worker in; none where the relay is what has to be another.
+    /// Returns the secret with which the relay admits this worker; `None` if the relay's address has to change.
     fn let_in(
         &self,
         url: &RelayUrl,
@@ -216,7 +215,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// The backend that was named, or one of those that answer here.
+    /// Returns the given backend, or one of those that respond on this machine.
     fn backend(&self) -> Result<Chosen, String> {
         if self.args.backend.is_some() {
             return self.named_backend(None);
@@ -244,7 +243,7 @@ impl<'a> Questions<'a> {
         self.named_backend(Some(found))
     }
 
-    /// The backend at an address, or of a number in the list.
+    /// Returns the backend at an address, or with a number in the list.
     fn named_backend(&self, mut listed: Option<Vec<Found>>) -> Result<Chosen, String> {
         let question =
             if listed.is_some() { "Which one: a number, or another address" } else { "The backend's address" };
@@ -262,7 +261,7 @@ impl<'a> Questions<'a> {
             let url = given.backend_url().map_err(|error| error.to_string())?;
             match self.runtime.block_on(backends::look_at(url.clone(), self.api_key()?)) {
                 Ok(found) => Ok(Ok(found)),
-                // It may be started later, and a worker waits for it.
+                // It may be started later; the worker waits for it.
                 Err(why) => match &self.terminal {
                     Some(terminal) => {
                         say(&format!("{url}: {}", marked(&why)));
@@ -308,7 +307,7 @@ impl<'a> Questions<'a> {
         format!("no backend answers on this machine's ports {}", ports.join(", "))
     }
 
-    /// What was given, or else is answered, once it is judged to be right. A wrong answer is asked for again.
+    /// Returns the given value, or else the answer, once it is valid. A wrong answer is prompted for again.
     fn judged<T>(
         &self,
         (setting, given): (&str, Option<&str>),
@@ -340,7 +339,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Says what is wrong with an answer, where there will be another.
+    /// Reports what is wrong with an answer, if it will be prompted for again.
     fn again(&self, why: &str) -> Result<(), String> {
         match &self.terminal {
             Some(_) => {
@@ -352,7 +351,7 @@ impl<'a> Questions<'a> {
     }
 }
 
-/// One that is not in a file yet.
+/// Validates a secret that is not in a file yet.
 fn judge_secret(text: &str) -> Result<(Secret, SecretPlace), String> {
     if text.trim().is_empty() {
         return Err("the worker secret is empty; the relay's administrator has it".to_owned());

@@ -1,24 +1,24 @@
-//! Questions to whoever sits at the terminal. They go to standard error, as a log would; standard output is for results.
+//! Questions on the terminal. They go to standard error, like a log; standard output is for results.
 
 use std::io::{self, IsTerminal, Write};
 
 use hidden::Modes;
 
-/// A terminal, and how it was when we came.
+/// A terminal and its original modes.
 #[derive(Debug)]
 pub(super) struct Terminal {
     modes: Modes,
 }
 
 impl Terminal {
-    /// Where there is somebody to ask.
+    /// Opens the terminal; `None` if the program is not interactive.
     pub(super) fn open() -> Option<Self> {
         let stdin = io::stdin();
         let modes = Modes::now()?;
         (stdin.is_terminal() && io::stderr().is_terminal()).then_some(Self { modes })
     }
 
-    /// A line, without blanks around it; the default for an empty one.
+    /// Reads a line, without surrounding blanks; the default if it is empty.
     pub(super) fn ask(&self, question: &str, default: Option<&str>) -> Result<String, String> {
         loop {
             let hint = default.map_or_else(String::new, |default| format!(" [{default}]"));
@@ -31,18 +31,18 @@ impl Terminal {
         }
     }
 
-    /// A line that does not appear on the screen.
+    /// Reads a line without echo.
     pub(super) fn ask_hidden(&self, question: &str) -> Result<String, String> {
         self.modes.read_hidden(&format!("{question}: ")).map(|line| line.trim().to_owned())
     }
 
-    /// Yes or no; no for an empty line.
+    /// Reads yes or no; no for an empty line.
     pub(super) fn confirm(&self, question: &str) -> Result<bool, String> {
         let line = read_line(&format!("{question} [y/N]: "))?;
         Ok(matches!(line.trim().to_lowercase().as_str(), "y" | "yes"))
     }
 
-    /// As it was when we came: also when somebody leaves in the middle of a question.
+    /// Restores the original modes, also when the user quits during a question.
     pub(super) fn restore(&self) {
         self.modes.restore();
     }
@@ -76,10 +76,10 @@ mod hidden {
         pub(super) fn read_hidden(&self, question: &str) -> Result<String, String> {
             let mut modes = self.0.clone();
             modes.local_modes.remove(LocalModes::ECHO);
-            // The end of the line alone is shown, or the next words would stand behind the question.
+            // Only the end of the line is echoed, or the next text would follow the question on the same line.
             modes.local_modes.insert(LocalModes::ECHONL);
             let failed = |error| format!("the terminal cannot hide what is typed: {error}");
-            // What was typed before the question was not meant for it, and may be on the screen already.
+            // Input from before the question was not meant for it, and may already be on the screen.
             tcsetattr(io::stdin(), OptionalActions::Flush, &modes).map_err(failed)?;
             let line = super::read_line(question);
             self.restore();
@@ -92,14 +92,14 @@ mod hidden {
     }
 }
 
-/// A console's modes are asked for with unsafe code only, so a library hides what is typed.
+/// The modes of a Windows console require unsafe code, so a library hides the input.
 #[cfg(windows)]
 mod hidden {
     #[derive(Debug)]
     pub(super) struct Modes;
 
     impl Modes {
-        #[allow(clippy::unnecessary_wraps)] // Elsewhere there may be none.
+        #[allow(clippy::unnecessary_wraps)] // On Unix there may be none.
         pub(super) fn now() -> Option<Self> {
             Some(Self)
         }

@@ -1,4 +1,5 @@
-//! Variables that are still set once the answers are written: they win over `worker.yaml`, also with what was just refused.
+//! Variables that are still set when the answers are written: they take precedence over `worker.yaml`, even with values
+//! that were just rejected.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use http::HeaderMap;
 use crate::cli::{self, Args};
 use crate::config::{BackendSettings, Credential, RelayUrl, Settings};
 
-/// What was asked for, as a run would have it.
+/// The settings that `connect` writes, as a run would read them.
 #[derive(PartialEq)]
 struct Asked {
     provider: String,
@@ -20,7 +21,7 @@ struct Asked {
     max_concurrency: u32,
 }
 
-/// Those that would have a run of this file do something else, or nothing.
+/// Returns the variables that would make a run of this file behave differently, or fail.
 pub(super) fn in_the_way(file: &Path) -> Vec<String> {
     let Some(written) = asked(&Args { config: Some(file.to_owned()), ..Args::default() }) else { return Vec::new() };
     let differs = |variable: &String| asked(&cli::of_variable(variable, file)).is_none_or(|asked| asked != written);

@@ -8,7 +8,7 @@ use serde_yaml::{Mapping, Value};
 use super::words::{self, Macros};
 use super::{Model, Multiplexer, Notes, Worker, slots};
 
-/// Its own, where the file says nothing.
+/// llama-swap's own default.
 const HEALTH_CHECK_SECS: u64 = 120;
 const SHORTEST_HEALTH_CHECK_SECS: u64 = 15;
 
@@ -32,7 +32,7 @@ struct File {
     rest: BTreeMap<String, Value>,
 }
 
-/// Where groups are now; those at the top are what they were.
+/// The current place of groups; those at the top level are the former one.
 #[derive(Debug, Default, Deserialize)]
 struct Routing {
     #[serde(default)]
@@ -67,7 +67,7 @@ struct OnStartup {
     preload: Vec<String>,
 }
 
-/// Models that swap with each other, or run together, beside others or in their place.
+/// Models that swap with each other, or run together, in parallel with others or instead of them.
 #[derive(Debug, Deserialize)]
 pub(super) struct Group {
     #[serde(default = "yes")]
@@ -104,7 +104,7 @@ struct FileModel {
     rest: BTreeMap<String, Value>,
 }
 
-/// The `worker.yaml` for this configuration; `variable` reads `${env.NAME}`.
+/// Returns the `worker.yaml` for this configuration; `variable` reads `${env.NAME}`.
 pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
     let file = parse(text).map_err(|error| format!("not llama-swap's configuration: {error}"))?;
     let mut notes = Notes::default();
@@ -206,7 +206,7 @@ fn convert_model(
     })
 }
 
-/// Where the server listens, if that is not the port that it is given.
+/// Returns the server's address, if that is not the port that it is given.
 fn own_url(at: &str, proxy: Option<String>, macros: &Macros<'_>, notes: &mut Notes) -> Result<Option<String>, String> {
     let Some(proxy) = proxy.map(|proxy| macros.expand(&proxy)).transpose()? else { return Ok(None) };
     if !proxy.contains("${PORT}") {
@@ -222,7 +222,8 @@ fn own_url(at: &str, proxy: Option<String>, macros: &Macros<'_>, notes: &mut Not
     Ok(None)
 }
 
-/// What the backend lists as its model. llama-swap never asks; here a backend that lists another counts as not loaded.
+/// Returns the model name that the backend lists. llama-swap never checks it; the worker treats a backend that lists
+/// another model as not loaded.
 fn name_of_backend(
     at: &str,
     id: &str,
@@ -231,7 +232,7 @@ fn name_of_backend(
     notes: &mut Notes,
 ) -> Option<String> {
     let wanted = wanted.filter(|name| !name.is_empty());
-    // A word with blanks is a script for a shell, which takes no flags of llama-server's.
+    // A word with blanks is a shell script, which does not accept llama-server's flags.
     let is_llama = command.iter().filter(|word| !word.contains(char::is_whitespace)).any(|word| {
         word.rsplit('/')
             .next()
@@ -333,7 +334,7 @@ fn scalars(of: &Mapping) -> impl Iterator<Item = (String, String)> {
     of.iter().filter_map(|(name, value)| Some((scalar(name)?, scalar(value)?)))
 }
 
-/// A text, a number or a truth value, as it is written.
+/// Returns a string, a number or a boolean, as it is written.
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

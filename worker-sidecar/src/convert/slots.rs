@@ -1,19 +1,20 @@
 //! llama-swap's groups as slots.
 //!
-//! A group there may push out every other model, or run beside them. A slot here holds one model and knows nothing of other slots.
-//! So whatever pushes others out shares one slot with them, and only what runs beside others has a slot of its own: a GPU
-//! that is shared by mistake fails with "out of memory", one that is not shared by mistake merely waits.
+//! A group may unload every other model, or run in parallel with them. A slot holds one model and is independent of
+//! other slots. So models that unload others share one slot with them, and only models that run in parallel with others
+//! get their own slot: a GPU that is shared by mistake fails with "out of memory", while one that is wrongly not shared
+//! merely causes waiting.
 
 use super::llama_swap::Group;
 use super::{Model, Notes, Slot};
 
-/// The slot of all models that push each other out.
+/// The slot of all models that unload each other.
 const SHARED: &str = "gpu0";
 
-/// What the worker takes as a slot's name at most.
+/// The most characters of a slot's name.
 const MAX_ID_CHARS: usize = 64;
 
-/// Every model in one slot. `groups` in their order; a model in several belongs to the first.
+/// Puts every model into one slot. `groups` in their order; a model in several groups belongs to the first.
 pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: &mut Notes) -> Vec<Slot> {
     let mut own = Vec::new();
     for (name, group) in groups {
@@ -53,7 +54,7 @@ pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: 
     slots
 }
 
-/// A group's name as a slot's; with a number where a slot has that already.
+/// Returns the group's name as a slot name; with a number if a slot has that name already.
 fn unused(name: &str, slots: &[Slot]) -> String {
     let numbers = (2..).map(|number| format!("-{number}"));
     let mut ids = std::iter::once(String::new()).chain(numbers).map(|end| {
@@ -63,7 +64,7 @@ fn unused(name: &str, slots: &[Slot]) -> String {
     ids.find(|id| slots.iter().all(|slot| slot.id != *id)).unwrap_or_default()
 }
 
-/// Models that are to be there from the start: the first of each slot.
+/// Sets the models that are loaded at the start: the first of each slot.
 pub(super) fn preload(slots: &mut [Slot], wanted: &[String], notes: &mut Notes) {
     for name in wanted.iter().map(|name| name.trim()).filter(|name| !name.is_empty()) {
         let model = slots.iter().flat_map(|slot| &slot.models);

@@ -1,4 +1,4 @@
-//! What comes out is judged by the worker's own reading of it.
+//! The worker's own parser validates the results.
 
 use crate::cli::Args;
 use crate::config::Settings;
@@ -10,7 +10,7 @@ fn variable(name: &str) -> Option<String> {
     (name == "MODELS_DIR").then(|| "/srv/models".to_owned())
 }
 
-/// The result, and what the worker reads in it.
+/// Returns the result, and the settings that the worker reads from it.
 fn converted(config: &str) -> (String, Settings) {
     let text = convert(config, &variable).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +154,7 @@ fn words_are_divided_as_a_shell_does() {
     assert_eq!(words::flag(&words, &["-np", "--parallel"]), Some("4"));
 }
 
-/// What the worker reads in a file with one model, and its notes.
+/// Returns the result for one model, and the model's settings in it.
 fn converted_model(model: &str) -> (String, serde_yaml::Value) {
     let (text, _) = converted(&format!("models:\n  m: {model}\n"));
     let yaml: serde_yaml::Value = serde_yaml::from_str(&text).unwrap();

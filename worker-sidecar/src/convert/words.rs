@@ -1,25 +1,25 @@
-//! Commands as llama-swap writes them: one text with macros, comments and a shell's quotes.
+//! Commands in llama-swap's format: one text with macros, comments and shell quoting.
 
 use std::collections::BTreeMap;
 
-/// How deep macros may stand in macros; beyond it they go in a circle.
+/// The nesting limit of macros; deeper ones are circular.
 const MAX_DEPTH: usize = 16;
 
-/// What `${…}` may name.
+/// The names that `${…}` may use.
 pub(super) struct Macros<'a> {
-    /// Those of the file and of the model, the latter in the place of the former.
+    /// The macros of the file and of the model; the latter take precedence.
     pub(super) named: BTreeMap<String, String>,
-    /// `${env.NAME}`.
+    /// Looks up `${env.NAME}`.
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
 impl Macros<'_> {
-    /// The text with every macro replaced but `${PORT}`, which means the same here, and `${PID}`.
+    /// Replaces every macro except `${PORT}`, which has the same meaning in `worker.yaml`, and `${PID}`.
     pub(super) fn expand(&self, text: &str) -> Result<String, String> {
         self.expand_within(text, 0)
     }
 
-    /// The text with every `${env.NAME}` replaced, and nothing else.
+    /// Replaces every `${env.NAME}`, and nothing else.
     pub(super) fn expand_variables(&self, text: &str) -> Result<String, String> {
         replace(text, &|name| if name.starts_with("env.") { self.value(name).map(Some) } else { Ok(None) })
     }
@@ -43,7 +43,7 @@ impl Macros<'_> {
     }
 }
 
-/// The text with each `${…}` replaced for which there is something.
+/// Replaces each `${…}` for which `by` returns a text.
 fn replace(text: &str, by: &dyn Fn(&str) -> Result<Option<String>, String>) -> Result<String, String> {
     let mut replaced = String::new();
     let mut rest = text;
@@ -58,14 +58,14 @@ fn replace(text: &str, by: &dyn Fn(&str) -> Result<Option<String>, String>) -> R
     Ok(replaced)
 }
 
-/// A command without the lines that begin with `#`. What is in them counts for nothing, also where no macro has that name.
+/// Removes the lines that begin with `#`. Macros in them are ignored, even unknown ones.
 pub(super) fn without_comments(command: &str) -> String {
     let lines: Vec<&str> = command.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
     lines.join("\n")
 }
 
-/// A command's words, as llama-swap divides them: without comments, with a blank for a backslash that ends a line (blanks behind
-/// it do not matter), and otherwise as a POSIX shell.
+/// Splits a command into words as llama-swap does: without comments, with a blank for a backslash at the end of a line
+/// (trailing blanks are ignored), and otherwise like a POSIX shell.
 pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     let text = without_comments(command);
     let lines: Vec<String> = text
@@ -89,7 +89,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// Up to the closing quote.
+/// Reads up to the closing quote.
 fn quoted(letters: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> Result<(), String> {
     while let Some(letter) = letters.next() {
         match letter {
@@ -105,7 +105,7 @@ fn quoted(letters: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> 
     Err(format!("its command has a {quote} that is not closed"))
 }
 
-/// What stands behind a flag, as `--flag value` or `--flag=value`; the last one counts.
+/// Returns the value of a flag, as `--flag value` or `--flag=value`; the last one takes effect.
 pub(super) fn flag<'a>(words: &'a [String], names: &[&str]) -> Option<&'a str> {
     let mut found = None;
     for (index, word) in words.iter().enumerate() {

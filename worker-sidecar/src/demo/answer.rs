@@ -1,24 +1,24 @@
-//! What the demo backend says, and where it stops.
+//! The text of the demo backend's responses, and where it stops.
 
 use serde_json::Value;
 
 use super::tokens;
 
-/// Longest part of a prompt that is repeated, in characters: an echo of a 32 MiB prompt would stream for days.
+/// The longest part of a prompt that is repeated, in characters: an echo of a 32 MiB prompt would stream for days.
 const EXCERPT_CHARS: usize = 400;
 
-/// Why an answer ended.
+/// The reason why a response ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finish {
-    /// It was all said.
+    /// The text was complete.
     End,
-    /// This stop string came up.
+    /// This stop string occurred.
     Stop(String),
     /// The limit of tokens was reached.
     Length,
 }
 
-/// The limits that a request set; what it left out is `None` or empty.
+/// The limits that a request set; those that it omitted are `None` or empty.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     pub(super) max_tokens: Option<u64>,
@@ -52,7 +52,7 @@ impl Limits {
     }
 }
 
-/// One whole answer, cut as asked, with its counts.
+/// One whole response, cut as requested, with its token counts.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
@@ -62,7 +62,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// The answer to `asked`; `earlier` is what was said before, where that is remembered.
+    /// Creates the response to `asked`; `earlier` is the previous prompt, if it is stored.
     pub(super) fn new(asked: &Asked, earlier: Option<&str>, limits: &Limits) -> Self {
         let mut text = compose(&asked.last, earlier);
         let mut finish = Finish::End;
@@ -82,23 +82,23 @@ impl Answer {
         Self { text, finish, input_tokens: tokens::count(&asked.all), output_tokens }
     }
 
-    /// The parts that are streamed one after the other.
+    /// Returns the parts that are streamed one after the other.
     pub(super) fn words(&self) -> impl Iterator<Item = &str> {
         tokens::words(&self.text)
     }
 }
 
-/// What a request says.
+/// The texts of a request.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Asked {
     /// Every text in it, for counting.
     pub(super) all: String,
-    /// What the user said last, for repeating.
+    /// The user's last text, for repeating.
     pub(super) last: String,
 }
 
 impl Asked {
-    /// A prompt that is one text.
+    /// Creates a prompt that is one text.
     pub(super) fn text(text: &str) -> Self {
         Self { all: text.to_owned(), last: text.to_owned() }
     }
@@ -114,12 +114,12 @@ impl Asked {
     }
 }
 
-/// A field's value, unless it is absent or null, which mean the same.
+/// Returns a field's value, unless it is absent or null, which mean the same.
 pub(super) fn given(value: &Value) -> Option<&Value> {
     (!value.is_null()).then_some(value)
 }
 
-/// The texts of a `messages` list, or of a Responses `input` list, which holds the same items among others.
+/// Returns the texts of a `messages` list, or of a Responses `input` list, which contains the same items among others.
 pub(super) fn text_of_messages(messages: &Value) -> Result<Asked, String> {
     let messages = messages.as_array().filter(|messages| !messages.is_empty());
     let mut asked = Asked::default();
@@ -133,7 +133,7 @@ pub(super) fn text_of_messages(messages: &Value) -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// The text of a message's content: a string, or the text parts of a list; images and the like say nothing here.
+/// Returns the text of a message's content: a string, or the text parts of a list; images and the like have no text.
 pub(super) fn text_of_content(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

@@ -1,4 +1,5 @@
-//! `/v1/embeddings`: a bag of hashed words. Equal texts give equal vectors and shared words near ones; it means no more.
+//! `/v1/embeddings`: a bag of hashed words. Equal texts get equal vectors, and texts with shared words similar ones;
+//! they mean nothing more.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -49,7 +50,7 @@ pub(super) async fn embeddings(
     })))
 }
 
-/// One text to embed, as words (of letters, or of token numbers) and its count.
+/// One text to embed, as words (of letters, or of token numbers) and its token count.
 struct Input {
     words: Vec<String>,
     tokens: usize,
@@ -67,7 +68,7 @@ impl Input {
     }
 }
 
-/// Text, a list of texts, a list of token numbers, or a list of such lists; `None` for anything else.
+/// Parses a text, a list of texts, a list of token numbers, or a list of such lists; `None` for anything else.
 fn inputs(input: &Value) -> Option<Vec<Input>> {
     match input {
         Value::String(text) => Some(vec![Input::of_text(text)]),
@@ -84,10 +85,10 @@ fn inputs(input: &Value) -> Option<Vec<Input>> {
     }
 }
 
-/// A vector of length one, whatever the words.
+/// Returns a vector of length one, whatever the words.
 fn embed(words: &[String], dimensions: usize) -> Vec<f32> {
     let mut vector = vec![0.0_f32; dimensions];
-    vector[0] = 0.01; // no words still have a direction
+    vector[0] = 0.01; // an empty text still has a direction
     for word in words {
         let hash = fnv1a(word.as_bytes());
         let place = (hash >> 1) % dimensions as u64;
@@ -100,7 +101,7 @@ fn embed(words: &[String], dimensions: usize) -> Vec<f32> {
     vector
 }
 
-/// FNV-1a: the same on every machine and in every release, which the standard hasher does not promise.
+/// FNV-1a: the same on every machine and in every release, which the standard hasher does not guarantee.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -50,7 +50,7 @@ fn asked(body: &Value) -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-/// A message that has said nothing yet.
+/// Returns a message without text.
 fn message(model: &Value, answer: &Answer) -> Value {
     json!({
         "id": fresh_id("msg_"), "type": "message", "role": "assistant", "model": model, "content": [],

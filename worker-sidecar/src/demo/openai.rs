@@ -1,4 +1,4 @@
-//! `/v1/chat/completions` and `/v1/completions`: two shapes of the same answer.
+//! `/v1/chat/completions` and `/v1/completions`: two formats of the same response.
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -35,17 +35,17 @@ pub(super) async fn completions(
     respond(&demo, &body, &Asked::text(prompt), &COMPLETION).await
 }
 
-/// What the two routes differ in.
+/// The differences between the two routes.
 struct Shape {
     id_prefix: &'static str,
     object: &'static str,
     chunk_object: &'static str,
     max_names: &'static [&'static str],
-    /// The choice of a unary answer, less its index and finish reason.
+    /// The choice of a unary response, without its index and finish reason.
     whole: fn(&str) -> (&'static str, Value),
-    /// The choice of a chunk that carries a word.
+    /// The choice of a chunk with a word.
     part: fn(&str) -> (&'static str, Value),
-    /// The first and the last choice of a stream, which carry no word.
+    /// The first and the last choice of a stream, which contain no word.
     open: Option<fn() -> Value>,
     close: fn() -> (&'static str, Value),
 }

@@ -1,4 +1,4 @@
-//! What all routes need: the parsed body, errors in the route's dialect, ids, and a paced event stream.
+//! The common parts of all routes: the parsed body, errors in the route's dialect, ids, and a paced event stream.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::Demo;
 
-/// How a route words its errors.
+/// The error format of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     OpenAi,
@@ -21,13 +21,13 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a path that may lead nowhere.
+    /// Returns the dialect of a path, which need not exist.
     pub(super) fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
     }
 }
 
-/// A refusal, in one dialect.
+/// An error, in one dialect.
 #[derive(Debug)]
 pub(super) struct Failure {
     dialect: Dialect,
@@ -42,7 +42,7 @@ impl Failure {
         Self { dialect, status, code, param: None, message: message.to_owned() }
     }
 
-    /// A 400 that names the field.
+    /// Creates a 400 that names the field.
     pub(super) fn invalid(dialect: Dialect, param: &'static str, message: &str) -> Self {
         Self { param: Some(param), ..Self::new(dialect, StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
@@ -72,7 +72,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The body as a JSON object, whatever its content type says.
+/// Parses the body as a JSON object, whatever its content type.
 pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, Failure> {
     let body = body.map_err(|rejection| {
         let code =
@@ -89,7 +89,7 @@ pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Re
     }
 }
 
-/// As [`parse`], for a route that runs the model: the body must name it.
+/// Like [`parse`], for a route that runs the model: the body must name it.
 pub(super) fn parse_for_model(
     demo: &Demo,
     dialect: Dialect,
@@ -103,7 +103,7 @@ pub(super) fn parse_for_model(
     }
 }
 
-/// The flag `stream` of a body; absent or null is false.
+/// Returns the flag `stream` of a body; absent or null is false.
 pub(super) fn wants_stream(dialect: Dialect, body: &Value) -> Result<bool, Failure> {
     match &body["stream"] {
         Value::Null => Ok(false),
@@ -114,22 +114,22 @@ pub(super) fn wants_stream(dialect: Dialect, body: &Value) -> Result<bool, Failu
     }
 }
 
-/// A fresh id such as `chatcmpl-5f0c…`; random, because a relay sees the ids of many backends.
+/// Returns a fresh id such as `chatcmpl-5f0c…`; random, because a relay sees the ids of many backends.
 pub(super) fn fresh_id(prefix: &str) -> String {
     let mut bytes = [0; 12];
-    // The operating system's generator only fails where nothing else works either; a demo may then repeat an id.
+    // The system's random number generator fails only on a broken system; a demo may then repeat an id.
     if let Err(error) = getrandom::fill(&mut bytes) {
         tracing::warn!(%error, "no random numbers");
     }
     bytes.iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
-/// Now, in seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(super) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A whole answer, given after the time that speaking its words takes.
+/// Returns a whole response, after the time that streaming its words would take.
 pub(super) async fn unary(demo: &Demo, words: usize, body: Value) -> Response {
     let _underway = demo.answering.begin();
     tokio::time::sleep(demo.delay.saturating_mul(u32::try_from(words).unwrap_or(u32::MAX))).await;
@@ -141,27 +141,27 @@ pub(super) async fn unary(demo: &Demo, words: usize, body: Value) -> Response {
 pub(super) struct Frames(VecDeque<(bool, Bytes)>);
 
 impl Frames {
-    /// `data: …`, sent at once.
+    /// Adds `data: …`, sent at once.
     pub(super) fn data(&mut self, data: &Value) {
         self.push(false, format!("data: {data}\n\n"));
     }
 
-    /// `data: …` that carries a word, so the pause comes first.
+    /// Adds `data: …` with a word, sent after a pause.
     pub(super) fn word(&mut self, data: &Value) {
         self.push(true, format!("data: {data}\n\n"));
     }
 
-    /// `data: [DONE]`, where the dialect ends so.
+    /// Adds `data: [DONE]`, if the dialect ends with it.
     pub(super) fn done(&mut self) {
         self.push(false, "data: [DONE]\n\n".to_owned());
     }
 
-    /// An event under its own name, which is the `type` inside it too.
+    /// Adds an event with its name, which is also the `type` inside it.
     pub(super) fn event(&mut self, data: &Value) {
         self.push_event(false, data);
     }
 
-    /// As [`Self::event`], with the pause of a word first.
+    /// Like [`Self::event`], sent after the pause of a word.
     pub(super) fn word_event(&mut self, data: &Value) {
         self.push_event(true, data);
     }
@@ -175,7 +175,7 @@ impl Frames {
         self.0.push_back((pause, frame.into()));
     }
 
-    /// The stream as a response. Dropping its body, as happens when the client leaves, ends the answer.
+    /// Returns the stream as a response. Dropping its body, which happens when the client disconnects, ends the response.
     pub(super) fn into_response(self, demo: &Demo) -> Response {
         let body = paced(self.0, demo.delay, demo.answering.begin());
         ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")], body)

@@ -1,7 +1,7 @@
-//! `/v1/responses`: the one dialect with a memory, which is what its routing through a relay depends on.
+//! `/v1/responses`: the only dialect with stored state, which its routing through a relay depends on.
 //!
 //! The newest [`STORED`] responses are kept, so that `previous_response_id` and `GET /v1/responses/{id}` find them;
-//! older ones are forgotten. The stream ends with `response.completed` or `response.incomplete`, never with `[DONE]`.
+//! older ones are dropped. The stream ends with `response.completed` or `response.incomplete`, never with `[DONE]`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,10 +20,10 @@ use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 
-/// How many responses are remembered.
+/// The number of responses that are stored.
 pub(super) const STORED: usize = 1000;
 
-/// The remembered responses, shared by all requests.
+/// The stored responses, shared by all requests.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Store(Arc<Mutex<Memory>>);
 
@@ -96,7 +96,7 @@ pub(super) async fn retrieve(State(demo): State<Demo>, Path(id): Path<String>) -
     demo.stored.find(&id).map(|stored| Json(stored.response)).ok_or_else(|| no_such_response("response_not_found"))
 }
 
-/// `POST /v1/responses/{id}/cancel`: nothing here runs in the background, so there is never something to cancel.
+/// `POST /v1/responses/{id}/cancel`: the demo runs nothing in the background, so there is never anything to cancel.
 pub(super) async fn cancel(State(demo): State<Demo>, Path(id): Path<String>) -> Failure {
     match demo.stored.find(&id) {
         Some(_) => Failure::invalid(DIALECT, "response_id", "only a background response can be cancelled"),
@@ -118,7 +118,7 @@ fn asked(body: &Value) -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-/// The response as it is once everything is said.
+/// Returns the response in its final state.
 fn finished(id: &str, body: &Value, answer: &Answer) -> Value {
     let (status, incomplete) = match answer.finish {
         Finish::End | Finish::Stop(_) => ("completed", Value::Null),

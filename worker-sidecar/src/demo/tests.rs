@@ -1,4 +1,4 @@
-//! Every route over a real socket, as a worker would meet it.
+//! Every route over a real socket, as a worker would use it.
 
 mod client;
 

@@ -1,8 +1,8 @@
-//! Words and tokens, and the two routes that show them.
+//! Words and tokens, and the two routes for them.
 //!
-//! A word carries the white space before it, so words joined are the text. A token is a piece of one word of at most six
-//! bytes, about the size of a real model's. Its id is its bytes as a number behind a leading 1: it can be turned back
-//! into text without a vocabulary, and stays under 2^53, which JSON readers need.
+//! A word includes the white space before it, so the joined words are the text. A token is a piece of one word of at
+//! most six bytes, about the size of a real model's. Its id is its bytes as a number after a leading 1: it can be
+//! converted back into text without a vocabulary, and stays below 2^53, which JSON readers need.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -46,12 +46,11 @@ pub(super) async fn detokenize(body: Result<Bytes, BytesRejection>) -> Result<Js
     Ok(Json(json!({"prompt": text})))
 }
 
-/// How many tokens `text` is.
 pub(super) fn count(text: &str) -> usize {
     pieces(text).count()
 }
 
-/// The words of `text`, each with the white space before it.
+/// Returns the words of `text`, each with the white space before it.
 pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -63,7 +62,7 @@ pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The tokens of `text` as text.
+/// Returns the tokens of `text` as text.
 pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     words(text).flat_map(|word| {
         let mut rest = word;
@@ -80,7 +79,7 @@ fn id_of(piece: &str) -> u64 {
     piece.bytes().fold(1, |id, byte| id << 8 | u64::from(byte))
 }
 
-/// The text bytes behind an id; `None` for a number that is no id.
+/// Returns the text bytes of an id; `None` for a number that is no id.
 fn bytes_of(id: u64) -> Option<Vec<u8>> {
     let bytes = id.to_be_bytes();
     let lead = bytes.iter().position(|&byte| byte != 0)?;

@@ -1,4 +1,4 @@
-//! Why a request has no answer, or no whole one.
+//! The reason why a request has no response, or an incomplete one.
 
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay};
@@ -9,17 +9,17 @@ use crate::multiplexer::error::SlotError;
 /// A request's failure.
 #[derive(Debug)]
 pub enum Failure {
-    /// There was no answer.
+    /// There was no response.
     Backend(BackendError),
-    /// The answer was this server error, and the health check failed after it. None of it was passed on.
+    /// The response was this server error, and the health check failed after it. None of it was forwarded.
     Lost(u16),
-    /// The answer broke off.
+    /// The response broke off.
     Broken(String),
-    /// The path is not on our list.
+    /// The path is not in the allow-list.
     BadPath,
-    /// The answer does not fit into a message of an old relay.
+    /// The response does not fit into a message for an old relay.
     TooLarge,
-    /// The answer is not text, and the relay takes nothing else.
+    /// The response is not text, and the relay accepts nothing else.
     NotText,
     /// The model's slot ended it.
     Slot(SlotError),
@@ -46,7 +46,7 @@ impl std::fmt::Display for Failure {
 }
 
 impl Failure {
-    /// The wire's code.
+    /// Returns the wire code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Backend(BackendError::Unreachable(_)) | Self::Lost(_) => WorkerError::BACKEND_UNREACHABLE,
@@ -59,7 +59,7 @@ impl Failure {
         }
     }
 
-    /// The metric label.
+    /// Returns the metric label.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Backend(BackendError::Unreachable(_)) => "connect",
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// What a client may read: nothing of where the backend is or of what a library says.
+    /// Returns the message for clients: it does not reveal the backend's address or a library's error.
     pub fn public_message(&self) -> String {
         match self {
             Self::Backend(BackendError::Unreachable(error))
@@ -88,7 +88,7 @@ impl Failure {
         }
     }
 
-    /// The same for a client, where we must write the answer ourselves.
+    /// Returns the error for a client, for responses that the worker itself writes.
     pub fn api_error(&self) -> ApiError {
         let kind = match self {
             Self::Slot(error) => return error.api_error(),
@@ -103,7 +103,6 @@ impl Failure {
     }
 }
 
-/// The `error` message about a request.
 pub(super) fn error_message(request_id: &str, code: &str, message: &str) -> WorkerToRelay {
     WorkerToRelay::Error(WorkerError {
         request_id: Some(request_id.to_owned()),

@@ -1,4 +1,4 @@
-//! The answer towards a relay with `core1`: its head, its bytes as they come, its end.
+//! The response to a relay with `core1`: its head, its bytes as they arrive, its end.
 
 use http::HeaderMap;
 use modelrelay_protocol::headers::response_pairs;
@@ -7,7 +7,7 @@ use modelrelay_protocol::message::{ResponseComplete, ResponseStart, WorkerToRela
 use super::{Failure, Job, Passed};
 use crate::backend::Backend;
 
-/// Passes the backend's answer on. The backend is read only while there is room for what it says.
+/// Forwards the backend's response. The backend is read only while there is room in the queue.
 pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failure> {
     let mut answer = job.send(backend).await?;
     job.say(&WorkerToRelay::ResponseStart(ResponseStart {
@@ -17,12 +17,12 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
         content_length: answer.content_length(),
     }));
     let mut usage = job.usage_reader(&answer);
-    // Each of them is a part of the buffer that the head was read into, which would be held for as long as the stream.
+    // Each header is a slice of the buffer that the head was read into, which would be kept for the whole stream.
     answer.head.headers = HeaderMap::new();
     while let Some(bytes) = job.next_bytes(&mut answer).await? {
         usage.push(&bytes);
         if job.link.send_body(&job.key, bytes) {
-            // On the heap, as most answers never wait.
+            // On the heap, because most responses never wait.
             let room = answer.beside(job.link.wait_for_room(&job.key));
             job.worker.metrics.waited(Box::pin(job.unless_ended(room)).await?);
         }

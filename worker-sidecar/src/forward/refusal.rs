@@ -1,4 +1,4 @@
-//! What a slot says in place of an answer: by a code where the relay acts on it, else as the answer itself.
+//! The reply for a request that a slot does not serve: a code if the relay acts on it, otherwise a response.
 
 use bytes::Bytes;
 use modelrelay_protocol::error::ApiError;
@@ -8,7 +8,7 @@ use super::{Job, texts};
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::slots::Refusal;
 
-/// Ends a request that its slot does not serve, or serves no more.
+/// Ends a request that its slot does not serve, or stopped serving.
 pub(super) async fn refuse(job: &Job, error: &SlotError) {
     tracing::info!(request_id = %job.key.id, model = %job.request.model, code = error.code(), "not served: {error}");
     match Refusal::new(error, job.link.peer()) {
@@ -32,7 +32,7 @@ async fn answer(job: &Job, error: &ApiError) {
         headers: of_error.chain([content_type]).collect(),
         content_length: Some(body.len() as u64),
     }));
-    // However much waits, an error is all there is.
+    // Queued regardless of the limit, because nothing follows.
     let _ = job.link.send_body(&job.key, body);
     let complete = ResponseComplete { request_id, ..ResponseComplete::default() };
     job.link.finish(&job.key, &WorkerToRelay::ResponseComplete(complete)).await;

@@ -1,6 +1,6 @@
-//! The answer towards a relay that knows only the seeds: text, and never an `error`, on which such a relay closes the socket.
+//! The response to a relay without capabilities: text, and never an `error`, on which such a relay closes the socket.
 //!
-//! The first chunk means 200 and an event stream to its client, so only such an answer is sent in chunks.
+//! The first chunk means 200 and an event stream to its client, so only event streams are sent in chunks.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use modelrelay_protocol::text::Utf8Chunker;
 use super::{Failure, Job, Passed};
 use crate::backend::{Answer, Backend};
 
-/// Passes the backend's answer on, in chunks or whole.
+/// Forwards the backend's response, in chunks or whole.
 pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failure> {
     let mut answer = job.send(backend).await?;
     if job.request.is_streaming && is_event_stream(&answer) {
@@ -26,7 +26,7 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
     Ok(Passed { complete, answer: Some(answer) })
 }
 
-/// Says a failure that came before any chunk, as the answer that the relay itself would make.
+/// Reports a failure that occurred before any chunk, as the response that the relay itself would write.
 pub(super) async fn fail(job: &Job, error: &ApiError) {
     let mut headers: BTreeMap<String, String> =
         error.headers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -42,7 +42,7 @@ pub(super) async fn fail(job: &Job, error: &ApiError) {
     job.link.finish(&job.key, &message).await;
 }
 
-/// Ends a cancelled request. Its client is gone; the status is what nginx writes for that.
+/// Ends a cancelled request. Its client is gone; nginx logs the same status for that.
 pub fn cancelled_completion(request_id: &str) -> WorkerToRelay {
     WorkerToRelay::ResponseComplete(ResponseComplete {
         request_id: request_id.to_owned(),
@@ -58,12 +58,12 @@ fn is_event_stream(answer: &Answer) -> bool {
     answer.head.status == StatusCode::OK && content_type.to_ascii_lowercase().starts_with("text/event-stream")
 }
 
-/// Streams the answer. A failure on the way becomes an error frame, on which every SDK raises, and an end.
+/// Streams the response. A failure during the stream becomes an error frame, on which every SDK raises an error, and an end.
 async fn stream(job: &Job, mut answer: Answer) -> Passed {
     let mut usage = job.usage_reader(&answer);
     let (status, headers) = (answer.head.status.as_u16(), header_map(&answer));
     let mut chunker = Utf8Chunker::new();
-    // An event may be cut off, and its rest must not swallow what follows.
+    // An event may be cut off; the error frame must not become part of it.
     let mut tail = Tail::default();
     let failure = loop {
         let bytes: Bytes = match job.next_bytes(&mut answer).await {
@@ -85,7 +85,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
     };
     let mut answer = Some(answer);
     if let Some(failure) = failure {
-        // Its connection is closed before the slot hears that the request is over.
+        // Close the connection before the slot is notified that the request is over.
         answer = None;
         job.note(&failure);
         let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id, 0);
@@ -133,7 +133,7 @@ async fn whole(job: &Job, answer: &mut Answer) -> Result<WorkerToRelay, Failure>
         token_counts: usage.token_counts,
         response_id: usage.response_id,
     });
-    // Escapes make a message longer than its body; the published relay's library refuses frames over this.
+    // Escapes make a message longer than its body; the published relay's library rejects frames above this limit.
     if encode(&message).len() > MAX_OLD_WORKER_MESSAGE_BYTES {
         return Err(Failure::TooLarge);
     }
@@ -141,7 +141,7 @@ async fn whole(job: &Job, answer: &mut Answer) -> Result<WorkerToRelay, Failure>
     Ok(message)
 }
 
-/// The map of the seeds has one value a name.
+/// The message's map has one value per name.
 fn header_map(answer: &Answer) -> BTreeMap<String, String> {
     let mut map: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in response_pairs(&answer.head.headers) {

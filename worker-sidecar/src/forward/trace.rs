@@ -1,5 +1,5 @@
-//! One request as OpenTelemetry sees it here: the worker's span, and below it what the backend took. There only where traces
-//! are exported; else a client's own trace headers pass to the backend as they came.
+//! The OpenTelemetry spans of one request: the worker's span, and below it the backend's. They exist only if traces are
+//! exported; otherwise a client's own trace headers are forwarded to the backend unchanged.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use modelrelay_protocol::message::Request;
 use modelrelay_traces::{Parent, Span, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 use url::Url;
 
-/// The spans of one request. What is not said to have ended was cancelled.
+/// The spans of one request. A request that is dropped without an end was cancelled.
 #[derive(Debug)]
 pub(super) struct ForwardTrace(Mutex<Option<Spans>>);
 
@@ -20,7 +20,7 @@ struct Spans {
 }
 
 impl ForwardTrace {
-    /// Continues the relay's trace. Its headers are taken out of the request: the backend is to continue ours.
+    /// Continues the relay's trace. Removes its headers from the request, because the backend continues the worker's trace.
     pub(super) fn begin(traces: &Traces, request: &mut Request, worker: &str) -> Self {
         let (mut parent, mut state) = (None, None);
         request.headers.retain(|name, value| {
@@ -41,14 +41,14 @@ impl ForwardTrace {
         Self(Mutex::new(Some(Spans { forward, backend: None })))
     }
 
-    /// It has its slot, or its model is there.
+    /// The request has its slot, or its model is loaded.
     pub(super) fn mark_forwarding(&self) {
         if let Some(spans) = self.lock().as_mut() {
             spans.forward.event("forwarding");
         }
     }
 
-    /// It is sent to the backend, which is told whose trace it is in. `path`: of the list, without its query.
+    /// The request is being sent to the backend: adds the trace headers. `path`: from the allow-list, without its query.
     pub(super) fn begin_backend(&self, backend: &Url, method: &str, path: &str, headers: &mut HeaderMap) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
@@ -66,7 +66,7 @@ impl ForwardTrace {
         spans.backend = Some(span);
     }
 
-    /// The backend's answer has begun.
+    /// The backend's response has begun.
     pub(super) fn mark_answered(&self, status: u16) {
         let mut spans = self.lock();
         let Some(Spans { forward, backend: Some(backend) }) = spans.as_mut() else { return };
@@ -75,19 +75,19 @@ impl ForwardTrace {
         }
         backend.event("first byte");
         if status >= 400 {
-            // Whose fault it is, a client cannot know.
+            // A client cannot know the cause.
             backend.fail(&status.to_string());
         }
     }
 
-    /// It was answered whole, unless it has failed before.
+    /// The response is complete, unless it has failed before.
     pub(super) fn finish(&self) {
         if let Some(mut spans) = self.lock().take() {
             spans.forward.set("modelrelay.outcome", "ok");
         }
     }
 
-    /// It failed, for a reason of a list of ours.
+    /// The request failed, for a reason from a fixed list.
     pub(super) fn fail(&self, reason: &'static str) {
         if let Some(Spans { mut forward, backend }) = self.lock().take() {
             forward.set("modelrelay.outcome", reason);
@@ -98,7 +98,7 @@ impl ForwardTrace {
         }
     }
 
-    /// Held for moments, by the request's own task.
+    /// Held only briefly, by the request's own task.
     fn lock(&self) -> MutexGuard<'_, Option<Spans>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

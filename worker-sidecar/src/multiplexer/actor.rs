@@ -1,12 +1,12 @@
-//! One slot's task: the only part that knows of tasks and of time.
+//! One slot's task: the only part that uses tasks and the clock.
 //!
-//! It owns the slot's [`Machine`] and nobody else touches it; all that happens comes through one mailbox, in order. What the
-//! machine wants done is done in order too, with one exception: who is refused is told last, because a relay that takes a
-//! request back looks for its place in the grant that came before.
+//! The task alone owns the slot's [`Machine`]; all events arrive through one mailbox, in order. The machine's effects
+//! are executed in order too, with one exception: rejected requests are notified last, because a relay that requeues a
+//! request reads its capacity from the grant that came before.
 //!
-//! The task never waits for anything but its mailbox and its timer: the driver's calls run beside it and end as
-//! messages, relays are told by putting words into their queues. The mailbox has no bound of its own. What fills it is
-//! bounded: requests by their relays' grants and by what was registered, all else by the rate at which links are read.
+//! The task waits only for its mailbox and its timer: driver calls run in parallel and end as messages, and messages to
+//! relays are put into their queues. The mailbox itself is unbounded. Its sources are bounded: requests by their
+//! relays' grants and by the registered concurrency, everything else by the rate at which links are read.
 
 mod calls;
 mod history;
@@ -39,10 +39,10 @@ use super::event::{Arrival, Event, Generation, RelayKey, RequestKey};
 use super::machine::Machine;
 use super::metrics::Metrics;
 
-/// After a tick, the next comes no sooner: timers are no finer.
+/// The least time between two ticks: timers are no finer.
 const FINEST: Duration = Duration::from_millis(1);
 
-/// What comes in.
+/// A message in the mailbox.
 #[derive(Debug)]
 enum Message {
     Event(Event),
@@ -54,19 +54,19 @@ enum Message {
     Report(oneshot::Sender<Report>),
 }
 
-/// A slot's mailbox. The task ends when all of these, and all leases, are gone.
+/// The sending side of a slot's mailbox. The task ends when all of these, and all leases, are gone.
 #[derive(Clone, Debug)]
 pub(super) struct SlotHandle {
     mailbox: mpsc::UnboundedSender<Message>,
-    /// Whether a message that says nothing to the slot would change anything there. They are many, and it seldom would.
+    /// True if a message that does not concern the slot would change anything there. Such messages are frequent, and
+    /// seldom change anything.
     is_listening: Arc<AtomicBool>,
 }
 
-/// The same, for those who must not keep the task.
+/// The same, without keeping the task alive.
 #[derive(Clone, Debug)]
 pub(super) struct Mailbox(mpsc::WeakUnboundedSender<Message>);
 
-/// What the task owns.
 struct SlotTask {
     index: usize,
     machine: Machine,
@@ -77,28 +77,28 @@ struct SlotTask {
     metrics: Arc<Metrics>,
     history: History,
     waiting: HashMap<RequestKey, Waiting>,
-    /// How to end what runs.
+    /// Ends the leases that are in use.
     leases: HashMap<RequestKey, watch::Sender<Option<LeaseEnd>>>,
-    /// What follows from carrying out effects.
+    /// Events that result from executing effects.
     next: VecDeque<Event>,
     stop: Vec<oneshot::Sender<()>>,
     stopped: bool,
     is_listening: Arc<AtomicBool>,
 }
 
-/// A request that has no answer yet.
+/// A request without a result yet.
 struct Waiting {
     place: Place,
     answer: oneshot::Sender<Result<Lease, SlotError>>,
 }
 
-/// The time by the clock that tests can turn.
+/// Returns the time of the clock that tests can advance.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
 impl SlotHandle {
-    /// Starts the slot's task. `index`: the slot's place on the board.
+    /// Starts the slot's task. `index`: the slot's index on the board.
     #[expect(
         clippy::disallowed_methods,
         reason = "each message is of a request or a call that is counted elsewhere, and `drop` sends some"
@@ -131,7 +131,7 @@ impl SlotHandle {
             is_listening: Arc::clone(&is_listening),
         };
         drop(tokio::spawn(async move {
-            // Whoever waits for it hears of its end by what is dropped with it; relays must hear of it too.
+            // Callers that await the task notice its end because their channels are dropped; relays must be notified too.
             if AssertUnwindSafe(slot.run()).catch_unwind().await.is_err() {
                 tracing::error!(slot = index, "the task of a slot panicked; the slot is out of use until a restart");
                 of_all.fail(index, now());
@@ -145,14 +145,14 @@ impl SlotHandle {
         let _ = self.mailbox.send(Message::Event(event));
     }
 
-    /// A relay has said something that is of no other interest.
+    /// A relay has sent a message that does not concern the slot.
     pub(super) fn hear(&self, relay: RelayKey) {
         if self.is_listening.load(Ordering::Relaxed) {
             self.tell(Event::Heard { relay });
         }
     }
 
-    /// A request was read: in the mailbox when this returns, so behind all that was read before it.
+    /// A request arrived. It is in the mailbox when this returns, thus behind everything that arrived before.
     pub(super) fn arrive(&self, arrival: Arrival, place: Place) -> Arriving {
         let (answer, answered) = oneshot::channel();
         let request = arrival.request;
@@ -160,18 +160,18 @@ impl SlotHandle {
         Arriving::new(request, answered, self.mailbox.clone())
     }
 
-    /// What tells the task as long as others keep it.
+    /// Returns a mailbox that does not keep the task alive.
     pub(super) fn mailbox(&self) -> Mailbox {
         Mailbox(self.mailbox.downgrade())
     }
 
-    /// Refuses what waits here for relays that can send it elsewhere.
+    /// Rejects the requests that wait here for relays that can send them elsewhere.
     pub(super) fn give_back_held(&self) {
         let _ = self.mailbox.send(Message::GiveBackHeld);
     }
 
-    /// Takes no more requests. Ends when none run any more, or their time is over, and backends that are our children have
-    /// ended.
+    /// Accepts no more requests. Completes when none is running any more, or the timeout has passed, and the worker's
+    /// own backends have ended.
     pub(super) fn stop(&self, timeout: Duration) -> impl Future<Output = ()> + Send + 'static {
         let (stopped, until_stopped) = oneshot::channel();
         let _ = self.mailbox.send(Message::Stop { timeout, stopped });
@@ -180,7 +180,7 @@ impl SlotHandle {
         }
     }
 
-    /// How the slot is. `None` if its task is gone.
+    /// Returns the slot's report; `None` if its task is gone.
     pub(super) fn report(&self) -> impl Future<Output = Option<Report>> + Send + 'static {
         let (sender, report) = oneshot::channel();
         let _ = self.mailbox.send(Message::Report(sender));
@@ -189,7 +189,7 @@ impl SlotHandle {
 }
 
 impl Mailbox {
-    /// Puts an event into the mailbox, if anybody reads it.
+    /// Puts an event into the mailbox, if the task still runs.
     pub(super) fn tell(&self, event: Event) {
         let _ = self.0.upgrade().map(|mailbox| mailbox.send(Message::Event(event)));
     }
@@ -208,7 +208,7 @@ impl SlotTask {
                 }
             };
             tokio::select! {
-                // What has happened goes before what is only due; the machine does what is due with every event.
+                // Events that have happened precede what is only due; the machine handles what is due with every event.
                 biased;
                 message = self.mailbox.recv() => match message {
                     Some(message) => self.handle_message(message),
@@ -227,7 +227,7 @@ impl SlotTask {
             Message::Event(event) => {
                 let lost = if let Event::RelayLost { relay } = event { Some(relay) } else { None };
                 self.handle(event);
-                // The machine has forgotten them without a word; whoever awaits them here has not.
+                // The machine has dropped these requests silently, but their callers still await a result.
                 let of_it = self.waiting.extract_if(|_, waiting| Some(waiting.place.relay()) == lost);
                 for (_, waiting) in of_it {
                     let _ = waiting.answer.send(Err(SlotError::AtCapacity));
@@ -262,7 +262,7 @@ impl SlotTask {
         }
     }
 
-    /// Relays that keep nothing themselves, and know what becomes of a request that a worker on its way out refuses.
+    /// Gives back requests of relays that cannot hold requests themselves but can requeue one that a stopping worker rejects.
     fn give_back_held(&mut self) {
         let can_move = |waiting: &Waiting| self.board.peer(waiting.place.relay()) == Some(Peer::Core1);
         let movable: Vec<_> = self.waiting.extract_if(|_, waiting| can_move(waiting)).collect();
@@ -272,7 +272,7 @@ impl SlotTask {
         }
     }
 
-    /// Tells the machine, does what it wants, and tells it what comes of that.
+    /// Passes an event to the machine, executes the effects, and handles the events that result.
     fn handle(&mut self, event: Event) {
         self.next.push_back(event);
         while let Some(event) = self.next.pop_front() {
@@ -329,7 +329,7 @@ impl SlotTask {
         }
     }
 
-    /// The lease is made here. If nobody takes it, it comes back through the mailbox.
+    /// Creates the lease. If its receiver is gone, the lease returns through the mailbox.
     fn hand_over(&mut self, request: RequestKey, model: Model, generation: Generation) {
         let waiting = self.waiting.remove(&request);
         let (Some(waiting), Some(mailbox)) = (waiting, self.own.upgrade()) else {
@@ -337,7 +337,7 @@ impl SlotTask {
             return;
         };
         let Some(url) = self.calls.driver().driver().url(&model) else {
-            // It ended in this instant: the slot looks at once, and the relay tries elsewhere.
+            // The backend ended at this instant: the slot probes at once, and the relay tries another worker.
             self.next.push_back(Event::Released { request, answered: false });
             self.next.push_back(Event::ConnectFailed { generation });
             let _ = waiting.answer.send(Err(SlotError::BackendLost));
@@ -357,7 +357,7 @@ impl SlotTask {
         }
     }
 
-    /// Nothing runs any more.
+    /// Nothing is running any more: ends the backends and reports that the slot has stopped.
     fn finish(&mut self) {
         self.stopped = true;
         let (ending, stop) = (self.calls.stop(), std::mem::take(&mut self.stop));

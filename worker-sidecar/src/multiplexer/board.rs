@@ -1,13 +1,13 @@
-//! What relays are told: the grants, snapshots and answers of all slots, put together for each link.
+//! The messages to relays: the grants, snapshots and results of all slots, merged for each link.
 //!
-//! Slots decide, each for itself; here their words are only collected. What goes out is absolute, so each link is told the
-//! newest state and nothing in between.
+//! The slots make the decisions; this module only collects their state. All messages are absolute, so each link gets
+//! the newest state and nothing in between.
 //!
-//! Where several slots have the same model, here is also chosen which of them is asked. That is no decision: a slot that is
-//! asked in vain refuses, and the relay asks again.
+//! If several slots have the same model, this module also chooses the slot for a request. The choice need not be right:
+//! a slot that cannot serve a request rejects it, and the relay sends it again.
 //!
-//! Locks: this one is taken before a link's, never after, and is not held over an await. So neither a lease nor a place may
-//! be dropped under a link's lock.
+//! Locks: the board's lock is acquired before a link's, never after, and is not held over an await. So neither a lease
+//! nor a place may be dropped under a link's lock.
 
 mod choice;
 mod grants;
@@ -27,36 +27,37 @@ use super::effect::OrderError;
 use super::error::SlotError;
 use super::event::{Demand, OrderId, RelayKey};
 
-/// What is said of a slot whose task is gone.
+/// The message for a slot whose task is gone.
 const FAILED: &str = "the worker failed; it has to be restarted";
 
-/// What a relay understands.
+/// The protocol features that a relay supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// The seeds' messages only: no grants, no errors.
+    /// No capabilities: the original messages only, without grants and errors.
     Old,
-    /// Grants and errors, but nothing of slots: its requests wait here.
+    /// Grants and errors, but not slots: its requests wait here.
     Core1,
     /// Everything: it keeps its requests until a gate opens.
     Slots1,
 }
 
-/// One link, as far as the multiplexer speaks to it. Called under the board's lock: queues, and returns at once.
+/// The multiplexer's interface to one link. Called under the board's lock: implementations queue the message and return
+/// at once.
 pub trait RelaySink: fmt::Debug + Send + Sync {
-    /// The newest `grant`.
+    /// Queues the newest `grant`.
     fn grant(&self, grant: Grant);
 
-    /// The newest `slots`. Only told to relays that know them.
+    /// Queues the newest `slots`. Only for relays that support them.
     fn slots(&self, slots: Slots);
 
-    /// The newest `models_update`: all names of all models, though none may be new.
+    /// Queues the newest `models_update`: all names of all models, even if none is new.
     fn models(&self, names: &[Model]);
 
-    /// The answer to a `command`.
+    /// Queues the result of a `command`.
     fn command_result(&self, result: CommandResult);
 }
 
-/// What a slot has to tell, beside its snapshot.
+/// A slot's update, in addition to its snapshot.
 #[derive(Clone, Debug)]
 pub(super) enum Told {
     Gate { model: Model, open: bool },
@@ -65,7 +66,7 @@ pub(super) enum Told {
     StillServes,
 }
 
-/// All slots, as the relays see them.
+/// All slots, as relays see them.
 #[derive(Debug)]
 pub struct Board {
     inner: Mutex<Inner>,
@@ -83,16 +84,16 @@ pub(super) struct Place {
 #[derive(Debug)]
 struct Inner {
     slots: Vec<SlotView>,
-    /// How each slot is told what waits at relays. In the order in which that is decided, hence under the lock.
+    /// Deliver each slot's demand. They are used under the lock, so that demand arrives in the order in which it was divided.
     mailboxes: Vec<Mailbox>,
     relays: BTreeMap<RelayKey, RelayView>,
     orders: HashMap<OrderId, OrderView>,
     next_order: u64,
-    /// Which slot was last told of what waits at a relay for a model whose gate is open nowhere.
+    /// The slot that was last sent a relay's demand for a model whose gate is closed everywhere.
     chosen: HashMap<(RelayKey, Model), usize>,
 }
 
-/// Who waits for an order's answer, under which name.
+/// The link that awaits an order's result, and the order's name there.
 #[derive(Debug)]
 struct OrderView {
     slot: usize,
@@ -112,14 +113,14 @@ struct SlotView {
 struct RelayView {
     peer: Peer,
     sink: Arc<dyn RelaySink>,
-    /// The newest numbers of each slot's models. They count while the gate is open.
+    /// The newest values of each slot's models. They are in effect while the gate is open.
     grants: BTreeMap<(usize, Model), GrantValues>,
-    /// Its requests that are here.
+    /// The number of its requests that are here.
     own: BTreeMap<(usize, Model), u32>,
-    /// What waits there, as it said at `stated`, less what has come since.
+    /// The requests that wait there, as reported at `stated`, less those that have arrived since.
     demand: Vec<Demand>,
     stated: Instant,
-    /// Of which models each slot was told that they wait there.
+    /// The models whose demand each slot was sent.
     parts: Vec<BTreeSet<Model>>,
     told: Option<Grant>,
 }
@@ -133,14 +134,14 @@ impl Peer {
         }
     }
 
-    /// Whether its grant changes with every request of others. Elsewhere the slots say so.
+    /// True if its grant changes with every request of others. To other relays, the slots report that.
     fn is_told_load(self) -> bool {
         self == Self::Core1
     }
 }
 
 impl Board {
-    /// `snapshots`: what each slot looks like at `now`.
+    /// `snapshots`: each slot's state at `now`.
     pub(super) fn new(snapshots: Vec<Slot>, now: Instant) -> Arc<Self> {
         let slots = snapshots.into_iter().map(|snapshot| SlotView { snapshot, at: now, open: BTreeSet::new() });
         let (relays, orders) = (BTreeMap::new(), HashMap::new());
@@ -149,12 +150,12 @@ impl Board {
         Arc::new(Self { inner: Mutex::new(inner) })
     }
 
-    /// The slots' tasks are there, in the same order.
+    /// Connects the slots' tasks, in the order of the snapshots.
     pub(super) fn connect(&self, mailboxes: Vec<Mailbox>) {
         self.lock().mailboxes = mailboxes;
     }
 
-    /// A link has registered. It is told the slots and its first grant, before any slot has heard of it.
+    /// A link has registered. It receives the slots and its first grant before any slot is notified of it.
     pub(super) fn join(&self, relay: RelayKey, peer: Peer, sink: Arc<dyn RelaySink>, now: Instant) {
         let mut inner = self.lock();
         if peer == Peer::Slots1 {
@@ -175,7 +176,7 @@ impl Board {
         inner.tell_grants(|_| true);
     }
 
-    /// Finds the slot for a request, by whichever of its model's names. `None`: no slot has the model.
+    /// Finds the slot for a request, by any name of its model. `None`: no slot has the model.
     pub(super) fn enter(self: &Arc<Self>, relay: RelayKey, name: &str, now: Instant) -> Option<Place> {
         let mut inner = self.lock();
         let model = inner.id(name)?;
@@ -189,14 +190,14 @@ impl Board {
         Some(Place { board: Arc::clone(self), slot, relay, model })
     }
 
-    /// A relay says what waits there. The slots are told before this returns.
+    /// A relay reported its waiting requests. The slots are notified before this returns.
     pub(super) fn handle_demand(&self, relay: RelayKey, demand: &[Demand], now: Instant) {
         let mut inner = self.lock();
         let demand = inner.by_id(demand);
         inner.handle_demand(relay, demand, now);
     }
 
-    /// A relay sends nothing more: what waits there goes elsewhere.
+    /// A relay sends no more requests: those that wait there go elsewhere.
     pub(super) fn forget_demand(&self, relay: RelayKey) {
         let mut inner = self.lock();
         inner.chosen.retain(|(of, _), _| *of != relay);
@@ -205,37 +206,36 @@ impl Board {
         }
     }
 
-    /// What the relay understands, while it is there.
+    /// Returns the features that the relay supports, while it is connected.
     pub(super) fn peer(&self, relay: RelayKey) -> Option<Peer> {
         self.lock().relays.get(&relay).map(|view| view.peer)
     }
 
-    /// All names of all models that some slot has: the ids, then the others.
+    /// Returns all names of all models of all slots: the ids, then the aliases.
     pub(super) fn names(&self) -> Vec<Model> {
         self.lock().names()
     }
 
-    /// The id of the model that a name stands for.
+    /// Returns the id of the model with this name.
     pub(super) fn id(&self, name: &str) -> Option<Model> {
         self.lock().id(name)
     }
 
-    /// The slots that have this model.
     pub(super) fn slots_of(&self, model: &str) -> Vec<usize> {
         self.lock().slots_of(model).collect()
     }
 
-    /// Requests that run at once at most: of each slot its largest model's.
+    /// Returns the most requests that run at once: the sum of each slot's largest capacity.
     pub(super) fn capacity(&self) -> u32 {
         self.lock().capacity()
     }
 
-    /// All slots as they are at `now`.
+    /// Returns all slots as they are at `now`.
     pub(super) fn slots(&self, now: Instant) -> Slots {
         self.lock().slots_at(now)
     }
 
-    /// Names an order to a slot whose answer goes to this relay.
+    /// Registers an order to a slot whose result goes to this relay.
     pub(super) fn note_order(&self, slot: usize, relay: RelayKey, op_id: String) -> OrderId {
         let mut inner = self.lock();
         inner.next_order += 1;
@@ -244,14 +244,14 @@ impl Board {
         id
     }
 
-    /// Answers a command that no slot has to be asked about.
+    /// Sends the result of a command that needs no slot.
     pub(super) fn answer_command(&self, relay: RelayKey, result: CommandResult) {
         if let Some(view) = self.lock().relays.get(&relay) {
             view.sink.command_result(result);
         }
     }
 
-    /// A slot has something to tell. `snapshot`: if it looks different.
+    /// Publishes a slot's updates. `snapshot`: its new state, if that has changed.
     pub(super) fn publish(&self, slot: usize, told: Vec<Told>, snapshot: Option<Slot>, now: Instant) {
         if told.is_empty() && snapshot.is_none() {
             return;
@@ -291,7 +291,7 @@ impl Board {
         }
     }
 
-    /// A slot's task is gone, by a fault of ours: it takes nothing any more.
+    /// A slot's task is gone because of a bug: the slot accepts nothing any more.
     pub(super) fn fail(&self, slot: usize, now: Instant) {
         let mut inner = self.lock();
         let mut snapshot = inner.slots[slot].snapshot.clone();
@@ -375,12 +375,12 @@ impl Drop for Place {
     }
 }
 
-/// The same slot, a little later.
+/// Returns the slot as it is `by` later.
 fn aged(snapshot: &Slot, by: Duration) -> Slot {
     let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
     let mut slot = snapshot.clone();
     slot.since_ms = slot.since_ms.saturating_add(by);
-    // Zero: it is not idle.
+    // 0 means not idle.
     slot.idle_ms = if slot.idle_ms > 0 { slot.idle_ms.saturating_add(by) } else { 0 };
     slot.eta_ms = slot.eta_ms.map(|eta| eta.saturating_sub(by));
     for model in &mut slot.models {

@@ -1,6 +1,6 @@
 //! The settings of a multiplexer and of its slots, as validated values with their defaults.
 //!
-//! Few on purpose: whatever can be measured is not a setting. The fixed times below are those nobody needed to change.
+//! They are few on purpose: anything that can be measured is not a setting. The constants below never needed to be changed.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use super::estimate::Priors;
 /// A sleeping model that has not woken by then is started cold instead.
 pub const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Unloading takes no longer, or the backend is killed. Also how long the kill itself may take.
+/// If unloading takes longer, the backend is killed. Also the limit for the kill itself.
 pub const EVICT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a driver looks for the memory of an unloaded model to come back.
+/// How long a driver waits for the memory of an unloaded model to become free.
 pub const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// From telling the severed requests to unloading: the backend sees them hang up before it is put to sleep or killed.
+/// From cancelling the severed requests to unloading: the backend sees them disconnect before it is put to sleep or killed.
 pub const SEVER_GRACE: Duration = Duration::from_secs(2);
 
-/// Between two looks at whether the backend still serves what it should.
+/// Between two probes of the backend.
 pub const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// After the first failed load; doubled with each further one.
+/// The back-off after the first failed load; doubled with each further one.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 
-/// The doubling ends here.
+/// The longest back-off.
 pub const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
-/// A setting beyond this means "never". So long ones still add up without overflow.
+/// A setting beyond this means "never". Settings up to this can be added without overflow.
 pub const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// What holds for every slot of a worker.
+/// Settings that apply to every slot of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Knobs {
     /// How long running requests may take once their model has to go; zero severs them at once.
@@ -44,9 +44,9 @@ pub struct Knobs {
     pub max_wait: Option<Duration>,
     /// The least time that a model stays once it is loaded, however cheap swaps are.
     pub min_residency: Duration,
-    /// Whether an idle resident is kept a moment for its next request while others wait.
+    /// How long an idle resident is kept for its next request while requests for others wait.
     pub linger: Linger,
-    /// Whether the former resident comes back when its successor cannot be loaded.
+    /// True to load the former resident again when its successor cannot be loaded.
     pub rollback: bool,
 }
 
@@ -64,15 +64,15 @@ impl Default for Knobs {
     }
 }
 
-/// How long an idle resident is kept while others wait.
+/// How long an idle resident is kept while requests for others wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Linger {
-    /// As long as its own history says that it pays.
+    /// As long as its own history predicts a benefit.
     #[default]
     Auto,
     /// Not at all.
     Off,
-    /// Always so long.
+    /// Always this long.
     Fixed(Duration),
 }
 
@@ -81,25 +81,25 @@ pub enum Linger {
 pub struct SlotConfig {
     /// Its name.
     pub id: String,
-    /// What holds for all slots.
+    /// Settings that apply to all slots.
     pub knobs: Knobs,
-    /// What the slot can hold, in bytes; `None` is not checked.
+    /// The slot's memory, in bytes; `None`: not checked.
     pub memory: Option<u64>,
     /// Loaded at start, and again after [`return_to_default_after`](Self::return_to_default_after).
     pub default: Option<Model>,
-    /// How long the slot must have been idle before the default comes back; `None`: it does not.
+    /// How long the slot must have been idle before the default is loaded again; `None`: never.
     pub return_to_default_after: Option<Duration>,
-    /// Requests of one relay without `slots1` that run or wait here at most: what the worker registered for, so not a
-    /// setting.
+    /// The most requests of one relay without `slots1` that run or wait here: the number that the worker registered, so
+    /// not a setting.
     pub max_held_per_relay: usize,
-    /// What its loads are taken to cost before any was seen: by its driver, so not a setting.
+    /// The assumed cost of its loads before any was measured. Depends on its driver, so not a setting.
     pub priors: Priors,
     /// The models.
     pub models: Vec<ModelConfig>,
 }
 
 impl SlotConfig {
-    /// A slot with these models and defaults for all else.
+    /// Creates a slot with these models and defaults for everything else.
     pub fn new(id: impl Into<String>, models: Vec<ModelConfig>) -> Self {
         Self {
             id: id.into(),
@@ -113,7 +113,7 @@ impl SlotConfig {
         }
     }
 
-    /// The same with durations that can be added up, and models that take a request at least.
+    /// Returns the configuration with durations that can be added up and a capacity of at least one request per model.
     pub fn within_reason(mut self) -> Self {
         let bounded = |duration: Duration| duration.min(NEVER);
         let knobs = &mut self.knobs;
@@ -140,20 +140,20 @@ impl SlotConfig {
 pub struct ModelConfig {
     /// Its name.
     pub id: Model,
-    /// Further names. Relays are told of them; whatever comes in by one goes by the id from there on.
+    /// Further names. They are reported to relays; a request that uses an alias is converted to the id on arrival.
     pub aliases: Vec<Model>,
-    /// Requests at once.
+    /// The number of concurrent requests.
     pub capacity: u32,
-    /// What it takes, in bytes, if the operator said so.
+    /// The model's memory, in bytes, if the operator declared it.
     pub memory: Option<u64>,
-    /// Never unloaded for another.
+    /// True if it is never unloaded for another.
     pub pin: bool,
-    /// Unloaded after so long without a request; `None`: kept.
+    /// Unload it after this time without a request; `None`: keep it.
     pub idle_ttl: Option<Duration>,
 }
 
 impl ModelConfig {
-    /// A model with this many requests at once and defaults for all else.
+    /// Creates a model with this many concurrent requests and defaults for everything else.
     pub fn new(id: impl Into<Model>, capacity: u32) -> Self {
         Self { id: id.into(), aliases: Vec::new(), capacity, memory: None, pin: false, idle_ttl: None }
     }

@@ -1,15 +1,15 @@
-//! How a backend is loaded, unloaded and looked at. One driver per slot; each kind of backend has one, and the table of
-//! tests in `tests/backends` holds for all of them.
+//! Loads, unloads and probes backends. Each slot has one driver, each kind of backend has its own, and the table of
+//! tests in `tests/backends` applies to all of them.
 //!
 //! Rules for every driver:
-//! - A call is a future, and dropping it abandons the call. What it started itself ends with it; what a foreign server
-//!   was already told to do may go on until [`Driver::force_evict`] has answered, which is what the machine asks for next,
-//!   see [`sequence`].
-//! - Calls can be repeated: loading what is loaded and unloading what is gone are successes.
-//! - A model counts as loaded only when it is ready *and* the backend says that it is this one.
-//! - Whatever changes a backend is sent to loopback or to a private network only, see [`http`].
-//! - No call waits for ever for a server that takes the connection and is silent; how long a load or an eviction may take
-//!   as a whole is the machine's business, which drops the call.
+//! - A call is a future, and dropping it abandons the call. Processes that the call started end with it; an action that
+//!   was already sent to a foreign server may continue until [`Driver::force_evict`] has returned, which is the
+//!   machine's next call, see [`sequence`].
+//! - Calls are idempotent: loading a loaded model and unloading a model that is gone succeed.
+//! - A model is loaded only when it is ready *and* the backend reports that it serves this model.
+//! - Calls that change a backend are sent only to loopback or to a private network, see [`http`].
+//! - No call waits indefinitely for a server that accepts the connection and sends nothing; the machine limits the
+//!   whole duration of a load or an eviction, and drops the call.
 
 pub mod build;
 pub mod hooks;
@@ -43,193 +43,193 @@ use super::error::LoadFailure;
 use super::estimate::LoadKind;
 use super::event::Left;
 
-/// A call of a driver. Dropping it abandons the call.
+/// A driver call. Dropping it abandons the call.
 pub type Call<'a, T> = BoxFuture<'a, T>;
 
-/// Loads, unloads and looks at the models of one slot.
+/// Loads, unloads and probes the models of one slot.
 pub trait Driver: fmt::Debug + Send + Sync {
-    /// What sets this kind apart.
+    /// Returns the properties of this kind of driver.
     fn capabilities(&self) -> Capabilities;
 
-    /// The models that it knows how to load, in the order of the configuration.
+    /// Returns the models that it can load, in the order of the configuration.
     fn models(&self) -> Vec<Model>;
 
-    /// Where requests of the model go; `None` where nothing of it runs that has an address.
+    /// Returns the address for the model's requests; `None` if no backend with an address runs for it.
     fn url(&self, model: &Model) -> Option<Url>;
 
-    /// Whether it could do anything for this model now: asked before another is unloaded for it. What the driver does not
-    /// start itself must be reachable; one that starts its backends has nobody to ask.
+    /// Checks that a load of this model could succeed now, before another model is unloaded for it. A backend that the
+    /// driver does not start itself must be reachable; a driver that starts its backends has nothing to check.
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         let known = self.models().contains(model);
         let unknown = || DriverError::UnknownModel(model.to_string());
         Box::pin(std::future::ready(known.then_some(()).ok_or_else(unknown)))
     }
 
-    /// Whether [`check`](Self::check) fails where the backend is gone, and only there. Else its failure says nothing about the
-    /// backend, and its success neither.
+    /// True if [`check`](Self::check) fails if and only if the backend is gone. Otherwise its result is no evidence
+    /// about the backend.
     fn tells_absence(&self) -> bool {
         true
     }
 
-    /// `loadTimeout` was changed: for drivers that end a load themselves, because they know why it is not ready.
+    /// `loadTimeout` was changed. For drivers that end a load themselves, because they know why it is not ready.
     fn set_load_timeout(&self, load_timeout: Duration) {
         let _ = load_timeout;
     }
 
-    /// Looks at the backend of this model.
+    /// Probes the backend of this model.
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>>;
 
-    /// Loads it, waits until it is ready, and checks that it is the right one.
+    /// Loads the model, waits until it is ready, and checks that the backend serves the right one.
     fn load<'a>(&'a self, model: &'a Model, kind: LoadKind) -> Call<'a, Result<(), LoadFailure>>;
 
-    /// Unloads it, or puts it to sleep. Nothing of it should run any more; a driver that can see that something does
-    /// refuses.
+    /// Unloads the model, or puts it to sleep. None of its requests should be running; a driver that can see running
+    /// requests returns an error.
     fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>>;
 
-    /// Ends it, whatever state it is in and whatever it is doing.
+    /// Ends the model's backend, whatever its state.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>>;
 
-    /// The worker ends: ends a backend of ours for good, and lets it finish what it has to, where it can be asked to.
+    /// The worker is stopping: ends the driver's own backend for good, gracefully if that is possible.
     fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         self.force_evict(model)
     }
 
-    /// Whether the backend of this model is our child, which ends with the worker.
+    /// True if the model's backend is a child process of the worker, which ends with the worker.
     fn owns(&self, model: &Model) -> bool {
         let _ = model;
         self.capabilities().owns_backends
     }
 
-    /// The backend's name for the model; `None` if it is the model's id.
+    /// Returns the backend's name for the model; `None` if it is the model's id.
     fn backend_name(&self, model: &Model) -> Option<Model> {
         let _ = model;
         None
     }
 
-    /// The slot holds nothing of this model, and its next load, if any, is another driver's.
+    /// The slot holds nothing of this model, and its next load, if any, uses another driver.
     fn forget(&self, model: &Model) {
         let _ = model;
     }
 
-    /// Ends when the model's backend does, for drivers that are its parent; else never.
+    /// Completes when the model's backend ends, for drivers that are its parent process; otherwise never.
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
         let _ = model;
         Box::pin(std::future::pending())
     }
 }
 
-/// What sets a kind of driver apart.
+/// The properties of a kind of driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What is left of a model that was unloaded, hence how it is loaded again.
+    /// The remains of an unloaded model, which determine how it is loaded again.
     pub leaves: Left,
-    /// The models of a slot may be loaded at the same time: unloading one does nothing.
+    /// True if the models of a slot may be loaded at the same time: unloading one does nothing.
     pub can_coexist: bool,
-    /// Backends are our children, see [`Driver::owns`]: they end with the worker.
+    /// True if backends are child processes that end with the worker, see [`Driver::owns`].
     pub owns_backends: bool,
-    /// What of an unloaded model's memory has to come back.
+    /// The share of an unloaded model's memory that must become free.
     pub returns: Returns,
 }
 
-/// What of an unloaded model's memory has to come back.
+/// The share of an unloaded model's memory that must become free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returns {
-    /// Stays with a backend that sleeps, in bytes: its CUDA context and its captured graphs.
+    /// The memory that a sleeping backend keeps, in bytes: its CUDA context and its captured graphs.
     pub residual: u64,
-    /// Of the rest, in percent.
+    /// The part of the rest that must become free, in percent.
     pub percent: u8,
 }
 
 impl Returns {
-    /// The backend is gone, and so is what it held.
+    /// The backend is gone, and with it all of its memory.
     pub const ALL: Self = Self { residual: 0, percent: 90 };
 }
 
-/// What a look at a backend showed.
+/// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
-    /// It would answer a request for the model now, and it is this model.
+    /// True if it would serve a request for the model now, and it is the right model.
     pub ready: bool,
-    /// Nothing of it serves, and that is certain: its process has ended, or its server says that it is unloaded or asleep.
-    /// One that answers and is not ready is not gone.
+    /// True if it certainly serves nothing: its process has ended, or its server reports that the model is unloaded or
+    /// asleep. A backend that responds and is not ready is not gone.
     pub gone: bool,
-    /// What it says that it serves.
+    /// The models that it reports.
     pub model_ids: Vec<String>,
 }
 
 impl Probed {
-    /// Certainly nothing is there.
+    /// Returns the result for a backend that certainly serves nothing.
     pub fn gone() -> Self {
         Self { gone: true, ..Self::default() }
     }
 }
 
-/// Why a driver could not do what it was asked for.
+/// The reason why a driver call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverError {
     /// The slot's driver has no such model.
     UnknownModel(String),
-    /// The address is outside the networks that may be told to load and unload.
+    /// The address is outside the networks in which backends may be loaded and unloaded.
     Forbidden {
         /// The address as configured.
         url: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Nobody listens there.
+    /// Nothing listens there.
     Unreachable {
-        /// What was asked.
+        /// The requested URL.
         url: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         why: String,
     },
-    /// It did not answer in time, or stopped in the middle.
+    /// The server did not respond in time, or stopped in the middle.
     Silent {
-        /// What was asked.
+        /// The requested URL.
         url: String,
-        /// What is missing.
+        /// The missing part.
         why: String,
     },
-    /// It refused.
+    /// The server rejected the request.
     Refused {
-        /// What was asked.
+        /// The requested URL.
         url: String,
         /// The status.
         status: u16,
-        /// The first of its words.
+        /// The beginning of the response body.
         said: String,
     },
-    /// It answered something that nobody expects of this kind of backend.
+    /// The response is not one that this kind of backend sends.
     Unexpected {
-        /// What was asked.
+        /// The requested URL.
         url: String,
-        /// What is wrong with the answer.
+        /// The problem with the response.
         why: String,
     },
     /// The backend's process, or a command, ended.
     Ended {
-        /// How, and its last words.
+        /// How it ended, and its last output.
         last_words: String,
     },
     /// Requests run there.
     Busy {
-        /// How many.
+        /// The number of running requests.
         requests: u32,
     },
-    /// It would not go in time.
+    /// The backend did not end in time.
     StillThere(Duration),
-    /// It serves something else.
+    /// The backend serves another model.
     WrongModel {
-        /// What should have been there.
+        /// The expected model.
         expected: String,
-        /// What was.
+        /// The models that it serves.
         found: Vec<String>,
     },
-    /// The operating system refused to start it.
+    /// The operating system could not start it.
     CannotStart(String),
-    /// The worker itself dropped it.
+    /// The worker abandoned the call.
     Abandoned(String),
-    /// Only its own operator can do that.
+    /// Only the backend's own operator can do that.
     NotOurs(String),
 }
 
@@ -283,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// Plays a backend until the test ends; where it is.
+    /// Serves a fake backend until the test ends, and returns its URL.
     pub(super) async fn serve(router: Router) -> Url {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -291,7 +291,7 @@ mod tests {
         url
     }
 
-    /// To be told that it was not ready in time, one would give it more time.
+    /// "Not ready in time" would suggest a longer load timeout, which would not help.
     #[test]
     fn a_load_that_fails_for_what_was_there_before_says_so() {
         let failure = LoadFailure::from(DriverError::StillThere(Duration::from_secs(50)));

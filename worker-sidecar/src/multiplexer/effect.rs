@@ -1,7 +1,7 @@
-//! What a slot's machine wants done. Effects are carried out in order.
+//! The effects of a slot's machine. The actor executes them in order.
 //!
-//! Calls of the driver are carried out one at a time: a new `Preflight`, `Evict`, `ForceEvict`, `CheckMemory` or `Load`
-//! supersedes the one before, whose future is dropped. A `Probe` runs beside them.
+//! Driver calls run one at a time: a new `Preflight`, `Evict`, `ForceEvict`, `CheckMemory` or `Load` supersedes the
+//! previous one, whose future is dropped. A `Probe` runs in parallel with them.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,143 +13,143 @@ use super::error::{LoadFailure, SlotError};
 use super::estimate::LoadKind;
 use super::event::{DownCause, Generation, OpId, OrderId, RelayKey, RequestKey};
 
-/// Something to be done.
+/// One effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// The request may go to the backend now. Its holder answers with `Released`, however it ends; if nobody wants the
-    /// lease any more, at once.
+    /// The request may go to the backend now. The lease's holder sends `Released` when the request ends, or at once if
+    /// the lease is no longer wanted.
     Lease {
         /// The request.
         request: RequestKey,
-        /// The model that it asked for, and gets.
+        /// The requested model.
         model: Model,
-        /// Whose lease it is.
+        /// The generation that the lease belongs to.
         generation: Generation,
     },
-    /// The request is not served. It never had a lease.
+    /// The request is rejected. It never had a lease.
     Fail {
         /// The request.
         request: RequestKey,
-        /// Why.
+        /// The reason.
         error: SlotError,
     },
-    /// The holder of this lease is to end its request now, and close its connection to the backend.
+    /// The lease's holder must end its request now and close its connection to the backend.
     CancelLease {
         /// The request.
         request: RequestKey,
-        /// Why.
+        /// The reason.
         why: LeaseEnd,
     },
-    /// The model takes requests: its entry belongs into each relay's `grant`, with the numbers of [`Effect::Grant`].
+    /// The model accepts requests: add its entry to each relay's `grant`, with the values of [`Effect::Grant`].
     OpenGate {
         /// The model.
         model: Model,
     },
-    /// The model takes no more requests: its entry goes.
+    /// The model accepts no more requests: remove its entry.
     CloseGate {
         /// The model.
         model: Model,
     },
-    /// A relay's entry for the model whose gate is open has new numbers.
+    /// The values of a relay's entry changed, for a model whose gate is open.
     Grant {
         /// The link.
         relay: RelayKey,
         /// The model.
         model: Model,
-        /// The numbers.
+        /// The new values.
         values: GrantValues,
     },
-    /// Measure whether the model could be loaded.
+    /// Measure whether the model can be loaded.
     Preflight {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
         /// The model.
         model: Model,
     },
-    /// Unload it, or put it to sleep. Nothing of it runs.
+    /// Unload the model, or put it to sleep. None of its requests is running.
     Evict {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
         /// The model.
         model: Model,
     },
-    /// Kill its backend, whatever state it is in. One that is gone already is no failure.
+    /// Kill the model's backend, whatever its state. If it is already gone, the call succeeds.
     ForceEvict {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
         /// The model.
         model: Model,
     },
-    /// See whether the memory of this model is back; wait for it as long as
+    /// Check whether the model's memory is free; wait for that up to
     /// [`MEMORY_FREE_TIMEOUT`](super::config::MEMORY_FREE_TIMEOUT).
     CheckMemory {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
-        /// The model that was unloaded.
+        /// The unloaded model.
         model: Model,
     },
-    /// Load it, wait until it is ready, and check that it is the right one.
+    /// Load the model, wait until it is ready, and check that the backend serves the right one.
     Load {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
         /// The model.
         model: Model,
-        /// From nothing or from sleep.
+        /// Cold or from sleep.
         kind: LoadKind,
     },
-    /// See what the backend serves. `model`: the resident, if there is one.
+    /// Check what the backend serves.
     Probe {
-        /// Names the call.
+        /// Identifies the call.
         op: OpId,
-        /// The model that should be there.
+        /// The resident, if there is one.
         model: Option<Model>,
     },
-    /// A request could not reach the model's backend, but a look has found it. Relays hold what failed against the worker until
-    /// it announces its models anew, and its gate has not turned.
+    /// A request could not reach the model's backend, but a probe has found it alive. Relays hold the failure against
+    /// the worker until it announces its models again, and the gate has not changed in the meantime.
     StillServes {
         /// The model.
         model: Model,
     },
-    /// Kill what is left of this model, beside whatever else is going on; nobody waits for an answer.
+    /// Kill what is left of this model, in parallel with everything else. Nothing waits for the result.
     Discard {
         /// The model.
         model: Model,
     },
-    /// The configuration does not have this model any more, and the slot holds nothing of it.
+    /// The configuration no longer has this model, and the slot holds nothing of it.
     Forget {
         /// The model.
         model: Model,
     },
-    /// An order was carried out, or not.
+    /// An order has ended.
     OrderDone {
-        /// Which.
+        /// The order.
         id: OrderId,
-        /// How it ended.
+        /// Its result.
         result: Result<(), OrderError>,
     },
-    /// Relays are to be told: [`snapshot`](super::machine::Machine::snapshot) differs by more than the passing of time.
+    /// Notify relays: [`snapshot`](super::machine::Machine::snapshot) differs by more than the passing of time.
     Changed,
-    /// For logs and metrics.
+    /// For logs and metrics only.
     News(News),
-    /// After `Stop`: nothing runs any more. The last effect but for errors of requests that come still.
+    /// After `Stop`: nothing runs any more. Only errors for requests that arrive later follow.
     Stopped,
 }
 
-/// Why a lease is ended by the slot.
+/// The reason why the slot ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseEnd {
-    /// It took longer than a swap waits.
+    /// The request ran longer than a swap waits.
     Swap,
-    /// Its backend is gone.
+    /// The backend is gone.
     BackendLost,
-    /// Its relay is gone.
+    /// The relay is gone.
     RelayLost,
-    /// The worker ends.
+    /// The worker is stopping.
     Shutdown,
 }
 
 impl LeaseEnd {
-    /// What the client is told, if anybody is left to be told.
+    /// The error for the client, if a client is left to receive it.
     pub fn error(self) -> Option<SlotError> {
         match self {
             Self::Swap => Some(SlotError::Severed),
@@ -160,26 +160,26 @@ impl LeaseEnd {
     }
 }
 
-/// Why an order was not carried out.
+/// The reason why an order was not executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OrderError {
     /// The slot has no such model.
     UnknownModel,
-    /// It is not in the slot.
+    /// The model is not loaded.
     NotResident,
     /// The model in question is pinned.
     Pinned(Model),
     /// Requests for this other model wait.
     OthersWait(Model),
-    /// The slot is doing something else.
+    /// The slot is in the middle of a swap.
     Busy,
-    /// Something else was loaded meanwhile.
+    /// Another model was loaded meanwhile.
     Superseded,
     /// The slot's memory could not be freed.
     Quarantined,
-    /// The worker is ending.
+    /// The worker is stopping.
     Stopping,
-    /// It was tried.
+    /// The order was tried and failed.
     Failed(SlotError),
 }
 
@@ -196,107 +196,107 @@ impl fmt::Display for OrderError {
                 f.write_str("the slot's memory could not be freed; unload with mode now kills the backend")
             }
             Self::Stopping => f.write_str("the worker is ending"),
-            // This leaves the worker: whoever may order loads need not be whoever may read its log.
+            // This leaves the worker: a user who may order loads is not necessarily allowed to read the worker's log.
             Self::Failed(error) => f.write_str(&error.for_clients()),
         }
     }
 }
 
-/// Why a slot leaves its resident, or loads into an empty slot.
+/// The reason why a slot unloads its resident, or loads into an empty slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Others waited, and it had nothing to do.
+    /// Requests for other models waited, and the resident was idle.
     Idle,
-    /// Others waited, and its quantum was over.
+    /// Requests for other models waited, and the resident's quantum was over.
     Quantum,
-    /// Somebody waited, and the slot was empty.
+    /// Requests waited, and the slot was empty.
     Wanted,
-    /// An operator said so.
+    /// An operator ordered it.
     Order,
-    /// The slot was idle long enough to go back to its default, or has just started.
+    /// The slot has just started, or was idle long enough to return to its default model.
     Default,
-    /// It was idle longer than its `idle_ttl`.
+    /// The resident was idle longer than its `idle_ttl`.
     Ttl,
-    /// It is not in the configuration any more.
+    /// The model is no longer in the configuration.
     Removed,
 }
 
-/// How a swap ended.
+/// The result of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SwapResult {
-    /// As intended.
+    /// The swap succeeded.
     Done,
     /// The load failed.
     LoadFailed,
-    /// Memory was not freed, so nothing was loaded.
+    /// Memory was not freed, so the slot loaded nothing.
     Quarantined,
 }
 
-/// A swap that went beyond its commit point.
+/// A swap that passed its commit point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// What was resident.
+    /// The former resident.
     pub from: Option<Model>,
-    /// What was to be.
+    /// The model to load.
     pub to: Option<Model>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// From closing the gate to the last request's end.
+    /// From closing the gate to the end of the last request.
     pub drain: Duration,
-    /// From there until the memory was back.
+    /// From there until the memory was free.
     pub evict: Duration,
-    /// From there until it was ready.
+    /// From there until the model was ready.
     pub load: Duration,
     /// Requests that did not finish in time.
     pub severed: u32,
-    /// How it ended.
+    /// The result.
     pub result: SwapResult,
 }
 
-/// What logs and metrics may want to know. Nothing depends on it.
+/// Facts for logs and metrics. Nothing depends on them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
-    /// The gate was closed for a swap that may still be called off.
+    /// The gate was closed for a swap that can still be aborted.
     SwapBegun {
         /// The resident.
         from: Option<Model>,
-        /// What comes.
+        /// The next model.
         to: Option<Model>,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Nobody wants it any more, and the gate is open again.
+    /// The swap is no longer wanted, and the gate is open again.
     SwapAborted {
         /// The resident, which stays.
         from: Model,
     },
-    /// It has ended.
+    /// The swap has ended.
     SwapEnded(Swap),
-    /// A model serves no more.
+    /// A model has stopped serving.
     ResidencyEnded {
         /// The model.
         model: Model,
-        /// How long it did, its drain included.
+        /// How long it served, its drain included.
         lasted: Duration,
     },
-    /// A request was held, and has its lease now.
+    /// A held request received its lease.
     Held {
         /// Its model.
         model: Model,
         /// How long it waited.
         waited: Duration,
     },
-    /// A request waits for a load that others had caused.
+    /// A request waits for a load that other requests caused.
     Coalesced {
         /// Its model.
         model: Model,
     },
-    /// An idle resident was kept for its next request, and that came.
+    /// An idle resident was kept for its next request, and the request arrived.
     LingerHit {
         /// The resident.
         model: Model,
     },
-    /// It did not come.
+    /// An idle resident was kept, and no request arrived.
     LingerMiss {
         /// The resident.
         model: Model,
@@ -305,52 +305,52 @@ pub enum News {
     LoadFailed {
         /// The model.
         model: Model,
-        /// Why.
+        /// The error.
         error: SlotError,
     },
-    /// A sleeping model did not wake, and is started cold.
+    /// A sleeping model did not wake; its backend is started cold.
     WakeFailed {
         /// The model.
         model: Model,
-        /// Why.
+        /// The failure.
         failure: LoadFailure,
     },
     /// Unloading failed, and the backend is killed.
     EvictFailed {
         /// The model.
         model: Model,
-        /// Why.
+        /// The reason.
         detail: String,
     },
-    /// An unloaded model's memory did not come back.
+    /// An unloaded model's memory was not freed.
     MemoryNotFreed {
         /// The model.
         model: Model,
     },
-    /// The slot is out of use until an operator looks at it.
+    /// The slot is out of use until an operator intervenes.
     Quarantined {
-        /// The model that does not go.
+        /// The model whose memory is not freed.
         model: Model,
     },
     /// A backend is gone.
     BackendDown {
         /// Its model.
         model: Model,
-        /// How that was seen.
+        /// How its end was detected.
         cause: DownCause,
-        /// Requests that ended with it.
+        /// The number of requests that ended with it.
         leases: u32,
     },
-    /// A model was found that nobody here had loaded, and is resident now.
+    /// A probe found a model that this worker did not load; it is the resident now.
     Adopted {
         /// The model.
         model: Model,
     },
-    /// `max_wait` is shorter than four swaps to this model: the quantum's floor comes first.
+    /// `max_wait` is shorter than four swaps to this model: the quantum's floor takes precedence.
     MaxWaitInfeasible {
         /// The model.
         model: Model,
-        /// What a swap to it costs.
+        /// The cost of a swap to it.
         cost: Duration,
     },
 }

@@ -1,4 +1,5 @@
-//! Why a slot does not serve a request, and how that is told: to a client in HTTP, to a relay by code. The one table.
+//! Errors of requests that a slot does not serve, and their form: for a client in HTTP, for a relay as a code. This is
+//! the only such table.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,80 +10,80 @@ use modelrelay_protocol::message::WorkerError;
 use super::Model;
 use super::memory::Shortage;
 
-/// Known models that an error names at most.
+/// The most known models that an error lists.
 const NAMED_MODELS: usize = 20;
 
-/// Why a slot does not serve a request, or serves it no more.
+/// The reason why a slot does not serve a request, or stopped serving it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotError {
     /// The slot has no such model.
     UnknownModel {
-        /// What was asked for.
+        /// The requested model.
         model: Model,
-        /// What there is.
+        /// The slots' models.
         known: Vec<Model>,
     },
     /// The model does not fit, whatever is unloaded for it.
     InsufficientMemory {
         /// The model.
         model: Model,
-        /// What is missing.
+        /// The missing memory.
         shortage: Shortage,
-        /// When it is tried again.
+        /// The time until it is tried again.
         retry_after: Duration,
     },
     /// The model could not be loaded.
     LoadFailed {
         /// The model.
         model: Model,
-        /// What went wrong.
+        /// The failure.
         failure: LoadFailure,
-        /// When it is tried again.
+        /// The time until it is tried again.
         retry_after: Duration,
     },
-    /// The worker held the request as long as it may.
+    /// The worker held the request for its whole hold budget.
     HoldExpired {
         /// The model.
         model: Model,
         /// How long the request waited.
         waited: Duration,
-        /// About how long it would have had to wait still.
+        /// About how much longer it would have had to wait.
         eta: Duration,
     },
-    /// The relay has sent more than the worker registered for.
+    /// The relay has sent more requests than the worker registered for.
     QueueFull {
-        /// How many it may have here.
+        /// The most requests that it may have here.
         limit: usize,
     },
     /// The slot's memory could not be freed.
     Quarantined,
-    /// The model's gate is closed, or all it can take runs: the relay takes the request back and sends it when it may.
+    /// The model's gate is closed, or its capacity is used up: the relay requeues the request and sends it when it may.
     AtCapacity,
     /// A swap ended the request.
     Severed,
-    /// The backend died under the request.
+    /// The backend died while serving the request.
     BackendLost,
-    /// The worker is ending.
+    /// The worker is stopping.
     Draining,
 }
 
-/// Why a model could not be loaded.
+/// The reason why a model could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadFailure {
-    /// The backend's process ended. Says its last words.
+    /// The backend's process ended. Holds its last output.
     Exited(String),
-    /// Something serves, but not this model.
+    /// The backend serves, but not this model.
     WrongModel {
-        /// What should have been there.
+        /// The expected model.
         expected: String,
-        /// What was.
+        /// The models that it serves.
         found: Vec<String>,
     },
     /// It was not ready in time.
     TimedOut(Duration),
-    /// It died before it had answered anything.
+    /// It died before it had completed a request.
     DiedAtOnce,
-    /// The driver could not do it.
+    /// The driver failed.
     Driver(String),
 }
 
@@ -103,7 +104,7 @@ impl fmt::Display for LoadFailure {
     }
 }
 
-/// Names a backend's last words, so that whoever is told the name can be shown the words.
+/// Returns an identifier of a backend's last output, by which an operator finds it in the log.
 fn tail_id(last_words: &str) -> String {
     // FNV-1a
     let hash =
@@ -112,8 +113,8 @@ fn tail_id(last_words: &str) -> String {
 }
 
 impl LoadFailure {
-    /// What a client is told: what a backend prints and answers, and where it is, may hold paths and worse, and stays with its
-    /// operator.
+    /// Returns the message for clients. The output, responses and address of a backend may reveal paths and worse, and
+    /// stay with its operator.
     fn for_clients(&self) -> String {
         let last_words = match self {
             Self::Exited(last_words) => last_words,
@@ -157,7 +158,7 @@ impl fmt::Display for SlotError {
 impl std::error::Error for SlotError {}
 
 impl SlotError {
-    /// What a client is told. The display, for logs and `/healthz`, says more.
+    /// Returns the message for clients. The `Display` text, for logs and `/healthz`, has more detail.
     pub fn for_clients(&self) -> String {
         match self {
             Self::LoadFailed { model, failure, .. } => {
@@ -175,7 +176,7 @@ impl SlotError {
         }
     }
 
-    /// What a client is told, where the worker itself writes the answer.
+    /// Returns the error for a client, for responses that the worker itself writes.
     pub fn api_error(&self) -> ApiError {
         let kind = match self {
             Self::UnknownModel { .. } => ErrorKind::ModelNotFound,
@@ -196,7 +197,7 @@ impl SlotError {
         }
     }
 
-    /// What a relay with `core1` is told: the wire's code.
+    /// Returns the wire code for a relay with `core1`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::UnknownModel { .. } => "model_not_found",
@@ -212,7 +213,7 @@ impl SlotError {
         }
     }
 
-    /// When the same request may succeed, where that is known better than by the table.
+    /// Returns when the same request may succeed, if that is known better than by the table.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InsufficientMemory { retry_after, .. } | Self::LoadFailed { retry_after, .. } => Some(*retry_after),

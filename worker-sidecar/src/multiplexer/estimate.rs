@@ -1,27 +1,27 @@
-//! What the policy knows from experience: what a swap costs, how soon a model's next request comes, how many come at once.
+//! The policy's measurements: what a swap costs, how soon a model's next request arrives, how many run at once.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Weight of the newest cost in its average.
+/// Weight of the newest cost in the average.
 const COST_WEIGHT: f64 = 0.3;
 
-/// Weight of the newest sample of how many requests run or wait at once.
+/// Weight of the newest sample of concurrent requests.
 const CONCURRENCY_WEIGHT: f64 = 0.3;
 
-/// A cost so many times the average is an outlier, such as a first load that also downloaded the weights.
+/// A cost of more than this many times the average is an outlier, such as a first load that also downloaded the weights.
 const OUTLIER: u32 = 4;
 
-/// Gaps that are remembered.
+/// The number of gaps that are remembered.
 const GAPS: usize = 16;
 
-/// What a cold load is taken to cost before any was seen: a small model on a fast disk.
+/// The assumed cost of a cold load before any was measured: a small model on a fast disk.
 pub const PRIOR_COLD: Duration = Duration::from_secs(15);
 
-/// What waking a sleeping model is taken to cost before any was seen.
+/// The assumed cost of waking a sleeping model before any was measured.
 pub const PRIOR_WAKE: Duration = Duration::from_secs(3);
 
-/// The same, where waking means to read the weights.
+/// The same, if waking reads the weights.
 pub const PRIOR_READING_WAKE: Duration = Duration::from_secs(8);
 
 /// From nothing, or from host memory. Two averages, because they differ by a factor of ten and more.
@@ -33,9 +33,9 @@ pub enum LoadKind {
     Wake,
 }
 
-/// A moving average of durations. Only successes are told to it.
+/// A moving average of the durations of successes.
 ///
-/// One outlier is passed over; a second in a row is believed, because then it is the world that has changed.
+/// A single outlier is ignored; a second in a row is accepted, because then conditions have changed.
 #[derive(Clone, Debug, Default)]
 pub struct CostAverage {
     average: Option<Duration>,
@@ -43,12 +43,12 @@ pub struct CostAverage {
 }
 
 impl CostAverage {
-    /// What it costs, if that was ever seen.
+    /// Returns the average; `None` before the first sample.
     pub fn value(&self) -> Option<Duration> {
         self.average
     }
 
-    /// Something took this long and succeeded.
+    /// Records the duration of a success.
     pub fn record(&mut self, took: Duration) {
         let Some(average) = self.average else {
             self.average = Some(took);
@@ -63,13 +63,13 @@ impl CostAverage {
     }
 }
 
-/// What a model's loads and evictions cost.
+/// The costs of a model's loads and evictions.
 ///
-/// Kept per model, and the cost of a swap is the sum of one eviction and one load: that needs n measurements where an average
-/// per pair would need n².
+/// Kept per model; the cost of a swap is the sum of one eviction and one load. That needs n measurements, while an
+/// average per pair would need n².
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
-    /// Loads from nothing.
+    /// Cold loads.
     pub cold: CostAverage,
     /// Loads from sleep.
     pub wake: CostAverage,
@@ -78,7 +78,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// The loads of this kind.
+    /// Returns the average of loads of this kind.
     pub fn load(&self, kind: LoadKind) -> &CostAverage {
         match kind {
             LoadKind::Cold => &self.cold,
@@ -86,7 +86,7 @@ impl Costs {
         }
     }
 
-    /// A load of this kind took so long and succeeded.
+    /// Records a successful load of this kind.
     pub fn record_load(&mut self, kind: LoadKind, took: Duration) {
         match kind {
             LoadKind::Cold => self.cold.record(took),
@@ -95,35 +95,36 @@ impl Costs {
     }
 }
 
-/// What a load costs of which none was seen: what others of its kind cost here on average, else a guess.
+/// Returns the assumed cost of a load that was never measured: the average of others of its kind in this slot, or else
+/// the guess.
 pub fn prior(guess: Duration, others: impl Iterator<Item = Duration>) -> Duration {
     let (sum, count) = others.fold((Duration::ZERO, 0), |(sum, count), cost| (sum + cost, count + 1));
     sum.checked_div(count).unwrap_or(guess)
 }
 
-/// What the loads of a slot's kind of backend are taken to cost before any was seen.
+/// The assumed load costs of a slot's kind of backend before any was measured.
 ///
-/// Rather too little than too much: what is thought cheap is measured soon, but a swap that is thought dear is put off while
-/// the resident has work.
+/// Rather too low than too high: a load that seems cheap is measured soon, but a swap that seems expensive is put off
+/// while the resident has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priors {
-    /// From nothing.
+    /// Of a cold load.
     pub cold: Duration,
-    /// From sleep.
+    /// Of a wake.
     pub wake: Duration,
 }
 
 impl Priors {
-    /// Nothing is loaded: the backends are there all the time.
+    /// Nothing is loaded: the backends run all the time.
     pub const NONE: Self = Self { cold: Duration::ZERO, wake: Duration::ZERO };
 
-    /// Backends that sleep without their weights, which waking reads again.
+    /// Backends that sleep without their weights and read them again to wake.
     pub const EMPTIED: Self = Self { wake: PRIOR_READING_WAKE, ..Self::USUAL };
 
     /// Backends that are started, or sleep with their weights.
     pub const USUAL: Self = Self { cold: PRIOR_COLD, wake: PRIOR_WAKE };
 
-    /// That of a load of this kind.
+    /// The assumed cost of a load of this kind.
     pub fn of(self, kind: LoadKind) -> Duration {
         match kind {
             LoadKind::Cold => self.cold,
@@ -132,10 +133,10 @@ impl Priors {
     }
 }
 
-/// How long a model was idle before its next request came, the last times that happened.
+/// How long a model was idle before its next request arrived, for the last few times.
 ///
-/// The gap is counted from the model's last request to its next one even if it was swapped out in between: that is exactly
-/// the gap for which waiting would not have paid.
+/// A gap runs from the model's last request to its next one even if it was swapped out in between: that is exactly the
+/// gap for which waiting would not have paid off.
 #[derive(Clone, Debug, Default)]
 pub struct Gaps {
     last: VecDeque<Duration>,
@@ -143,12 +144,12 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// The model has neither running nor waiting requests any more.
+    /// The model has no running or waiting requests any more.
     pub fn handle_idle(&mut self, now: Instant) {
         self.idle_since.get_or_insert(now);
     }
 
-    /// A request has come, or waits at a relay. Returns the gap that it ends.
+    /// A request arrived, or waits at a relay. Returns the gap that it ends.
     pub fn handle_wanted(&mut self, now: Instant) -> Option<Duration> {
         let gap = now.saturating_duration_since(self.idle_since.take()?);
         if self.last.len() == GAPS {
@@ -163,23 +164,23 @@ impl Gaps {
         self.last.iter().copied()
     }
 
-    /// How many there are.
+    /// The number of gaps.
     pub fn len(&self) -> usize {
         self.last.len()
     }
 
-    /// Whether there are none yet.
+    /// True if there are none yet.
     pub fn is_empty(&self) -> bool {
         self.last.is_empty()
     }
 }
 
-/// How many requests of a model run or wait at once, on average over those that begin.
+/// The number of a model's requests that run or wait at once, averaged over request starts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Concurrency(Option<f64>);
 
 impl Concurrency {
-    /// A request begins, and with it so many run or wait.
+    /// A request starts; `at_once` requests now run or wait.
     pub fn record(&mut self, at_once: u32) {
         let sample = f64::from(at_once);
         self.0 = Some(

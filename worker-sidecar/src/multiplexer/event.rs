@@ -1,4 +1,4 @@
-//! What the actor tells a slot's machine. Plain data; times come in beside the event.
+//! The events that the actor sends to a slot's machine. Plain data; the time is passed alongside.
 
 use std::time::{Duration, Instant};
 
@@ -9,222 +9,223 @@ use super::config::SlotConfig;
 use super::error::LoadFailure;
 use super::memory::Reading;
 
-/// Names one link to a relay. A relay that was lost and comes back has a new one.
+/// Identifies one link to a relay. A relay that reconnects gets a new key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RelayKey(pub u64);
 
-/// Names one request in this process; never used twice.
+/// Identifies one request in this process; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestKey(pub u64);
 
-/// Names one call of the driver; never used twice.
+/// Identifies one driver call; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpId(pub u64);
 
-/// Names one order of an operator.
+/// Identifies one order of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OrderId(pub u64);
 
-/// Counts successful loads of a slot. A lease belongs to one.
+/// The number of successful loads of a slot so far. Each lease belongs to one generation.
 pub type Generation = u64;
 
 /// Something that happened outside the machine.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The worker has begun: find out what is resident, and load the default.
+    /// The worker has started: find the resident model, and load the default.
     Started,
     /// A link has registered.
     RelayJoined {
         /// The link.
         relay: RelayKey,
-        /// Whether its relay keeps waiting requests itself.
+        /// The kind of link: it determines if the relay keeps waiting requests itself.
         kind: LinkKind,
     },
-    /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
+    /// A relay sends no more requests over a link: those in its queue go elsewhere, those that arrived are served.
     RelayLeaving {
         /// The link.
         relay: RelayKey,
     },
-    /// A link is gone. What it had waiting here is forgotten without a word, what it has running is cancelled.
+    /// A link is gone. Its waiting requests are dropped silently, its running requests are cancelled.
     RelayLost {
         /// The link.
         relay: RelayKey,
     },
-    /// A request was read.
+    /// A request arrived.
     Arrived(Arrival),
-    /// A relay says what waits there for this worker: all of it.
+    /// A relay reported all requests that wait there for this worker.
     Demand {
         /// The link.
         relay: RelayKey,
-        /// What waits; a model that is not here has nothing waiting.
+        /// The waiting requests; no request waits for a model that is missing here.
         models: Vec<Demand>,
     },
-    /// Any other message was read on a link.
+    /// Any other message arrived on a link.
     Heard {
         /// The link.
         relay: RelayKey,
     },
-    /// A request is wanted no more. One that has its lease takes no place from now on; [`Event::Released`] still ends it.
+    /// A request is no longer wanted. If it has a lease, it no longer occupies capacity, but [`Event::Released`] still
+    /// ends it.
     Cancelled {
         /// The request.
         request: RequestKey,
     },
-    /// The holder of a lease has dropped it: the connection to the backend is closed, or can be used again.
+    /// The holder of a lease has dropped it: the connection to the backend is closed, or can be reused.
     Released {
         /// The request.
         request: RequestKey,
-        /// Whether the backend answered it to the end.
+        /// True if the backend responded completely.
         answered: bool,
     },
-    /// A call of the driver has ended.
+    /// A driver call has ended.
     Done {
         /// The call.
         op: OpId,
-        /// How.
+        /// Its outcome.
         outcome: Outcome,
     },
     /// A generation's backend is gone.
     BackendDown {
         /// The generation.
         generation: Generation,
-        /// How that was seen.
+        /// How its end was detected.
         cause: DownCause,
     },
-    /// A request found nobody at its backend: time to look.
+    /// A request could not connect to its backend: probe it.
     ConnectFailed {
         /// The generation of its lease.
         generation: Generation,
     },
     /// An operator's order.
     Ordered {
-        /// Names the answer.
+        /// Identifies the order in its result.
         id: OrderId,
-        /// What to do.
+        /// The order.
         order: Order,
     },
     /// The slot's configuration was replaced.
     ConfigChanged(Box<SlotConfig>),
-    /// The next load of a model uses other settings.
+    /// The next load of a model uses different settings.
     ModelChanged {
         /// The model.
         model: Model,
     },
-    /// The worker ends.
+    /// The worker is stopping.
     Stop {
         /// How long running requests may take.
         timeout: Duration,
     },
-    /// Time has passed, to at least what [`next_timeout`](super::machine::Machine::next_timeout) said.
+    /// Time has passed, at least to the result of [`next_timeout`](super::machine::Machine::next_timeout).
     Tick,
 }
 
-/// A request that was read.
+/// A request that arrived.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// The link.
     pub relay: RelayKey,
-    /// Its name.
+    /// Its key.
     pub request: RequestKey,
-    /// The model, by its id.
+    /// The model's id.
     pub model: Model,
-    /// When it came to the relay, or if that is not known, here.
+    /// When it arrived at the relay, or here if that is not known.
     pub at: Instant,
 }
 
-/// What waits at a relay for one model.
+/// The requests that wait at a relay for one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// The model.
     pub model: Model,
-    /// Requests.
+    /// The number of waiting requests.
     pub waiting: u32,
-    /// Age of the oldest.
+    /// Age of the oldest one.
     pub oldest: Duration,
     /// Sum of their ages.
     pub sum: Duration,
 }
 
 impl Demand {
-    /// The same, a little later.
+    /// Returns the demand as it is `by` later.
     #[must_use]
     pub fn aged(&self, by: Duration) -> Self {
         let (oldest, sum) = (self.oldest.saturating_add(by), self.sum.saturating_add(by.saturating_mul(self.waiting)));
         Self { model: Model::clone(&self.model), waiting: self.waiting, oldest, sum }
     }
 
-    /// One of them waits no more. Which one is not known, so it was as old as most.
+    /// Removes one waiting request. Which one is unknown, so it is assumed to have the average age.
     pub fn take_one(&mut self) {
         self.sum -= self.sum / self.waiting.max(1);
         self.waiting = self.waiting.saturating_sub(1);
     }
 }
 
-/// How a call of the driver ended.
+/// The outcome of a driver call.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Of `Preflight`: what was measured, or why the driver can do nothing now.
+    /// Of `Preflight`: the measurement, or why the driver cannot work now.
     Preflight(Result<Reading, String>),
     /// Of `Evict`: what is left of the model, or why it could not be unloaded.
     Evicted(Result<Left, String>),
     /// Of `ForceEvict`.
     ForceEvicted(Result<(), String>),
-    /// Of `CheckMemory`: whether it is back, which a driver that cannot see it answers with yes.
+    /// Of `CheckMemory`. A driver that cannot measure memory reports it as freed.
     MemoryChecked {
-        /// Whether it is.
+        /// True if the memory is free.
         freed: bool,
     },
-    /// Of `Load`: ready, and the right model.
+    /// Of `Load`: the right model is ready, or the failure.
     Loaded(Result<(), LoadFailure>),
     /// Of `Probe`.
     Probed(Found),
 }
 
-/// What is left of an unloaded model.
+/// The remains of an unloaded model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.
     Nothing,
-    /// A sleeping backend that is quickly woken.
+    /// A sleeping backend that wakes quickly.
     Asleep,
-    /// A sleeping backend that reads its weights again to wake, which takes as long as that takes.
+    /// A sleeping backend that reads its weights again to wake, which takes as long as reading them.
     Emptied,
 }
 
-/// What a look at the backend found.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It serves this one.
+    /// The backend serves this model.
     Serving(Model),
-    /// Nothing is there, and that is certain.
+    /// The backend certainly serves nothing.
     Nothing,
-    /// It did not answer in time, refused the connection, or is not ready: it may still be there.
+    /// The backend did not respond in time, refused the connection, or is not ready. It may still be running.
     Silence,
 }
 
-/// How a backend's end was seen.
+/// How a backend's end was detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DownCause {
-    /// Its process ended, or it says itself that it serves nothing.
+    /// Its process ended, or it reports that it serves nothing.
     Gone,
-    /// It does not answer any more: it has to be killed before its memory can be used.
+    /// It no longer responds: it must be killed before its memory can be used.
     Unresponsive,
 }
 
-/// What an operator wants.
+/// An order of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Make it resident, unless requests for others wait. Those that run have the drain timeout.
+    /// Load the model, unless requests for others wait. Running requests have the drain timeout to end.
     Load(Model),
-    /// Unload it. It comes back when it is asked for.
+    /// Unload the model. It is loaded again when it is requested.
     Unload {
         /// The model.
         model: Model,
-        /// Whether running requests are severed at once. In a quarantined slot: kill the backend, whatever is in it.
+        /// True to sever running requests at once and, in a quarantined slot, to kill whatever backend it holds.
         now: bool,
     },
-    /// Never unload it for another.
+    /// Never unload this model for another.
     Pin(Model),
-    /// As before.
+    /// Undo `Pin`.
     Unpin(Model),
 }
 

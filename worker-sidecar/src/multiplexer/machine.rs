@@ -1,23 +1,24 @@
-//! One slot: which model is resident, who waits for which, and what is to be done next.
+//! One slot: the resident model, the requests that wait for each model, and the next step.
 //!
-//! Pure: [`Machine::handle`] takes one event with the time at which it happened and returns what is to be done about it.
-//! The event comes first, then whatever has become due, then the policy; so a request that comes in the very moment in
+//! Pure: [`Machine::handle`] takes one event with the time at which it happened and returns the effects. It handles the
+//! event first, then everything that has become due, then the policy; so a request that arrives at the very moment at
 //! which its model would have been unloaded finds it loaded.
 //!
-//! What always holds between two events:
+//! Invariants between two events:
 //!
-//! - at most one model is between the beginning of its load and the confirmed end of its eviction; nothing is loaded into
-//!   memory that is not confirmed to be free;
-//! - a lease exists only for the resident generation, and is made in the same step that finds its gate open: no swap fits
-//!   between being allowed and being counted;
+//! - at most one model is between the beginning of its load and the confirmed end of its eviction; nothing is loaded
+//!   into memory that is not confirmed to be free;
+//! - a lease exists only for the resident generation, and is created in the same step that finds its gate open: no swap
+//!   fits between admission and accounting;
 //! - every request that arrives ends exactly once: with a lease, with an error, or cancelled from outside;
-//! - a swap can be called off until the eviction begins, and not after; nothing that could still fail for reasons
-//!   known beforehand closes a gate;
-//! - results of driver calls that were superseded change nothing.
+//! - a swap can be aborted until the eviction begins, and not after; nothing that could still fail for reasons known
+//!   beforehand closes a gate;
+//! - results of superseded driver calls change nothing.
 //!
-//! Requests of relays with `slots1` never wait here. Their relays say what waits, which counts as waiting with its own age,
-//! and send it when the gate is open, through the [`Divider`](modelrelay_protocol::grants::Divider) of that model; a closed
-//! gate is capacity 0. Only what relays send that know no grants waits here, for the hold budget at most.
+//! Requests of relays with `slots1` never wait here. Their relays report the waiting requests, which are treated as
+//! waiting with their own age, and send them when the gate is open, through the
+//! [`Divider`](modelrelay_protocol::grants::Divider) of that model; a closed gate is capacity 0. Only requests of
+//! relays that do not support grants wait here, for at most the hold budget.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -52,12 +53,12 @@ use super::config::{NEVER, SlotConfig};
 use super::effect::{Effect, News};
 use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
 
-/// A driver that has not answered a question by then is taken to be unable to.
+/// If the driver has not replied to a question by then, the question is treated as failed.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A look that has not ended by then has found silence. The longest asks four questions, one after the other: an API server for
-/// a scale and for Pods, 4 s each, and a backend for its health and for its models, 5 s each. Each may take its time without
-/// anything being wrong with the backend.
+/// A probe that has not ended by then is treated as silence. The longest probe makes four calls in sequence: to an API
+/// server for a scale and for Pods, 4 s each, and to a backend for its health and for its models, 5 s each. Each may
+/// use its full time without anything being wrong with the backend.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One slot.
@@ -68,22 +69,22 @@ pub struct Machine {
     relays: BTreeMap<RelayKey, LinkKind>,
     leases: BTreeMap<RequestKey, Lease>,
     state: State,
-    /// Since when it is in this state.
+    /// The time at which it entered this state.
     since: Instant,
-    /// Since when nothing is resident, or the resident is idle, and nobody waits.
+    /// The time since which no request waits and the slot is empty or its resident idle.
     quiet_since: Option<Instant>,
     generation: Generation,
     preflight: Option<Preflight>,
     probe: Option<Probe>,
-    /// When the backend is to be looked at next.
+    /// The time of the next probe of the backend.
     next_probe: Option<Instant>,
-    /// Whether it is still to be found out what was resident before this worker began.
+    /// True until the model that was resident before this worker started is known.
     starting: bool,
-    /// Whether the last resident was lost, and may come back by itself.
+    /// True if the last resident was lost, and may come back by itself.
     is_bereft: bool,
-    /// Looks since the start that found nobody who answered.
+    /// The number of probes since the start that found only silence.
     silent_starts: u8,
-    /// Whether the default was unloaded on purpose: then it does not come back by itself.
+    /// True if the default was unloaded on purpose: then it is not loaded again by itself.
     default_dismissed: bool,
     pending: Vec<Pending>,
     swap: Option<SwapRecord>,
@@ -94,14 +95,14 @@ pub struct Machine {
     told: Face,
 }
 
-/// A request that may talk to the backend. All leases are of the resident generation.
+/// A request that may use the backend. All leases are of the resident generation.
 #[derive(Clone, Debug)]
 struct Lease {
     model: Model,
     relay: RelayKey,
-    /// Its holder was told to end it.
+    /// True if its holder has been notified to end it.
     cancelled: bool,
-    /// Its request is wanted no more. It takes no place then, and still holds the model until it is released.
+    /// True if its request is no longer wanted. It then occupies no capacity, but holds the model until it is released.
     unwanted: bool,
 }
 
@@ -111,10 +112,10 @@ struct Probe {
     deadline: Instant,
 }
 
-/// Shortens waits at random, so that what failed together does not try again together.
+/// Shortens waits at random, so that loads that failed together are not retried together.
 #[derive(Clone, Copy, Debug)]
 pub enum Jitter {
-    /// Not at all.
+    /// No jitter.
     None,
     /// By up to a quarter, drawn from this seed.
     Seeded(u64),
@@ -138,7 +139,7 @@ impl Jitter {
 }
 
 impl Machine {
-    /// A slot of which nothing is known yet; [`Event::Started`] begins it.
+    /// Creates a slot of which nothing is known yet; [`Event::Started`] starts it.
     pub fn new(config: SlotConfig, jitter: Jitter, now: Instant) -> Self {
         let config = config.within_reason();
         let models = config.models.iter().map(|model| (model.id.clone(), Entry::new(model.clone()))).collect();
@@ -170,9 +171,9 @@ impl Machine {
         machine
     }
 
-    /// Takes in what happened at `now` and says what is to be done.
+    /// Handles an event that happened at `now` and returns the effects.
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
-        // Two tasks may read the clock in one order and come here in the other.
+        // Two tasks may read the clock in one order and arrive here in the other.
         self.now = self.now.max(now);
         self.apply(event);
         self.settle();
@@ -180,7 +181,7 @@ impl Machine {
         std::mem::take(&mut self.out)
     }
 
-    /// The lease's generation, as long as the request has one.
+    /// Returns the lease's generation while the request has a lease.
     #[cfg(test)]
     fn lease_of(&self, request: RequestKey) -> Option<Generation> {
         self.leases.contains_key(&request).then_some(self.generation)
@@ -212,8 +213,8 @@ impl Machine {
         }
     }
 
-    /// A call of the driver has ended. What was superseded meanwhile is not listened to: a load that was given up is
-    /// followed by the killing of its backend, whatever became of it.
+    /// A driver call has ended. Results of superseded calls are ignored: an abandoned load is followed by a kill of its
+    /// backend, whatever its result.
     fn handle_done(&mut self, op: OpId, outcome: Outcome) {
         match outcome {
             Outcome::Preflight(result) => self.handle_preflight(op, result),
@@ -225,14 +226,14 @@ impl Machine {
         }
     }
 
-    /// Carries out what is due and what the policy says, until there is nothing left.
+    /// Carries out everything that is due and what the policy decides, until nothing is left.
     fn settle(&mut self) {
         loop {
             self.expire_held();
             self.expire_unused();
             self.lease_held();
             self.note_idleness();
-            // What is forgotten is no measure for what others cost, so it goes before the next decision.
+            // The cost of a forgotten model must not affect estimates for others, so it is dropped before the next decision.
             self.forget_removed();
             if !self.advance() {
                 break;
@@ -240,7 +241,7 @@ impl Machine {
         }
     }
 
-    /// One step, if there is one to be taken.
+    /// Performs one step. Returns false if there is none.
     fn advance(&mut self) -> bool {
         if self.expire_questions() {
             return true;
@@ -269,7 +270,7 @@ impl Machine {
         self.since = self.now;
     }
 
-    /// `wait` from now.
+    /// Returns the time `wait` from now.
     fn after(&self, wait: Duration) -> Instant {
         self.now + wait.min(NEVER)
     }
@@ -298,10 +299,10 @@ impl Machine {
         }
     }
 
-    /// Tells relays their new numbers, and that the snapshot has changed.
+    /// Sends relays their new grants, and reports if the snapshot has changed.
     fn tell(&mut self) {
         for entry in self.models.values_mut() {
-            // A closed gate is told by its absence; what the divider makes of it is of no interest.
+            // A closed gate is reported by the entry's absence, so the divider's changes do not matter.
             let changes = entry.divider.changes();
             if entry.gate_open {
                 let model = entry.model().clone();

@@ -1,51 +1,50 @@
-//! Whether a model fits, before anything is unloaded for it.
+//! Checks that a model fits before anything is unloaded for it.
 //!
-//! Two models on one GPU do not fail politely: the second dies of it, or worse, the first. But a size that nobody knows
-//! blocks nothing.
+//! When two models exceed a GPU's memory, the second crashes, or worse, the first. A model of unknown size is never blocked.
 
 use std::fmt;
 
-/// What a model takes beyond its weights, as declared, in percent of them: context, graphs, fragmentation.
+/// The memory that a model needs beyond its declared weights, in percent of them: context, graphs, fragmentation.
 const OVERHEAD_PERCENT: u128 = 15;
 
-/// What a driver measured before a swap. Whatever it cannot know is absent.
+/// A driver's measurement before a swap. Values that it cannot know are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Free on the device; absent also where the resident holds nobody knows what of it.
+    /// Free on the device; also absent if the resident holds an unknown part of it.
     pub free: Option<u64>,
-    /// What the resident holds there, and would give back.
+    /// The resident's memory there, which its eviction would free.
     pub held: Option<u64>,
-    /// Where the resident would be put to sleep: what its copy takes of the host's memory, and what is left below the
-    /// limit of the control group (not of the node).
+    /// If the resident would be put to sleep: the host memory for its copy, and the host memory left below the limit of
+    /// the control group (not of the node).
     pub sleep: Option<Sleep>,
 }
 
-/// What putting a resident to sleep asks of the host.
+/// The host memory for putting a resident to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleep {
     /// The size of the copy.
     pub copy: u64,
-    /// What is left for it.
+    /// The memory that is left for it.
     pub host_free: u64,
 }
 
-/// What a model is known to take.
+/// The known memory of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// By the operator's word.
+    /// As declared by the operator.
     pub declared: Option<u64>,
     /// As last measured.
     pub measured: Option<u64>,
 }
 
-/// It does not fit.
+/// The model does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// Bytes that are needed.
     pub need: u64,
     /// Bytes that could be made free.
     pub have: u64,
-    /// Of the host, for the resident's copy while it sleeps; otherwise of the device.
+    /// True for host memory, for the resident's copy while it sleeps; false for device memory.
     pub is_host: bool,
 }
 
@@ -62,15 +61,15 @@ impl fmt::Display for Shortage {
 }
 
 impl Size {
-    /// What has to be free for it; `None` where nothing is known.
+    /// Returns the memory that it needs; `None` if nothing is known.
     pub fn need(self) -> Option<u64> {
-        // What was measured had its context and its graphs with it.
+        // A measurement includes context and graphs.
         let declared = self.declared.map(|size| percent_of(size, 100 + OVERHEAD_PERCENT));
         declared.max(self.measured)
     }
 }
 
-/// Checks that a model of this size fits once the resident is gone. `slot`: what the operator says that the slot holds.
+/// Checks that a model of this size fits once the resident is gone. `slot`: the slot's memory, as declared by the operator.
 pub fn check(size: Size, slot: Option<u64>, reading: &Reading) -> Result<(), Shortage> {
     if let Some(Sleep { copy, host_free }) = reading.sleep
         && copy > host_free

@@ -1,6 +1,6 @@
-//! What the slots count, as `modelrelay_worker_…`. Labels are bounded: slots and models are those of the configuration.
+//! The slots' metrics, `modelrelay_worker_…`. Labels are bounded: slots and models are those of the configuration.
 //!
-//! What happens is counted when it happens. How things are is read from the slots when somebody asks for the metrics.
+//! Events are counted when they happen. Gauges are read from the slots when the metrics are requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use modelrelay_protocol::message::SlotState;
 use super::actor::{Report, Shares};
 use super::effect::{News, Reason, Swap, SwapResult};
 
-/// Loads and holds take from a blink to an hour.
+/// Loads and holds take from milliseconds to an hour.
 const SECONDS: [f64; 16] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
 
@@ -53,7 +53,7 @@ pub struct Metrics {
     memory_not_freed: IntCounter,
     residency: HistogramVec,
     share: GaugeVec,
-    /// Which series there are, by slot and model: what is not reported any more goes. Never held over an await.
+    /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an await.
     seen: Mutex<Seen>,
 }
 
@@ -64,11 +64,11 @@ struct Seen {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Registers all metrics, at zero.
     ///
     /// # Panics
     ///
-    /// If `registry` has them already.
+    /// If `registry` already has them.
     pub fn new(registry: &Registry) -> Self {
         let counter = |name: &str, help: &str| register(registry, IntCounter::with_opts(opts(name, help)));
         Self {
@@ -123,7 +123,7 @@ impl Metrics {
         }
     }
 
-    /// Something has happened.
+    /// Records an event.
     pub fn note(&self, news: &News) {
         match news {
             News::SwapEnded(swap) => self.note_swap(swap),
@@ -156,7 +156,7 @@ impl Metrics {
         self.severed.inc_by(u64::from(swap.severed));
     }
 
-    /// How all slots are.
+    /// Updates the gauges from the slots' reports.
     pub fn observe(&self, reports: &[Report]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = Seen::default();
@@ -207,7 +207,7 @@ impl Metrics {
 }
 
 impl Reason {
-    /// One word for labels.
+    /// The reason as a label value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -222,7 +222,7 @@ impl Reason {
 }
 
 impl SwapResult {
-    /// One word for labels.
+    /// The result as a label value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",

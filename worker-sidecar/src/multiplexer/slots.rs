@@ -1,4 +1,4 @@
-//! All slots of a worker: what links, probes and the shutdown talk to.
+//! All slots of a worker: the interface for links, probes and the shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,17 +29,17 @@ pub struct Multiplexer {
     next_key: AtomicU64,
 }
 
-/// How a relay is told that a request is not served.
+/// How a rejected request is reported to its relay.
 #[derive(Debug)]
 pub enum Refusal {
-    /// By an `error`: the relay knows what to do about this code. Its `request_id` is still to be filled in.
+    /// By an `error` with a code that the relay acts on. Its `request_id` is still to be filled in.
     Code(WorkerError),
-    /// By an answer, which goes to the client as it is.
+    /// By a response, which the client receives unchanged.
     Answer(ApiError),
 }
 
 impl Multiplexer {
-    /// Starts a task for each slot. `seed` spreads what would otherwise be tried again at the same time.
+    /// Starts a task for each slot. `seed` spreads retries that would otherwise happen at the same time.
     pub fn start(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<Metrics>, seed: u64) -> Self {
         let jitter = |index: usize| Jitter::Seeded(seed.wrapping_add(index as u64));
         Self::start_with(slots, metrics, jitter)
@@ -72,7 +72,7 @@ impl Multiplexer {
         Self::start_with(slots, metrics, |_| Jitter::None)
     }
 
-    /// A link has registered. Its sink is told the slots and a grant before this returns.
+    /// A link has registered. Its sink receives the slots and a grant before this returns.
     pub fn join(&self, peer: Peer, sink: Arc<dyn RelaySink>) -> RelayKey {
         let relay = RelayKey(self.next_key());
         self.board.join(relay, peer, sink, now());
@@ -80,13 +80,13 @@ impl Multiplexer {
         relay
     }
 
-    /// A link is gone. What waits for it is forgotten, what runs for it is told to end.
+    /// A link is gone. Its waiting requests are dropped, its running requests are cancelled.
     pub fn leave(&self, relay: RelayKey) {
         self.board.leave(relay);
         self.tell_all(|| Event::RelayLost { relay });
     }
 
-    /// A request was read, which came to its relay at `at`. In line when this returns; dropping the future cancels it.
+    /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
     pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> Arriving {
         let request = RequestKey(self.next_key());
         let Some(place) = self.board.enter(relay, model, now()) else {
@@ -97,7 +97,7 @@ impl Multiplexer {
         self.slots[place.slot()].arrive(Arrival { relay, request, model, at }, place)
     }
 
-    /// A relay says what waits there.
+    /// A relay reported its waiting requests.
     pub fn handle_demand(&self, relay: RelayKey, demand: &message::Demand) {
         let stated = |model: &message::ModelDemand| Demand {
             model: model.id.as_str().into(),
@@ -109,24 +109,24 @@ impl Multiplexer {
         self.board.handle_demand(relay, &stated, now());
     }
 
-    /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
+    /// A relay sends no more requests over a link: those in its queue go elsewhere, those that arrived are served.
     pub fn handle_leaving(&self, relay: RelayKey) {
         self.board.forget_demand(relay);
         self.tell_all(|| Event::RelayLeaving { relay });
     }
 
-    /// The worker is about to end: what waits here for relays that can send it elsewhere is given back at once. What others
-    /// sent waits on, because they would take it for lost.
+    /// The worker is about to stop: gives back at once the waiting requests of relays that can send them elsewhere.
+    /// Requests of other relays keep waiting, because those relays would treat them as lost.
     pub fn give_back_held(&self) {
         self.slots.iter().for_each(SlotHandle::give_back_held);
     }
 
-    /// Any other message was read on a link.
+    /// Any other message arrived on a link.
     pub fn handle_message(&self, relay: RelayKey) {
         self.slots.iter().for_each(|slot| slot.hear(relay));
     }
 
-    /// A relay passes an operator's order on. The answer goes to its sink.
+    /// A relay forwards an operator's order. The result goes to its sink.
     pub fn handle_command(&self, relay: RelayKey, command: &Command) {
         let op_id = command.op_id.clone();
         match self.read_command(command) {
@@ -167,8 +167,8 @@ impl Multiplexer {
         }
     }
 
-    /// The configuration of one slot was replaced; `false` if there is no such slot. Its driver has it already, and uses other
-    /// settings for the next load of the models that are `changed`.
+    /// Replaces the configuration of one slot; returns `false` if there is no such slot. The slot's driver already has
+    /// it, and uses different settings for the next load of the models in `changed`.
     pub fn reconfigure(&self, config: SlotConfig, changed: &[Model]) -> bool {
         let Some(slot) = self.ids.iter().position(|id| *id == config.id) else { return false };
         self.slots[slot].tell(Event::ConfigChanged(Box::new(config)));
@@ -178,44 +178,44 @@ impl Multiplexer {
         true
     }
 
-    /// Takes no more requests. Returns when none run any more, or their time is over, and backends that are our children
-    /// have ended.
+    /// Accepts no more requests. Returns when none is running any more, or the timeout has passed, and the worker's own
+    /// backends have ended.
     pub async fn stop(&self, timeout: Duration) {
         join_all(self.slots.iter().map(|slot| slot.stop(timeout))).await;
     }
 
-    /// Models that are advertised: all, whatever is resident, by all of their names.
+    /// Returns the models to advertise: all, whatever is resident, by all of their names.
     pub fn models(&self) -> Vec<String> {
         self.board.names().iter().map(ToString::to_string).collect()
     }
 
-    /// What is registered as `max_concurrent`.
+    /// Returns the `max_concurrent` to register.
     pub fn capacity(&self) -> u32 {
         self.board.capacity()
     }
 
-    /// For `register`.
+    /// Returns the slots to register.
     pub fn slots(&self) -> Slots {
         self.board.slots(now())
     }
 
-    /// For `/readyz`: no slot is quarantined.
+    /// True if no slot is quarantined, for `/readyz`.
     pub fn is_ready(&self) -> bool {
         self.slots().slots.iter().all(|slot| slot.state != SlotState::Quarantined)
     }
 
-    /// How each slot is.
+    /// Returns each slot's report.
     pub async fn reports(&self) -> Vec<Report> {
         join_all(self.slots.iter().map(SlotHandle::report)).await.into_iter().flatten().collect()
     }
 
-    /// For `/healthz`.
+    /// Returns the slots' part of `/healthz`.
     pub async fn health(&self) -> Value {
         let reports: Vec<_> = self.reports().await.iter().map(Report::to_json).collect();
         json!({ "slots": reports })
     }
 
-    /// Brings the gauges up to date, before the metrics are read.
+    /// Updates the gauges before the metrics are read.
     pub async fn observe(&self) {
         self.metrics.observe(&self.reports().await);
     }
@@ -232,8 +232,8 @@ impl Multiplexer {
 }
 
 impl Refusal {
-    /// What this relay is told. A code where the relay acts on it: takes the request back, or tries another worker. All else
-    /// would become a plain 502 there, so the worker answers itself.
+    /// Chooses the form for this relay: a code if the relay acts on it, which requeues the request or tries another
+    /// worker. All other codes would become a plain 502 there, so the worker responds itself.
     pub fn new(error: &SlotError, peer: Peer) -> Self {
         let acted_on = match error {
             SlotError::InsufficientMemory { .. }

@@ -1,4 +1,4 @@
-//! An HTTP proxy on the way, and the tunnel through it (`CONNECT`, RFC 9110, section 9.3.6).
+//! HTTP proxies, and the tunnel through them (`CONNECT`, RFC 9110, section 9.3.6).
 
 use std::fmt;
 use std::io;
@@ -12,13 +12,13 @@ use super::{Stream, Trust, connect_directly};
 /// The size limit of a proxy's response head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// The number of characters of it that errors repeat.
+/// The number of its characters that errors repeat.
 const MAX_SAID_CHARS: usize = 100;
 
 /// An HTTP proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// It is itself reached over TLS.
+    /// True if it is itself reached over TLS.
     pub tls: bool,
     /// Name or address, without brackets.
     pub host: String,
@@ -29,7 +29,7 @@ pub struct Proxy {
 }
 
 impl fmt::Display for Proxy {
-    /// Its address, without credentials.
+    /// Formats its address, without credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         write!(f, "{scheme}://{}", super::authority(&self.host, self.port))
@@ -37,7 +37,7 @@ impl fmt::Display for Proxy {
 }
 
 impl Proxy {
-    /// Opens a tunnel to `target`, which is written as host and port.
+    /// Opens a tunnel to `target`, written as host and port.
     pub(super) async fn tunnel(&self, target: &str, trust: &Trust) -> io::Result<Stream> {
         let failed = |error: io::Error| io::Error::new(error.kind(), format!("the proxy {self}: {error}"));
         let stream = Box::pin(connect_directly(&self.host, self.port, &[], self.tls.then_some(trust))).await;
@@ -62,7 +62,7 @@ impl Proxy {
     }
 }
 
-/// Byte by byte, as what follows the head belongs to the tunnel.
+/// Reads byte by byte, because the bytes after the head belong to the tunnel.
 async fn read_head(stream: &mut Stream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -74,7 +74,7 @@ async fn read_head(stream: &mut Stream) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// The status and its reason.
+/// Returns the status and its reason.
 fn status(head: &[u8]) -> Option<String> {
     let line = String::from_utf8_lossy(head.split(|byte| *byte == b'\r').next()?).into_owned();
     let (_, status) = line.strip_prefix("HTTP/1.")?.split_once(' ')?;

@@ -1,22 +1,22 @@
-//! Who may drain the worker by its probe server.
+//! Decides which requests may drain the worker through its probe server.
 //!
-//! With a token, whoever shows it, by any method: a kubelet's hook sends a GET. Without one, everybody who reaches the port, but
-//! no web page that somebody on this machine looks at. A page can have a browser send a GET or a form to any address, but no
-//! header of its own to another site. By DNS rebinding it can make this address its own site; then `Host` is a name of its choice.
-//! So without a token a POST with such a header is required, and a `Host` that no page can have for a name.
+//! With a token, any client that sends it, by any method: a kubelet's hook sends a GET. Without one, any client that reaches
+//! the port, except web pages in a browser on this machine. A page can make a browser send a GET or a form to any address, but
+//! not a custom header to another site. By DNS rebinding it can make this address its own site; then `Host` is a name of its
+//! choice. So without a token the worker requires a POST with such a header, and a `Host` that no page can have as its name.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::{HeaderMap, Method, header};
 use modelrelay_protocol::secret::Secret;
 
-/// The header of a request without a token.
+/// The header that is required without a token.
 const DRAIN_HEADER: &str = "x-modelrelay-drain";
 
-/// The header that shows the token.
+/// The header that contains the token.
 const TOKEN_HEADER: &str = "x-modelrelay-drain-token";
 
-/// Returns the reason to refuse a drain, if there is one.
+/// Returns the reason to reject a drain, if there is one.
 pub(super) fn refusal(token: Option<&Secret>, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
     if let Some(token) = token {
         let presented = headers.get(TOKEN_HEADER).and_then(|value| value.to_str().ok());

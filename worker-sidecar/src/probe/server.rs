@@ -1,12 +1,13 @@
-//! Accepting the probe server's connections.
+//! Accepts the probe server's connections.
 //!
-//! `axum::serve` waits for a header for ever, holds 400 KiB of each, and takes any number of connections: whoever reaches the
-//! port could fill the worker's memory, and its running answers would end with it. So all three have a bound here.
+//! `axum::serve` waits for a header indefinitely, buffers up to 400 KiB of each, and accepts any number of connections:
+//! any client that reaches the port could exhaust the worker's memory and thereby end its running requests. So all
+//! three are limited here.
 //!
-//! When all places are taken, the oldest connection gives way to the newest. Were the newest to wait or to be turned away,
-//! silent connections would keep kubelet's probes out, and kubelet would restart a worker that is well; a probe is over in
-//! milliseconds and never the oldest. Connections on which an answer is being made stay: that is a hook waiting at `/drain`,
-//! and the backend beside it is stopped when it ends.
+//! When all places are in use, the oldest connection makes way for the newest. If the newest had to wait or were
+//! rejected, silent connections would block kubelet's probes, and kubelet would restart a healthy worker; a probe takes
+//! milliseconds and is never the oldest. Connections with a response in progress stay: such a connection is a hook that
+//! waits at `/drain`, and the backend next to the worker is stopped when it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,14 +23,14 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// Connections at once. Kubelet and Prometheus need a handful.
+/// The most connections at once. Kubelet and Prometheus need a handful.
 const MAX_CONNECTIONS: usize = 128;
-/// For a header, and between two requests: hyper has one timer for both. Prometheus asks less often over the connection that
-/// it keeps, and makes another.
+/// The timeout for a header, and between two requests: hyper has one timer for both. Prometheus sends requests less
+/// often over a connection that it keeps, and opens another one.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Headers of one request, in bytes, and with that the read buffer.
+/// The most bytes of one request's headers, and thus of the read buffer.
 const MAX_HEADER_BYTES: usize = 16 << 10;
-/// When no descriptor is left, accepting again at once would only spin.
+/// When no file descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves `router` until the process ends.
@@ -59,13 +60,13 @@ pub(super) async fn serve(listener: TcpListener, router: Router) {
     }
 }
 
-/// A connection.
+/// An open connection.
 struct Open {
     task: AbortHandle,
     answering: Arc<AtomicBool>,
 }
 
-/// Serves one connection, and tells by `answering` whether an answer is being made.
+/// Serves one connection, and sets `answering` while a response is in progress.
 async fn connection(stream: TcpStream, router: TowerToHyperService<Router>, answering: Arc<AtomicBool>) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| {

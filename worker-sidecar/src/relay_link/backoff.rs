@@ -1,34 +1,34 @@
-//! How long to wait before the next dial.
+//! The pause before the next dial.
 //!
-//! - After a lost link, and while its relay is away: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand workers do not
-//!   come back in one instant.
-//! - An address that never admitted us: 1, 2, 4 … 30 s and up to 500 ms of true jitter. The same after a refused secret.
-//! - The address of a relay that we have already (a load balancer may give another next time): 1–60 s, and at most 2 s at
-//!   first. A balancer shows a new relay only once it is ready, and then gives it clients at once: what they ask for waits
-//!   there until chance brings us. With n relays that takes n dials, so the pause grows only after some times that; and
-//!   not after many, for each is a TLS handshake and a registration, by every worker of a fleet.
+//! - After a lost link, and while its relay is unavailable: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand workers do
+//!   not return at the same instant.
+//! - An address that never admitted this worker: 1, 2, 4 … 30 s plus up to 500 ms of jitter. The same after a rejected secret.
+//! - The address of an already linked relay (a load balancer may choose another next time): 1–60 s, at first at most 2 s. A
+//!   balancer adds a new relay only once it is ready, and then sends clients to it at once: their requests wait there until a
+//!   dial happens to reach it. With n relays that takes about n dials, so the pause grows only after several times that; but
+//!   not after many, because each is a TLS handshake and a registration, by every worker of a fleet.
 
 use std::time::Duration;
 
-/// Dials that find a relay which we have already, for each relay that there is, before the pause doubles.
+/// The number of dials per relay that reach an already linked relay before the pause doubles.
 const DIALS_PER_RELAY: u32 = 4;
 
-/// How a dial, or the link that it made, ended.
+/// How a dial, or the resulting link, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndKind {
-    /// A link was made and has ended.
+    /// A link was established and has ended.
     Linked,
-    /// No link was made.
+    /// No link was established.
     Failed,
-    /// The relay refused our secret.
+    /// The relay rejected the worker's secret.
     Refused,
-    /// We have a link to that relay.
+    /// There is already a link to that relay.
     Duplicate,
-    /// The relay asked for another protocol version, which is at hand.
+    /// The relay requires another protocol version, which this worker supports.
     OtherVersion,
 }
 
-/// Counts what went wrong at one address.
+/// The failures at one address.
 #[derive(Clone, Debug, Default)]
 pub struct Backoff {
     admitted: bool,
@@ -37,7 +37,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The pause after such an end, where `relays` is how many there are. `random` is uniform in 0..1.
+    /// Returns the pause after this end; `relays` is the number of relays. `random` is uniform in 0..1.
     pub fn next_pause(&mut self, end: EndKind, relays: u32, random: f64) -> Duration {
         match end {
             EndKind::Linked => {
@@ -66,7 +66,7 @@ impl Backoff {
 
 /// A random number, uniform in 0..1.
 pub fn random() -> f64 {
-    // Without the operating system's randomness a fixed pause still works.
+    // If the system's random number generator fails, a fixed pause still works.
     let bits = getrandom::u64().unwrap_or(u64::MAX / 2);
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -1,4 +1,4 @@
-//! From an address to an open WebSocket.
+//! Opens a WebSocket to an address.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,29 +19,30 @@ use super::writer::WebSocket;
 use crate::config::{Credential, Proxies, RelayHeaders, RelayUrl};
 use crate::net::{self, CONNECT_TIMEOUT, Stream, Trust};
 
-/// What one system call reads at most: a piece of a prompt. By itself tungstenite would ask for a header's 14 bytes, then for
-/// what the payload lacks.
+/// The most bytes of one read system call: a piece of a prompt. By itself tungstenite would read a header's 14 bytes,
+/// then the rest of the payload.
 const READ_AHEAD: usize = 64 << 10;
 
-/// What tungstenite takes of that at a time. It clears so much before: with 16 KiB, a sixth of what a short request executes.
+/// The part of that which tungstenite reads at a time. It zeroes that many bytes first: with 16 KiB, this was a sixth
+/// of a short request's instructions.
 const READ_BUFFER: usize = 4 << 10;
 
-/// A batch and a frame's header: a whole batch goes out with one system call.
+/// A batch and a frame's header: a whole batch is sent with one system call.
 const WRITE_BUFFER: usize = 72 << 10;
 
 const SECRET_HEADER: HeaderName = HeaderName::from_static("x-worker-secret");
 
-/// Where to dial.
+/// The target of a dial.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// The relay's URL.
     pub url: RelayUrl,
-    /// One address behind its name, where each is dialled for itself.
+    /// One address of its name, if each is dialled separately.
     pub addr: Option<SocketAddr>,
 }
 
 impl Endpoint {
-    /// For people and metrics.
+    /// Returns the name in logs and metrics.
     pub fn name(&self) -> Arc<str> {
         match self.addr {
             Some(addr) => addr.to_string().into(),
@@ -53,16 +54,16 @@ impl Endpoint {
 /// How relays are reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<'a> {
-    /// Added to each request.
+    /// Headers that are added to each request.
     pub headers: &'a RelayHeaders,
-    /// Which proxy is on the way.
+    /// The proxies to dial through.
     pub proxies: &'a Proxies,
-    /// Who is trusted.
+    /// The trusted certificates.
     pub trust: &'a Trust,
 }
 
 impl Way<'_> {
-    /// Opens a connection over which HTTP can be spoken; an error is for people.
+    /// Opens a connection for HTTP. The error is human-readable.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, String> {
         let Endpoint { url, addr } = endpoint;
         let connected = match self.proxies.of(url, *addr).map_err(|error| error.to_string())? {
@@ -73,26 +74,26 @@ impl Way<'_> {
     }
 }
 
-/// What is repeated of a relay's own words.
+/// The number of characters of a relay's own message that are repeated.
 const MAX_SAID_CHARS: usize = 300;
 
-/// Why there is no WebSocket.
+/// The reason why there is no WebSocket.
 #[derive(Debug)]
 pub(super) enum DialError {
-    /// 401: what we showed is not good.
+    /// 401: the relay rejected the credential.
     Unauthorized {
-        /// What was shown.
+        /// The kind of credential.
         noun: &'static str,
-        /// Why, in the relay's words.
+        /// The relay's message.
         said: String,
     },
     /// Another status.
     Status {
-        /// Which.
+        /// The status.
         status: StatusCode,
-        /// Why, in the relay's words.
+        /// The relay's message.
         said: String,
-        /// The relay asked for this much patience.
+        /// The pause that the relay requested.
         retry_after: Option<Duration>,
     },
     /// No connection, or no HTTP.
@@ -122,7 +123,7 @@ impl DialError {
     }
 }
 
-/// What a relay said, behind a colon; nothing where it is not one of ours, or the answer came in pieces.
+/// Returns the relay's message after a colon; empty if the response is not from a relay, or arrived in pieces.
 fn said(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let message = body["error"]["message"].as_str().unwrap_or_default();
@@ -130,21 +131,21 @@ fn said(body: &[u8]) -> String {
     if message.is_empty() { message } else { format!(": {message}") }
 }
 
-/// Why a relay would not have this worker.
+/// The reason why a relay does not admit this worker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It does not like what was shown.
+    /// It rejected the credential.
     Credential(String),
-    /// Anything else.
+    /// Any other reason.
     Other(String),
 }
 
-/// Dials as a worker would, and hangs up before it registers.
+/// Dials like a worker, and disconnects before it registers.
 pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, way: &Way<'_>) -> Result<(), Refusal> {
     let endpoint = Endpoint { url: url.clone(), addr: None };
     match dial(&endpoint, provider, credential, way).await {
         Ok((mut socket, _)) => {
-            // It has let us in; how it takes our leave is its own matter.
+            // The relay has admitted the worker; how it handles the close does not matter.
             let leave = CloseFrame { code: CloseCode::Normal, reason: "only tried".into() };
             let _ = tokio::time::timeout(CONNECT_TIMEOUT, socket.close(Some(leave))).await;
             Ok(())
@@ -154,7 +155,7 @@ pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, w
     }
 }
 
-/// Dials. Secret and token go into a header, never into the URL, which lands in logs.
+/// Dials. Secret and token are sent in a header, never in the URL, which appears in logs.
 pub(super) async fn dial(
     endpoint: &Endpoint,
     provider: &str,

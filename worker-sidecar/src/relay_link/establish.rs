@@ -1,7 +1,7 @@
-//! From an address to a registered link.
+//! Establishes a registered link to an address.
 //!
-//! A link may be made to take the place of an older one to the same relay, which was let in by a secret or token that has
-//! been replaced since: the relay is told so (`succeeds`), and both live until the older one has answered what it has.
+//! A link may replace an older one to the same relay, whose secret or token has since been replaced: the registration
+//! states this (`succeeds`), and both live until the older one has finished its requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,29 +22,29 @@ use crate::config::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
-/// How long one registration waits for another to end. After that they may meet at one relay, which costs a link.
+/// How long one registration waits for another to end. After that they may reach the same relay, which costs a link.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a link that is not wanted may take to be closed by the other side.
+/// How long the other side may take to close an unwanted link.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Close codes of the WebSocket.
+/// WebSocket close codes.
 const PROTOCOL_ERROR: u16 = 1002;
 
-/// How a link, or the attempt to make one, ended.
+/// How a link, or the attempt to establish one, ended.
 #[derive(Debug)]
 pub struct End {
-    /// What it means for the next dial.
+    /// Its effect on the next dial.
     pub kind: EndKind,
-    /// For people.
+    /// The human-readable reason.
     pub reason: String,
     /// The metric label.
     pub label: &'static str,
-    /// The relay asked for this much patience.
+    /// The pause that the relay requested.
     pub retry_after: Option<Duration>,
-    /// The relay that we have already.
+    /// The id of the already linked relay.
     pub relay_id: Option<String>,
-    /// The credential that was refused.
+    /// The credential that was rejected.
     pub refused: Option<Box<Credential>>,
 }
 
@@ -59,7 +59,7 @@ impl End {
     }
 }
 
-/// A link that is registered and takes part; it is served by [`Linked::serve`], and taken out again when this is dropped.
+/// A registered link; [`Linked::serve`] serves it, and dropping this detaches it.
 pub struct Linked {
     socket: WebSocket,
     traffic: Arc<Traffic>,
@@ -67,7 +67,7 @@ pub struct Linked {
     attached: Attached,
 }
 
-/// Takes the link out again, however its session ends.
+/// Detaches the link, however its session ends.
 struct Attached {
     worker: Arc<Worker>,
     link: Arc<Link>,
@@ -79,7 +79,7 @@ impl Linked {
         &self.attached.link
     }
 
-    /// Serves it to its end.
+    /// Serves the link to its end.
     pub async fn serve(self) -> End {
         let Self { socket, traffic, heartbeat, attached } = self;
         Session::new(&attached.worker, &attached.link, heartbeat).pump(socket, traffic).await
@@ -92,7 +92,7 @@ impl Drop for Attached {
     }
 }
 
-/// Makes a link; with `older`, one to the same relay that takes the place of that one.
+/// Establishes a link; with `older`, one to the same relay that replaces it.
 pub async fn establish(
     worker: &Arc<Worker>,
     endpoint: &Endpoint,
@@ -102,7 +102,7 @@ pub async fn establish(
     let mut drain = worker.drain.subscribe();
     tokio::select! {
         linked = dial_and_register(worker, endpoint, version, older) => linked,
-        // Nothing runs on a link that is still being made, so nothing has to be finished.
+        // No request runs on a link that is still being established, so nothing has to be finished.
         _ = drain.wait_for(|state| *state != DrainState::Serving) => {
             Err(End::new(EndKind::Failed, "draining", "the worker drains"))
         }
@@ -118,7 +118,7 @@ async fn dial_and_register(
     let credential = worker.credential().await;
     let (mut socket, traffic) = connect(worker, endpoint, &credential).await?;
     tracing::info!(relay = %endpoint.name(), "connected to proxy");
-    // Two dials of one balancer may meet at one relay. The second must know of the first, or it would replace it.
+    // Two dials to one balancer may reach the same relay. The second must know of the first, or it would replace it.
     let turn = async {
         match endpoint.addr {
             Some(_) => None,
@@ -131,7 +131,7 @@ async fn dial_and_register(
     let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
         .await
         .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
-    // A balancer may have led to a relay that was missing; whoever looks for that one finds it.
+    // A balancer may have chosen a relay that was not linked; the dial for that relay will find it.
     let astray = older.is_some_and(|older| older.relay_id != ack.relay_id);
     if ack.duplicate || astray {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
@@ -148,7 +148,7 @@ async fn dial_and_register(
     if let Some(count) = ack.relay_count {
         worker.set_relay_count(count);
     }
-    // Zero: the relay does not say.
+    // Zero: the relay does not report it.
     if let (Some(swapping), Some(limits)) = (&worker.swapping, ack.limits.filter(|limits| limits.cold_timeout_ms > 0)) {
         swapping.check_patience(&link, Duration::from_millis(limits.cold_timeout_ms));
     }
@@ -185,7 +185,7 @@ fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, credential: 
     Link::new(endpoint.name(), ack, &capabilities, credential)
 }
 
-/// What this worker names to relays.
+/// Returns the capabilities that this worker announces.
 fn capabilities(worker: &Worker) -> Capabilities {
     let slots1 = worker.swapping.as_ref().map(|_| Capability::Slots1);
     Capabilities::new([Capability::Core1].into_iter().chain(slots1))

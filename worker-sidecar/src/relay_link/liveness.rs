@@ -1,10 +1,10 @@
-//! Whether the peer is there: judged by bytes received under the WebSocket, in the middle of a message too.
+//! Detects a lost peer by the bytes received below the WebSocket, even in the middle of a message.
 //!
-//! Bytes sent prove nothing, they sit in a kernel buffer. Only their standing still does: a peer that takes none of our
-//! waiting output for that long is lost as well.
+//! Sent bytes prove nothing, because they may be in a kernel buffer. Only a lack of progress does: a peer that accepts none of
+//! the queued output for that long is lost as well.
 //!
-//! Silence that lasted too long is the end even if something comes after it. A process that was stopped meanwhile finds in its
-//! socket what the relay had sent before it gave this worker up, and what others have answered since.
+//! A silence beyond the limit ends the link even if bytes arrive after it. A process that was stopped in the meantime finds in
+//! its socket the messages that the relay had sent before it gave up this worker, and whose requests others have served since.
 
 use std::io;
 use std::pin::Pin;
@@ -18,26 +18,26 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 const SILENT: &str = "nothing was received for three heartbeats";
 
-/// When bytes last moved, in milliseconds since `start`.
+/// The time at which bytes last moved, in milliseconds since `start`.
 #[derive(Debug)]
 pub(super) struct Traffic {
     start: Instant,
     received: AtomicU64,
     progressed: AtomicU64,
-    /// Since when output waits, plus one; 0 while none does.
+    /// The time since which output is queued, plus one; 0 while none is.
     output_since: AtomicU64,
-    /// How much silence is the end; nothing is while the link is being made.
+    /// The silence that ends the link; unlimited while the link is being established.
     limit: AtomicU64,
 }
 
-/// What the clock asks for.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Look again then.
+    /// Check again at this time.
     Fine(Instant),
-    /// Silent for an interval: ask, and look again then.
+    /// Silent for an interval: send a ping, and check again at this time.
     Ask(Instant),
-    /// Gone.
+    /// The peer is lost.
     Lost(&'static str),
 }
 
@@ -52,23 +52,23 @@ impl Traffic {
         })
     }
 
-    /// The link is made, and its relay says something in each interval.
+    /// The link is established, and its relay sends something in each interval.
     pub(super) fn expect_heartbeats(&self, interval: Duration) {
         let limit = (interval * HEARTBEATS_UNTIL_LOST).as_millis();
         self.limit.store(u64::try_from(limit).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The writer has something.
+    /// The writer has output.
     pub(super) fn begin_output(&self) {
         self.output_since.store(self.millis(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// The writer has nothing.
+    /// The writer has no output.
     pub(super) fn end_output(&self) {
         self.output_since.store(0, Ordering::Relaxed);
     }
 
-    /// Judges the peer at `now`.
+    /// Checks the peer at `now`.
     pub(super) fn judge(&self, now: Instant, interval: Duration) -> Verdict {
         let limit = interval * HEARTBEATS_UNTIL_LOST;
         let heard = self.instant(self.received.load(Ordering::Relaxed));
@@ -88,7 +88,7 @@ impl Traffic {
         if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
     }
 
-    /// Whether nothing came for so long that the peer is lost.
+    /// True if nothing arrived for so long that the peer is lost.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silent = self.millis(now).saturating_sub(self.received.load(Ordering::Relaxed));
         silent >= self.limit.load(Ordering::Relaxed)
@@ -103,7 +103,7 @@ impl Traffic {
     }
 }
 
-/// A socket whose traffic is counted.
+/// A socket that records its traffic.
 #[derive(Debug)]
 pub(super) struct Counted<S> {
     inner: S,
@@ -121,7 +121,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
-            // After the read: the process may have been stopped in the middle of it.
+            // Read the clock after the read: the process may have been stopped in the middle of it.
             let now = Instant::now();
             if self.traffic.is_silent(now) {
                 buf.set_filled(before);

@@ -1,4 +1,4 @@
-//! The requests that came over a link, from their first message to the last byte of their answers.
+//! The requests of a link, from their first message to the last byte of their responses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::backend::Upload;
 use crate::capacity::{Held, Slot};
 use crate::multiplexer::actor::Ticket;
 
-/// A request stops reading its backend while so much of its answer waits here.
+/// A request stops reading from its backend while this many bytes of its response are queued here.
 const STREAM_HIGH_WATER: u64 = 32 << 10;
 
-/// The same for all answers to a relay without credits, where only the socket itself slows us.
+/// The same for all responses to a relay without credits, where only the socket itself applies back-pressure.
 const TEXT_HIGH_WATER: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -24,16 +24,16 @@ pub(super) struct Running {
     key: RequestKey,
     task: Option<AbortHandle>,
     taken: Option<Taken>,
-    /// Pieces of its answer that the backend has sent.
+    /// The pieces of its response that the backend has sent.
     pieces: u64,
 }
 
-/// What a request takes until it ends: given back in the moment in which its cancel is read, before the next message.
+/// The capacity that a request occupies until it ends. A cancel frees it when it is read, before the next message.
 #[derive(Debug)]
 pub enum Taken {
-    /// One of the slots of a worker with one backend. Dropping it gives it back.
+    /// A slot of a worker with one backend. Dropping it frees it.
     Slot(Slot),
-    /// A place with a multiplexer. Given back with the lease where the request ends by itself.
+    /// A place in a multiplexer. Freed with the lease if the request ends by itself.
     Place(Ticket),
 }
 
@@ -41,12 +41,13 @@ pub enum Taken {
 pub(super) struct StreamState {
     id: Arc<str>,
     upload: Upload,
-    /// The writer has taken of its answer.
+    /// Notified when the writer has taken a part of its response.
     pub(super) written: Arc<Notify>,
 }
 
 impl Link {
-    /// A request was read and has its place; `start` gives the task that answers it. `None` when its id is in use.
+    /// Adds a request that has arrived and has its place; `start` spawns the task that serves it. Returns `None` if its
+    /// id is in use.
     pub fn begin(
         &self,
         id: &str,
@@ -68,13 +69,13 @@ impl Link {
             let written = Arc::new(Notify::new());
             state.streams.insert(number, StreamState { id: Arc::clone(&id), upload, written });
         }
-        // The task takes this lock before it can say anything, so it always finds itself known.
+        // The task takes this lock before it can send anything, so it always finds its request registered.
         let task = Some(start(key.clone()));
         state.requests.insert(id, Running { key, task, taken, pieces: 0 });
         Some(())
     }
 
-    /// Gives a held request its slot; it is dropped when the request is gone.
+    /// Gives a held request its slot. Returns false, and drops the slot, if the request is gone.
     pub async fn wait_for_slot(&self, key: &RequestKey, held: Held) -> bool {
         let Some(slot) = held.wait().await else { return false };
         let mut state = self.lock();
@@ -92,20 +93,20 @@ impl Link {
         }
     }
 
-    /// A piece of a request body was read; `None` when nobody holds its stream.
+    /// A piece of a request body arrived. Returns `None` if the stream does not exist.
     pub fn upload(&self, stream: u32) -> Option<(Arc<str>, Upload)> {
         let state = self.lock();
         let stream = state.streams.get(&stream)?;
         Some((Arc::clone(&stream.id), stream.upload.clone()))
     }
 
-    /// The relay takes more of an answer.
+    /// The relay accepts more bytes of a response.
     pub fn add_credit(&self, stream: u32, bytes: u64) {
         self.lock().outbox.add_credit(stream, bytes);
         self.work.notify_one();
     }
 
-    /// The backend has taken a part of a request body.
+    /// The backend has accepted a part of a request body.
     pub fn return_credit(&self, stream: u32, bytes: u64) {
         let mut state = self.lock();
         if state.streams.contains_key(&stream) {
@@ -115,7 +116,7 @@ impl Link {
         }
     }
 
-    /// Queues a message about a request, if it is still known.
+    /// Queues a message about a request, if it is still registered.
     pub fn say(&self, key: &RequestKey, message: &WorkerToRelay) {
         let mut state = self.lock();
         if state.running(key).is_some() {
@@ -125,7 +126,7 @@ impl Link {
         }
     }
 
-    /// Queues the next bytes of an answer. Whether so many wait now that no more should be read.
+    /// Queues the next bytes of a response. Returns true if so much is queued that the caller should stop reading.
     #[must_use]
     pub fn send_body(&self, key: &RequestKey, bytes: Bytes) -> bool {
         let Some(number) = key.stream else { return false };
@@ -138,7 +139,7 @@ impl Link {
         waiting >= STREAM_HIGH_WATER
     }
 
-    /// Waits while too many bytes of an answer wait. Gives the time waited.
+    /// Waits while too many bytes of a response are queued. Returns the time waited.
     pub async fn wait_for_room(&self, key: &RequestKey) -> Duration {
         let since = Instant::now();
         loop {
@@ -152,7 +153,7 @@ impl Link {
         }
     }
 
-    /// Waits while too many texts wait: the only brake towards a relay without credits.
+    /// Waits while too much text is queued: the only back-pressure for a relay without credits.
     pub async fn wait_for_text_room(&self) {
         loop {
             let written = self.written.notified();
@@ -163,8 +164,8 @@ impl Link {
         }
     }
 
-    /// The backend's answer was read to its end: the slot is free, and `message` follows the answer's last byte. Returns
-    /// when that is written.
+    /// The backend's response was read to its end: frees the slot, and queues `message` after the response's last byte.
+    /// Returns when that is written.
     pub async fn finish(&self, key: &RequestKey, message: &WorkerToRelay) {
         self.free_slot(key);
         let written = {
@@ -187,7 +188,7 @@ impl Link {
         self.forget(key);
     }
 
-    /// The request failed: the slot is free, what waits of its answer is dropped, `message` goes at once.
+    /// The request failed: frees the slot, drops the queued part of its response, and queues `message` ahead of it.
     pub fn fail(&self, key: &RequestKey, message: &WorkerToRelay) {
         self.free_slot(key);
         let mut state = self.lock();
@@ -203,8 +204,8 @@ impl Link {
         self.forget(key);
     }
 
-    /// Ends a request's task and forgets it; what waits of its answer is dropped and its slot is free. `false` when it is
-    /// not known.
+    /// Aborts a request's task and removes the request; drops the queued part of its response and frees its slot.
+    /// Returns `false` if it is not registered.
     pub fn cancel(&self, id: &str) -> bool {
         let running = {
             let mut state = self.lock();
@@ -220,8 +221,9 @@ impl Link {
         true
     }
 
-    /// The requests that wait for their backend, with the pieces that it has sent of each: those with a slot, and with nothing
-    /// here that the relay has not taken. Older relays are left out: they receive whole responses.
+    /// Returns the requests that wait for their backend, with the number of pieces that it has sent for each: requests
+    /// with a slot whose pieces the relay has all accepted. Requests of older relays are omitted, because those receive
+    /// whole responses.
     pub fn waiting_for_backend(&self) -> Vec<(RequestKey, u64)> {
         let state = self.lock();
         let waits = |running: &&Running| {
@@ -231,7 +233,7 @@ impl Link {
         state.requests.values().filter(waits).map(|running| (running.key.clone(), running.pieces)).collect()
     }
 
-    /// Ends a request and reports the error to its relay. Returns `false` when the request is not known any more.
+    /// Ends a request and reports the error to its relay. Returns `false` if the request is no longer registered.
     pub fn break_off(&self, key: &RequestKey, code: &str, message: &str) -> bool {
         let is_known = self.lock().running(key).is_some();
         let ended = is_known && self.cancel(&key.id);
@@ -243,7 +245,7 @@ impl Link {
         ended
     }
 
-    /// Ends all requests: the socket is gone, or the process is. Gives their number.
+    /// Ends all requests, because the socket is gone or the process stops. Returns their number.
     pub fn cancel_all(&self) -> usize {
         let all: Vec<Running> = {
             let mut state = self.lock();
@@ -256,10 +258,10 @@ impl Link {
         number
     }
 
-    /// Comes before the request's last message is queued, so that the grant it causes goes first.
+    /// Runs before the request's last message is queued, so that the resulting grant is sent first.
     fn free_slot(&self, key: &RequestKey) {
         let taken = self.lock().running(key).and_then(|running| running.taken.take());
-        // Freeing takes this very lock again, to queue the grant.
+        // Freeing takes this same lock again, to queue the grant.
         drop(taken);
     }
 

@@ -1,5 +1,5 @@
-//! A registered link's life, until its socket ends: its reading half. Whatever a message asks for is put into the [`Link`] or
-//! given to a task of its own; nothing here waits for a backend, and nothing but the socket ends the session.
+//! The reading half of a registered link, until its socket ends. Each message is put into the [`Link`] or handed to a
+//! separate task; nothing here waits for a backend, and only the socket ends the session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -21,13 +21,13 @@ use crate::forward;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
-/// How long a drain waits for a relay's word that no more requests follow.
+/// How long a drain waits for a relay's confirmation that no more requests follow.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a closed link may take to be closed by the other side.
+/// How long the other side may take to close a closed link.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Close codes of the WebSocket.
+/// WebSocket close codes.
 const NORMAL: u16 = 1000;
 const PROTOCOL_ERROR: u16 = 1002;
 const TOO_BIG: u16 = 1009;
@@ -36,16 +36,16 @@ const TOO_BIG: u16 = 1009;
 pub(super) struct Session<'a> {
     worker: &'a Arc<Worker>,
     link: &'a Arc<Link>,
-    /// When the relay last said something.
+    /// The gauge for the time of the relay's last message.
     heard: Gauge,
     heartbeat: Duration,
-    /// We asked for no more requests, at this time.
+    /// The time at which the worker requested that no more requests be sent.
     drain: Option<Instant>,
-    /// The relay has said that none follow.
+    /// True once the relay has confirmed that none follow.
     barrier: bool,
-    /// The relay asked us to finish and come back.
+    /// True if the relay requested that the link finish and reconnect.
     finishing: bool,
-    /// The close frame is queued, or the other side's was read.
+    /// The time at which the close frame was queued, or the other side's was read.
     closing: Option<Instant>,
     closed: Option<End>,
 }
@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
                 () = self.link.changed() => self.handle_successor(),
                 () = &mut timer => {}
             }
-            // Messages that were read ahead cost no system call, and would hold up all others on this thread.
+            // Messages that were read ahead cost no system call, and would block all other tasks on this thread.
             tokio::task::coop::consume_budget().await;
             let now = Instant::now();
             if timer.is_elapsed() || self.drain.is_some() || self.closing.is_some() {
@@ -114,7 +114,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A close frame may stand behind what we could not write.
+    /// Looks for a close frame that the relay sent before the write failed.
     async fn read_last_words(&mut self, stream: &mut SplitStream<WebSocket>) {
         let read = async {
             while let Some(Ok(message)) = stream.next().await {
@@ -129,7 +129,7 @@ impl<'a> Session<'a> {
 
     fn end(self, label: &'static str, reason: String) -> End {
         let Some(closed) = self.closed else {
-            // How a socket ends after our own close frame says nothing.
+            // After the worker's own close frame, how the socket ends does not matter.
             let (label, reason) =
                 if self.closing.is_some() { ("closed", "closed by us".to_owned()) } else { (label, reason) };
             return End::new(EndKind::Linked, label, reason);
@@ -137,7 +137,7 @@ impl<'a> Session<'a> {
         closed
     }
 
-    /// Asks a silent peer, gives up a dead one, and says when to look again.
+    /// Pings a silent peer, gives up a lost one, and returns the time of the next check.
     fn handle_time(&mut self, traffic: &Traffic, now: Instant) -> Result<Instant, &'static str> {
         if self.closing.is_some_and(|since| now.duration_since(since) >= CLOSE_TIMEOUT) {
             return Err("the relay did not close in time");
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
         };
         let closing = self.closing.map(|since| since + CLOSE_TIMEOUT);
         let barrier = self.drain.filter(|_| !self.barrier).map(|since| since + BARRIER_TIMEOUT);
-        // A barrier that is overdue has had its effect.
+        // An overdue barrier has had its effect.
         let barrier = barrier.filter(|due| *due > now);
         Ok([closing, barrier].into_iter().flatten().fold(next, Instant::min))
     }
@@ -172,13 +172,13 @@ impl<'a> Session<'a> {
                 timeout_secs: u64::try_from(timeout_secs).ok(),
             }));
         } else {
-            // Such a relay answers our ping after it has read what went before: its pong is the barrier.
+            // Such a relay replies to the ping after it has read everything before it: its pong is the barrier.
             self.link.mute();
             self.link.ping_behind();
         }
     }
 
-    /// A relay without `core1` knows nothing of newer links: it is told here that this one serves no more.
+    /// A relay without `core1` does not support replaced links: it is notified here that this one serves no more.
     fn handle_successor(&mut self) {
         if self.link.has_successor() && !self.link.core1 && self.drain.is_none() {
             self.drain = Some(Instant::now());
@@ -195,7 +195,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The relay broke the protocol. Its requests end here: their answers must not keep the close frame waiting.
+    /// The relay violated the protocol. Its requests end here: their responses must not delay the close frame.
     fn close(&mut self, code: u16, reason: &'static str) {
         let aborted = self.link.cancel_all();
         tracing::warn!(relay = %self.link.relay, code, reason, aborted, "closing the link");
@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
                 self.closed = Some(End::new(kind, "closed", format!("the relay closed with {code} {reason}")));
                 self.closing.get_or_insert_with(Instant::now);
             }
-            // tungstenite answers pings; raw frames are never given out.
+            // tungstenite replies to pings, and never returns raw frames.
             Message::Ping(_) | Message::Frame(_) => {}
         }
     }
@@ -281,7 +281,7 @@ impl<'a> Session<'a> {
         self.worker.metrics.backend_errors("cancelled");
         tracing::info!(request_id = %cancel.request_id, reason = cancel.reason.as_str(), "cancelled");
         if !self.link.core1 {
-            // A relay of the seeds leaks the slot of a request that never completes.
+            // A relay without capabilities leaks the slot of a request that never completes.
             self.link.push(&forward::cancelled_completion(&cancel.request_id));
         }
     }
@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
             GracefulShutdown::WORKER_DRAIN => {
                 tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin drains this worker");
                 let timeout = shutdown.drain_timeout_secs.map(Duration::from_secs);
-                // The relay sends nothing more of itself.
+                // The relay itself sends nothing more.
                 self.barrier = true;
                 self.worker.drain_by_admin(timeout);
             }
@@ -319,7 +319,7 @@ impl<'a> Session<'a> {
         }
         let piece = match frame::decode(bytes) {
             Ok(piece) if piece.kind == BodyKind::Request => piece,
-            // A piece of a body that only we send.
+            // A piece of a body that only the worker sends.
             Ok(_) => return self.worker.metrics.dropped_pieces.inc(),
             Err(error) => {
                 tracing::warn!(relay = %self.link.relay, %error, "broken binary message");
@@ -336,7 +336,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The writer ends with its session.
+/// Aborts the writer with its session.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {

@@ -1,4 +1,4 @@
-//! The writing half of a link: takes what waits, a batch at a time, with one flush a batch and never on a timer.
+//! The writing half of a link: writes what is queued, a batch at a time, with one flush per batch and never on a timer.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{Link, Next};
 use crate::metrics::Metrics;
 use crate::net::Stream;
 
-/// A batch ends here: what comes after the flush may be more urgent than what waits.
+/// The limits of a batch: a message that arrives during the flush may be more urgent than the queued ones.
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 64 << 10;
 

@@ -12,7 +12,7 @@ use crate::relay_link::{Link, LinkId};
 pub struct Links {
     map: Mutex<BTreeMap<LinkId, Arc<Link>>>,
     changed: watch::Sender<()>,
-    /// Held while a link is registered, by those who must know of one another.
+    /// Held while a link is registered, by dials that must know of each other.
     registering: tokio::sync::Mutex<()>,
 }
 
@@ -23,12 +23,12 @@ impl Default for Links {
 }
 
 impl Links {
-    /// All of them.
+    /// Returns all links.
     pub fn all(&self) -> Vec<Arc<Link>> {
         self.lock().values().map(Arc::clone).collect()
     }
 
-    /// One of them.
+    /// Returns the link with this id.
     pub fn find(&self, id: LinkId) -> Option<Arc<Link>> {
         self.lock().get(&id).map(Arc::clone)
     }
@@ -38,15 +38,15 @@ impl Links {
         self.registering.lock().await
     }
 
-    /// The relays that need no other link than they have: not those where a link only finishes what it has, nor the one of
-    /// `older`, whose place another is about to take.
+    /// Returns the ids of the relays that need no other link: not those where a link only finishes its requests, nor
+    /// that of `older`, which is about to be replaced.
     pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
         let links = self.lock();
         let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
         links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
     }
 
-    /// Requests that have not been answered to their last byte.
+    /// Returns the number of requests that are not complete.
     pub fn unanswered(&self) -> usize {
         self.all().iter().map(|link| link.unanswered()).sum()
     }

@@ -1,4 +1,4 @@
-//! The end of a `/drain`: the backend for whose end it was asked has gone and come back.
+//! The end of a `/drain`: the backend for whose end it was requested has gone and returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::multiplexer::driver::DriverError;
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::shutdown::DrainState;
 
-/// Between two looks at a multiplexer's backends, while a drain is in force. A container takes longer to be started again.
+/// Between two checks of a multiplexer's backends during a drain. A container takes longer to restart.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Takes each `/drain` back when its time is over. Never returns.
+/// Undoes each `/drain` when the backend has returned. Never returns.
 pub(super) async fn undo_drains(worker: Arc<Worker>) {
     let mut drain = worker.drain.subscribe();
     let mut unlinked = worker.unlinked.subscribe();
@@ -20,10 +20,10 @@ pub(super) async fn undo_drains(worker: Arc<Worker>) {
         let _ = drain.wait_for(DrainState::is_undoable).await;
         tokio::select! {
             () = backend_returned(&worker) => {}
-            // A stronger drain is for good, and nobody need look any more.
+            // A stronger drain is final, so the checks end.
             _ = drain.wait_for(|state| !state.is_undoable()) => continue,
         }
-        // Links of the drain that still end must not be mistaken for new ones.
+        // Links that still end because of the drain must not be mistaken for new ones.
         let _ = unlinked.wait_for(|unlinked| *unlinked).await;
         if worker.drain.is_undoable() {
             tracing::info!("the backend is back; the drain is undone");
@@ -44,8 +44,8 @@ async fn backend_returned(worker: &Worker) {
     }
 }
 
-/// Returns when some of the slots' backends have gone and all of them are there again, loaded or not; never, where none can be
-/// seen to go. Our own children do not count: they live in our own container, and end with it.
+/// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no driver
+/// can detect their absence. The worker's own children are ignored: they live in the worker's own container, and end with it.
 async fn come_back(drivers: &[Arc<SlotDriver>]) {
     let strangers = |driver: &Arc<SlotDriver>| {
         let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));
@@ -79,7 +79,7 @@ async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
     true
 }
 
-/// A server that does not have the model, or has another one, is there all the same.
+/// A server that does not have the model, or has another one, is present all the same.
 fn is_absence(error: &DriverError) -> bool {
     let failed = matches!(error, DriverError::Refused { status, .. } if *status >= 500);
     failed || matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. })
@@ -99,7 +99,7 @@ mod tests {
     use crate::multiplexer::estimate::LoadKind;
     use crate::multiplexer::event::Left;
 
-    /// A server that somebody else restarts: one answer after the other, and then it is there.
+    /// A server that a third party restarts: one result after another, and then it is present.
     #[derive(Debug)]
     struct Restarted {
         answers: Mutex<VecDeque<Result<(), DriverError>>>,
@@ -154,7 +154,7 @@ mod tests {
         Err(DriverError::Refused { url: "http://a".to_owned(), status, said: "model not found".to_owned() })
     }
 
-    /// Whether it is taken for restarted within a minute, and when it was asked.
+    /// Returns whether it is considered restarted within a minute, and the times of the checks.
     async fn watched(
         tells_absence: bool,
         answers: impl IntoIterator<Item = Result<(), DriverError>>,
@@ -183,7 +183,7 @@ mod tests {
         let wrong = || Err(DriverError::WrongModel { expected: "a".to_owned(), found: Vec::new() });
         assert!(watched(true, [refused(404), gone(), refused(404)]).await.0);
         assert!(watched(true, [wrong(), refused(503), wrong()]).await.0);
-        // Nor is a drain taken back before the server was gone.
+        // A drain is also not undone before the server was gone.
         let never_gone = std::iter::repeat_with(|| refused(404)).take(99);
         assert!(!watched(true, never_gone).await.0);
     }

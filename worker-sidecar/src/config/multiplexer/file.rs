@@ -1,4 +1,4 @@
-//! The shape of `worker.yaml`'s `multiplexer`. As everywhere in the file, an unknown key is an error.
+//! The schema of `worker.yaml`'s `multiplexer`. As everywhere in the file, an unknown key is an error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::config::file::Hidden;
 
-/// The block, unjudged but for its shape.
+/// The block; only its schema is validated.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(in crate::config) struct FileMultiplexer {
@@ -23,7 +23,7 @@ pub(in crate::config) struct FileMultiplexer {
 }
 
 impl FileMultiplexer {
-    /// The files that hold what backends want to be shown: their content is part of the settings.
+    /// The files with the API keys of backends: their content is part of the settings.
     pub(in crate::config) fn key_files(&self) -> impl Iterator<Item = &PathBuf> {
         self.slots.iter().filter_map(|slot| slot.api_key_file.as_ref())
     }
@@ -69,7 +69,7 @@ pub(super) struct FileModel {
     pub(super) alive: Option<Vec<String>>,
 }
 
-/// What loads and unloads the models of a slot.
+/// The kind of driver of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum DriverKind {
@@ -97,7 +97,7 @@ impl DriverKind {
         }
     }
 
-    /// The keys of a model that this driver reads, beside those that every driver does.
+    /// Returns the model keys that this driver reads, in addition to those that every driver reads.
     pub(super) fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Static => &["url", "healthPath", "expectModel"],
@@ -112,7 +112,7 @@ impl DriverKind {
 }
 
 impl FileModel {
-    /// The keys that only some drivers read, as far as they are given.
+    /// Returns the given keys that only some drivers read.
     pub(super) fn keys(&self) -> impl Iterator<Item = &'static str> {
         [
             ("command", self.command.is_some()),

@@ -1,4 +1,4 @@
-//! The names of a worker's models: each stands for one.
+//! The names of a worker's models: each refers to one model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use modelrelay_protocol::limits::{MAX_ALIASES_PER_MODEL, MAX_MODEL_CHARS, MAX_MO
 use super::file::FileSlot;
 use super::{SettingError, check_id};
 
-/// Refuses names that could mean two models, and more than a relay takes. One model may be in several slots, with the same
-/// aliases or others.
+/// Rejects names that could refer to two models, and more names than a relay accepts. One model may be in several
+/// slots, with the same aliases or others.
 pub(super) fn check(slots: &[FileSlot]) -> Result<(), SettingError> {
     let models = || slots.iter().flat_map(|slot| slot.models.iter().map(move |model| (slot, model)));
     let ids: BTreeSet<&str> = models().map(|(_, model)| model.id.as_str()).collect();

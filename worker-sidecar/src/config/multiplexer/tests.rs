@@ -26,7 +26,7 @@ fn slots_of(yaml: &str) -> Vec<SlotSettings> {
     load(&args(), yaml).unwrap().live.slots.unwrap()
 }
 
-/// A slot of driver `driver` with these further keys.
+/// A slot with driver `driver` with these further keys.
 fn slot(driver: &str, rest: &str) -> String {
     format!("multiplexer: {{slots: [{{id: gpu0, driver: {driver}, {rest}}}]}}\n")
 }
@@ -41,7 +41,7 @@ fn the_block_is_read_with_its_defaults() {
     assert_eq!((config.memory, config.default.as_deref()), (Some(24 << 30), Some("qwen")));
     assert_eq!((config.models[0].capacity, config.models[1].capacity), (8, 1));
     assert!(config.models[1].pin && config.models[0].idle_ttl.unwrap().as_secs() == 1800);
-    // What the worker registers for: 8 of the one slot and 3 of the other.
+    // The number that the worker registers: 8 of the one slot and 3 of the other.
     assert!(slots.iter().all(|slot| slot.config.max_held_per_relay == 11));
     let DriverSettings::Process(models) = &slots[0].driver else { panic!("{:?}", slots[0].driver) };
     assert_eq!((models[1].served.expect.as_str(), models[1].served.health_path.as_str()), ("l", "/ready"));

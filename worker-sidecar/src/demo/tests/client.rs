@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::super::{Demo, MODEL, serve_demo};
 
-/// A demo backend of its own and one connection to it.
+/// A separate demo backend and one connection to it.
 pub(super) struct Client(SendRequest<Full<Bytes>>, pub(super) SocketAddr);
 
 impl Client {
@@ -58,7 +58,7 @@ impl Client {
         (status, serde_json::from_str(&text).unwrap())
     }
 
-    /// The frames of a stream: name of the event (if any) and data.
+    /// Returns the frames of a stream: the event's name (if any) and its data.
     pub(super) async fn stream(&mut self, path: &str, body: Value) -> Vec<(Option<String>, String)> {
         let response = self.send("POST", path, body.to_string()).await;
         assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");

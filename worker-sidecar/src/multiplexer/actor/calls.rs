@@ -1,8 +1,8 @@
-//! The driver's calls, beside the slot's task: one at a time, a newer one ends the older; looks at the backend and the
-//! killing of left-overs go on beside them.
+//! Driver calls, in parallel with the slot's task: one at a time, a newer one ends the older; probes of the backend and
+//! the killing of remains run in parallel with them.
 //!
-//! A driver may hang, panic, or take its time to be dropped; the slot goes on in each case. Whatever becomes of a call, its
-//! end is an event or its time runs out.
+//! A driver may hang, panic, or take long to be dropped; the slot continues in each case. Every call ends with an event
+//! or times out.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -21,7 +21,6 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{DownCause, Event, Found, Generation, OpId, Outcome};
 
-/// What is said for a driver that panicked.
 const PANICKED: &str = "its driver panicked";
 
 /// One call.
@@ -35,21 +34,21 @@ pub(super) enum Call {
     Probe(Option<Model>),
 }
 
-/// What a slot has going on with its driver.
+/// A slot's driver calls in progress.
 #[derive(Debug)]
 pub(super) struct Calls {
     driver: Arc<SlotDriver>,
     mailbox: mpsc::WeakUnboundedSender<Message>,
-    /// Held by a call until it is dropped as a whole, so that the next one finds the driver alone.
+    /// Held by a call until all of it is dropped, so that the next call does not overlap with it.
     turn: Arc<Semaphore>,
     current: Option<Task>,
     probe: Option<Task>,
     watch: Option<(Generation, Task)>,
-    /// Held while what is left of a model is killed: a load of the same model comes after, or it would be killed too.
+    /// Held while what is left of a model is killed: a load of the same model waits for that, or it would be killed too.
     discards: HashMap<Model, Arc<Semaphore>>,
 }
 
-/// Ends with its owner.
+/// A task that is aborted with its owner.
 #[derive(Debug)]
 struct Task(JoinHandle<()>);
 
@@ -69,7 +68,7 @@ impl Calls {
         &self.driver
     }
 
-    /// Begins a call, in the place of the one before.
+    /// Starts a call; the previous one ends.
     pub(super) fn start(&mut self, op: OpId, call: Call) {
         let discarded = match &call {
             Call::Load(model, _) => self.discards.get(model).cloned(),
@@ -88,12 +87,12 @@ impl Calls {
         }));
     }
 
-    /// Looks at the backend, beside whatever else is going on.
+    /// Starts a probe, in parallel with everything else.
     pub(super) fn probe(&mut self, op: OpId, model: Option<Model>) {
         self.probe = Some(self.spawn(op, Call::Probe(model), std::future::ready(())));
     }
 
-    /// `turn` gives what the call holds while it lives.
+    /// `turn` returns the guard that the call holds until it ends.
     fn spawn<T: Send + 'static>(&self, op: OpId, call: Call, turn: impl Future<Output = T> + Send + 'static) -> Task {
         let (driver, mailbox) = (Arc::clone(&self.driver), self.mailbox.clone());
         Task(tokio::spawn(async move {
@@ -108,10 +107,10 @@ impl Calls {
         }))
     }
 
-    /// Kills what is left of a model, and nobody waits for it but the next load of that model.
+    /// Kills what is left of a model. Only the next load of that model waits for it.
     pub(super) fn discard(&mut self, model: Model) {
         let turn = self.discards.entry(Model::clone(&model)).or_insert_with(|| Arc::new(Semaphore::new(1)));
-        // Taken here and not in the task: a load that begins in this very step already finds it taken.
+        // Acquired here and not in the task, so that a load that starts in this very step already waits for it.
         let turn = (Arc::clone(turn), Arc::clone(turn).try_acquire_owned());
         let driver = Arc::clone(&self.driver);
         drop(tokio::spawn(async move {
@@ -133,7 +132,7 @@ impl Calls {
         }));
     }
 
-    /// Tells when the backend of this generation ends by itself, where the driver can see that.
+    /// Reports when the backend of this generation ends by itself, if the driver can see that.
     pub(super) fn watch(&mut self, generation: Generation, model: Model) {
         if self.watch.as_ref().is_some_and(|(watched, _)| *watched == generation) {
             return;
@@ -141,7 +140,7 @@ impl Calls {
         let (driver, mailbox) = (Arc::clone(&self.driver), self.mailbox.clone());
         let task = Task(tokio::spawn(async move {
             let ended = AssertUnwindSafe(async { driver.driver().ended(&model).await }).catch_unwind();
-            // A driver that panics has not seen anything end; the regular looks do.
+            // A panic of the driver is no evidence of an end; the regular probes will detect one.
             if ended.await.is_ok() {
                 tell(&mailbox, Event::BackendDown { generation, cause: DownCause::Gone });
             }
@@ -149,7 +148,7 @@ impl Calls {
         self.watch = Some((generation, task));
     }
 
-    /// Ends all calls, and the backends that are our children.
+    /// Ends all calls, and the worker's own backends.
     pub(super) fn stop(&mut self) -> impl Future<Output = ()> + Send + 'static {
         self.current = None;
         self.probe = None;
@@ -162,7 +161,8 @@ impl Calls {
             let ending = async {
                 let _turn = turn.acquire_owned().await;
                 let models = driver.driver().models().into_iter();
-                // At once: each may take its grace, and whoever runs the worker gives it little more than one.
+                // In parallel: each may take its full grace period, and the worker's process manager allows little more
+                // than one.
                 join_all(models.filter(|model| driver.driver().owns(model)).map(|model| end(&driver, model))).await
             };
             if tokio::time::timeout(EVICT_TIMEOUT, ending).await.is_err() {
@@ -172,7 +172,7 @@ impl Calls {
     }
 }
 
-/// Ends a backend that is our child: as it likes best, else by force.
+/// Ends one of the worker's own backends: gracefully if possible, otherwise by force.
 async fn end(driver: &SlotDriver, model: Model) {
     let error = match AssertUnwindSafe(driver.driver().stop(&model)).catch_unwind().await {
         Ok(Ok(())) => return,
@@ -201,7 +201,7 @@ impl Call {
         }
     }
 
-    /// What a call that panicked is taken for: always a failure, never memory that is free.
+    /// The outcome of a call that panicked: always a failure, never free memory.
     fn panicked(&self) -> Outcome {
         let why = || PANICKED.to_owned();
         match self {
@@ -215,7 +215,7 @@ impl Call {
     }
 }
 
-/// A slot that is gone does not listen.
+/// Sends an event to the slot, if its task still runs.
 fn tell(mailbox: &mpsc::WeakUnboundedSender<Message>, event: Event) {
     if let Some(mailbox) = mailbox.upgrade() {
         let _ = mailbox.send(Message::Event(event));

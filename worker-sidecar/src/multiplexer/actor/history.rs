@@ -1,4 +1,4 @@
-//! What a slot remembers for people: its last swap, its last failures, what it did with its time.
+//! A slot's human-readable history: its last swap, its last failures, its use of time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,47 +10,47 @@ use crate::multiplexer::Model;
 use crate::multiplexer::effect::{News, Swap};
 use crate::multiplexer::machine::{DrainView, Machine, Requests};
 
-/// Failures that are remembered.
+/// The number of failures that are remembered.
 const FAILURES: usize = 8;
 
 /// A failure that is remembered.
 #[derive(Clone, Debug)]
 pub struct Noted {
-    /// When.
+    /// The time of the failure.
     pub at: SystemTime,
-    /// Of which model.
+    /// The model that failed.
     pub model: Model,
-    /// What happened.
+    /// The description.
     pub what: String,
 }
 
-/// What a slot did with its time.
+/// A slot's use of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// With requests running.
+    /// Time with running requests.
     pub serving: Duration,
-    /// With no model that could be asked, because one was to come or to go.
+    /// Time in which no model could serve, because one was being loaded or unloaded.
     pub swapping: Duration,
-    /// All else.
+    /// All other time.
     pub idle: Duration,
 }
 
-/// How a slot is.
+/// The state of a slot and its history.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// As relays are told.
+    /// The state as reported to relays.
     pub slot: Slot,
-    /// A drain that is under way.
+    /// The drain in progress, if there is one.
     pub drain: Option<DrainView>,
-    /// When this was.
+    /// The time of the report.
     pub at: Instant,
-    /// The last swap that went beyond its commit point.
+    /// The last swap that passed its commit point.
     pub last_swap: Option<Swap>,
     /// The last failures, newest last.
     pub failures: Vec<Noted>,
     /// Each model's requests.
     pub requests: Vec<(Model, Requests)>,
-    /// What it did with its time.
+    /// Its use of time.
     pub shares: Shares,
 }
 
@@ -87,7 +87,7 @@ impl History {
         &self.slot
     }
 
-    /// Time has passed, and the slot may do something else from now on.
+    /// Adds the time that has passed, and updates the current activity.
     pub(super) fn pass(&mut self, machine: &Machine, now: Instant) {
         let passed = now.saturating_duration_since(self.since);
         match self.doing {
@@ -154,7 +154,7 @@ impl History {
 }
 
 impl Report {
-    /// For `/healthz`. Times are seconds; points in time count from 1970.
+    /// Returns the report for `/healthz`. Durations are in seconds; points in time are seconds since 1970.
     pub fn to_json(&self) -> Value {
         let mut value = json!(self.slot);
         let wall = SystemTime::now();

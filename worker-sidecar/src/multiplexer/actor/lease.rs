@@ -1,9 +1,8 @@
-//! What a request holds of a slot: first its place in the line, then its lease. Both end by being dropped, in whatever way
-//! their holder ends.
+//! A request's hold on a slot: first its place in the queue, then its lease. Dropping either releases it, however its
+//! holder ends.
 //!
-//! A lease is made by the slot itself and handed over; so between being allowed and being counted there is no moment in
-//! which a swap could begin. When nobody is left to take it, it is dropped in the slot's hands, and counts as any other
-//! that was given back.
+//! The slot itself creates a lease and hands it over, so there is no moment between admission and accounting at which a
+//! swap could begin. If the receiver is gone, the lease is dropped by the slot and released like any other.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,36 +18,36 @@ use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Event, Generation, RequestKey};
 
-/// A request that waits for its lease, or for the word that it gets none. Dropping it is how it is cancelled.
+/// A request that waits for its lease, or for an error. Dropping it cancels the request.
 #[derive(Debug)]
 #[must_use = "a request that nobody waits for is cancelled"]
 pub struct Arriving {
     request: RequestKey,
     answer: oneshot::Receiver<Result<Lease, SlotError>>,
-    /// None once there is an answer.
+    /// `None` once the result has arrived.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
 }
 
-/// Who may say that a request is wanted no more, before its holder has come to drop what it has.
+/// Cancels a request before its holder drops the request or the lease.
 #[derive(Debug)]
 pub struct Ticket {
     request: RequestKey,
-    /// Not what keeps the slot's task.
+    /// Does not keep the slot's task alive.
     mailbox: Option<mpsc::WeakUnboundedSender<Message>>,
 }
 
-/// The right to talk to a model's backend. Dropping it gives it back: hold it until the backend's connection is closed or
-/// can be used again.
+/// The right to use a model's backend. Dropping it releases it: hold it until the connection to the backend is closed
+/// or can be reused.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is given back"]
 pub struct Lease {
     request: RequestKey,
     model: Model,
     generation: Generation,
-    // On the heap: a request without a multiplexer has room for a lease, too.
+    // On the heap, because a request without a multiplexer reserves space for a lease, too.
     backend: Box<Backend>,
     end: watch::Receiver<Option<LeaseEnd>>,
-    /// None once it is given back.
+    /// `None` once it is released.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
     place: Place,
 }
@@ -62,7 +61,8 @@ pub(super) struct Backend {
     pub(super) name: Option<Model>,
 }
 
-/// That a lease's backend could not be reached. Outlives the lease: the slot hears of it once the relay has read of the failure.
+/// A report that a lease's backend could not be reached. It outlives the lease: it is sent to the slot once the failure
+/// has been sent to the relay.
 #[derive(Debug)]
 pub struct Suspicion {
     mailbox: mpsc::UnboundedSender<Message>,
@@ -78,22 +78,22 @@ impl Arriving {
         Self { request, answer, mailbox: Some(mailbox) }
     }
 
-    /// A request that no slot takes.
+    /// Creates a request that no slot accepts.
     pub(crate) fn refused(request: RequestKey, error: SlotError) -> Self {
         let (sender, answer) = oneshot::channel();
-        // The receiver is right here.
+        // The receiver still exists.
         let _ = sender.send(Err(error));
         Self { request, answer, mailbox: None }
     }
 
-    /// To cancel it with, be it waiting or leased by then.
+    /// Returns a handle that cancels the request, whether it waits or has its lease by then.
     pub fn ticket(&self) -> Ticket {
         Ticket { request: self.request, mailbox: self.mailbox.as_ref().map(mpsc::UnboundedSender::downgrade) }
     }
 }
 
 impl Ticket {
-    /// The request's place is free for what comes next: all that is told to the slot after this.
+    /// Cancels the request. Its capacity is free for all messages that are sent to the slot after this.
     pub fn cancel(self) {
         if let Some(mailbox) = self.mailbox.and_then(|mailbox| mailbox.upgrade()) {
             let _ = mailbox.send(Message::Cancelled(self.request));
@@ -107,7 +107,7 @@ impl Future for Arriving {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = std::task::ready!(Pin::new(&mut self.answer).poll(cx));
         self.mailbox = None;
-        // A slot whose task is gone is out of use, and nobody shall wait for it.
+        // A slot whose task is gone is out of use; no request may wait for it.
         Poll::Ready(answer.unwrap_or(Err(SlotError::Quarantined)))
     }
 }
@@ -115,7 +115,7 @@ impl Future for Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
-            // Should the lease be on its way already, it is dropped with the receiver, after this.
+            // A lease that is already on its way is dropped with the receiver, after this.
             let _ = mailbox.send(Message::Cancelled(self.request));
         }
     }
@@ -137,17 +137,17 @@ impl Lease {
         &self.model
     }
 
-    /// Which of the worker's slots holds it.
+    /// The index of the slot that holds the model.
     pub fn slot(&self) -> usize {
         self.place.slot()
     }
 
-    /// Where its backend is.
+    /// The URL of its backend.
     pub fn url(&self) -> &Url {
         &self.backend.url
     }
 
-    /// What its backend wants to be shown.
+    /// The API key of its backend.
     pub fn key(&self) -> Option<&Secret> {
         self.backend.key.as_ref()
     }
@@ -157,36 +157,36 @@ impl Lease {
         self.backend.name.as_ref().unwrap_or(&self.model)
     }
 
-    /// Which load of the slot this lease belongs to.
+    /// The load of the slot that this lease belongs to.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Returns when the slot wants the request to end: close the connection to the backend, tell the relay why, and drop
-    /// the lease.
+    /// Returns when the slot requires the request to end: close the connection to the backend, report the reason to the
+    /// relay, and drop the lease.
     pub async fn cancelled(&self) -> LeaseEnd {
         let mut end = self.end.clone();
         match end.wait_for(Option::is_some).await {
             Ok(end) => end.unwrap_or(LeaseEnd::Shutdown),
-            // The slot's task is gone, and nobody would ever say.
+            // The slot's task is gone, so no reason will arrive.
             Err(_) => LeaseEnd::Shutdown,
         }
     }
 
-    /// Nobody was found at the backend's address, or it broke off.
+    /// Returns a report that the backend could not be reached, or closed the connection.
     pub fn suspicion(&self) -> Option<Suspicion> {
         let mailbox = self.mailbox.clone()?;
         Some(Suspicion { mailbox, generation: self.generation })
     }
 
-    /// Gives the lease back at once. What this returns ends when the slot has seen it and every relay's new grant is queued:
-    /// whatever ends the request on the wire comes after that. `answered`: the backend answered to the end.
+    /// Releases the lease at once. The returned future completes when the slot has handled this and every relay's new grant is
+    /// queued: the message that ends the request on the link is sent after that. `answered`: the backend responded completely.
     pub fn release(mut self, answered: bool) -> impl Future<Output = ()> + Send + 'static {
         let (seen, until_seen) = oneshot::channel();
         self.give_back(answered, Some(seen));
         drop(self);
         async move {
-            // A slot that is gone sees nothing, and grants nothing.
+            // A slot that is gone handles nothing and grants nothing.
             let _ = until_seen.await;
         }
     }
@@ -199,7 +199,7 @@ impl Lease {
 }
 
 impl Suspicion {
-    /// Tells the slot, which looks at once.
+    /// Sends the report to the slot, which probes at once.
     pub fn tell(self) {
         let _ = self.mailbox.send(Message::Event(Event::ConnectFailed { generation: self.generation }));
     }

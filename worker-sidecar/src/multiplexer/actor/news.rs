@@ -1,14 +1,14 @@
-//! What happens to a slot, as lines of the log. Names and numbers only; nothing of a request.
+//! Log lines for events of a slot. They contain only names and numbers, nothing of a request.
 //!
-//! A swap is one story: "swap begun" says why and for how many, "unloading" and "loading" come between, and "swap ended" says
-//! what each took.
+//! A swap is a sequence of lines: "swap begun" states the reason and the number of waiting requests, "unloading" and
+//! "loading" follow, and "swap ended" states the duration of each step.
 
 use crate::multiplexer::Model;
 use crate::multiplexer::effect::{Effect, News, Swap};
 use crate::multiplexer::machine::{Machine, Requests};
 
-/// What is about to be done to a backend.
-#[allow(clippy::wildcard_enum_match_arm)] // Everything else is told to relays and requests, not to backends.
+/// Logs an effect that is about to change a backend.
+#[allow(clippy::wildcard_enum_match_arm)] // All other effects concern relays and requests, not backends.
 pub(super) fn announce(slot: &str, effect: &Effect) {
     match effect {
         Effect::Evict { model, .. } => tracing::info!(slot, model = &**model, "unloading"),
@@ -18,7 +18,7 @@ pub(super) fn announce(slot: &str, effect: &Effect) {
     }
 }
 
-/// What has happened. `machine` knows who waits.
+/// Logs an event. `machine` provides the numbers of requests.
 pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
     match news {
         News::SwapBegun { from, to, reason } => {

@@ -1,5 +1,5 @@
-//! Slots with their tasks, on a clock that the runtime turns and with a driver that the test plays. Numbers in comments are
-//! those of the list of tests that a multiplexer has to pass, letters those of its races.
+//! Slots with their tasks, on the runtime's clock and with a driver that the test plays. Numbers in comments are those
+//! of the list of tests that a multiplexer has to pass, letters those of its races.
 
 #![expect(
     clippy::disallowed_methods,
@@ -12,7 +12,7 @@ mod end;
 mod harness;
 mod history;
 mod lease;
-#[cfg(unix)] // as the harness that reads it
+#[cfg(unix)] // like the harness that reads it
 mod log;
 mod names;
 mod races;

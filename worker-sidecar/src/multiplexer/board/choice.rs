@@ -1,5 +1,4 @@
-//! Which of several slots with the same model is asked: in the order in which relays choose among workers, by the same
-//! function.
+//! Chooses among several slots with the same model, in the order in which relays choose among workers, by the same function.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -10,21 +9,20 @@ use super::{Inner, Peer, SlotView};
 use crate::multiplexer::Model;
 use crate::multiplexer::event::{Demand, Event, RelayKey};
 
-/// How a slot stands to a model, best first.
+/// The suitability of a slot for a model, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
-    /// Its gate is open, and this relay may send one more.
+    /// Its gate is open, and this relay may send one more request.
     Free,
     /// Its gate is open.
     Open,
-    /// As relays see it too.
+    /// Its gate is closed; the nearness as relays see it.
     Near(Nearness),
-    /// It has failed, or takes nothing.
+    /// It has failed, or accepts no requests.
     Out,
 }
 
 impl Inner {
-    /// The slot for one request.
     pub(super) fn choose(&self, relay: RelayKey, model: &Model, now: Instant) -> Option<usize> {
         self.slots_of(model).min_by_key(|slot| {
             let taken = self.taken(*slot, model);
@@ -34,7 +32,7 @@ impl Inner {
         })
     }
 
-    /// A relay says what waits there: every slot is told its part.
+    /// A relay reported its waiting requests: sends every slot its part.
     pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: Vec<Demand>, now: Instant) {
         let divided = self.divide(relay, &demand, now);
         let Some(view) = self.relays.get_mut(&relay) else { return };
@@ -44,9 +42,11 @@ impl Inner {
         }
     }
 
-    /// A slot looks different: what waits goes to where it is nearer now. Nobody would state it anew for that.
+    /// A slot's state has changed: waiting requests go to the slot that is nearer now, because relays would not report
+    /// them again for that.
     ///
-    /// A slot whose part names the same models is not told again: what it was sent since counts there already.
+    /// A slot whose part names the same models is not notified again: it already knows of the requests that were sent
+    /// to it since.
     pub(super) fn divide_again(&mut self, now: Instant) {
         let waiting: Vec<_> =
             self.relays.iter().filter(|(_, view)| !view.demand.is_empty()).map(|(relay, _)| *relay).collect();
@@ -73,11 +73,11 @@ impl Inner {
         }
     }
 
-    /// Every slot with an open gate is told of all that waits, else only the one that is chosen: or one request would make
-    /// every slot load its model.
+    /// Sends the whole demand to every slot with an open gate, otherwise only to the chosen slot: one request must not
+    /// make every slot load its model.
     ///
-    /// The choice is kept while no other slot is nearer, and shared by all relays: what was sent to a slot counts in its
-    /// snapshot, and would make every other one look less wanted.
+    /// The choice is kept while no other slot is nearer, and shared by all relays: the snapshot of a slot includes the
+    /// demand that was sent there, which would make every other slot seem less wanted.
     fn divide(&mut self, relay: RelayKey, demand: &[Demand], now: Instant) -> Vec<Vec<Demand>> {
         self.chosen.retain(|(of, model), _| *of != relay || demand.iter().any(|stated| stated.model == *model));
         let mut divided = vec![Vec::new(); self.slots.len()];
@@ -118,11 +118,12 @@ impl Inner {
         let is_chosen = self.is_chosen(slot, model);
         let others = self.others(slot, model, now);
         Standing::Near(match nearness {
-            // What was sent there a moment ago is not in its snapshot yet.
+            // The slot's snapshot does not yet include what was sent there a moment ago.
             _ if taken > 0 => Nearness::Coming,
-            // It begins in a moment; one that is busy may take long, and is left for one that is nearer.
+            // It begins in a moment; a busy slot may take long, and is left for one that is nearer.
             Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) if is_chosen => Nearness::Coming,
-            // It begins in a moment with another model. What it says to be wanted there may count that already.
+            // It is about to begin with another model. The number that its snapshot reports as wanted may already
+            // include that.
             Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) if others > 0 => {
                 Nearness::Busy { wanted: snapshot.wanted.max(others) }
             }
@@ -131,7 +132,8 @@ impl Inner {
         })
     }
 
-    /// Other models for which this slot was asked, and which it has still before it: its snapshot may not say so yet.
+    /// Returns the number of other models that were requested from this slot and that it has not begun to load: its
+    /// snapshot may not include them yet.
     fn others(&self, slot: usize, model: &Model, now: Instant) -> u32 {
         let SlotView { snapshot, at, .. } = &self.slots[slot];
         let is_ahead = |other: &&Model| {
@@ -148,12 +150,12 @@ impl Inner {
         u32::try_from(others.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether demand for the model was sent to this slot, whose gate is not open yet.
+    /// True if demand for the model was sent to this slot, whose gate is not open yet.
     fn is_chosen(&self, slot: usize, model: &Model) -> bool {
         self.chosen.iter().any(|((_, of), chosen)| *chosen == slot && of == model)
     }
 
-    /// Requests for the model that are there, of all relays.
+    /// Returns the number of requests for the model at this slot, of all relays.
     fn taken(&self, slot: usize, model: &Model) -> u32 {
         let key = (slot, Model::clone(model));
         self.relays.values().filter_map(|view| view.own.get(&key)).fold(0, |sum, own| sum.saturating_add(*own))

@@ -1,4 +1,4 @@
-//! One link's `grant`, from the words of all slots.
+//! One link's `grant`, merged from all slots.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::multiplexer::Model;
 use crate::multiplexer::event::RelayKey;
 
 impl Inner {
-    /// Tells each of these relays whose grant differs from what it was told.
+    /// Sends its grant to each of these relays, if it differs from the last one.
     pub(super) fn tell_grants(&mut self, which: impl Fn(Peer) -> bool) {
         let relays = self.relays.iter().filter(|(_, view)| which(view.peer));
         let grants: Vec<_> = relays.filter_map(|(key, view)| Some((*key, self.grant(*key, view)?))).collect();
@@ -32,7 +32,7 @@ impl Inner {
                 let others =
                     self.relays.iter().filter(|(other, _)| **other != key).flat_map(|(_, view)| view.own.values());
                 let others = others.fold(0, |sum: u32, own| sum.saturating_add(*own));
-                // It may send as much as can run, whatever is resident: what cannot run yet waits here.
+                // It may send as many requests as can run, whatever is resident: a request that cannot run yet waits here.
                 Some(Grant { slots: capacity, others, capacity, links, models: None })
             }
             Peer::Slots1 => {
@@ -52,7 +52,7 @@ impl Inner {
         }
     }
 
-    /// Requests that run at once at most: of each slot its largest model's.
+    /// Returns the most requests that run at once: the sum of each slot's largest capacity.
     pub(super) fn capacity(&self) -> u32 {
         let largest = |slot: &super::SlotView| slot.snapshot.models.iter().map(|model| model.capacity).max();
         self.slots.iter().filter_map(largest).fold(0, u32::saturating_add)

@@ -1,4 +1,4 @@
-//! What the models are called. Only here is a name more than an id: slots, grants and metrics know ids alone.
+//! The names of the models. Only this module knows aliases: slots, grants and metrics use ids alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use crate::multiplexer::Model;
 use crate::multiplexer::event::Demand;
 
 impl Inner {
-    /// The id of the model that a name stands for: an id itself, before anything else.
+    /// Returns the id of the model with this name. An id takes precedence over an alias.
     pub(super) fn id(&self, name: &str) -> Option<Model> {
         let has_alias = |model: &&SlotModel| model.aliases.iter().any(|alias| alias == name);
         let model = self.models().find(|model| model.id == name).or_else(|| self.models().find(has_alias));
         model.map(|model| Model::from(model.id.as_str()))
     }
 
-    /// The ids, sorted, then all other names: a relay that takes only so many shall take those.
+    /// Returns the ids, sorted, then all aliases: a relay that accepts only a limited number should accept the ids.
     pub(super) fn names(&self) -> Vec<Model> {
         let ids: BTreeSet<Model> = self.models().map(|model| model.id.as_str().into()).collect();
         let aliases: BTreeSet<Model> =
@@ -24,7 +24,7 @@ impl Inner {
         ids.iter().chain(aliases.difference(&ids)).cloned().collect()
     }
 
-    /// What waits for a model by all of its names is one demand. What nobody here serves is left out.
+    /// Merges the demand for all names of a model into one. Demand for unknown models is dropped.
     pub(super) fn by_id(&self, demand: &[Demand]) -> Vec<Demand> {
         let mut by_id: BTreeMap<Model, Demand> = BTreeMap::new();
         for stated in demand {

@@ -1,4 +1,4 @@
-//! From settings to the driver that they mean.
+//! Builds drivers from settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,17 +19,18 @@ use super::static_url::StaticUrl;
 use super::vllm_sleep::VllmSleep;
 use crate::config::{DriverSettings, SettingError, SlotSettings};
 
-/// A slot's driver, and the part of it that takes new settings.
+/// A slot's driver, and the part of it that accepts new settings.
 #[derive(Clone, Debug)]
 pub struct Driven {
-    /// Carries out the machine's calls.
+    /// Executes the machine's calls.
     pub driver: Arc<SlotDriver>,
     /// Assigns a driver to each model.
     pub roster: Arc<Roster>,
 }
 
-/// The driver of each slot, in their order, and what measures its memory. `supervisor`: this very program, which stands
-/// between the worker and each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
+/// Returns the driver of each slot, in their order, with its memory meter. `supervisor`: the path of this program,
+/// which runs between the worker and each process that a driver starts. Fails if a driver cannot work at all, for
+/// example outside a cluster.
 pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Driven>, SettingError> {
     let loading = slots.iter().filter(|slot| loads(slot)).count();
     let with_driver = |slot: &SlotSettings| {
@@ -44,8 +45,8 @@ pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Dri
     slots.iter().map(with_driver).collect()
 }
 
-/// A slot that does not say which of the GPUs are its own has all of them only if it is alone: of several, each would take
-/// what another loads for memory that does not come back.
+/// A slot that does not name its GPUs has all of them only if it is the only one: among several, each slot would treat
+/// memory that another one uses as memory that was not freed.
 fn meter(slot: &SlotSettings, loading: usize) -> Nvidia {
     if !loads(slot) {
         return Nvidia::without_devices();
@@ -60,7 +61,7 @@ fn meter(slot: &SlotSettings, loading: usize) -> Nvidia {
     Nvidia::without_devices()
 }
 
-/// What a driver of the kind `static` leads to is always there.
+/// The backends of a `static` driver are always loaded.
 fn loads(slot: &SlotSettings) -> bool {
     !matches!(slot.driver, DriverSettings::Static(_))
 }
@@ -119,7 +120,7 @@ mod tests {
         SlotSettings { config, driver, devices: Vec::new(), backend_names: Default::default(), api_key: None }
     }
 
-    /// Each kind with a model `m` at `url`, what an eviction leaves of it, and whether its backend is the driver's own.
+    /// Each kind with a model `m` at `url`, the remains after an eviction, and whether its backend is the driver's own.
     fn kinds(url: &Url) -> [(DriverSettings, Left, bool); 9] {
         let served = Served::new("m");
         let reload_from = Some("/weights".to_owned());
@@ -175,7 +176,7 @@ mod tests {
             let driver = driver(&slot(settings), "worker".into(), &key).unwrap();
             for secret in ["first", "second"] {
                 key.set(Some(Secret::new(secret)));
-                // It answers nothing that a driver could use.
+                // It returns no response that a driver could use.
                 let _ = driver.probe(&"m".into()).await;
                 let asked = std::mem::take(&mut *shown.lock().unwrap());
                 assert!(!asked.is_empty(), "{driver:?}");

@@ -1,9 +1,9 @@
-//! A backend that the operator's own commands load and unload: whatever no other driver knows, from `docker start` to
-//! checkpoints of a GPU's state.
+//! A backend that the operator's own commands load and unload: anything that no other driver supports, from `docker
+//! start` to checkpoints of a GPU's state.
 //!
-//! A command succeeds with exit code 0. It runs without a shell, under a supervisor: a call that is abandoned, and a
-//! worker that dies, end the command and what it has started. What a command started stays once the command itself has
-//! succeeded; it should close or redirect its output then.
+//! A command succeeds with exit code 0. It runs without a shell, under a supervisor: if a call is abandoned or the
+//! worker dies, the command and its descendants are ended. Processes that a successful command started keep running;
+//! they should close or redirect their output.
 
 use std::collections::BTreeMap;
 use std::ops::RangeFrom;
@@ -21,35 +21,35 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// What the commands find the model's name in.
+/// The environment variable with the model's name.
 const MODEL_VARIABLE: &str = "MODELRELAY_MODEL";
 
-/// `alive` is asked often, and a hanging one must not look like a model.
+/// `alive` runs often, and a hanging one must not be mistaken for a model.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two questions to `alive` after a load or an eviction.
+/// Between two runs of `alive` after a load or an eviction.
 const POLL: Duration = Duration::from_millis(250);
 
-/// The same while a model that was alive gets ready, and how often in a row it has to say no for the load to be over.
+/// The same while a model that was alive gets ready, and the number of consecutive failures of `alive` that end the load.
 const LOADING_POLL: Duration = Duration::from_secs(1);
 const DEAD_AFTER: u32 = 3;
 
-/// What a supervisor and a shell say of a command that cannot be executed or is not there, and, from 128 on, of one that a
-/// signal ended: short memory, as a rule, and no answer.
+/// Exit codes of a supervisor and a shell for a command that cannot be executed or does not exist, and, from 128 on,
+/// for one that a signal ended: usually because memory is short, which is no result.
 const NO_ANSWER: RangeFrom<i32> = 126..;
 
 /// A model and its commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookedModel {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
-    /// Where it is; also where its identity is checked.
+    /// Its URL; also where its identity is checked.
     pub url: Url,
-    /// Makes it serve.
+    /// The command that makes it serve.
     pub load: Vec<String>,
-    /// Makes it give its memory back.
+    /// The command that makes it free its memory.
     pub evict: Vec<String>,
-    /// Succeeds while it serves; without one, the address is asked.
+    /// The command that succeeds while it serves; `None`: its URL is probed instead.
     pub alive: Option<Vec<String>>,
 }
 
@@ -68,7 +68,7 @@ struct Known {
 }
 
 impl Hooks {
-    /// `supervisor`: this very program.
+    /// `supervisor`: the path of this program.
     pub fn new(models: impl IntoIterator<Item = HookedModel>, supervisor: PathBuf) -> Self {
         let known = |model: HookedModel| Known { client: model.served.client(model.url.clone()), model };
         let models = models.into_iter().map(known).collect();
@@ -95,7 +95,7 @@ impl Hooks {
         }
     }
 
-    /// Returns once `alive` has said often enough that nothing is there any more.
+    /// Returns once `alive` has failed [`DEAD_AFTER`] times in a row.
     async fn died(&self, known: &Known) -> String {
         let Some(alive) = &known.model.alive else { return std::future::pending().await };
         let mut noes = 0;
@@ -123,7 +123,7 @@ impl Hooks {
         if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::gone()) }
     }
 
-    /// Whether anything of it is there, ready or not: an eviction must not be believed too early.
+    /// True if any of it exists, ready or not: an eviction must not be reported as complete too early.
     async fn is_there(&self, known: &Known) -> Result<bool, DriverError> {
         if known.model.alive.is_none() {
             let look = known.model.served.look(&known.client).await;
@@ -135,7 +135,7 @@ impl Hooks {
         }
     }
 
-    /// An error where `alive` did not answer: one that cannot run must not look like a model that is gone.
+    /// Returns an error if `alive` gave no result: one that cannot run must not be mistaken for a model that is gone.
     async fn is_alive(&self, known: &Known) -> Result<bool, DriverError> {
         let Some(alive) = &known.model.alive else { return Ok(true) };
         let question =
@@ -145,16 +145,16 @@ impl Hooks {
         let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
         match answer.map_err(|_| silent())?.code {
             Some(code) if !NO_ANSWER.contains(&code) => Ok(code == 0),
-            // Without a code its supervisor was killed.
+            // Without a code, its supervisor was killed.
             Some(_) | None => {
                 Err(DriverError::Unexpected { url: alive.join(" "), why: question.failed().await.to_string() })
             }
         }
     }
 
-    /// Runs a command to its end. Dropped, it takes the command with it.
+    /// Runs a command to its end. Dropping the future ends the command.
     async fn run(&self, model: &Model, command: &[String]) -> Result<(), DriverError> {
-        // One at a time, and the former may be the load that was abandoned.
+        // One command at a time; the previous one may be the load that was abandoned.
         self.commands.kill(model).await?;
         let running = self.commands.start(model, &launch(model, command, false), None)?;
         let guard = running.kill_on_drop();
@@ -189,7 +189,7 @@ impl Driver for Hooks {
         self.find(model).ok().map(|known| known.model.url.clone())
     }
 
-    /// That `alive` can run; what it answers is of no interest yet.
+    /// Checks that `alive` can run; its result does not matter yet.
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             match self.is_alive(self.find(model)?).await {
@@ -210,7 +210,7 @@ impl Driver for Hooks {
     fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
         Box::pin(async {
             let known = self.find(model)?;
-            // Where nobody can tell, it may be.
+            // If that cannot be determined, it may exist.
             if self.is_there(known).await.unwrap_or(true) {
                 self.give_up(model).await?;
             }
@@ -218,7 +218,7 @@ impl Driver for Hooks {
         })
     }
 
-    /// The command runs even if nothing is seen: what answers nobody may still hold the GPU.
+    /// The command runs even if nothing is found: a backend that does not respond may still hold the GPU.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(self.give_up(model))
     }

@@ -1,10 +1,10 @@
-//! Small requests to backends: is it ready, what does it serve, load this, unload that.
+//! Small requests to backends: readiness, served models, load, unload.
 //!
-//! Two kinds of request, because they differ in what they may do. Reading is harmless and goes wherever requests go.
-//! What changes a backend goes to loopback and private addresses only (RFC 1918, RFC 6598, IPv6 unique local: what Pod
-//! networks are made of): these endpoints ask for no credentials, so an address that leads elsewhere is a mistake, or
-//! somebody's trick. A name is looked up once, every address behind it must pass, and the connection goes to an address
-//! that was checked. Link-local addresses are refused too: a cloud's metadata service lives there.
+//! There are two kinds of request with different permissions. Reading is harmless and goes wherever requests go. A
+//! request that changes a backend goes only to loopback and private addresses (RFC 1918, RFC 6598, IPv6 unique local:
+//! the ranges of Pod networks): these endpoints require no credentials, so an address that leads elsewhere is a mistake
+//! or an attack. A name is resolved once, all its addresses must pass, and the connection goes to an address that was
+//! checked. Link-local addresses are rejected too: a cloud's metadata service has one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -23,22 +23,22 @@ use super::DriverError;
 use super::key::Key;
 use crate::net::{self, Trust};
 
-/// One look at a backend takes no longer.
+/// The longest time for one probe of a backend.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A call that makes the backend do something: as long as moving the largest models takes. The machine gives up earlier.
+/// The longest time for a call that changes the backend: enough to move the largest models. The machine gives up earlier.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// Pauses before the repetitions of a call that failed for the backend's sake.
+/// Pauses before the retries of a call that failed because of the backend.
 const RETRY_PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 
-/// The longest answer that is read: thousands of models, or a page of metrics.
+/// The longest response that is read: thousands of models, or a page of metrics.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
-/// How much of a refusal is worth quoting.
+/// The number of bytes of an error response that are quoted.
 const QUOTED_BYTES: usize = 300;
 
-/// A backend's address, and how it is talked to.
+/// A client for one backend.
 #[derive(Debug)]
 pub struct Client {
     base: Url,
@@ -46,57 +46,59 @@ pub struct Client {
     key: Key,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug)]
 pub struct Reply {
     url: String,
-    /// Its status.
+    /// The status.
     pub status: StatusCode,
     body: Bytes,
 }
 
 impl Client {
-    /// A client of the backend at `base`.
+    /// Creates a client for the backend at `base`.
     pub fn new(base: Url) -> Self {
         Self { base, trust: Trust::new(None), key: Key::default() }
     }
 
-    /// Shows this key with every request.
+    /// Sends this key with every request.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Self { key, ..self }
     }
 
-    /// Where it is.
+    /// The backend's URL.
     pub fn base(&self) -> &Url {
         &self.base
     }
 
-    /// Reads. One attempt, [`PROBE_TIMEOUT`].
+    /// Sends a GET request. One attempt, [`PROBE_TIMEOUT`].
     pub async fn look(&self, path: &str) -> Result<Reply, DriverError> {
         let url = self.target(path);
         within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, &[])).await
     }
 
-    /// As [`look`](Self::look), where the backend wants a POST for a question.
+    /// Sends a query like [`look`](Self::look), for backends that require a POST.
     pub async fn ask(&self, path: &str, body: &Value) -> Result<Reply, DriverError> {
         let url = self.target(path);
         let checked = self.check_addresses().await?;
         within(PROBE_TIMEOUT, &url, self.exchange(Method::POST, &url, Some(body), &checked)).await
     }
 
-    /// As [`look`](Self::look), for what must be known to go on: tried again like [`tell`](Self::tell), and after any 5xx.
+    /// Like [`look`](Self::look), for information that is required to continue: retried like [`tell`](Self::tell), and
+    /// after any 5xx.
     pub async fn find_out(&self, path: &str) -> Result<Value, DriverError> {
         persist(|| self.look(path), StatusCode::is_server_error).await?.accepted()?.json()
     }
 
-    /// Tells the backend to do something that may be told again. A broken connection, a silence, or a status that says "not
-    /// now" is tried three times more; anything else is an answer, 500 too: Ollama says so of a model that it cannot load.
+    /// Sends an idempotent command to the backend. A broken connection, a timeout, or a status for a temporary failure
+    /// is retried three times; any other response is returned. That includes 500, which Ollama returns for a model that
+    /// it cannot load.
     pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
         persist(|| self.tell_once(path, body), is_not_now).await
     }
 
-    /// As [`tell`](Self::tell), but only once: where a second time would do harm, or nobody may be there.
+    /// Like [`tell`](Self::tell), without retries: if a repetition would do harm, or if the backend may be absent.
     pub async fn tell_once(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
         let url = self.target(path);
         let checked = self.check_addresses().await?;
@@ -111,12 +113,12 @@ impl Client {
         url
     }
 
-    /// Whether it is where what changes a backend may go.
+    /// Checks that requests that change the backend may be sent to its addresses.
     pub async fn may_be_told(&self) -> Result<(), DriverError> {
         self.check_addresses().await.map(drop)
     }
 
-    /// All that the name stands for, in order: any of them may be the one that listens, as of `localhost`.
+    /// Returns all addresses of the name, in order: the backend may listen on any of them, as for `localhost`.
     async fn check_addresses(&self) -> Result<Vec<SocketAddr>, DriverError> {
         let forbidden = |why: String| DriverError::Forbidden { url: self.base.to_string(), why };
         let (host, port) = net::host_and_port(&self.base);
@@ -134,7 +136,7 @@ impl Client {
         Ok(addresses)
     }
 
-    /// Connects to one of these addresses; of none: to whatever the name stands for.
+    /// Connects to one of these addresses; if empty, to any address of the name.
     async fn connect(&self, url: &Url, to: &[SocketAddr]) -> std::io::Result<net::Stream> {
         let (host, port) = net::host_and_port(url);
         let tls = (url.scheme() == "https").then_some(&self.trust);
@@ -164,7 +166,7 @@ impl Client {
         };
         tokio::pin!(connection, exchange);
         tokio::select! {
-            // The connection ends first where the backend closes it after its answer, which is then still to be read.
+            // The connection ends first if the backend closes it after its response, which still has to be read.
             _ = &mut connection => exchange.await,
             reply = &mut exchange => reply,
         }
@@ -176,27 +178,27 @@ impl Client {
 }
 
 impl Reply {
-    /// Itself, if it is a success.
+    /// Returns the reply if its status is a success, otherwise an error.
     pub fn accepted(self) -> Result<Self, DriverError> {
         if self.status.is_success() { Ok(self) } else { Err(self.refusal()) }
     }
 
-    /// What it says, as an error.
+    /// Returns the reply as an error.
     pub fn refusal(&self) -> DriverError {
         DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), said: self.quote() }
     }
 
-    /// Its body, as JSON.
+    /// Parses its body as JSON.
     pub fn json(&self) -> Result<Value, DriverError> {
         serde_json::from_slice(&self.body).map_err(|error| self.unexpected(&format!("not JSON: {error}")))
     }
 
-    /// Its body, as text.
+    /// Returns its body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// An error about its content.
+    /// Returns an error about its content.
     pub fn unexpected(&self, why: &str) -> DriverError {
         DriverError::Unexpected { url: self.url.clone(), why: format!("{why}: {}", self.quote()) }
     }
@@ -206,11 +208,11 @@ impl Reply {
     }
 }
 
-/// Whether an address may be told to load and unload: loopback and the private ranges.
+/// True if requests that change a backend may be sent to this address: loopback and the private ranges.
 pub fn is_local_network(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {
-            // RFC 6598's 100.64.0.0/10 is what clusters fall back on when RFC 1918 is used up.
+            // Clusters use RFC 6598's 100.64.0.0/10 when RFC 1918 is used up.
             let [a, b, ..] = v4.octets();
             v4.is_loopback() || v4.is_private() || (a == 100 && b & 0xc0 == 0x40)
         }
@@ -222,7 +224,7 @@ fn request(method: Method, url: &Url, body: Option<&Value>, key: Option<&Secret>
     let bytes = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
     let mut request = Request::new(Full::new(bytes));
     *request.method_mut() = method;
-    // What `Url` writes behind the authority is a valid request target.
+    // `Url` always has a valid request target after the authority.
     *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
     let headers = request.headers_mut();
     if let Ok(host) = HeaderValue::from_str(url.authority()) {
@@ -248,7 +250,7 @@ async fn within<T>(
     })
 }
 
-/// Tries until it is no use, with [`RETRY_PAUSES`] between. `is_passing`: whether a status may be another next time.
+/// Retries while that may help, with [`RETRY_PAUSES`] between. `is_passing`: whether a status may be temporary.
 async fn persist<F>(attempt: impl Fn() -> F, is_passing: impl Fn(&StatusCode) -> bool) -> Result<Reply, DriverError>
 where
     F: Future<Output = Result<Reply, DriverError>>,
@@ -335,7 +337,7 @@ mod tests {
     async fn a_name_with_several_addresses_is_told_at_the_one_that_listens() {
         let (client, calls) = failing(0).await;
         let listens: SocketAddr = client.base().authority().parse().unwrap();
-        // Bound and gone again: nobody listens there.
+        // Bound and closed again: nothing listens there.
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for addresses in [vec![closed, listens], vec![listens, closed], vec![listens]] {
             let told = client.exchange(Method::POST, &client.target("/do"), None, &addresses).await;

@@ -1,5 +1,5 @@
-//! What a slot's servers want to be shown before they answer. It may be rotated while a model is resident: that is no
-//! reason to load anything again, so all who show it share one cell.
+//! The API key of a slot's servers. It may be rotated while a model is resident. That is no reason to load anything
+//! again, so all users share one cell.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use modelrelay_protocol::secret::Secret;
 pub struct Key(Arc<ArcSwapOption<Secret>>);
 
 impl Key {
-    /// This one, from now on.
+    /// Creates a key with this value.
     pub fn new(secret: Option<Secret>) -> Self {
         Self(Arc::new(ArcSwapOption::from_pointee(secret)))
     }
 
-    /// Another one, for everybody who has this.
+    /// Replaces the value for all clones.
     pub fn set(&self, secret: Option<Secret>) {
         self.0.store(secret.map(Arc::new));
     }
 
-    /// What is to be shown now.
+    /// Returns the current value.
     pub fn now(&self) -> Option<Secret> {
         self.0.load().as_deref().cloned()
     }

@@ -1,16 +1,16 @@
 //! A Deployment per model, in the worker's own namespace: loaded at one replica, unloaded at none.
 //!
 //! Rules:
-//! - A model is unloaded when its Pods are *gone*. One that is terminating holds its GPU until its last container has ended,
-//!   so it counts; and an API server that does not answer says nothing about Pods.
-//! - No Pod is ever deleted, not even by force: that takes the object away while its containers may still run on a node
-//!   that does not answer, and the next model would be loaded beside them. A Pod that does not go quarantines the slot.
-//! - `replicas` is the multiplexer's. A model that others scaled up beside the resident is scaled down again at the next
-//!   look, and the log says who should leave it alone. More than one replica of the resident is only told of, because its
-//!   requests run there.
-//! - Whether it may scale a Deployment and see its Pods is found out before another is unloaded for it.
+//! - A model is unloaded when its Pods are *gone*. A terminating Pod holds its GPU until its last container has ended, so it
+//!   is not gone; and an API server that does not respond is no evidence about Pods.
+//! - Pods are never deleted, not even by force: that removes the object while its containers may still run on a node that does
+//!   not respond, and the next model would be loaded next to them. A Pod that does not end quarantines the slot.
+//! - The multiplexer owns `replicas`. A model that a third party scaled up next to the resident is scaled down again at the
+//!   next probe, and the log names what should leave it alone. More than one replica of the resident is only logged, because
+//!   its requests run there.
+//! - The driver checks that it may scale a Deployment and list its Pods before another model is unloaded for it.
 //!
-//! Rights: `get` and `patch` on `deployments/scale`, `list` and `watch` on `pods`; nothing else.
+//! Permissions: `get` and `patch` on `deployments/scale`, `list` and `watch` on `pods`; nothing else.
 
 mod access;
 mod api;
@@ -43,26 +43,26 @@ use watch::Followed;
 /// A Deployment that was scaled up and down again before it had a Pod may still get one from a controller that lags behind.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// Between two attempts while the API server does not answer.
+/// Between two attempts while the API server does not respond.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// The driver ends a load itself, this much before the machine would: it knows why nothing is ready.
+/// The driver ends a load itself, this much earlier than the machine would, because it knows why nothing is ready.
 const HEADROOM: Duration = Duration::from_secs(2);
 
-/// Why a model is not ready is told once that has been so for a while.
+/// The reason why a model is not ready is logged once it has lasted this long.
 const TELLING_AFTER: Duration = Duration::from_secs(3);
 
-/// Deployments that are looked at beside the resident's, each time; with more, they take turns.
+/// The number of Deployments that each probe checks in addition to the resident's; if there are more, they take turns.
 const OTHERS_PER_LOOK: usize = 8;
 
 /// A model and its Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScaledModel {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
     /// The Deployment's name.
     pub deployment: String,
-    /// Where it is: a Service, say. Without one, its ready Pod is asked directly.
+    /// Its URL, for example of a Service. `None`: requests go directly to its ready Pod.
     pub url: Option<Url>,
 }
 
@@ -71,16 +71,16 @@ pub struct ScaledModel {
 pub struct KubernetesScale {
     api: Arc<Api>,
     models: Vec<Arc<Known>>,
-    /// When the machine gives a load up. Never held over an await.
+    /// The time after which the machine abandons a load. Never held over an await.
     load_timeout: Mutex<Duration>,
-    /// Whose turn it is to be looked at beside the resident.
+    /// The index of the next Deployment to check in addition to the resident's.
     turn: AtomicUsize,
-    /// Held while these are looked at: the next ones wait for the next look.
+    /// Held while these are checked: if it is held, a probe skips the check.
     taking_back: Arc<Semaphore>,
 }
 
 impl KubernetesScale {
-    /// `load_timeout`: when the machine gives a load up.
+    /// `load_timeout`: the time after which the machine abandons a load.
     pub fn new(access: Access, models: impl IntoIterator<Item = ScaledModel>, load_timeout: Duration) -> Self {
         Self {
             api: Arc::new(Api::new(access)),
@@ -100,7 +100,7 @@ impl KubernetesScale {
         self.load_timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it may scale it and see its Pods. Changes nothing.
+    /// Checks that it may scale the Deployment and list its Pods. Changes nothing.
     async fn rehearse(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
         let scale = self.api.set_scale(&known.deployment, 1, true).await?;
@@ -123,7 +123,7 @@ impl KubernetesScale {
         }
     }
 
-    /// Scales up and waits until its Pod is ready, and the right model in it. `why` says what it waits for.
+    /// Scales up and waits until its Pod is ready and serves the right model. `why` receives the reason for waiting.
     async fn serve(&self, known: &Arc<Known>, why: &mut String) -> Result<(), DriverError> {
         known.orders.settled().await;
         let (scale, _) = self.scaled_to(known, 1, why).await?;
@@ -135,7 +135,7 @@ impl KubernetesScale {
                 Standing::Hopeless(hopeless) => return Err(self.failure(known, &hopeless)),
                 Standing::Waiting(reason) => {
                     *why = reason;
-                    // Each load begins without a Pod; what lasts is worth a line.
+                    // Each load begins without a Pod; only a lasting reason is logged.
                     if let Ok(changed) = timeout(TELLING_AFTER, pods.change()).await {
                         changed?;
                     } else {
@@ -153,13 +153,13 @@ impl KubernetesScale {
                     known.life().found = Some(url);
                     return Ok(());
                 }
-                // Without a readiness probe a Pod is ready long before its model, and may end before that.
+                // Without a readiness probe, a Pod is ready long before its model, and may end before that.
                 lost = until_lost(&mut pods, known, &url) => lost?,
             }
         }
     }
 
-    /// Tries until it is so. Says whether anything had to be changed.
+    /// Retries until the Deployment is scaled. Also returns whether anything had to be changed.
     async fn scaled_to(
         &self,
         known: &Arc<Known>,
@@ -178,13 +178,13 @@ impl KubernetesScale {
         }
     }
 
-    /// One attempt, carried out to its end even if nobody waits for it any more.
+    /// Makes one attempt, which runs to its end even if the caller no longer waits for it.
     async fn order(&self, known: &Arc<Known>, replicas: u32) -> Result<(Scale, bool), DriverError> {
         let (api, deployment) = (Arc::clone(&self.api), known.deployment.clone());
         known.orders.run(async move { set(&api, &deployment, replicas).await }).await
     }
 
-    /// Scales down and waits until no Pod of it is left.
+    /// Scales down and waits until none of its Pods is left.
     async fn remove(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
         known.orders.settled().await;
@@ -193,7 +193,7 @@ impl KubernetesScale {
             Err(error) if is_absent(&error) => {}
             done => {
                 let (scale, is_changed) = done?;
-                // An earlier attempt to unload it may have been given up.
+                // An earlier attempt to unload it may have been abandoned.
                 let may_come = is_changed || known.life().is_wanted;
                 self.until_gone(scale.selector, may_come).await?;
                 self.confirm_down(known).await?;
@@ -203,7 +203,7 @@ impl KubernetesScale {
         Ok(())
     }
 
-    /// Waits until there is no Pod. `may_come`: there may be one only soon; once one was seen, none comes after it.
+    /// Waits until no Pod is left. `may_come`: a Pod may still be created; once one was seen, no further one follows.
     async fn until_gone(&self, selector: String, mut may_come: bool) -> Result<(), DriverError> {
         let mut pods = Followed::new(&self.api, selector);
         let mut quiet_until = None;
@@ -216,18 +216,19 @@ impl KubernetesScale {
                 (Some(_), _) => may_come = false,
             }
             match quiet_until.filter(|_| may_come) {
-                // Its time being over is a change too.
+                // The end of the quiet time is a change too.
                 Some(until) => timeout_at(until, pods.change()).await.unwrap_or(Ok(()))?,
                 None => pods.change().await?,
             }
         }
     }
 
-    /// That its Pods are gone is worth nothing if somebody has scaled it up again meanwhile.
+    /// Checks that the Deployment is still scaled to 0: if it was scaled up again in the meantime, its missing Pods
+    /// prove nothing.
     async fn confirm_down(&self, known: &Known) -> Result<(), DriverError> {
         let scale = loop {
             match self.api.scale(&known.deployment).await {
-                // It says nothing about the Pods, which have gone.
+                // This is no evidence about the Pods, which are gone.
                 Err(error @ DriverError::Silent { .. }) => {
                     tracing::info!(deployment = known.deployment, %error, "its scale is not known yet");
                     sleep(RETRY_PAUSE).await;
@@ -256,7 +257,8 @@ impl KubernetesScale {
         };
         let (scale, list) = match (asked.await, known.found()) {
             (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
-            // Requests go to the Pod without the API server: while that is away, or refuses to say, the model is not gone.
+            // Requests go to the Pod without the API server: while that is unavailable, or denies access, the model is
+            // not gone.
             (Err(error), Some(url)) => {
                 known.tell_refusal(&error);
                 return known.look_at(url).await;
@@ -288,8 +290,8 @@ impl KubernetesScale {
         Ok(probed)
     }
 
-    /// Scales down what others have scaled up beside a model that serves: its slot holds one. No look waits for that: a slow
-    /// API server would make the resident look silent.
+    /// Scales down models that a third party has scaled up next to a serving model: its slot holds one. Probes do not
+    /// wait for this: a slow API server would make the resident seem silent.
     fn take_back_others(&self, resident: &Arc<Known>) {
         let Ok(taking_back) = Arc::clone(&self.taking_back).try_acquire_owned() else { return };
         let others: Vec<_> = self.models.iter().filter(|known| !Arc::ptr_eq(known, resident)).collect();
@@ -308,7 +310,7 @@ impl KubernetesScale {
         }));
     }
 
-    /// What has run and ended is another failure than what was never started.
+    /// A container that ran and ended is a different failure from one that was never started.
     fn failure(&self, known: &Known, Hopeless { why, exit_code }: &Hopeless) -> DriverError {
         let name = self.api.name(&known.deployment);
         match exit_code {
@@ -318,9 +320,9 @@ impl KubernetesScale {
     }
 }
 
-/// Scales a model down that is not ours to serve.
+/// Scales down a model that this slot should not serve now.
 async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
-    // A look may outlast the moment for which it was meant: then a load has begun.
+    // A probe may outlast its moment: then a load has begun.
     if known.life().is_wanted {
         return;
     }
@@ -342,7 +344,7 @@ async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
     }
 }
 
-/// Writes only what is not so already: a Deployment that is told nothing rolls nothing.
+/// Writes only a changed number: an unchanged Deployment rolls nothing.
 async fn set(api: &Api, deployment: &str, replicas: u32) -> Result<(Scale, bool), DriverError> {
     let scale = api.scale(deployment).await?;
     if scale.replicas == replicas {
@@ -351,7 +353,7 @@ async fn set(api: &Api, deployment: &str, replicas: u32) -> Result<(Scale, bool)
     api.set_scale(deployment, replicas, false).await.map(|scale| (scale, true))
 }
 
-/// Ends when the Pod that serves at `url` is not ready any more.
+/// Returns when the Pod that serves at `url` is no longer ready.
 async fn until_lost(pods: &mut Followed<'_>, known: &Known, url: &Url) -> Result<(), DriverError> {
     loop {
         pods.change().await?;
@@ -380,7 +382,7 @@ impl Driver for KubernetesScale {
         Box::pin(self.rehearse(model))
     }
 
-    /// What is checked is the API server.
+    /// The check examines the API server, not the backend.
     fn tells_absence(&self) -> bool {
         false
     }
@@ -401,14 +403,14 @@ impl Driver for KubernetesScale {
         Box::pin(async { self.remove(model).await.map(|()| Left::Nothing) })
     }
 
-    /// Another model, or another driver, may scale its Deployment from now on, so this driver leaves it alone.
+    /// From now on, another model or another driver may scale its Deployment, so this driver leaves it alone.
     fn forget(&self, model: &Model) {
         if let Ok(known) = self.find(model) {
             known.life().is_wanted = true;
         }
     }
 
-    /// There is no harder way, see the rules above.
+    /// There is no stronger way, see the rules above.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(self.remove(model))
     }

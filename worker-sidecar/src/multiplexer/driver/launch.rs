@@ -1,4 +1,4 @@
-//! Processes that a driver starts, each under a [`supervisor`]: their port, their words, their end.
+//! Processes that a driver starts, each under a [`supervisor`]: their ports, output, and ends.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -18,30 +18,30 @@ use tokio::task::JoinSet;
 use super::supervisor::{self, LEAVE_ON_SUCCESS, SUBCOMMAND};
 use super::{DriverError, Model};
 
-/// From SIGTERM to SIGKILL.
+/// The time from SIGTERM to SIGKILL.
 pub const TERM_GRACE: Duration = Duration::from_secs(10);
 
-/// In a command or its environment, the port that the backend shall listen on.
+/// In a command or its environment, stands for the port that the backend must listen on.
 pub const PORT: &str = "${PORT}";
 
-/// How long a killed process may take until its supervisor says that nothing is left: a driver that gives its memory back
-/// takes seconds. Shorter than the machine's own limit, so that the error says what hangs.
+/// How long a killed process may take until its supervisor reports that nothing is left: a driver that frees its memory
+/// takes seconds. Shorter than the machine's own limit, so that the error names the process that hangs.
 const KILL_TIMEOUT: Duration = Duration::from_secs(50);
 
-/// After a process's end its last lines are waited for, but not if something that it left behind keeps the pipe open.
+/// How long the last lines of an ended process are waited for. A process that it left behind may keep the pipe open.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Lines that are kept for errors.
+/// The number of lines that are kept for errors.
 const TAIL_LINES: usize = 40;
 
-/// Of these, an error quotes the newest.
+/// The number of these lines that an error quotes, newest last.
 const QUOTED_LINES: usize = 5;
 
-/// Of a longer line the rest is left out: a backend that prints binary must not fill the log.
+/// The rest of a longer line is dropped: a backend that prints binary data must not fill the log.
 const MAX_LINE_BYTES: usize = 2048;
 
-/// Variables of ours that are none of a backend's business: secrets, and where systemd waits for this process, which a
-/// container engine would take for a word to its container.
+/// Variables of the worker that backends must not see: secrets, and systemd's notification socket, which a container
+/// engine would treat as its container's own.
 const OWN_VARIABLES: [&str; 4] = ["WORKER_SECRET", "DRAIN_TOKEN", "BACKEND_API_KEY", "NOTIFY_SOCKET"];
 
 /// A command, as configured.
@@ -51,9 +51,10 @@ pub struct Launch {
     pub command: Vec<String>,
     /// Added to the worker's own environment, without its secrets.
     pub env: BTreeMap<String, String>,
-    /// Whether what it starts is left alone when it succeeds: for commands that only hand over to somebody else.
+    /// True if processes that the command starts keep running after it succeeds: for commands that only hand over to
+    /// another program.
     pub leave_on_success: bool,
-    /// Whether what it says goes into errors only, and not into the log: for what is asked every few seconds.
+    /// True if its output goes only into errors, and not into the log: for commands that run every few seconds.
     pub is_quiet: bool,
 }
 
@@ -72,16 +73,16 @@ pub struct Running {
     orders: mpsc::UnboundedSender<Order>,
     end: watch::Receiver<Option<End>>,
     tail: Arc<Tail>,
-    /// It was told to end: it may answer for a moment, but does not count any more.
+    /// True if it was ordered to end: it may respond for a moment, but is no longer considered alive.
     is_doomed: AtomicBool,
-    /// It was given no time for that.
+    /// True if it was killed without a grace period.
     is_killed: AtomicBool,
 }
 
-/// How a process ended.
+/// The result of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Its exit code; a signal counts as 128 and its number.
+    /// Its exit code; 128 plus the signal's number if a signal ended it.
     pub code: Option<i32>,
 }
 
@@ -95,13 +96,13 @@ enum Order {
 #[derive(Debug, Default)]
 struct Tail(Mutex<VecDeque<String>>);
 
-/// Where a process's words go.
+/// Receives a process's output.
 #[derive(Clone, Debug)]
 struct Listener {
     model: Model,
     tail: Arc<Tail>,
     is_quiet: bool,
-    /// Only hands over to somebody else.
+    /// True if it only hands over to another program.
     is_command: bool,
 }
 
@@ -110,22 +111,22 @@ struct Listener {
 pub struct KillOnDrop(Option<Arc<Running>>);
 
 impl Children {
-    /// Nothing runs yet. `supervisor`: this very program.
+    /// Creates an empty set. `supervisor`: the path of this program.
     pub fn new(supervisor: PathBuf) -> Self {
         Self { supervisor, running: Mutex::default() }
     }
 
-    /// The model's process, if one runs and was not told to end.
+    /// Returns the model's process, if it runs and was not ordered to end.
     pub fn alive(&self, model: &Model) -> Option<Arc<Running>> {
         self.lock().get(model).filter(|running| running.is_alive()).cloned()
     }
 
-    /// The model's process, even if it has ended.
+    /// Returns the model's process, even if it has ended.
     pub fn last(&self, model: &Model) -> Option<Arc<Running>> {
         self.lock().get(model).cloned()
     }
 
-    /// Starts the model's process. `port`: a configured one, else a free one is taken.
+    /// Starts the model's process. `port`: the configured port; `None` chooses a free one.
     pub fn start(&self, model: &Model, launch: &Launch, port: Option<u16>) -> Result<Arc<Running>, DriverError> {
         let port = claim_port(port)?;
         let running = Arc::new(Running::start(&self.supervisor, model, launch, port)?);
@@ -133,8 +134,8 @@ impl Children {
         Ok(running)
     }
 
-    /// SIGTERM, after [`TERM_GRACE`] SIGKILL, and waits until nothing is left. One that was told to end already is not told
-    /// again: some take the second time for an order to leave all undone.
+    /// Sends SIGTERM, after [`TERM_GRACE`] SIGKILL, and waits until nothing is left. A process that was already ordered
+    /// to end gets no second SIGTERM: some programs then quit at once without cleaning up.
     pub async fn stop(&self, model: &Model) -> Result<(), DriverError> {
         if let Some(running) = self.last(model).filter(|running| !running.is_killed()) {
             if running.is_alive() {
@@ -147,7 +148,7 @@ impl Children {
         self.kill(model).await
     }
 
-    /// SIGKILL, and waits until nothing is left.
+    /// Sends SIGKILL, and waits until nothing is left.
     pub async fn kill(&self, model: &Model) -> Result<(), DriverError> {
         let Some(running) = self.last(model) else { return Ok(()) };
         running.kill();
@@ -160,7 +161,7 @@ impl Children {
         Ok(())
     }
 
-    /// Ends when the model's process does; never where none was started.
+    /// Completes when the model's process ends; never if none was started.
     pub async fn ended(&self, model: &Model) {
         match self.last(model) {
             Some(running) => drop(running.ended().await),
@@ -202,7 +203,7 @@ impl Running {
         Ok(Self { port, orders, end, tail, is_doomed: AtomicBool::new(false), is_killed: AtomicBool::new(false) })
     }
 
-    /// The port that it was told.
+    /// The port that was assigned to it.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -215,7 +216,7 @@ impl Running {
         self.is_killed.load(Ordering::Relaxed)
     }
 
-    /// How it ended, if it did.
+    /// Returns how it ended, if it has.
     pub fn end(&self) -> Option<End> {
         *self.end.borrow()
     }
@@ -224,11 +225,11 @@ impl Running {
     pub async fn ended(&self) -> End {
         let mut end = self.end.clone();
         let ended = end.wait_for(Option::is_some).await.map(|end| *end);
-        // Only a runtime that shuts down drops the task that attends to it.
+        // Only a runtime that shuts down drops the task that waits for the process.
         ended.ok().flatten().unwrap_or(End { code: None })
     }
 
-    /// As [`ended`](Self::ended), as the error of who still needed it.
+    /// Waits for its end like [`ended`](Self::ended), and returns that as an error.
     pub async fn failed(&self) -> DriverError {
         let end = self.ended().await;
         let code = end.code.map_or_else(|| "killed".to_owned(), |code| format!("exit code {code}"));
@@ -236,7 +237,7 @@ impl Running {
         DriverError::Ended { last_words: if last_words.is_empty() { code } else { format!("{code}: {last_words}") } }
     }
 
-    /// SIGKILL to everything of it.
+    /// Sends SIGKILL to the process and all its descendants.
     pub fn kill(&self) {
         self.is_killed.store(true, Ordering::Relaxed);
         self.order(Order::Kill);
@@ -249,13 +250,13 @@ impl Running {
 
     fn order(&self, order: Order) {
         self.is_doomed.store(true, Ordering::Relaxed);
-        // Nobody is there to receive it when the process has ended.
+        // The receiver is gone when the process has ended.
         let _ = self.orders.send(order);
     }
 }
 
 impl KillOnDrop {
-    /// The call has succeeded.
+    /// The call has succeeded: keeps the process.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -289,8 +290,8 @@ impl Tail {
     }
 }
 
-/// Passes orders on and waits for the end. Ends with the process, and ends the process with itself: the supervisor's
-/// standard input is held here.
+/// Passes orders on and waits for the end. Ends with the process, and ends the process with itself, because it holds
+/// the supervisor's standard input.
 async fn attend(
     mut child: Child,
     listener: Listener,
@@ -314,7 +315,7 @@ async fn attend(
     };
     let all_read = async { while lines.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_LINES_TIMEOUT, all_read).await.is_err() {
-        // What was left behind on purpose goes on talking.
+        // A process that was left behind on purpose may keep writing.
         lines.detach_all();
     }
     let code = status.ok().as_ref().and_then(ExitStatus::code);
@@ -326,7 +327,7 @@ async fn attend(
 
 async fn carry_out(order: Option<Order>, stdin: &mut Option<ChildStdin>) {
     match (order, stdin.as_mut()) {
-        // A supervisor that cannot be told has ended.
+        // If the write fails, the supervisor has ended.
         (Some(Order::Terminate), Some(pipe)) => drop(pipe.write_all(b"T").await),
         (Some(Order::Kill) | None, _) | (_, None) => *stdin = None,
     }
@@ -367,7 +368,7 @@ impl Listener {
     }
 }
 
-/// A free port, or the configured one if nobody has it: a stranger there would be taken for the backend.
+/// Returns a free port, or the configured one if no other program uses it: that program would be mistaken for the backend.
 fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, configured.unwrap_or(0)));
     let bound = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());
@@ -381,7 +382,7 @@ fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
 mod tests {
     use super::*;
 
-    /// So that a line comes in several parts.
+    /// Makes a line arrive in several parts.
     const LONGER_THAN_A_BUFFER: usize = 64 << 10;
 
     #[tokio::test]

@@ -1,6 +1,6 @@
-//! One llama-server in router mode: it starts a process of its own per model, and is told when.
+//! One llama-server in router mode: it starts its own process for each model, on command.
 //!
-//! It is to be started with `--models-max 0 --no-models-autoload`, so that it never loads or unloads by its own choice.
+//! Start it with `--models-max 0 --no-models-autoload`, so that it never loads or unloads by its own choice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// The list of models is small, and its server is beside us.
+/// The list of models is small, and its server is nearby.
 const POLL: Duration = Duration::from_millis(250);
 
 /// The `llama-server` driver.
@@ -28,27 +28,27 @@ pub struct LlamaRouter {
     orders: Sequence,
 }
 
-/// What the router says of a model.
+/// A model's status, as reported by the router.
 #[derive(Debug, PartialEq, Eq)]
 enum Status {
     Loaded,
-    /// Not yet.
+    /// Not ready yet.
     Loading,
-    /// It has given its memory back, and loads again when it is asked something.
+    /// It has freed its memory, and loads again on a request.
     Sleeping,
-    /// `exit_code`: of the process that was to serve it, if that failed.
+    /// `exit_code`: that of the process that was to serve it, if that failed.
     Unloaded {
         exit_code: Option<i64>,
     },
 }
 
 impl LlamaRouter {
-    /// The router at `url` and those of its models that are the slot's, by the router's names.
+    /// Creates a driver for the router at `url` and those of its models that belong to the slot, by the router's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
         Self { models, client: Arc::new(Client::new(url)), orders: Sequence::default() }
     }
 
-    /// Shows this key with every request.
+    /// Sends this key with every request.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Self { client: Arc::new(Client::new(self.client.base().clone()).with_key(key)), ..self }
@@ -77,7 +77,7 @@ impl LlamaRouter {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
-        // Only a request would wake it, and none is sent to a model that is not ready.
+        // Only a request would wake it, and no request is sent to a model that is not ready.
         if self.status(model).await? == Status::Sleeping {
             self.unload(model).await?;
         }
@@ -86,7 +86,7 @@ impl LlamaRouter {
             Status::Loading | Status::Sleeping => {}
             Status::Unloaded { .. } => {
                 let told = self.tell("/models/load", model).await?;
-                // 400: it runs already, because somebody else was faster.
+                // 400: it is already running, because another client loaded it first.
                 if told.status.as_u16() != 400 {
                     told.accepted()?;
                 }
@@ -118,7 +118,7 @@ impl LlamaRouter {
         self.orders.settled().await;
         while !matches!(self.status(model).await?, Status::Unloaded { .. }) {
             let told = self.tell("/models/unload", model).await?;
-            // 400: it has gone meanwhile.
+            // 400: it was unloaded in the meantime.
             if told.status.as_u16() != 400 {
                 told.accepted()?;
             }
@@ -177,7 +177,7 @@ impl Driver for LlamaRouter {
             let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
             let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
             let ready = model_ids.iter().any(|id| **id == **model);
-            // One that is being loaded is neither, and what the router does not have it has not loaded.
+            // A model that is being loaded is neither, and a model that the router does not know is not loaded.
             let is_gone = |status: &Value| matches!(status["value"].as_str(), Some("unloaded" | "sleeping" | "failed"));
             let gone = ids(&list).find(|(id, _)| **id == **model).is_none_or(|(_, status)| is_gone(status));
             Ok(Probed { ready, gone, model_ids })
@@ -192,11 +192,11 @@ impl Driver for LlamaRouter {
         Box::pin(async { self.unload(model).await.map(|()| Left::Nothing) })
     }
 
-    /// The router kills a model that still loads at once, and one that does not end after its `stop-timeout`.
+    /// The router kills a model that is still loading at once, and one that does not end after its `stop-timeout`.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             match self.unload(model).await {
-                // No router, no children of it; and none of a model that it does not know.
+                // Without a router it has no children, and none for a model that it does not know.
                 Err(DriverError::Unreachable { .. } | DriverError::WrongModel { .. }) => Ok(()),
                 ended => ended,
             }

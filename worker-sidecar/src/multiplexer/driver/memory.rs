@@ -1,8 +1,8 @@
-//! What a GPU has free, and what a model was seen to take of it.
+//! The free memory of a GPU, and the memory that models were measured to use.
 //!
-//! A machine whose GPU cannot be asked, or does not know (unified memory), is no error: then nothing is measured, the sizes
-//! that the operator declared are all there is, and an unloaded model's memory counts as back by its driver's word. But one
-//! that could be asked and fails has not said that anything is free.
+//! A GPU that cannot be queried, or has no memory of its own to report (unified memory), is not an error: then nothing
+//! is measured, the sizes declared by the operator apply, and an unloaded model's memory is treated as free when its
+//! driver reports success. But if the query has worked before and now fails, memory is not treated as free.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,51 +18,51 @@ use crate::multiplexer::config::MEMORY_FREE_TIMEOUT;
 use crate::multiplexer::event::Left;
 use crate::multiplexer::memory::{Reading, Sleep};
 
-/// Between two looks at memory that is to come back.
+/// Between two measurements while memory is expected to become free.
 const FREE_POLL: Duration = Duration::from_millis(250);
 
-/// A GPU that does not answer for so long is one that cannot be asked now. Longer than a meter's own limit.
+/// A GPU that takes longer to respond is treated as unavailable. Longer than a meter's own limit.
 const METER_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Says how much is free. Asked off the async threads: a driver that hangs must not take the worker with it.
+/// Measures free memory. Called off the async threads: a GPU driver that hangs must not block the worker.
 pub trait Meter: fmt::Debug + Send + Sync {
-    /// Bytes that are free on the slot's devices; `None` where that cannot be known.
+    /// Returns the free bytes on the slot's devices; `None` if that cannot be known.
     fn free(&self) -> Option<u64>;
 
-    /// Bytes that this control group may still take of the host's memory; `None` where there is no limit.
+    /// Returns the bytes of host memory left to this control group; `None` if there is no limit.
     fn host_free(&self) -> Option<u64>;
 }
 
-/// What a slot's models were seen to take.
+/// The memory that a slot's models were measured to use.
 #[derive(Debug)]
 pub struct SlotMemory {
     meter: Arc<dyn Meter>,
     patience: Duration,
-    /// Whether the meter has ever told anything.
+    /// True if the meter has ever returned a measurement.
     measures: AtomicBool,
-    /// One question to the meter at a time: while one hangs, no further thread is to hang with it.
+    /// Allows one measurement at a time: while one hangs, no further thread may hang with it.
     asking: Arc<Semaphore>,
-    /// Whether one hung when it was last waited for.
+    /// True if the last measurement that was waited for hung.
     hangs: AtomicBool,
     /// Never held over an await.
     seen: Mutex<HashMap<Model, Seen>>,
 }
 
-/// What was free around a model's life, as far as it was measured.
+/// The free memory at the events of a model's life, as far as it was measured.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     before_load: Option<u64>,
-    /// Once it was loaded, or found.
+    /// Once it was loaded or found.
     after_load: Option<u64>,
     at_evict: Option<u64>,
-    /// What the host had free before the model was put to sleep.
+    /// The host's free memory before the model was put to sleep.
     host_at_evict: Option<u64>,
-    /// What its sleeping copy took of the host.
+    /// The host memory of its sleeping copy.
     copy: Option<u64>,
 }
 
 impl SlotMemory {
-    /// Nothing was seen yet.
+    /// Creates an empty record.
     pub fn new(meter: Arc<dyn Meter>) -> Self {
         Self {
             meter,
@@ -74,12 +74,13 @@ impl SlotMemory {
         }
     }
 
-    /// Asks the meter, for what that says of itself.
+    /// Measures once, for the log lines that this causes.
     pub async fn measure_once(&self) {
         self.free().await;
     }
 
-    /// A load begins. One that repeats a load without an eviction between them says nothing about what was free before.
+    /// A load begins. If it repeats a load without an eviction between them, the current free memory is not the one
+    /// before the load.
     pub async fn note_load(&self, model: &Model) {
         let free = self.free().await;
         let mut seen = self.lock();
@@ -90,7 +91,7 @@ impl SlotMemory {
         *seen = Seen { before_load, after_load, at_evict: None, ..*seen };
     }
 
-    /// A load has ended well: what the model holds is known, however it ends one day.
+    /// A load has succeeded: records what the model holds, however it ends later.
     pub async fn note_loaded(&self, model: &Model) {
         let free = self.free().await;
         if let Some(seen) = self.lock().get_mut(model) {
@@ -98,7 +99,7 @@ impl SlotMemory {
         }
     }
 
-    /// A model was found that nobody here had loaded: what was free before it came is unknown.
+    /// A probe found a model that this worker did not load: the memory before its load is unknown.
     pub async fn note_found(&self, model: &Model) {
         let free = self.free().await;
         let mut seen = self.lock();
@@ -106,7 +107,7 @@ impl SlotMemory {
         *seen = Seen { before_load: None, after_load: free, ..*seen };
     }
 
-    /// An eviction begins. The second of two attempts says nothing about what the model held.
+    /// An eviction begins. The second of two attempts does not show what the model held.
     pub async fn note_evict(&self, model: &Model) {
         let (free, host) = (self.free().await, self.host_free().await);
         let mut seen = self.lock();
@@ -115,9 +116,9 @@ impl SlotMemory {
         seen.host_at_evict = host;
     }
 
-    /// An eviction has ended well. What a first sleep takes of the host is what the next one will take.
+    /// An eviction has succeeded. The host memory used by a first sleep predicts that of the next one.
     pub async fn note_evicted(&self, model: &Model, left: Left) {
-        // Only a sleeper that keeps its weights keeps them there.
+        // Only a sleeper that keeps its weights keeps them in host memory.
         if left != Left::Asleep {
             return;
         }
@@ -128,23 +129,23 @@ impl SlotMemory {
         }
     }
 
-    /// Drops the figures of a model that the slot does not have any more.
+    /// Drops the measurements of a model that the slot no longer has.
     pub fn forget(&self, model: &Model) {
         self.lock().remove(model);
     }
 
-    /// What is known before the resident has to go.
+    /// Measures memory before the resident is unloaded.
     pub async fn reading(&self, resident: Option<&Model>, returns: Returns) -> Reading {
         let (free, host_free) = (self.free().await, self.host_free().await);
         let seen = resident.and_then(|model| self.lock().get(model).copied()).unwrap_or_default();
         let held = seen.before_load.zip(free).map(|(before, now)| before.saturating_sub(now));
         let sleep = seen.copy.zip(host_free).map(|(copy, host_free)| Sleep { copy, host_free });
-        // What a resident of unknown size will give back is not nothing: no bound is better than that one.
+        // A resident of unknown size will free some memory: no bound is better than a bound without it.
         let free = free.filter(|_| resident.is_none() || held.is_some());
         Reading { free, held: held.map(|held| held.saturating_sub(returns.residual)), sleep }
     }
 
-    /// Waits until the memory of a model that is gone is back; yes, where nobody can know.
+    /// Waits until the memory of an unloaded model is free; returns true if that cannot be known.
     pub async fn is_freed(&self, model: &Model, returns: Returns) -> bool {
         let seen = self.lock().get(model).copied().unwrap_or_default();
         let wanted = seen.wanted(returns);
@@ -193,7 +194,7 @@ impl SlotMemory {
         tokio::task::spawn_blocking(move || read(&*meter)).await.ok().flatten()
     }
 
-    /// Where this machine's memory and the pace of its threads would be what a seed does not say.
+    /// This machine's memory and the timing of its threads would not be determined by the seed.
     #[cfg(feature = "simulation")]
     #[allow(clippy::unused_async)]
     async fn measure(&self, read: impl FnOnce(&dyn Meter) -> Option<u64> + Send + 'static) -> Option<u64> {
@@ -207,9 +208,9 @@ impl SlotMemory {
 }
 
 impl Seen {
-    /// What has to be free again; 0 where nothing is known to have been taken.
+    /// Returns the memory that must be free again; 0 if the model is not known to have used any.
     fn wanted(self, returns: Returns) -> u64 {
-        // A load that failed has no end to measure at; then what was free when it was ended has to do.
+        // A failed load has no measurement after it; the one at its eviction is used instead.
         match (self.before_load, self.after_load.or(self.at_evict)) {
             (Some(before), Some(with_it)) => {
                 let expected = before.saturating_sub(with_it).saturating_sub(returns.residual);
@@ -224,7 +225,7 @@ impl Seen {
     }
 }
 
-/// For tests: measures nothing, as where there is no library of the GPU's.
+/// For tests: measures nothing, like a machine without a GPU library.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct Blind;
@@ -302,7 +303,7 @@ mod tests {
         let memory = SlotMemory { patience: Duration::from_millis(1), ..memory };
         load_and_evict(&gpu, &memory, &model).await;
         gpu.set(91);
-        // A second attempt at the eviction must not take what is left for all there was.
+        // A second attempt at the eviction must not treat the remaining memory as all that was used.
         memory.note_evict(&model).await;
         assert!(!memory.is_freed(&model, Returns::ALL).await);
         assert!(memory.is_freed(&model, Returns { residual: 2, percent: 90 }).await);
@@ -361,7 +362,7 @@ mod tests {
         assert!(!is_freed_soon(memory, &model).await);
     }
 
-    /// A GPU's driver that hangs until the test lets it go.
+    /// A GPU driver that hangs until the test releases it.
     #[derive(Debug)]
     struct Hung {
         released: Mutex<std::sync::mpsc::Receiver<()>>,
@@ -380,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Dropping the first lets it go.
+    /// Returns a sender that releases the meter when dropped, the meter, and the memory.
     fn hung() -> (std::sync::mpsc::SyncSender<()>, Arc<Hung>, SlotMemory) {
         let (release, released) = std::sync::mpsc::sync_channel(1);
         let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
@@ -409,7 +410,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_driver_that_hangs_keeps_one_thread_and_no_call_for_ever() {
         let (release, meter, memory) = hung();
-        // A paused clock stands still while a thread works, so it is moved.
+        // A paused clock stands still while a thread works, so the test advances it.
         let passing = async {
             meter.until_asked().await;
             loop {
@@ -432,7 +433,7 @@ mod tests {
             () = std::future::ready(()) => panic!("what is known to hang is waited for"),
         }
         drop(release);
-        // Its thread goes on by its own time.
+        // Its thread finishes in real time.
         let released = Instant::now();
         while memory.free().await != Some(7) {
             assert!(released.elapsed() < Duration::from_secs(10), "it answers, and is not heard");
@@ -454,7 +455,7 @@ mod tests {
     #[tokio::test]
     async fn a_load_that_is_repeated_says_nothing_of_what_was_free_before() {
         let (gpu, memory, model) = slot();
-        // In the first life, and in one behind an eviction.
+        // In the first life, and in one after an eviction.
         for _ in 0..2 {
             gpu.set(100);
             memory.note_load(&model).await;

@@ -1,8 +1,8 @@
 //! The free memory of NVIDIA GPUs, and of the control group.
 //!
-//! Two ways to the same numbers: the driver's library, found at run time, and `nvidia-smi`, which comes wherever the library
-//! does. A statically linked worker (the one in our images) must not load the library: it would bring a C library of its
-//! own. Where neither is there nothing is measured, which is no error.
+//! The same numbers are available in two ways: from the driver's library, found at run time, and from `nvidia-smi`, which is
+//! installed wherever the library is. A statically linked worker (the one in ModelRelay's images) must not load the library:
+//! it would bring its own C library. If neither is available nothing is measured, which is not an error.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -15,16 +15,17 @@ use nvml_wrapper::error::NvmlError;
 
 use super::memory::Meter;
 
-/// `nvidia-smi` of a driver that hangs does not end.
+/// `nvidia-smi` does not end while the GPU driver hangs.
 const SMI_TIMEOUT: Duration = Duration::from_secs(5);
 const SMI_POLL: Duration = Duration::from_millis(10);
 
 /// The slot's devices.
 #[derive(Debug)]
 pub struct Nvidia {
-    /// Looked for when it is first asked: a driver that hangs hangs here too, and then only whoever asks waits, in time.
+    /// Initialized on first use: if the GPU driver hangs, initialization hangs too, and then only that measurement
+    /// waits, with a timeout.
     source: OnceLock<Source>,
-    /// Indices or UUIDs; none: every device that the container sees.
+    /// Indices or UUIDs; empty: every device that the container sees.
     devices: Vec<String>,
 }
 
@@ -32,7 +33,7 @@ pub struct Nvidia {
 enum Source {
     Library(Box<Nvml>),
     Program(Program),
-    /// Nobody knows which GPUs are the slot's.
+    /// The slot's GPUs are unknown.
     Nothing,
 }
 
@@ -40,12 +41,12 @@ enum Source {
 #[derive(Debug)]
 struct Program {
     path: PathBuf,
-    /// It was killed, and has not ended of it yet.
+    /// A process that was killed and has not ended yet.
     hung: Mutex<Option<Child>>,
 }
 
 impl Nvidia {
-    /// `devices`: indices or UUIDs of the slot's devices; none means all.
+    /// `devices`: indices or UUIDs of the slot's devices; empty means all.
     pub fn new(devices: Vec<String>) -> Self {
         Self { source: OnceLock::new(), devices }
     }
@@ -103,12 +104,12 @@ impl Meter for Nvidia {
     }
 }
 
-/// What a control group may still take. Version 2; in version 1 and outside of a limit the answer is that nobody knows.
+/// Returns the memory left to a control group, version 2; `None` in version 1 or without a limit.
 fn free_in_group(group: &Path) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-    // Pages of files are counted as taken, and give way to a copy that needs the room, unless they are still to be written:
-    // a group that has read its models from disk looks full.
+    // Page cache is included in the used memory, but is reclaimed for a copy that needs the memory, unless it is still
+    // to be written: a group that has read its models from disk looks full.
     let stat = read("memory.stat").unwrap_or_default();
     let of = |name: &str| {
         let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok());
@@ -139,7 +140,7 @@ impl Program {
 
     fn free(&self, devices: &[String]) -> Option<u64> {
         let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
-        // What hangs in the GPU's driver does not end of a signal, and no other would fare better.
+        // A process that hangs in the GPU driver does not react to a signal, and another one would hang too.
         if let Some(child) = &mut *hung
             && matches!(child.try_wait(), Ok(None))
         {
@@ -183,15 +184,15 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// One device per line. `[N/A]` is what devices say that share the host's memory.
+/// Parses one device per line. Devices that share the host's memory print `[N/A]`.
 fn sum_of_mebibytes(lines: &str) -> Option<u64> {
     let mut devices = lines.lines().map(|line| line.trim().parse::<u64>().ok()).peekable();
     devices.peek()?;
     devices.sum::<Option<u64>>().map(|mebibytes| mebibytes << 20)
 }
 
-/// Whether this program was linked statically: then no dynamic loader is mapped into it. Where that cannot be seen, it was
-/// not: ours are static on Linux only.
+/// True if this program was linked statically: then no dynamic loader is mapped into it. If that cannot be read it was
+/// not, because only the Linux programs are static.
 fn is_static() -> bool {
     std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| !maps.contains("/ld-"))
 }
@@ -202,10 +203,10 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_gpu_measures_nothing() {
-        // Where there is one, a device that does not exist measures nothing either.
+        // On a machine with a GPU, a device that does not exist measures nothing either.
         let meter = Nvidia::new(vec!["GPU-no-such-device".to_owned()]);
         assert_eq!(meter.free(), None);
-        // What runs this test has some left, if there is a limit.
+        // The process that runs this test has some left, if there is a limit.
         assert!(meter.host_free().is_none_or(|bytes| bytes > 1 << 16));
     }
 
@@ -218,7 +219,7 @@ mod tests {
 
     fn program(folder: &Path, script: &str) -> Program {
         let path = folder.join("nvidia-smi");
-        // By another process: a test beside this one that forks meanwhile would keep the file open for writing.
+        // Written by another process: a parallel test that forks in the meantime would keep the file open for writing.
         let write = r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#;
         let written = Command::new("sh").args(["-c", write, "sh", script]).arg(&path).status().unwrap();
         assert!(written.success());

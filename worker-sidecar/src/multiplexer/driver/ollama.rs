@@ -1,4 +1,5 @@
-//! Ollama, told what to keep: `OLLAMA_MAX_LOADED_MODELS=1 OLLAMA_KEEP_ALIVE=-1` keep it from having ideas of its own.
+//! Ollama, loaded and unloaded on command: `OLLAMA_MAX_LOADED_MODELS=1 OLLAMA_KEEP_ALIVE=-1` keep it from unloading
+//! models by its own choice.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,14 +17,14 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// The list of loaded models is small, and its server is beside us.
+/// The list of loaded models is small, and its server is nearby.
 const POLL: Duration = Duration::from_millis(250);
 
-/// A load whose client is gone is called off by Ollama, but only once it has looked at the GPU and the file; until then
-/// `/api/ps` does not know of it.
+/// Ollama cancels a load whose client is gone, but only once it has examined the GPU and the file; until then `/api/ps`
+/// does not list it.
 const ABANDONED_FOR: Duration = Duration::from_secs(3);
 
-/// Ollama itself takes three quarters for enough, after having waited five seconds for them.
+/// Ollama itself accepts three quarters, after having waited five seconds for them.
 const RETURNS: Returns = Returns { residual: 0, percent: 75 };
 
 /// The `ollama` driver.
@@ -31,11 +32,11 @@ const RETURNS: Returns = Returns { residual: 0, percent: 75 };
 pub struct Ollama {
     models: Vec<Model>,
     client: Client,
-    /// Models whose load was given up, and not unloaded since. Never held over an await.
+    /// Models whose load was abandoned, and that were not unloaded since. Never held over an await.
     abandoned: Mutex<HashSet<Model>>,
 }
 
-/// Notes a load that was given up.
+/// Records a load as abandoned when it is dropped.
 struct NoteAbandoned<'a> {
     ollama: &'a Ollama,
     model: &'a Model,
@@ -48,12 +49,12 @@ impl Drop for NoteAbandoned<'_> {
 }
 
 impl Ollama {
-    /// The server at `url` and those of its models that are the slot's, by Ollama's names.
+    /// Creates a driver for the server at `url` and those of its models that belong to the slot, by Ollama's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
         Self { models, client: Client::new(url), abandoned: Mutex::default() }
     }
 
-    /// Shows this key with every request.
+    /// Sends this key with every request.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Self { client: self.client.with_key(key), ..self }
@@ -76,7 +77,7 @@ impl Ollama {
         self.find(model)?;
         let note = NoteAbandoned { ollama: self, model };
         let loaded = self.keep_loaded(model).await;
-        // It was not given up, but waited for.
+        // The load was not abandoned.
         std::mem::forget(note);
         loaded
     }
@@ -100,7 +101,7 @@ impl Ollama {
         Err(DriverError::WrongModel { expected: model.to_string(), found: loaded })
     }
 
-    /// Unloads it, and if a load of it was given up, again, should that load come out of Ollama's queue only now.
+    /// Unloads the model. If a load of it was abandoned, unloads it again in case that load leaves Ollama's queue only now.
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         self.unload_what_is_there(model).await?;
@@ -119,7 +120,7 @@ impl Ollama {
         while self.is_loaded(model).await? {
             let drop = json!({"model": &**model, "keep_alive": 0, "stream": false});
             let told = self.client.tell("/api/generate", Some(&drop)).await?;
-            // It answers "done_reason":"unload" at once and unloads when its running requests have ended.
+            // Ollama returns "done_reason":"unload" at once, and unloads when its running requests have ended.
             let done: Value = told.accepted()?.json()?;
             tracing::trace!(model = &**model, reason = %done["done_reason"], "Ollama was told to unload");
             tokio::time::sleep(POLL).await;
@@ -157,7 +158,7 @@ impl Driver for Ollama {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            // It knows its models by more names than it lists.
+            // Ollama accepts more names for its models than it lists.
             self.client.ask("/api/show", &json!({"model": &**model})).await?.accepted().map(drop)
         })
     }
@@ -179,11 +180,11 @@ impl Driver for Ollama {
         Box::pin(async { self.unload(model).await.map(|()| Left::Nothing) })
     }
 
-    /// There is no harder way: it goes when the connections of its requests are closed, which they are by now.
+    /// Ollama has no stronger way: a model is unloaded when the connections of its requests are closed, which they are by now.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             match self.unload(model).await {
-                // No Ollama, nothing that it would load.
+                // Without Ollama, no model of it is loaded.
                 Err(DriverError::Unreachable { .. }) => Ok(()),
                 ended => ended,
             }

@@ -16,11 +16,11 @@ use crate::multiplexer::event::Left;
 /// A model and the command that serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessModel {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
-    /// What is started.
+    /// The command.
     pub launch: Launch,
-    /// Where it listens, if the operator says so; else on a free port of loopback, which `${PORT}` tells it.
+    /// The URL that it listens on, if configured; otherwise a free port of loopback, passed as `${PORT}`.
     pub url: Option<Url>,
 }
 
@@ -32,7 +32,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// `supervisor`: this very program.
+    /// `supervisor`: the path of this program.
     pub fn new(models: Vec<ProcessModel>, supervisor: PathBuf) -> Self {
         Self { models, children: Children::new(supervisor) }
     }
@@ -49,7 +49,7 @@ impl Process {
         {
             return Ok(());
         }
-        // Whatever is left of a former attempt.
+        // Remains of an earlier attempt.
         self.children.kill(model).await?;
         let running = self.children.start(model, launch, port_of(url.as_ref()))?;
         let guard = running.kill_on_drop();
@@ -59,7 +59,7 @@ impl Process {
     }
 }
 
-/// Waits until a process serves its model; its end is the end of the waiting.
+/// Waits until a process serves its model; fails if it ends before.
 pub async fn served_by(running: &Running, served: &Served, client: &Client) -> Result<(), DriverError> {
     tokio::select! {
         biased;

@@ -49,11 +49,11 @@ struct Assigned {
 /// The models that a new configuration adds, removes, or gives other settings.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// New ones.
+    /// New models.
     pub added: Vec<Model>,
-    /// Ones that are drained and unloaded.
+    /// Models that are drained and unloaded.
     pub removed: Vec<Model>,
-    /// Ones whose next load uses other settings.
+    /// Models whose next load uses other settings.
     pub changed: Vec<Model>,
 }
 
@@ -85,7 +85,7 @@ impl Roster {
         Ok(Self { build, capabilities, tells_absence, entries })
     }
 
-    /// Takes new settings over, whose driver is of the same kind. Fails as a whole.
+    /// Applies new settings, whose driver is of the same kind. On an error, nothing is changed.
     pub fn reconfigure(&self, slot: &SlotSettings) -> Result<Changes, SettingError> {
         let mut changes = Changes::default();
         let mut entries = self.lock();
@@ -129,7 +129,7 @@ impl Roster {
         }
         changes.changed.push(Model::clone(model));
         entry.next = (entry.current.settings != settings).then(assigned).transpose()?;
-        // Loading such a model starts nothing, and nothing ever unloads it.
+        // Loading such a model starts nothing, and it is never unloaded.
         if self.capabilities.can_coexist
             && let Some(next) = entry.next.take()
         {
@@ -163,7 +163,7 @@ impl Roster {
         previous.forget(model);
         let mut entries = self.lock();
         if let Some(entry) = entries.iter_mut().find(|entry| entry.model == *model) {
-            // The file may have changed again meanwhile.
+            // The file may have changed again in the meantime.
             entry.next.take_if(|latest| Arc::ptr_eq(&latest.driver, &next.driver));
             entry.current = next.clone();
         }

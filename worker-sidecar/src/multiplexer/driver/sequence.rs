@@ -1,8 +1,8 @@
-//! Orders that are given to the end, even if nobody waits for it any more.
+//! Actions that run to their end, even if no caller waits for them any more.
 //!
-//! A server goes on with what it was told when the connection is gone: it wakes although the load was given up. Whoever
-//! takes that back must not overtake it, or it finds a server that sleeps and wakes a moment later. So what must not be
-//! left half done runs in a task of its own, and what takes it back waits for the task first.
+//! A server continues an action after the connection is closed: it wakes although the load was abandoned. A call that
+//! undoes the action must not overtake it, or it finds a server that sleeps and wakes a moment later. So an action that
+//! must not be left half done runs in its own task, and the call that undoes it waits for the task first.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use tokio::sync::Mutex;
 
 use super::DriverError;
 
-/// One backend's orders, one after the other.
+/// One backend's actions, run one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence(Arc<Mutex<()>>);
 
 impl Sequence {
-    /// Runs an order to its end, after those before it.
+    /// Runs an action to its end, after those before it.
     pub async fn run<T>(
         &self,
         order: impl Future<Output = Result<T, DriverError>> + Send + 'static,
@@ -29,11 +29,11 @@ impl Sequence {
             drop(turn);
             result
         });
-        // Only a panic and the runtime's end get here.
+        // Only a panic or the end of the runtime leads here.
         task.await.unwrap_or_else(|error| Err(DriverError::Abandoned(error.to_string())))
     }
 
-    /// Waits until no order is under way.
+    /// Waits until no action is in progress.
     pub async fn settled(&self) {
         drop(self.0.lock().await);
     }

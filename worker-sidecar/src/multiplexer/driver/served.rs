@@ -1,4 +1,4 @@
-//! What drivers of OpenAI-compatible servers share: when such a server is ready, and what it says that it serves.
+//! The common part of the drivers of OpenAI-compatible servers: the readiness check and the list of served models.
 
 use std::time::Duration;
 
@@ -10,49 +10,51 @@ use super::key::Key;
 use super::{DriverError, Probed};
 use crate::multiplexer::Model;
 
-/// The pauses between two looks at a server that starts: doubled from the first to the last.
+/// The pauses between two probes of a server that is starting: doubled from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The health path of a server whose settings name none.
 pub const HEALTH_PATH: &str = "/health";
 
-/// One model and how its server tells that it is there.
+/// One model, and how its server's readiness is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The model.
     pub id: Model,
-    /// What `GET /v1/models` has to say: the identity check.
+    /// The id that `GET /v1/models` must list: the identity check.
     pub expect: String,
-    /// Answers 200 once the model is loaded.
+    /// The path that responds with 200 once the model is loaded.
     pub health_path: String,
-    /// A path that costs the server nothing and answers 200 once it is ready. The health path decides after any other answer.
+    /// A path that costs the server nothing and responds with 200 once it is ready. After any other response, the
+    /// health path decides.
     pub ready_path: Option<&'static str>,
-    /// What the server wants to be shown.
+    /// The server's API key.
     pub key: Key,
 }
 
 impl Served {
-    /// A model whose server calls it by its id and says `/health`.
+    /// Creates a model whose server names it by its id and has `/health`.
     pub fn new(id: impl Into<Model>) -> Self {
         let id = id.into();
         let expect = id.to_string();
         Self { id, expect, health_path: HEALTH_PATH.to_owned(), ready_path: None, key: Key::default() }
     }
 
-    /// Talks to its server.
+    /// Creates a client for its server.
     pub fn client(&self, base: Url) -> Client {
         Client::new(base).with_key(self.key.clone())
     }
 
-    /// One look: whether it is ready and the right one. A server that nobody listens for is an error.
+    /// Probes once: is the server ready, and does it serve the right model? Returns an error if nothing listens.
     pub async fn look(&self, client: &Client) -> Result<Probed, DriverError> {
         let health = self.health(client).await?;
         if health == Health::Failed {
             return Ok(Probed::default());
         }
         let model_ids = match model_ids(client).await {
-            // Servers such as whisper.cpp's have no list of models. What is loaded there is then known by the health path alone.
+            // Servers such as whisper.cpp's have no list of models. Only the health path shows whether a model is
+            // loaded there.
             Err(DriverError::Refused { status: 404 | 405, .. }) if health == Health::Passed => {
                 return Ok(Probed { ready: true, ..Probed::default() });
             }
@@ -61,7 +63,7 @@ impl Served {
         Ok(Probed { ready: self.is_among(&model_ids), model_ids, ..Probed::default() })
     }
 
-    /// Whether anybody is there, ready or not: a server that sleeps, or is busy, is.
+    /// Checks that the server responds, ready or not: a sleeping or busy server does.
     pub async fn reach(&self, client: &Client) -> Result<(), DriverError> {
         client.look(self.ready_path.unwrap_or(&self.health_path)).await.map(|_| ())
     }
@@ -75,7 +77,7 @@ impl Served {
         check(client, &self.health_path).await
     }
 
-    /// Waits until it is ready, and fails at once if it is ready and another model. As long as it takes.
+    /// Waits without a timeout until the model is ready. Fails at once if the server is ready and serves another model.
     pub async fn become_ready(&self, client: &Client) -> Result<(), DriverError> {
         let (mut pause, mut last) = (FIRST_PAUSE, None);
         loop {
@@ -85,12 +87,12 @@ impl Served {
                     return Err(DriverError::WrongModel { expected: self.expect.clone(), found: model_ids });
                 }
                 Ok(Probed { .. }) => {}
-                // It has answered, and will not answer otherwise for being asked again.
+                // It has responded, and would respond the same to a retry.
                 Err(error @ DriverError::Refused { status: 400..=407 | 409..=428 | 430..=499, .. }) => {
                     return Err(error);
                 }
                 Err(error) => {
-                    // Once for each reason: nobody hears of it if the wait ends by its time.
+                    // Logged once per reason: if the caller times out, the error is not returned.
                     if last.as_ref() != Some(&error) {
                         tracing::info!(model = &*self.id, %error, "not ready yet");
                     }
@@ -102,13 +104,13 @@ impl Served {
         }
     }
 
-    /// Asks for one token.
+    /// Generates one token.
     pub async fn warm(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
         client.tell("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
-    /// As [`warm`](Self::warm), without a second attempt.
+    /// Like [`warm`](Self::warm), without a retry.
     pub async fn warm_once(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
         client.tell_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
@@ -119,12 +121,12 @@ impl Served {
     }
 }
 
-/// The pause behind this one.
+/// Returns the pause that follows this one.
 fn after(pause: Duration) -> Duration {
     (pause * 2).min(LONGEST_PAUSE)
 }
 
-/// The port that a configured address names.
+/// Returns the port of a configured URL.
 pub fn port_of(url: Option<&Url>) -> Option<u16> {
     url.and_then(Url::port_or_known_default)
 }
@@ -132,11 +134,11 @@ pub fn port_of(url: Option<&Url>) -> Option<u16> {
 /// The result of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
-    /// It succeeded.
+    /// The check succeeded.
     Passed,
-    /// There is no such path: the list of models decides.
+    /// The path does not exist: the list of models decides.
     NoPath,
-    /// Not now.
+    /// The server is not ready.
     Failed,
 }
 
@@ -152,7 +154,7 @@ async fn check(client: &Client, path: &str) -> Result<Health, DriverError> {
     })
 }
 
-/// What `GET /v1/models` lists.
+/// Returns the models that `GET /v1/models` lists.
 pub async fn model_ids(client: &Client) -> Result<Vec<String>, DriverError> {
     let reply = client.look("/v1/models").await?.accepted()?;
     let list = reply.json()?;
@@ -160,7 +162,7 @@ pub async fn model_ids(client: &Client) -> Result<Vec<String>, DriverError> {
     Ok(models.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
 }
 
-/// The named gauges of a page of Prometheus metrics, each summed over its labels; `None` where one is missing.
+/// Returns the sum of the named gauges of a Prometheus metrics page, over all their labels; `None` if one is missing.
 pub fn gauges(page: &str, names: &[&str]) -> Option<f64> {
     let value = |name: &str| {
         let of_it = page.lines().filter_map(|line| {
@@ -173,7 +175,7 @@ pub fn gauges(page: &str, names: &[&str]) -> Option<f64> {
     names.iter().map(|name| value(name)).sum()
 }
 
-/// A field of JSON that must be a boolean.
+/// Returns a boolean field of a JSON object.
 pub fn flag(value: &Value, name: &str) -> Option<bool> {
     value.get(name)?.as_bool()
 }
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
     use crate::multiplexer::driver::tests::serve;
 
-    /// A server that shows its models to those who have its key.
+    /// Starts a server that lists its models only for requests with its key.
     async fn guarded() -> Url {
         let models = async |headers: HeaderMap| {
             if headers.get("authorization").is_some_and(|key| key == "Bearer k3y") {
@@ -236,7 +238,7 @@ mod tests {
         use std::sync::atomic::{AtomicUsize, Ordering};
 
         use modelrelay_harness::own_log::{listen, logged};
-        // Asked four times: it says the same twice, then something else, then that it is ready.
+        // Probed four times: the same error twice, then another one, then ready.
         let looks = Arc::new(AtomicUsize::new(0));
         let models = move || {
             let answer = match looks.fetch_add(1, Ordering::Relaxed) {

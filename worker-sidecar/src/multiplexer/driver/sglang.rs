@@ -1,19 +1,20 @@
-//! SGLang that gives its GPU memory back and takes it again, instead of being ended.
+//! Makes SGLang release its GPU memory and reclaim it, instead of ending it.
 //!
 //! It needs `--enable-memory-saver`, and `--enable-weights-cpu-backup` unless the weights are read from disk at each wake:
-//! without either, resumed weights are garbage. What shapes this file:
-//! - `/release_memory_occupation` asserts that nothing runs, and a failed assertion is the end of the scheduler:
-//!   generation is paused first.
-//! - Resuming what was not released fails as hard, and there is no way to ask: what was released is remembered here. A
-//!   server that others started may have been released before this worker began, and looks well all the same: one token
-//!   proves that it serves. Where it was released, that is its end; it could not have been used again anyway.
+//! without either, resumed weights are garbage. These facts determine the design:
+//! - `/release_memory_occupation` asserts that no request is running, and a failed assertion ends the scheduler: generation is
+//!   paused first.
+//! - Resuming memory that was not released is just as fatal, and cannot be queried, so this driver records what it released. A
+//!   server that another program started may have released its memory before this worker started, and looks healthy all the
+//!   same: generating one token proves that it serves. If its memory was released, that request crashes it; it could not have
+//!   been used again anyway.
 //! - A paused server generates nothing until `/continue_generation`.
-//! - `/health` generates a token: it takes a second at least, and a paused server does not answer it for 20 s. `/ready` costs
-//!   nothing and is asked first; older versions have no such path.
-//! - A server whose health check failed, as that of any paused one does, is not ready until another one succeeds: where
-//!   `/ready` fails, `/health` is asked too.
-//! - A request for memory without tags means all of them: the cache, the weights, and in newer versions the CUDA graphs.
-//! - With `--admin-api-key` the endpoints of memory and pauses accept that key only, and not the one of `--api-key`.
+//! - `/health` generates a token: it takes a second at least, and a paused server does not respond to it for 20 s. `/ready`
+//!   costs nothing and is requested first; older versions do not have that path.
+//! - A server whose health check failed, as that of any paused one does, is not ready until another one succeeds: if `/ready`
+//!   fails, `/health` is requested too.
+//! - A memory request without tags applies to all of them: the cache, the weights, and in newer versions the CUDA graphs.
+//! - With `--admin-api-key` the endpoints for memory and pausing accept only that key, and not the one of `--api-key`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,23 +36,23 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// As a sleeping vLLM, it keeps its CUDA context and its graphs.
+/// Like a sleeping vLLM, it keeps its CUDA context and its graphs.
 const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 
-/// For the first token of a server that others started, when it is wanted; and when it is only looked at.
+/// The timeout for the first token of a server that another program started: for a load, and for a probe.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_secs(4);
 
 /// A model and its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaverModel {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
-    /// Where it is.
+    /// Its URL.
     pub url: Url,
-    /// What starts it; without one somebody else does.
+    /// The command that starts it; `None` if another program does.
     pub launch: Option<Launch>,
-    /// Where the weights are read from at each wake, for a server without `--enable-weights-cpu-backup`.
+    /// The path from which the weights are read at each wake, for a server without `--enable-weights-cpu-backup`.
     pub reload_from: Option<String>,
 }
 
@@ -61,19 +62,19 @@ pub struct Sglang {
     servers: Servers<Memory>,
 }
 
-/// What is known of a server's memory.
+/// The state of a server's memory.
 #[derive(Debug)]
 struct Memory {
-    /// Shows the admin key, where the command names one.
+    /// Sends the admin key, if the command contains one.
     admin: Client,
     reload_from: Option<String>,
     is_released: AtomicBool,
-    /// Whether it is known from here on what it is: it has generated something, or was released by us.
+    /// True if the server's state is known: it has generated a token, or this driver released its memory.
     is_proven: AtomicBool,
 }
 
 impl Sglang {
-    /// `supervisor`: this very program.
+    /// `supervisor`: the path of this program.
     pub fn new(models: impl IntoIterator<Item = SaverModel>, supervisor: PathBuf) -> Self {
         let server = |SaverModel { mut served, url, launch, reload_from }| {
             if served.health_path == HEALTH_PATH {
@@ -103,7 +104,7 @@ impl Sglang {
         let Server { served, client, .. } = &**server;
         served.become_ready(client).await?;
         server.prove(PROOF_TIMEOUT).await?;
-        // What comes back from host memory shows only in an answer whether it is whole.
+        // Only a response shows that weights restored from host memory are intact.
         served.warm(client).await
     }
 
@@ -137,7 +138,7 @@ impl Sglang {
 }
 
 impl Server<Memory> {
-    /// That a server which others started generates. Once is enough.
+    /// Proves that a server which another program started generates. Once is enough.
     async fn prove(&self, within: Duration) -> Result<(), DriverError> {
         if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
             return Ok(());
@@ -151,8 +152,8 @@ impl Server<Memory> {
         Ok(())
     }
 
-    /// Fails for a server that others started and that is paused, which would be waited for in vain. One that starts is not
-    /// ready either, but answers its health check at once.
+    /// Fails for a paused server that another program started, because it would never become ready. A server that is
+    /// starting is not ready either, but responds to its health check at once.
     async fn refuse_paused(&self) -> Result<(), DriverError> {
         if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
             return Ok(());
@@ -171,13 +172,13 @@ impl Server<Memory> {
         ))
     }
 
-    /// What is left of it once its memory is released.
+    /// The remains of the server once its memory is released.
     fn leaves(&self) -> Left {
         if self.state.reload_from.is_some() { Left::Emptied } else { Left::Asleep }
     }
 
     async fn resume(&self) -> Result<(), DriverError> {
-        // Once: a second time would resume what is resumed. So it counts as resumed from here on.
+        // Only once: a second attempt would resume resumed memory. So it is marked as resumed now.
         if !self.state.is_released.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -191,7 +192,7 @@ impl Server<Memory> {
 
     async fn release(&self) -> Result<(), DriverError> {
         if self.state.is_released.load(Ordering::Relaxed) {
-            // Somebody may have ended it in its sleep.
+            // It may have been ended while it slept.
             return self.client.look("/v1/models").await.map(|_| ());
         }
         obeyed(self.state.admin.tell("/pause_generation", Some(&json!({}))).await?)?;
@@ -202,12 +203,11 @@ impl Server<Memory> {
     }
 }
 
-/// No tags: all that the server's version knows.
+/// No tags: all that the server's version supports.
 fn everything() -> Value {
     json!({})
 }
 
-/// The key of `--admin-api-key`.
 fn admin_key(launch: &Launch) -> Option<Key> {
     const ARGUMENT: &str = "--admin-api-key";
     let joined = launch.command.iter().find_map(|word| word.strip_prefix(ARGUMENT)?.strip_prefix('='));
@@ -251,7 +251,7 @@ impl Driver for Sglang {
                 return Ok(Probed::gone());
             }
             let probed = server.served.look(&server.client).await;
-            // It may have been released meanwhile.
+            // It may have been released in the meantime.
             if server.state.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::gone());
             }

@@ -1,5 +1,5 @@
-//! A slot's driver with its memory: carries out the effects that name a call of the driver, and says each in the outcome
-//! that the machine expects. What is measured around a call is measured here, so that no driver can forget it.
+//! A slot's driver with its memory: executes the effects that name a driver call, and returns the outcome that the
+//! machine expects. Measurements before and after a call are taken here, so that no driver can forget them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,29 +14,29 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Found, Outcome};
 use crate::multiplexer::memory::Reading;
 
-/// Carries out a machine's calls. Every method may be dropped; what that leaves is the driver's rule.
+/// Executes a machine's calls. Every future may be dropped; the rules of [`Driver`] state what that leaves.
 #[derive(Debug)]
 pub struct SlotDriver {
     driver: Arc<dyn Driver>,
     memory: SlotMemory,
     key: Key,
-    /// Whether it is known that nothing of another model was left from before this worker began.
+    /// True if no other model is loaded from before this worker started.
     is_cleared: AtomicBool,
 }
 
 impl SlotDriver {
-    /// The driver and what measures for it.
+    /// Creates a slot driver with its memory record.
     pub fn new(driver: Arc<dyn Driver>, memory: SlotMemory) -> Self {
         Self { driver, memory, key: Key::default(), is_cleared: AtomicBool::new(false) }
     }
 
-    /// The same, whose backends want requests to show this too.
+    /// Sets the API key of its backends.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Self { key, ..self }
     }
 
-    /// What its backends want to be shown.
+    /// The API key of its backends.
     pub fn key(&self) -> &Key {
         &self.key
     }
@@ -46,13 +46,12 @@ impl SlotDriver {
         &*self.driver
     }
 
-    /// Looks once whether there is memory to measure, so that the log says at the start, and not at the first load, that there
-    /// is none.
+    /// Measures memory once, so that a missing meter is logged at the start, and not at the first load.
     pub async fn measure(&self) {
         self.memory.measure_once().await;
     }
 
-    /// For [`Effect::Forget`](crate::multiplexer::effect::Effect::Forget). A model that the configuration has again is kept.
+    /// For [`Effect::Forget`](crate::multiplexer::effect::Effect::Forget). A model that is in the configuration again is kept.
     pub fn forget(&self, model: &Model) {
         self.driver.forget(model);
         if !self.knows(model) {
@@ -60,7 +59,7 @@ impl SlotDriver {
         }
     }
 
-    /// Before the next load, the backends of new models have to be unloaded if somebody else has loaded them.
+    /// Before the next load, the backends of new models must be unloaded if another program has loaded them.
     pub fn expect_new_models(&self) {
         self.is_cleared.store(false, Ordering::Relaxed);
     }
@@ -69,8 +68,8 @@ impl SlotDriver {
         self.driver.models().contains(model)
     }
 
-    /// For [`Effect::Preflight`](crate::multiplexer::effect::Effect::Preflight): whether the driver could load it, and what
-    /// is free beside what the resident would give back.
+    /// For [`Effect::Preflight`](crate::multiplexer::effect::Effect::Preflight): checks whether the driver could load
+    /// the model, and measures the free memory and the memory that the resident would free.
     pub async fn preflight(&self, model: &Model, resident: Option<&Model>) -> Outcome {
         if !self.knows(model) {
             return Outcome::Preflight(Err(DriverError::UnknownModel(model.to_string()).to_string()));
@@ -79,7 +78,7 @@ impl SlotDriver {
             return Outcome::Preflight(Err(error.to_string()));
         }
         let Capabilities { can_coexist, returns, .. } = self.driver.capabilities();
-        // What is never unloaded for another takes nothing from it.
+        // A model that is never unloaded for another uses none of its memory.
         let reading = if can_coexist { Reading::default() } else { self.memory.reading(resident, returns).await };
         Outcome::Preflight(Ok(reading))
     }
@@ -97,8 +96,8 @@ impl SlotDriver {
         Outcome::Loaded(loaded)
     }
 
-    /// Before the first load: a worker that has just begun does not know what its predecessor, or somebody else, has left
-    /// awake. A model that was found and adopted is unloaded by then.
+    /// Unloads other models before the first load: a worker that has just started does not know which models its
+    /// predecessor, or another program, has left loaded. A model that was found and adopted is unloaded by then.
     async fn clear_for(&self, target: &Model) -> Result<(), LoadFailure> {
         if self.driver.capabilities().can_coexist || self.is_cleared.load(Ordering::Relaxed) {
             return Ok(());
@@ -111,7 +110,7 @@ impl SlotDriver {
             }
             tracing::info!(model = &**model, "unloading what was there before the worker began");
             self.clear_away(model).await?;
-            // Should it not come back, the load will tell.
+            // If the memory is not freed, the load will fail.
             self.memory.is_freed(model, self.driver.capabilities().returns).await;
         }
         self.is_cleared.store(true, Ordering::Relaxed);
@@ -151,7 +150,7 @@ impl SlotDriver {
         }
         self.memory.note_evict(model).await;
         if !self.driver.owns(model) {
-            // Whoever restarts it, or another of theirs, restarts it awake.
+            // The program that restarts it, or another of its backends, restarts it awake.
             self.is_cleared.store(false, Ordering::Relaxed);
         }
         Outcome::ForceEvicted(self.driver.force_evict(model).await.map_err(|error| error.to_string()))
@@ -160,14 +159,14 @@ impl SlotDriver {
     /// For [`Effect::CheckMemory`](crate::multiplexer::effect::Effect::CheckMemory).
     pub async fn check_memory(&self, model: &Model) -> Outcome {
         let returns = self.driver.capabilities().returns;
-        // What is never unloaded gives nothing back.
+        // A model that is never unloaded frees nothing.
         let freed = self.driver.capabilities().can_coexist || self.memory.is_freed(model, returns).await;
         Outcome::MemoryChecked { freed }
     }
 
-    /// For [`Effect::Probe`](crate::multiplexer::effect::Effect::Probe): the resident first. What else the slot knows counts
-    /// only where the resident is certainly gone, because somebody else may have changed it: a server that is overloaded for
-    /// a moment still holds its memory and has its requests running.
+    /// For [`Effect::Probe`](crate::multiplexer::effect::Effect::Probe): probes the resident first. Results for the
+    /// slot's other models matter only if the resident is certainly gone, because another program may have swapped it:
+    /// a server that is overloaded for a moment still holds its memory and has running requests.
     pub async fn probe(&self, resident: Option<&Model>) -> Outcome {
         let mut silent = false;
         let others = self.driver.models().into_iter().filter(|model| Some(model) != resident);
@@ -185,7 +184,7 @@ impl SlotDriver {
                     return Outcome::Probed(Found::Silence);
                 }
                 Err(DriverError::Unreachable { .. }) => {}
-                // A stranger's silence says nothing about the resident.
+                // The silence of another backend is no evidence about the resident.
                 look @ (Ok(_) | Err(_)) => {
                     tracing::debug!(model = &*model, ?look, "the backend cannot be looked at");
                     silent |= resident.is_none();
@@ -210,12 +209,12 @@ mod tests {
 
     type Look = Result<Probed, DriverError>;
 
-    /// Shows of each model what the test says, and notes what it was told.
+    /// Returns the probe results that the test sets for each model, and records the calls.
     #[derive(Debug, Default)]
     struct Shows {
         looks: Vec<(&'static str, Look)>,
         told: Mutex<Vec<String>>,
-        /// Nothing that is there can be ended.
+        /// True if no backend can be ended.
         is_stuck: bool,
     }
 
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(replaced, Found::Serving("b".into()));
     }
 
-    /// Counts how often it is read.
+    /// A meter that records the number of its measurements.
     #[derive(Debug, Default)]
     struct Counts(AtomicUsize);
 

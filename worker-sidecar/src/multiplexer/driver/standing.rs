@@ -1,7 +1,8 @@
-//! Servers that stay when their model leaves the GPU: what the drivers share that put one to sleep and wake it.
+//! Servers that keep running when their model leaves the GPU: the common part of the drivers that put a server to sleep
+//! and wake it.
 //!
-//! Each is either started by a command of ours, and then ended by us too, or runs by the word of somebody else, who alone
-//! may end it.
+//! A server is either started by the worker's own command, and then also ended by the worker, or started by another
+//! program, which alone may end it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,18 +18,18 @@ use super::{Call, DriverError};
 use crate::multiplexer::Model;
 use crate::multiplexer::estimate::LoadKind;
 
-/// One server. `S`: what its driver remembers of it.
+/// One server. `S`: the driver's own state for it.
 #[derive(Debug)]
 pub struct Server<S> {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
-    /// Talks to it.
+    /// Sends requests to it.
     pub client: Client,
-    /// What starts it; without one somebody else does.
+    /// The command that starts it; `None` if another program does.
     pub launch: Option<Launch>,
-    /// What must not be left half done.
+    /// Runs actions that must not be left half done.
     pub orders: Sequence,
-    /// What its driver remembers of it.
+    /// The driver's own state for it.
     pub state: S,
 }
 
@@ -40,55 +41,55 @@ pub struct Servers<S> {
 }
 
 impl<S> Server<S> {
-    /// A server at `url` of which nothing is known yet.
+    /// Creates a server at `url` of which nothing is known yet.
     pub fn new(served: Served, url: Url, launch: Option<Launch>, state: S) -> Self {
         Self { client: served.client(url), served, launch, orders: Sequence::default(), state }
     }
 }
 
 impl<S> Servers<S> {
-    /// None of them was started yet. `supervisor`: this very program.
+    /// Creates the set; no server is started yet. `supervisor`: the path of this program.
     pub fn new(servers: impl IntoIterator<Item = Server<S>>, supervisor: PathBuf) -> Self {
         Self { all: servers.into_iter().map(Arc::new).collect(), children: Children::new(supervisor) }
     }
 
-    /// All of them.
+    /// Returns all servers.
     pub fn iter(&self) -> impl Iterator<Item = &Server<S>> {
         self.all.iter().map(|server| &**server)
     }
 
-    /// The one of this model.
+    /// Returns the model's server.
     pub fn find(&self, model: &Model) -> Result<&Arc<Server<S>>, DriverError> {
         let found = self.all.iter().find(|server| server.served.id == *model);
         found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
 
-    /// Their models.
+    /// Returns the servers' models.
     pub fn models(&self) -> Vec<Model> {
         self.iter().map(|server| Model::clone(&server.served.id)).collect()
     }
 
-    /// Where the model's server is.
+    /// Returns the URL of the model's server.
     pub fn url(&self, model: &Model) -> Option<Url> {
         self.find(model).ok().map(|server| server.client.base().clone())
     }
 
-    /// Whether the model's server is our child.
+    /// True if the model's server is a child process of the worker.
     pub fn owns(&self, model: &Model) -> bool {
         self.find(model).is_ok_and(|server| server.launch.is_some())
     }
 
-    /// Whether any of them is.
+    /// True if any server is a child process of the worker.
     pub fn owns_any(&self) -> bool {
         self.iter().any(|server| server.launch.is_some())
     }
 
-    /// A server of ours that has ended, or was not started, is nobody to talk to.
+    /// True if the server is one that the worker starts, and it has ended or was not started.
     pub fn is_absent(&self, server: &Server<S>) -> bool {
         server.launch.is_some() && self.children.alive(&server.served.id).is_none()
     }
 
-    /// One that we do not start has to be there, and each where it may be told.
+    /// Checks that a server which the worker does not start can be reached, and that any server's addresses are private.
     pub async fn check(&self, model: &Model) -> Result<(), DriverError> {
         let server = self.find(model)?;
         if server.launch.is_none() {
@@ -97,15 +98,15 @@ impl<S> Servers<S> {
         server.client.may_be_told().await
     }
 
-    /// Ends when the model's server does, if it is our child.
+    /// Completes when the model's server ends, if it is a child process of the worker.
     pub async fn ended(&self, model: &Model) {
         self.children.ended(model).await;
     }
 
-    /// Starts a server of ours that is not there and sees to it that `begun` holds, or has another one woken by `wake`.
+    /// Starts the worker's own server if it does not run, and then awaits `begun`; wakes any other one with `wake`.
     ///
-    /// One that is there is not killed when the call is dropped: a wake that takes too long is followed by a forced
-    /// eviction.
+    /// A server that already runs is not killed when the call is dropped: a wake that takes too long is followed by a
+    /// forced eviction.
     pub async fn make_ready(
         &self,
         server: &Server<S>,
@@ -117,7 +118,7 @@ impl<S> Servers<S> {
         match (launch, self.children.alive(&served.id)) {
             (Some(_), None) if kind == LoadKind::Wake => Err(ended_asleep()),
             (Some(launch), None) => {
-                // Whatever is left of a former attempt.
+                // Remains of an earlier attempt.
                 self.children.kill(&served.id).await?;
                 let running = self.children.start(&served.id, launch, port_of(Some(client.base())))?;
                 let guard = running.kill_on_drop();
@@ -135,24 +136,25 @@ impl<S> Servers<S> {
         }
     }
 
-    /// Ends a server of ours for good, asleep or awake, and lets it finish what it has to.
+    /// Ends the worker's own server for good, asleep or awake, with a grace period.
     pub async fn stop(&self, server: &Server<S>) -> Result<(), DriverError> {
         self.children.stop(&server.served.id).await
     }
 
-    /// Ends a server of ours; `false` if it is none.
+    /// Kills the worker's own server; returns `false` if another program started it.
     pub async fn kill(&self, server: &Server<S>) -> Result<bool, DriverError> {
         if server.launch.is_none() {
             return Ok(false);
         }
         self.children.kill(&server.served.id).await?;
-        // Nothing that was meant for the dead must reach its successor.
+        // No action that was meant for the killed server may reach its successor.
         server.orders.settled().await;
         Ok(true)
     }
 }
 
-/// A child that was asleep when it was last seen and is gone: starting it takes longer than a wake may, and is another order.
+/// The error for a child that was asleep at the last probe and is gone: starting it takes longer than a wake may, and
+/// needs another call.
 fn ended_asleep() -> DriverError {
     DriverError::Ended { last_words: "in its sleep, and nobody saw how".to_owned() }
 }

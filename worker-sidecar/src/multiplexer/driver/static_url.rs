@@ -1,4 +1,4 @@
-//! A backend that runs by itself and is never unloaded: loading is seeing that it is there.
+//! A backend that runs by itself and is never unloaded: loading only checks that it serves.
 
 use url::Url;
 
@@ -10,14 +10,14 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// Models behind fixed addresses. Several in one slot only if they can be loaded at once, by the operator's word.
+/// Models at fixed addresses. Several in one slot only if the operator declares that they can be loaded at once.
 #[derive(Debug)]
 pub struct StaticUrl {
     models: Vec<(Served, Client)>,
 }
 
 impl StaticUrl {
-    /// The models and where each is.
+    /// Creates a driver for these models and their URLs.
     pub fn new(models: impl IntoIterator<Item = (Served, Url)>) -> Self {
         Self { models: models.into_iter().map(with_client).collect() }
     }

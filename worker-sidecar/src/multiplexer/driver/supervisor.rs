@@ -1,26 +1,25 @@
-//! What stands between the worker and each process that it starts: `modelrelay-worker supervise -- COMMAND…`.
+//! The process between the worker and each process that it starts: `modelrelay-worker supervise -- COMMAND…`.
 //!
-//! A worker that is killed cannot kill its children, and a model server without a parent keeps the GPU for ever. So each
-//! command runs under a small process of this same program, which ends the command when its standard input closes: the
-//! kernel closes that, however the worker ended. The command gets a process group of its own; what left that group is
-//! still found, because the supervisor adopts whatever its descendants orphan (Linux), so that everything the command
-//! ever started stays in its tree. The supervisor is in a group of its own too: Ctrl-C in a terminal is the worker's to
-//! handle.
+//! A worker that is killed cannot kill its children, and a model server without a parent would keep the GPU indefinitely. So
+//! each command runs under a small process of this same program, which ends the command when its standard input closes: the
+//! kernel closes that however the worker ended. The command gets its own process group; a process that left the group is still
+//! found, because the supervisor adopts the orphans of its descendants (Linux), so that every process that the command ever
+//! started stays in its tree. The supervisor is in its own group too: the worker handles Ctrl-C in a terminal.
 //!
-//! A supervisor that is killed itself takes the command with it, too (Linux): the command is told to the kernel as one that
-//! dies with its parent. That can only be said from inside the new process, before it becomes the command, so this program
-//! is also what the command is started through.
+//! If the supervisor itself is killed, the command dies with it, too (Linux): the kernel kills the command with its parent.
+//! That can only be configured from inside the new process, before it becomes the command, so the command is started through
+//! this program.
 //!
-//! Signals that ask a program to end change nothing here: a service manager may send them to all processes of the worker's
+//! The supervisor ignores signals that request termination: a service manager may send them to all processes of the worker's
 //! service, and the worker, which gets them too, lets running requests end first.
 //!
-//! Orders come over standard input: a byte is "SIGTERM to the group", the end is "SIGKILL to everything". The supervisor
-//! ends when nothing of the command is left, with the command's exit code, or 128 and the signal that ended it.
+//! Orders arrive over standard input: a byte means "SIGTERM to the group", the end means "SIGKILL to everything". The
+//! supervisor ends when nothing of the command is left, with the command's exit code, or 128 plus the signal that ended it.
 //!
-//! Windows has a job for all that, whose processes end with it, and with the supervisor that holds it. It has no signal that
-//! asks, so that both orders end everything at once; what the worker still has running there ended before. The supervisor
-//! waits for the command itself there; what that started ends in the same moment, or an instant after it. A console of its
-//! own keeps Ctrl-C from the command.
+//! On Windows a job does all that: its processes end with it, and with the supervisor that holds it. Windows has no signal
+//! that requests termination, so both orders end everything at once; the requests that the worker was running there have ended
+//! before. The supervisor waits for the command itself; processes that the command started end at the same moment, or an
+//! instant later. A separate console keeps Ctrl-C from the command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -35,10 +34,10 @@ mod of_system;
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "supervise";
 
-/// Leaves alone what a command has started, if the command itself succeeds.
+/// Keeps the processes that a command has started, if the command itself succeeds.
 pub const LEAVE_ON_SUCCESS: &str = "--leave-on-success";
 
-/// What a shell says when a command cannot be started.
+/// The exit code of a shell for a command that cannot be started.
 const CANNOT_START: u8 = 127;
 
 /// Arguments of the hidden subcommand.
@@ -84,7 +83,7 @@ pub fn run(args: &SuperviseArgs) -> ExitCode {
     }
 }
 
-/// Has a supervisor that is about to be started hear nothing of what is typed for the worker.
+/// Keeps terminal input for the worker from a supervisor that is about to be started.
 pub fn set_apart(command: &mut Command) -> &mut Command {
     of_system::set_apart(command)
 }

@@ -1,15 +1,15 @@
-//! vLLM that is put to sleep instead of ended: waking takes seconds where starting takes minutes.
+//! Puts vLLM to sleep instead of ending it: waking takes seconds, starting takes minutes.
 //!
-//! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. What shapes this file:
-//! - A sleeping server answers `/health` with 200 and queues requests until it wakes.
-//! - `/is_sleeping` is true from the first moment of `/sleep`, while a running request still holds all memory: it proves nothing
-//!   alone. Proof is the gauge `vllm:engine_sleep_state`; in a server without it, that no request runs.
-//! - `/sleep` with `mode=wait` answers once memory is released. Called again, it waits with the first call, and releases what an
-//!   interrupted wake had taken back. Its answer is proof too, whatever counts and gauges show.
-//! - A wake at level 2 takes several calls. Between them the server holds its weights, and both `/is_sleeping` and the gauge are
-//!   those of a sleeping server.
-//! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete. It is the
-//!   default, and is only used on a server that cannot be killed. All parameters are in the query.
+//! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. These facts determine the design:
+//! - A sleeping server responds to `/health` with 200 and queues requests until it wakes.
+//! - `/is_sleeping` is true from the start of `/sleep`, while a running request still holds all memory: alone it proves
+//!   nothing. The proof is the gauge `vllm:engine_sleep_state`; in a server without that gauge, that no request is running.
+//! - `/sleep` with `mode=wait` returns once memory is released. A second call waits together with the first, and releases
+//!   memory that an interrupted wake had reclaimed. Its response is proof too, whatever the metrics show.
+//! - A wake at level 2 takes several calls. Between them the server holds its weights, while `/is_sleeping` and the gauge
+//!   still report a sleeping server.
+//! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete. It is
+//!   the default, and is used only on a server that cannot be killed. All parameters are in the query.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,36 +29,36 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
-/// A sleeping vLLM keeps its CUDA context and its graphs: 1.3 to 1.4 GiB were measured, and a little is for the next GPU.
+/// A sleeping vLLM keeps its CUDA context and its graphs: 1.3 to 1.4 GiB were measured, rounded up for other GPUs.
 const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 
-/// Requests that have just been cut off are still counted for a moment.
+/// Requests that were just aborted are still included in the metrics for a moment.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(250);
 
 const RUNNING: &str = "vllm:num_requests_running";
 const WAITING: &str = "vllm:num_requests_waiting";
 
-/// A gauge for each state of sleep, 1 for the one that holds. Other than `/is_sleeping`, it changes when memory is released.
+/// One gauge for each sleep state, 1 for the current one. Unlike `/is_sleeping`, it changes when memory is released.
 const SLEEP_STATE: &str = "vllm:engine_sleep_state{";
 const AWAKE: &str = "sleep_state=\"awake\"";
 const RELEASED: [&str; 2] = ["sleep_state=\"weights_offloaded\"", "sleep_state=\"discard_all\""];
 
-/// What goes to sleep.
+/// The depth of the sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// The weights are kept in the host's memory.
     One,
-    /// Nothing is kept: they are read again from disk.
+    /// Nothing is kept: the weights are read again from disk.
     Two,
 }
 
-/// What a server holds.
+/// The state of a server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     /// It serves requests.
     Awake,
-    /// It serves none, and may hold its memory: a sleep waits for running requests, or a wake is under way.
+    /// It serves none, and may hold its memory: a sleep waits for running requests, or a wake is in progress.
     Paused,
     /// It has released its memory.
     Asleep,
@@ -67,11 +67,11 @@ enum Rest {
 /// A model and its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SleeperModel {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub served: Served,
-    /// Where it is.
+    /// Its URL.
     pub url: Url,
-    /// What starts it; without one somebody else does.
+    /// The command that starts it; `None` if another program does.
     pub launch: Option<Launch>,
 }
 
@@ -82,21 +82,21 @@ pub struct VllmSleep {
     level: Level,
 }
 
-/// What is known of a server beyond its answers.
+/// A server's state as far as its responses do not show it.
 #[derive(Debug, Default)]
 struct Sleeper {
-    /// It has answered an order to sleep, and no wake was begun since.
+    /// True if it has completed an order to sleep, and no wake has begun since.
     has_slept: AtomicBool,
 }
 
 impl VllmSleep {
-    /// `supervisor`: this very program.
+    /// `supervisor`: the path of this program.
     pub fn new(models: impl IntoIterator<Item = SleeperModel>, level: Level, supervisor: PathBuf) -> Self {
         let server = |SleeperModel { served, url, launch }| Server::new(served, url, launch, Sleeper::default());
         Self { servers: Servers::new(models.into_iter().map(server), supervisor), level }
     }
 
-    /// What is left of a model that sleeps.
+    /// The remains of a sleeping model.
     fn leaves(&self) -> Left {
         match self.level {
             Level::One => Left::Asleep,
@@ -114,7 +114,7 @@ impl VllmSleep {
         server.orders.settled().await;
         let rest = rest(&server.client).await.unwrap_or(Rest::Awake);
         if rest == Rest::Paused {
-            // A wake would be overtaken by the sleep that is under way.
+            // The sleep in progress would overtake a wake.
             self.tell_to_sleep(server).await?;
         }
         if rest != Rest::Awake {
@@ -137,13 +137,14 @@ impl VllmSleep {
         if rest(client).await? != Rest::Asleep {
             wait_until_idle(client).await?;
         }
-        // Also where it sleeps: an interrupted wake may have taken some of its memory back.
+        // A sleeping server is included: an interrupted wake may have reclaimed some of its memory.
         self.tell_to_sleep(server).await?;
         Ok(self.leaves())
     }
 
-    /// Returns when the server has answered, which it does once its memory is released. No part of the server's orders: it may
-    /// wait for a request that only [`end`](Self::end) ends, and what comes next joins it instead of waiting for it.
+    /// Returns when the server has responded, which it does once its memory is released. This is not in the server's
+    /// [`Sequence`](super::sequence::Sequence): it may wait for a request that only [`end`](Self::end) ends, and the
+    /// next call joins it instead of waiting for it.
     async fn tell_to_sleep(&self, server: &Server<Sleeper>) -> Result<(), DriverError> {
         server.client.tell(&self.sleep_path("wait"), None).await?.accepted()?;
         server.confirm_asleep().await
@@ -162,7 +163,7 @@ impl VllmSleep {
         if self.servers.kill(server).await? {
             return Ok(());
         }
-        // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
+        // The worker cannot kill this server. It can only abort its requests and put it to sleep.
         server.orders.settled().await;
         let slept = match server.client.tell_once(&self.sleep_path("abort"), None).await.and_then(Reply::accepted) {
             Ok(_) => server.confirm_asleep().await,
@@ -178,7 +179,7 @@ impl VllmSleep {
 }
 
 impl Server<Sleeper> {
-    /// After an order to sleep that was accepted: some servers accept it and stay awake.
+    /// Checks the result of an accepted order to sleep: some servers accept it and stay awake.
     async fn confirm_asleep(&self) -> Result<(), DriverError> {
         if is_paused(&self.client).await? {
             self.state.has_slept.store(true, Ordering::Relaxed);
@@ -192,8 +193,8 @@ impl Server<Sleeper> {
 async fn wake(client: &Client, level: Level) -> Result<(), DriverError> {
     match level {
         Level::One => obeyed(client, "/wake_up").await,
-        // Memory for the weights, the weights, and only then memory for the cache: both at once may not fit while the
-        // weights are read.
+        // First memory for the weights, then the weights, and only then memory for the cache: both may not fit while
+        // the weights are being read.
         Level::Two => {
             obeyed(client, "/wake_up?tags=weights").await?;
             let reload = json!({"method": "reload_weights"});
@@ -216,7 +217,7 @@ async fn rest(client: &Client) -> Result<Rest, DriverError> {
     Ok(if has_released_memory(&page) { Rest::Asleep } else { Rest::Paused })
 }
 
-/// Whether a server that serves no requests has released its memory: all its engines, where there are several.
+/// True if a server that serves no requests has released its memory, in all of its engines.
 fn has_released_memory(page: &str) -> bool {
     let states: Vec<_> = page.lines().filter(|line| line.starts_with(SLEEP_STATE)).collect();
     if states.is_empty() {
@@ -236,7 +237,7 @@ async fn is_paused(client: &Client) -> Result<bool, DriverError> {
     flag(&reply.json()?, "is_sleeping").ok_or_else(|| reply.unexpected("no is_sleeping"))
 }
 
-/// Also finds a server that could never be put to sleep, while that is still a failed load and not a stuck slot.
+/// Also detects a server that could never be put to sleep, while that is still a failed load and not a stuck slot.
 async fn confirm_awake(client: &Client) -> Result<(), DriverError> {
     if is_paused(client).await? {
         let why = "it sleeps still, after having been woken".to_owned();
@@ -262,7 +263,7 @@ async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {
 
 async fn busy(client: &Client) -> Result<u32, DriverError> {
     let reply = client.look("/metrics").await?.accepted()?;
-    // Whole numbers, written as floats.
+    // Integers, written as floats.
     served::gauges(&reply.text(), &[RUNNING, WAITING])
         .map(|requests| requests as u32)
         .ok_or_else(|| reply.unexpected("no count of running and waiting requests"))
@@ -289,9 +290,9 @@ impl Driver for VllmSleep {
                 return Ok(());
             }
             match is_paused(&self.servers.find(model)?.client).await {
-                // It could never make room again.
+                // It could never release its memory.
                 Err(error @ DriverError::Unexpected { .. }) => Err(error),
-                // The engine itself answers, and has other things to do while it wakes or is busy.
+                // The engine itself responds to this, and may be busy or waking.
                 Ok(_) | Err(_) => Ok(()),
             }
         })
@@ -305,7 +306,7 @@ impl Driver for VllmSleep {
             }
             let has_slept = server.state.has_slept.load(Ordering::Relaxed);
             match rest(&server.client).await? {
-                // At level 2 its weights may be back.
+                // At level 2, the weights may be loaded again.
                 Rest::Asleep if self.level == Level::Two && !has_slept => Ok(Probed::default()),
                 Rest::Asleep => Ok(Probed::gone()),
                 Rest::Paused => Ok(Probed::default()),
@@ -365,7 +366,7 @@ mod tests {
         assert!(error.contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     }
 
-    /// A page of metrics: running requests, and the gauges `awake`, `weights_offloaded` and `discard_all` where there are any.
+    /// A metrics page: running requests, and the gauges `awake`, `weights_offloaded` and `discard_all` if given.
     fn metrics(running: u32, states: Option<[u32; 3]>) -> String {
         let names = ["awake", "weights_offloaded", "discard_all"];
         let state =

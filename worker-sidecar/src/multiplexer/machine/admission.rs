@@ -1,4 +1,4 @@
-//! Requests and relays: who waits, who gets a lease, who is turned away.
+//! Requests and relays: which requests wait, get a lease, or are rejected.
 
 use modelrelay_protocol::grants::{Admission, LinkKind};
 
@@ -18,7 +18,8 @@ impl Machine {
         }
     }
 
-    /// What waited for the relay here has nobody left to be told; what runs is to end, and counts until it has.
+    /// A link is gone. Its waiting requests are dropped silently; its running requests are cancelled, and occupy
+    /// capacity until they end.
     pub(super) fn handle_relay_lost(&mut self, relay: RelayKey) {
         self.relays.remove(&relay);
         for entry in self.models.values_mut() {
@@ -27,7 +28,7 @@ impl Machine {
         self.cancel_leases(LeaseEnd::RelayLost, |lease| lease.relay == relay);
     }
 
-    /// A link has said something: for every model it counts as waiting again where it let a slot pass.
+    /// A link has sent something. If it let a slot pass for a model, it is considered waiting for it again.
     pub(super) fn handle_heard(&mut self, relay: RelayKey) {
         for entry in self.models.values_mut() {
             entry.divider.on_message(relay, self.now);
@@ -43,7 +44,7 @@ impl Machine {
         }
     }
 
-    /// Whether the request may begin; `AtCapacity` if it waits here.
+    /// Admits a request. Returns `AtCapacity` if it waits here.
     fn admit(&mut self, arrival: &Arrival) -> Result<Admission, SlotError> {
         let Arrival { relay, request, model, at } = arrival;
         if let Some(error) = self.refusal() {
@@ -58,7 +59,7 @@ impl Machine {
         if let Some(failure) = entry.failing(now) {
             return Err(failure.error_at(now));
         }
-        // A link that is gone is not waited for.
+        // A request of a link that is gone does not wait.
         let kind = *self.relays.get(relay).ok_or(SlotError::AtCapacity)?;
         if kind == LinkKind::Held && own >= self.config.max_held_per_relay {
             return Err(SlotError::QueueFull { limit: self.config.max_held_per_relay });
@@ -76,7 +77,7 @@ impl Machine {
         Ok(admission)
     }
 
-    /// Why this slot takes nothing at all, if it does not.
+    /// Returns the reason why this slot accepts no requests at all, if it does not.
     pub(super) fn refusal(&self) -> Option<SlotError> {
         match &self.state {
             State::Stopping { .. } => Some(SlotError::Draining),
@@ -97,14 +98,14 @@ impl Machine {
         SlotError::UnknownModel { model: model.clone(), known: known.collect() }
     }
 
-    /// Requests of one relay that run or wait here.
+    /// The number of one relay's requests that run or wait here.
     fn requests_of(&self, relay: RelayKey) -> usize {
         let running = self.leases.values().filter(|lease| lease.relay == relay && !lease.unwanted).count();
         let waiting = self.models.values().flat_map(|entry| &entry.held);
         running + waiting.filter(|waiter| waiter.relay == relay).count()
     }
 
-    /// Makes a lease of the resident generation. Only called with its gate open.
+    /// Creates a lease of the resident generation. Only called while its gate is open.
     fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
         let generation = self.generation;
         debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
@@ -117,7 +118,7 @@ impl Machine {
         self.out.push(Effect::Lease { request, model: model.clone(), generation });
     }
 
-    /// Begins what waits here and may run now.
+    /// Starts the requests that wait here and may run now.
     pub(super) fn lease_held(&mut self) {
         let Some(model) = self.ready().map(|resident| resident.model.clone()) else { return };
         while let Some(waiter) = self.models.get_mut(&model).and_then(|entry| entry.next_held(self.now)) {
@@ -142,9 +143,9 @@ impl Machine {
         }
     }
 
-    /// The place of one that runs is free at once, as its relay takes it to be: what the relay sends behind its cancel would
-    /// be refused else, under the very grant that it was told last, and no other grant would follow. The lease stays until
-    /// its connection is closed; no swap goes before that.
+    /// The capacity of a cancelled running request is free at once, as its relay assumes: otherwise the request that
+    /// the relay sends after the cancel would be rejected, although its last grant allows it, and no other grant would
+    /// follow. The lease stays until its connection is closed; no swap happens before that.
     pub(super) fn handle_cancelled(&mut self, request: RequestKey) {
         for entry in self.models.values_mut() {
             if entry.cancel(request, self.now) {
@@ -158,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// A lease that was severed, or whose backend is gone, is not here any more: its end came before its release.
+    /// The holder of a lease has dropped it. A lease that was severed, or whose backend is gone, has already been removed.
     pub(super) fn handle_released(&mut self, request: RequestKey, answered: bool) {
         let Some(lease) = self.leases.remove(&request) else { return };
         if let Some(entry) = self.models.get_mut(&lease.model) {
@@ -174,7 +175,7 @@ impl Machine {
         }
     }
 
-    /// Tells the holders of these leases to end them, each once. They count until they are released.
+    /// Notifies the holders of these leases to end them, each once. They occupy capacity until they are released.
     pub(super) fn cancel_leases(&mut self, why: LeaseEnd, which: impl Fn(&Lease) -> bool) -> u32 {
         let mut count = 0;
         for (request, lease) in &mut self.leases {
@@ -187,7 +188,7 @@ impl Machine {
         count
     }
 
-    /// Ends all leases. Whoever releases them later is not listened to.
+    /// Ends all leases. Later releases of them are ignored.
     pub(super) fn end_leases(&mut self, why: LeaseEnd) -> u32 {
         self.cancel_leases(why, |_| true);
         let leases = std::mem::take(&mut self.leases);
@@ -199,7 +200,7 @@ impl Machine {
         u32::try_from(leases.len()).unwrap_or(u32::MAX)
     }
 
-    /// Ends everything that waits for a model, with the same error for all.
+    /// Fails all requests that wait for a model, with the same error.
     pub(super) fn fail_waiting(&mut self, model: &Model, error: &SlotError) {
         let Some(entry) = self.models.get_mut(model) else { return };
         let held = entry.take_held(self.now);
@@ -207,7 +208,7 @@ impl Machine {
         self.out.extend(held.into_iter().map(|waiter| Effect::Fail { request: waiter.request, error: error.clone() }));
     }
 
-    /// The same for every model.
+    /// Fails all requests that wait for any model, with the same error.
     pub(super) fn fail_all_waiting(&mut self, error: &SlotError) {
         let models: Vec<_> = self.models.keys().cloned().collect();
         for model in models {
@@ -229,7 +230,7 @@ impl Machine {
         }
     }
 
-    /// Whether the resident has anything to do.
+    /// Updates since when the resident and the slot are idle.
     pub(super) fn note_idleness(&mut self) {
         let now = self.now;
         let anybody_waits = self.models.values().any(Entry::is_wanted);
@@ -253,7 +254,7 @@ impl Machine {
     }
 }
 
-/// A request for the model has come, here or at a relay.
+/// A request for the model has arrived, here or at a relay.
 fn note_wanted(entry: &mut Entry, state: &mut State, now: std::time::Instant, out: &mut Vec<Effect>) {
     entry.gaps.handle_wanted(now);
     if let Some(resident) = state.resident_mut()

@@ -1,4 +1,4 @@
-//! What becomes of backends without our doing: looks at them, their death, what is found in them.
+//! Changes of backends that the slot did not cause: probes, deaths, and models that probes find.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::multiplexer::effect::{Effect, LeaseEnd, News};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::{DownCause, Found, Generation, OpId};
 
-/// Looks in a row without an answer after which a backend is taken to be dead.
+/// The number of consecutive probes without a reply after which a backend is treated as dead.
 const SILENT_LOOKS: u8 = 3;
 
-/// Between two looks while it is not known what was there before. Everybody waits for these.
+/// Between two probes while the previously resident model is unknown. All requests wait for these.
 const STARTING_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Machine {
-    /// Looks what is there before anything is loaded: the backend may have been running for days.
+    /// Probes before anything is loaded: the backend may have been running for days.
     pub(super) fn handle_started(&mut self) {
         self.start_probe(None);
     }
 
-    /// A request found nobody: looks at once, not only when it is time.
+    /// A request could not connect: probes at once instead of waiting for the next scheduled probe.
     pub(super) fn handle_connect_failed(&mut self, generation: Generation) {
         if let State::Ready(resident) = &mut self.state
             && resident.generation == generation
@@ -36,7 +36,7 @@ impl Machine {
         }
     }
 
-    /// Looks when it is time.
+    /// Probes if a probe is due.
     pub(super) fn advance_probe(&mut self) -> bool {
         let due = self.next_probe.is_some_and(|due| due <= self.now);
         let model = self.ready().map(|resident| resident.model.clone());
@@ -79,7 +79,7 @@ impl Machine {
         }
         let resident = match &mut self.state {
             State::Ready(resident) => resident,
-            // Whoever restarts a backend of their own restarts it with its model.
+            // An operator who restarts their own backend restarts it with its model.
             State::Empty | State::Backoff { .. } if self.is_bereft => return self.find_again(&found),
             State::Empty
             | State::Backoff { .. }
@@ -126,7 +126,7 @@ impl Machine {
         }
     }
 
-    /// What was found has superseded nobody: an order for another model goes on from here.
+    /// A found model supersedes no order: an order for another model continues from here.
     fn adopt(&mut self, model: &Model) {
         let orders = std::mem::take(&mut self.pending);
         self.news(News::Adopted { model: model.clone() });
@@ -134,7 +134,7 @@ impl Machine {
         self.reissue(orders);
     }
 
-    /// Somebody else has swapped the model behind our back.
+    /// The model was swapped by a third party.
     fn replace(&mut self, model: &Model) {
         let Some(resident) = self.ready() else { return };
         let old = resident.model.clone();
@@ -145,20 +145,20 @@ impl Machine {
         self.adopt(model);
     }
 
-    /// A generation's backend is gone. Only its parent knows for certain that nothing of it is left to be ended.
+    /// A generation's backend is gone. Only its parent process knows for certain that nothing of it is left to kill.
     pub(super) fn handle_backend_down(&mut self, generation: Generation, cause: DownCause) {
         self.lose(generation, cause, cause == DownCause::Unresponsive);
     }
 
-    /// A generation's backend is gone. That it is, does not free its memory in the same instant, so the next load waits for
-    /// that as after any other eviction. `kill`: what may be left of it is ended before.
+    /// A generation's backend is gone. This does not free its memory at the same instant, so the next load waits for
+    /// the memory as after any other eviction. `kill`: first kill what may be left of it.
     fn lose(&mut self, generation: Generation, cause: DownCause, kill: bool) {
         let Some(resident) = self.state.resident().filter(|resident| resident.generation == generation) else { return };
         let (model, answered) = (resident.model.clone(), resident.answered);
         let then = match &self.state {
             State::Ready(_) => Then::Rest,
             State::Draining(_) | State::Severing(_) => match self.leave() {
-                // It is not worth coming back to.
+                // The lost model is not loaded again if the next load fails.
                 Some((_, Then::Load { model, .. })) => Then::Load { model, prior: None },
                 Some((_, then @ (Then::RollBack { .. } | Then::Rest))) => then,
                 None => return,
@@ -177,11 +177,11 @@ impl Machine {
         self.news(News::BackendDown { model: model.clone(), cause, leases });
         self.set_asleep(&model, false);
         self.is_bereft = true;
-        // A look that is under way is at what was there before.
+        // A probe in progress examines the previous state.
         self.probe = None;
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
         if !answered {
-            // It would be loaded for ever, only to die at once or of its first request.
+            // Otherwise it would be loaded again indefinitely, only to die at once or on its first request.
             let refusal = Refusal::Load(LoadFailure::DiedAtOnce);
             let retry_after = self.note_failure(&model, &refusal);
             self.fail_load(&model, &refusal.into_error(&model, retry_after));

@@ -1,4 +1,4 @@
-//! One model of a slot: who waits for it, how its slots are divided among the relays, and what is known about it.
+//! One model of a slot: its waiting requests, the division of its capacity among the relays, and what is known about it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,30 +18,30 @@ const OLDEST: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) config: ModelConfig,
-    /// Divides the model's slots among the relays; capacity 0 while the gate is closed.
+    /// Divides the model's capacity among the relays; capacity 0 while the gate is closed.
     pub(super) divider: Divider<RelayKey>,
     /// Requests that wait here, oldest first.
     pub(super) held: Vec<Waiter>,
-    /// How old the requests are that wait at each relay. How many they are, the divider knows.
+    /// The ages of the requests that wait at each relay. The divider knows their number.
     ages: BTreeMap<RelayKey, Ages>,
     pub(super) gate_open: bool,
     pub(super) costs: Costs,
     pub(super) gaps: Gaps,
     pub(super) concurrency: Concurrency,
-    /// What it took when it was last measured.
+    /// Its memory when it was last measured, in bytes.
     pub(super) measured: Option<u64>,
-    /// Its settings have changed since it was last loaded, so its size now is not the size of its next load.
+    /// True if its settings have changed since it was last loaded: its current size is not the size of its next load.
     pub(super) is_outdated: bool,
     pub(super) asleep: bool,
-    /// Whether waking means to read its weights.
+    /// True if waking reads the weights again.
     pub(super) wakes_slowly: bool,
     pub(super) pinned: bool,
     pub(super) failure: Option<Failure>,
     /// Failed loads in a row.
     pub(super) failures: u32,
-    /// Not in the configuration any more; kept while the slot still deals with it.
+    /// True if it is no longer in the configuration; kept while the slot still deals with it.
     pub(super) removed: bool,
-    /// Whether it was said that `max_wait` cannot be kept.
+    /// True if the warning that `max_wait` cannot be kept was emitted.
     pub(super) warned: bool,
 }
 
@@ -60,7 +60,7 @@ struct Ages {
     mean: Duration,
 }
 
-/// Everything that waits for a model, here and at relays.
+/// All requests that wait for a model, here and at relays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) count: u32,
@@ -103,17 +103,17 @@ impl Entry {
         &self.config.id
     }
 
-    /// How its next load begins.
+    /// The kind of its next load.
     pub(super) fn load_kind(&self) -> LoadKind {
         if self.asleep { LoadKind::Wake } else { LoadKind::Cold }
     }
 
-    /// Its failure, while it lasts.
+    /// Its failure, while it is in back-off.
     pub(super) fn failing(&self, now: Instant) -> Option<&Failure> {
         self.failure.as_ref().filter(|failure| failure.until > now)
     }
 
-    /// New settings. What an operator pinned stays so, unless the configuration has changed its mind.
+    /// Applies new settings. A pin that an operator set stays, unless the configuration's own `pin` has changed.
     pub(super) fn reconfigure(&mut self, config: ModelConfig, now: Instant) {
         if config.pin != self.config.pin {
             self.pinned = config.pin;
@@ -135,7 +135,7 @@ impl Entry {
         self.divider.set_capacity(0, now);
     }
 
-    /// What waits, here and at relays.
+    /// Returns the waiting requests, here and at relays.
     pub(super) fn waiting(&self, now: Instant) -> Waiting {
         let mut waiting = Waiting::default();
         for waiter in &self.held {
@@ -149,12 +149,12 @@ impl Entry {
         waiting
     }
 
-    /// Whether anybody waits.
+    /// True if a request waits.
     pub(super) fn is_wanted(&self) -> bool {
         !self.held.is_empty() || self.ages.keys().any(|relay| self.divider.awaited(*relay) > 0)
     }
 
-    /// A request was read. One that may not run waits here if its relay cannot keep it.
+    /// A request arrived. If it may not run and its relay cannot keep it, it waits here.
     pub(super) fn handle_request(&mut self, waiter: Waiter, kind: LinkKind, now: Instant) -> Admission {
         let admission = self.divider.on_request(waiter.relay, now);
         if admission == Admission::AtCapacity {
@@ -163,7 +163,7 @@ impl Entry {
                     let (Ok(place) | Err(place)) = self.held.binary_search(&waiter);
                     self.held.insert(place, waiter);
                 }
-                // It is back in the relay's queue, which may not have been in the last demand.
+                // It is back in the relay's queue, and may not have been in the last demand.
                 LinkKind::Granted => {
                     self.ages.entry(waiter.relay).or_insert(Ages {
                         told: now,
@@ -176,7 +176,7 @@ impl Entry {
         admission
     }
 
-    /// The next request that waits here and may begin now.
+    /// Returns the next request that waits here and may begin now.
     pub(super) fn next_held(&mut self, now: Instant) -> Option<Waiter> {
         let mut seen = Vec::new();
         for index in 0..self.held.len() {
@@ -192,7 +192,7 @@ impl Entry {
         None
     }
 
-    /// Takes a waiting request out. False if it is not here.
+    /// Removes a waiting request. Returns false if it is not here.
     pub(super) fn cancel(&mut self, request: RequestKey, now: Instant) -> bool {
         let Some(index) = self.held.iter().position(|waiter| waiter.request == request) else {
             return false;
@@ -202,7 +202,7 @@ impl Entry {
         true
     }
 
-    /// A relay has said what waits there, nothing included.
+    /// A relay reported its waiting requests, possibly none.
     pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: Option<&Demand>, now: Instant) {
         let waiting = demand.map_or(0, |demand| demand.waiting);
         self.divider.on_demand(relay, waiting, now);
@@ -218,14 +218,14 @@ impl Entry {
         }
     }
 
-    /// Nobody waits at relays any more, as far as this slot is concerned: they will say so anew.
+    /// Forgets the requests that wait at relays: the relays will report them again.
     pub(super) fn forget_demand(&mut self, now: Instant) {
         for relay in std::mem::take(&mut self.ages).into_keys() {
             self.divider.on_demand(relay, 0, now);
         }
     }
 
-    /// A relay sends nothing more over this link. What of it waits here has come already.
+    /// A relay sends no more requests over this link. Requests of this link that wait here have already arrived.
     pub(super) fn handle_leaving(&mut self, relay: RelayKey, now: Instant) {
         self.ages.remove(&relay);
         self.divider.on_leaving(relay, now);
@@ -238,12 +238,12 @@ impl Entry {
         self.divider.remove_link(relay, now);
     }
 
-    /// Takes out everything that waits here.
+    /// Removes all requests that wait here.
     pub(super) fn take_held(&mut self, now: Instant) -> Vec<Waiter> {
         self.take_first(self.held.len(), now)
     }
 
-    /// Takes out what has waited here since `until` or longer.
+    /// Removes the requests that have waited here since `until` or longer.
     pub(super) fn take_held_until(&mut self, until: Instant, now: Instant) -> Vec<Waiter> {
         let count = self.held.partition_point(|waiter| waiter.at <= until);
         self.take_first(count, now)

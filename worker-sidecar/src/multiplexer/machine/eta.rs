@@ -1,4 +1,4 @@
-//! How long it may still take: for those who wait, and for those who set a limit to it.
+//! Estimates how long it takes until a model serves: for clients that wait, and for those that set a limit.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::multiplexer::Model;
 use crate::multiplexer::policy;
 
 impl Machine {
-    /// About how long from `now` until the model serves; `None` if nothing leads there.
+    /// Returns about how long from `now` it takes until the model serves; `None` if it will not.
     pub fn eta(&self, model: &Model, now: Instant) -> Option<Duration> {
         let cost = self.load_cost(model);
         let evict = |of: &Model| self.models.get(of).and_then(|entry| entry.costs.evict.value()).unwrap_or_default();
@@ -39,7 +39,7 @@ impl Machine {
         }
     }
 
-    /// What the policy lets it wait at most, less what it has waited already.
+    /// The longest wait that the policy allows, less the time that it has waited already.
     fn turns_before(&self, model: &Model) -> Duration {
         let (models, candidates) = self.candidates();
         let Some(index) = models.iter().position(|candidate| candidate == model) else {
@@ -48,7 +48,7 @@ impl Machine {
         policy::longest_wait(&self.config.knobs, true, &candidates, index).saturating_sub(candidates[index].age)
     }
 
-    /// Whether no other model would be swapped in before this one.
+    /// True if no other model would be loaded before this one.
     fn is_next(&self, resident: &Resident, model: &Model) -> bool {
         let (models, candidates) = self.candidates();
         let busy = resident.idle_since.is_none();

@@ -1,4 +1,4 @@
-//! Freeing a slot's memory, and being sure of it: unload, kill if that fails, look at the memory, and never go on without.
+//! Frees a slot's memory and makes sure of it: unload, kill if that fails, check the memory, and never continue without it.
 
 use super::Machine;
 use super::state::{Evicting, State, Step, Then};
@@ -9,7 +9,7 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Left, OpId};
 
 impl Machine {
-    /// Kills a model's backend, whatever it does, and goes on with `then` once its memory is free.
+    /// Kills a model's backend, whatever its state, and continues with `then` once its memory is free.
     pub(super) fn force(&mut self, model: Model, then: Then) {
         let op = self.next_op();
         let (deadline, since) = (self.after(EVICT_TIMEOUT), self.now);
@@ -17,7 +17,7 @@ impl Machine {
         self.enter(State::Evicting(Evicting { model, step: Step::Force, forced: true, op, deadline, since, then }));
     }
 
-    /// Looks only whether the memory is free: the backend is gone already.
+    /// Only checks that the memory is free: the backend is already gone.
     pub(super) fn confirm_memory(&mut self, model: Model, then: Then) {
         let op = self.next_op();
         let deadline = self.memory_deadline();
@@ -80,7 +80,7 @@ impl Machine {
         }
     }
 
-    /// The driver has not answered in time.
+    /// Handles a driver call that has not returned in time.
     pub(super) fn advance_evicting(&mut self) -> bool {
         let State::Evicting(evicting) = &self.state else { return false };
         if evicting.deadline > self.now {
@@ -144,7 +144,7 @@ impl Machine {
         }
     }
 
-    /// Nothing is resident, and nothing is under way. In back-off, if what is gone had failed.
+    /// Nothing is resident, and nothing is in progress. Enters back-off if the unloaded model had failed.
     fn rest(&mut self, gone: &Model) {
         self.end_swap(SwapResult::Done);
         let failure = self.models.get(gone).and_then(|entry| entry.failing(self.now));
@@ -153,7 +153,7 @@ impl Machine {
         self.fail_superseded_orders();
     }
 
-    /// Out of use. Nobody waits for an operator.
+    /// Puts the slot out of use. Requests do not wait for an operator.
     fn quarantine(&mut self, model: Model) {
         self.news(News::Quarantined { model: model.clone() });
         self.end_swap(SwapResult::Quarantined);

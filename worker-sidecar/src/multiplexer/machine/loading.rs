@@ -1,4 +1,4 @@
-//! Loading a model into free memory, what follows when that fails, and what is remembered of it.
+//! Loads a model into free memory, handles the failure of a load, and records its result.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::OpId;
 
-/// Doublings after which the back-off has long been at its longest.
+/// After this many doublings the back-off is already at its maximum.
 const MOST_DOUBLINGS: u32 = 8;
 
 impl Machine {
-    /// The memory is free: loads a model into it. `prior` could come back if that fails.
+    /// The memory is free: loads a model into it. `prior` can be loaded again if that fails.
     pub(super) fn start_load(&mut self, model: Model, prior: Option<Model>) {
         let loading = self.loading(model, prior);
         self.enter(State::Loading(loading));
@@ -71,7 +71,7 @@ impl Machine {
         true
     }
 
-    /// It serves. Whoever waits for it gets a lease in this very step, before anything else is considered.
+    /// The model is ready. Its waiting requests get their leases in this very step, before anything else is considered.
     fn finish_load(&mut self, loading: &Loading) {
         let took = self.now.saturating_duration_since(loading.since);
         if let Some(entry) = self.models.get_mut(&loading.model) {
@@ -83,7 +83,7 @@ impl Machine {
         self.begin_residency(&loading.model);
     }
 
-    /// A model is resident from now on: one that was loaded, or one that was found.
+    /// A model is resident from now on: either loaded, or found by a probe.
     pub(super) fn begin_residency(&mut self, model: &Model) {
         self.generation += 1;
         self.is_bereft = false;
@@ -95,7 +95,7 @@ impl Machine {
             self.default_dismissed = false;
         }
         let (generation, since) = (self.generation, self.now);
-        // A look that is under way is at what was there before.
+        // A probe in progress examines the previous state.
         self.probe = None;
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
         self.quiet_since = None;
@@ -119,7 +119,7 @@ impl Machine {
         let Loading { model, prior, kind, .. } = loading;
         if kind == LoadKind::Wake && !rolling_back {
             self.news(News::WakeFailed { model: model.clone(), failure });
-            // Once it is killed it does not sleep any more, so the next load is a cold one.
+            // A killed backend no longer sleeps, so the next load is a cold one.
             self.force(model.clone(), Then::Load { model, prior });
             return;
         }
@@ -136,7 +136,7 @@ impl Machine {
         self.force(model, then);
     }
 
-    /// Remembers that a model could not be loaded, and for how long it is not tried again.
+    /// Records that a model could not be loaded, and returns how long it is not tried again.
     pub(super) fn note_failure(&mut self, model: &Model, refusal: &Refusal) -> Duration {
         let now = self.now;
         let Some(entry) = self.models.get_mut(model) else { return Duration::ZERO };
@@ -148,7 +148,7 @@ impl Machine {
         wait
     }
 
-    /// Tells everybody who waits for a model that it is not loaded: one failure for all.
+    /// Fails all requests and orders that wait for a model: one failure for all.
     pub(super) fn fail_load(&mut self, model: &Model, error: &SlotError) {
         self.news(News::LoadFailed { model: model.clone(), error: error.clone() });
         self.fail_waiting(model, error);
@@ -167,7 +167,7 @@ impl Machine {
 }
 
 impl Failure {
-    /// The error as it is told at `now`, with what is left of the wait.
+    /// Returns the error as reported at `now`, with the rest of the wait.
     pub(super) fn error_at(&self, now: std::time::Instant) -> SlotError {
         let left = self.until.saturating_duration_since(now);
         let mut error = self.error.clone();

@@ -1,4 +1,4 @@
-//! What people want: orders, a new configuration, the end.
+//! Orders of operators, new configurations, and shutdown.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Machine {
         }
     }
 
-    /// Orders that were given when less was known are given anew.
+    /// Issues orders again that were given when less was known.
     pub(super) fn reissue(&mut self, orders: Vec<Pending>) {
         for Pending { id, order } in orders {
             self.handle_ordered(id, order);
@@ -46,7 +46,7 @@ impl Machine {
         Ok(true)
     }
 
-    /// True: it is done. False: it is under way.
+    /// Returns true if it is done, false if it is in progress.
     fn order_load(&mut self, model: &Model) -> Result<bool, OrderError> {
         if self.models.get(model).is_none_or(|entry| entry.removed) {
             return Err(OrderError::UnknownModel);
@@ -56,7 +56,7 @@ impl Machine {
             State::Quarantined { .. } => return Err(OrderError::Quarantined),
             State::Ready(resident) if resident.model == *model => return Ok(true),
             State::Draining(draining) if draining.target.model.as_ref() == Some(model) => {
-                // It is no more called off if those leave who began it.
+                // From now on it is not aborted if the requests that caused it leave.
                 draining.target.reason = Reason::Order;
                 self.preflight = None;
                 return Ok(false);
@@ -75,10 +75,10 @@ impl Machine {
         }
         self.fail_superseded_orders();
         if self.starting {
-            // It may be there already: the order waits for the first look.
+            // It may be loaded already: the order waits for the first probe.
             return Ok(false);
         }
-        // Somebody who asks by hand may have mended what was wrong.
+        // An operator who orders a load may have fixed the cause of the failure.
         if let Some(entry) = self.models.get_mut(model) {
             entry.failure = None;
         }
@@ -86,7 +86,7 @@ impl Machine {
         Ok(false)
     }
 
-    /// Why a model is not loaded although an operator says so.
+    /// Returns why a model is not loaded despite an operator's order.
     pub(super) fn obstacle_to_order(&self, model: &Model) -> Option<OrderError> {
         let pinned = self.ready().map(|resident| &resident.model).filter(|resident| self.is_pinned(resident));
         if let Some(resident) = pinned {
@@ -118,7 +118,7 @@ impl Machine {
                 self.depart(Target { model: None, reason: Reason::Order });
                 self.hurry(now);
             }
-            // It goes anyway, and does not come back if what it makes room for is not wanted any more.
+            // It is unloaded anyway, and is not loaded again if its successor is no longer wanted.
             State::Draining(draining) if draining.resident.model == *model => {
                 draining.target.reason = Reason::Order;
                 self.hurry(now);
@@ -131,7 +131,7 @@ impl Machine {
                     self.force(model.clone(), Then::Rest);
                 }
             }
-            // It may be there: the order waits for the first look.
+            // It may be loaded: the order waits for the first probe.
             State::Empty if self.starting => return Ok(false),
             State::Empty
             | State::Ready(_)
@@ -147,7 +147,7 @@ impl Machine {
         Ok(false)
     }
 
-    /// Lets running requests have no more time, if so ordered.
+    /// Ends the time of running requests, if `now` is set.
     fn hurry(&mut self, now: bool) {
         if let State::Draining(Draining { deadline, .. }) = &mut self.state
             && now
@@ -164,7 +164,7 @@ impl Machine {
         self.pending.iter().any(|pending| matches!(&pending.order, Order::Unload { model: gone, .. } if gone == model))
     }
 
-    /// A model is resident: whoever ordered that is done, whoever ordered another one is late.
+    /// A model is resident: orders for it are done, orders for another one are superseded.
     pub(super) fn finish_load_orders(&mut self, model: &Model) {
         self.end_orders(|order| match order {
             Order::Load(wanted) => Some(if wanted == model { Ok(()) } else { Err(OrderError::Superseded) }),
@@ -179,7 +179,7 @@ impl Machine {
         });
     }
 
-    /// No load is under way any more that was ordered before.
+    /// No load that was ordered before is in progress any more.
     pub(super) fn fail_superseded_orders(&mut self) {
         self.end_orders(|order| match order {
             Order::Load(_) => Some(Err(OrderError::Superseded)),
@@ -187,7 +187,7 @@ impl Machine {
         });
     }
 
-    /// The memory is free: whatever was to be unloaded is, also what was named to get a slot out of its quarantine.
+    /// The memory is free, so all pending unloads are done, including the one that ends a quarantine.
     pub(super) fn finish_unload_orders(&mut self) {
         self.end_orders(|order| match order {
             Order::Unload { .. } => Some(Ok(())),
@@ -208,7 +208,7 @@ impl Machine {
         });
     }
 
-    /// Models that are gone end their waits; a resident one drains and goes.
+    /// Applies a new configuration. Requests for removed models fail; a removed resident is drained and unloaded.
     pub(super) fn handle_config(&mut self, config: SlotConfig) {
         let config = config.within_reason();
         for model in &config.models {
@@ -236,7 +236,7 @@ impl Machine {
         }
     }
 
-    /// Failures and sizes of the previous settings do not apply to the next load, and a backend that sleeps cannot be used
+    /// Failures and sizes of the previous settings do not apply to the next load, and a sleeping backend cannot be used
     /// for it.
     pub(super) fn handle_model_changed(&mut self, model: &Model) {
         let is_needed = self.state.needs(model);
@@ -251,7 +251,7 @@ impl Machine {
         }
     }
 
-    /// Forgets models that are not in the configuration, once they are neither in the slot nor on their way there.
+    /// Forgets models that are no longer in the configuration, once they are neither in the slot nor about to be.
     pub(super) fn forget_removed(&mut self) {
         let (state, out) = (&self.state, &mut self.out);
         self.models.retain(|model, entry| {

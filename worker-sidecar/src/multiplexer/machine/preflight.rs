@@ -1,4 +1,4 @@
-//! Whether a model could be loaded, asked before anything is touched for it: a swap that cannot succeed costs nobody anything.
+//! Checks that a model can be loaded before anything is changed for it: a swap that cannot succeed disrupts no request.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::multiplexer::memory::{self, Reading, Size};
 use crate::multiplexer::policy::{self, Decision, Why};
 
 impl Machine {
-    /// Asks whether the model could be loaded, before anything is touched for it.
+    /// Starts the check that the model can be loaded, before anything is changed for it.
     pub(super) fn start_preflight(&mut self, model: Model, reason: Reason) {
         let cost = self.swap_cost(&model);
         if policy::is_infeasible(&self.config.knobs, cost)
@@ -54,7 +54,7 @@ impl Machine {
         memory::check(size, self.config.memory, &reading).map_err(Refusal::Memory)
     }
 
-    /// The model could be loaded. Whether it still should is asked anew: the answer took time.
+    /// The model can be loaded. Checks again that it still should be, because the preflight took time.
     fn follow_preflight(&mut self, preflight: Preflight) {
         let Preflight { model, reason, .. } = preflight;
         if self.models.get(&model).is_none_or(|entry| entry.removed) {
@@ -62,7 +62,7 @@ impl Machine {
         }
         if let State::Draining(draining) = &self.state {
             let reason = draining.target.reason;
-            // What an operator has decided is not undone by what was asked before.
+            // An operator's decision is not undone by an earlier preflight.
             if reason != Reason::Order
                 && self.candidates().0.contains(&model)
                 && let State::Draining(draining) = &mut self.state
@@ -94,8 +94,9 @@ impl Machine {
         }
     }
 
-    /// Why a model that fits should be loaded now, if it should. Whether it is the best may change with every question; that
-    /// it is wanted, and its own quantum over, is enough. Neither is undone by asking, so nothing is asked for ever.
+    /// Returns why a model that fits should be loaded now, if it should. The best model may change with every
+    /// preflight; it is enough that this one is wanted and its own quantum is over. A preflight changes neither, so
+    /// preflights do not repeat indefinitely.
     fn reason_to_load(&self, model: &Model) -> Option<Reason> {
         let (models, candidates) = self.candidates();
         if candidates.is_empty() {
@@ -117,7 +118,7 @@ impl Machine {
     }
 }
 
-/// Why a model is not loaded, before it is known when it will be tried again.
+/// The reason why a model is not loaded, before the time of the next try is known.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
     Memory(memory::Shortage),

@@ -1,4 +1,4 @@
-//! A slot as relays are told of it, in the wire's own words.
+//! The state of a slot as reported to relays, in wire types.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ use crate::multiplexer::Model;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::Generation;
 
-/// A drain that is under way.
+/// A drain in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainView {
     /// When the gate was closed.
     pub since: Instant,
-    /// When those that run still are severed.
+    /// The time at which the requests that still run are severed.
     pub deadline: Instant,
-    /// How many they are.
+    /// The number of running requests.
     pub leases: usize,
 }
 
-/// What of a slot relays are told at once when it changes.
+/// The part of a slot's state whose changes are reported to relays at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Face {
     state: SlotState,
@@ -41,23 +41,23 @@ struct FaceOf {
     pinned: bool,
     wanted: bool,
     asleep: bool,
-    /// Each failure has an end of its own.
+    /// Each failure has its own end.
     failing: Option<Instant>,
 }
 
-/// Who waits for a model, and who is served.
+/// A model's waiting and running requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Requests that wait in the worker.
     pub held: usize,
     /// Requests that wait here or at relays.
     pub waiting: u32,
-    /// Requests that talk to the backend.
+    /// Requests that use the backend.
     pub leases: usize,
 }
 
 impl Machine {
-    /// The drain that is under way, for people.
+    /// Returns the drain in progress, in human-readable form.
     pub fn drain(&self) -> Option<DrainView> {
         let (since, deadline) = match &self.state {
             State::Draining(draining) => (draining.since, draining.deadline),
@@ -84,7 +84,7 @@ impl Machine {
         })
     }
 
-    /// The slot as relays are told of it at `now`.
+    /// Returns the slot's state as reported to relays at `now`.
     pub fn snapshot(&self, now: Instant) -> Slot {
         let resident = self.state.resident();
         let since = |moment| millis(now.saturating_duration_since(moment));
@@ -92,7 +92,7 @@ impl Machine {
         let mut slot = self.timeless_snapshot();
         slot.eta_ms = eta.map(millis);
         slot.since_ms = since(self.since);
-        // 0 means at work, and relays are told in the very moment in which it becomes idle.
+        // 0 means busy, and relays are notified at the very moment at which it becomes idle.
         slot.idle_ms = match resident {
             Some(resident) => resident.idle_since.map_or(0, |idle_since| since(idle_since).max(1)),
             None if matches!(self.state, State::Empty | State::Backoff { .. }) => since(self.since).max(1),
@@ -108,34 +108,34 @@ impl Machine {
         slot
     }
 
-    /// What it is doing.
+    /// Returns the slot's state.
     pub fn state(&self) -> SlotState {
         self.state.name()
     }
 
-    /// The model that serves, or did until its gate was closed.
+    /// Returns the model that serves, or served until its gate was closed.
     pub fn resident(&self) -> Option<&Model> {
         self.state.resident().map(|resident| &resident.model)
     }
 
-    /// The number of its last load.
+    /// Returns the number of the last load.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Whether a request talks to the backend.
+    /// True if a request uses the backend.
     pub fn is_serving(&self) -> bool {
         !self.leases.is_empty()
     }
 
-    /// Whether a message that says nothing to the slot may still change something: see [`Divider::is_listening`].
+    /// True if a message that concerns no slot may still change something: see [`Divider::is_listening`].
     ///
     /// [`Divider::is_listening`]: modelrelay_protocol::grants::Divider::is_listening
     pub fn is_listening(&self) -> bool {
         self.models.values().any(|entry| entry.divider.is_listening())
     }
 
-    /// What of the snapshot relays are told at once when it changes. Made anew with every event, so without a text.
+    /// Returns the part of the snapshot whose changes are reported at once. It is rebuilt on every event, so it has no text.
     pub(super) fn face(&self) -> Face {
         let models = self.models.values().filter(|entry| !entry.removed);
         let model = |entry: &Entry| FaceOf {
@@ -152,18 +152,18 @@ impl Machine {
             resident: self.resident().cloned(),
             generation: self.generation(),
             target: self.state.target().cloned(),
-            // Whether it is idle decides where relays send their demand.
+            // Relays route their demand by whether it is idle.
             idle: self.state.resident().is_some_and(|resident| resident.idle_since.is_some()),
             models: models.map(model).collect(),
         }
     }
 
-    /// Whether the model is not resident, and somebody waits for it.
+    /// True if the model is not resident, and requests wait for it.
     fn is_wanted(&self, entry: &Entry) -> bool {
         Some(entry.model()) != self.resident() && entry.is_wanted()
     }
 
-    /// The same without what changes while time passes and with every load.
+    /// The snapshot without the values that change with time and with every load.
     fn timeless_snapshot(&self) -> Slot {
         let wanted = self.models.values().filter(|entry| self.is_wanted(entry));
         let models = self.models.values().filter(|entry| !entry.removed);

@@ -1,4 +1,4 @@
-//! What a slot is doing. Each state holds only what it needs, and most have one way out.
+//! The states of a slot. Each holds only the data it needs, and most have one successor.
 
 use std::time::{Duration, Instant};
 
@@ -10,38 +10,38 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Generation, OpId};
 
-/// What a slot is doing.
+/// The state of a slot.
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    /// Nothing resident, memory believed free.
+    /// Nothing is resident, and the memory is believed to be free.
     Empty,
-    /// The resident serves, its gate is open.
+    /// The resident serves; its gate is open.
     Ready(Resident),
-    /// The gate is closed, running requests may end. The last state from which there is a way back.
+    /// The gate is closed, running requests may end. The last state from which a swap can be aborted.
     Draining(Draining),
-    /// The time for that is over; the rest was told to hang up.
+    /// The drain timeout is over; the remaining requests were cancelled.
     Severing(Severing),
-    /// Beyond the commit point: the memory is being freed.
+    /// Past the commit point: the memory is being freed.
     Evicting(Evicting),
     /// A model is being loaded.
     Loading(Loading),
     /// The former resident is being loaded again.
     RollingBack(Loading),
-    /// Nothing resident, recent failure.
+    /// Nothing is resident after a recent failure.
     Backoff {
-        /// Its end.
+        /// The end of the back-off.
         until: Instant,
     },
-    /// The memory is not provably free. Only an operator leads out.
+    /// The memory is not provably free. Only an operator can end this state.
     Quarantined {
-        /// What does not go.
+        /// The model whose memory is not freed.
         model: Model,
     },
-    /// The worker ends.
+    /// The worker is stopping.
     Stopping {
-        /// When running requests are ended.
+        /// The time at which running requests are ended.
         deadline: Instant,
-        /// Whether `Stopped` was said.
+        /// True if `Stopped` was emitted.
         stopped: bool,
     },
 }
@@ -51,24 +51,24 @@ pub(super) enum State {
 pub(super) struct Resident {
     pub(super) model: Model,
     pub(super) generation: Generation,
-    /// Since when.
+    /// The time since which it serves.
     pub(super) since: Instant,
-    /// Since when it has nothing to do.
+    /// The time since which it is idle.
     pub(super) idle_since: Option<Instant>,
-    /// Whether it has ever answered a request: one that dies before has not really been loaded.
+    /// True if a request has completed: a model that dies before that is treated as a failed load.
     pub(super) answered: bool,
-    /// Whether it is idle and kept while others wait.
+    /// True if it is idle and kept while requests for others wait.
     pub(super) lingering: bool,
-    /// Looks at the backend in a row that found nobody.
+    /// The number of consecutive probes that found silence.
     pub(super) silent: u8,
-    /// Whether a request could not reach it, and no look has found it since.
+    /// True if a request could not reach it, and no probe has found it since.
     pub(super) suspected: bool,
 }
 
-/// Where a slot goes, and why.
+/// The goal of a swap, and the reason.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// What is to be resident; nothing, if it is only to be unloaded.
+    /// The model to load; `None` to unload only.
     pub(super) model: Option<Model>,
     pub(super) reason: Reason,
 }
@@ -85,7 +85,7 @@ pub(super) struct Draining {
 pub(super) struct Severing {
     pub(super) resident: Resident,
     pub(super) target: Target,
-    /// Since when the gate is closed.
+    /// The time at which the gate was closed.
     pub(super) draining_since: Instant,
     pub(super) severed: u32,
     pub(super) until: Instant,
@@ -93,10 +93,10 @@ pub(super) struct Severing {
 
 #[derive(Clone, Debug)]
 pub(super) struct Evicting {
-    /// What is being unloaded.
+    /// The model that is being unloaded.
     pub(super) model: Model,
     pub(super) step: Step,
-    /// Whether it was killed: then there is nothing left to try.
+    /// True if it was killed: then nothing is left to try.
     pub(super) forced: bool,
     pub(super) op: OpId,
     pub(super) deadline: Instant,
@@ -104,7 +104,7 @@ pub(super) struct Evicting {
     pub(super) then: Then,
 }
 
-/// How far an eviction is.
+/// The progress of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Evict,
@@ -112,12 +112,12 @@ pub(super) enum Step {
     Memory,
 }
 
-/// What follows once the memory is free.
+/// The next step once the memory is free.
 #[derive(Clone, Debug)]
 pub(super) enum Then {
-    /// The swap goes on.
+    /// The swap continues.
     Load { model: Model, prior: Option<Model> },
-    /// The load failed; the former resident comes back.
+    /// The load failed; the former resident is loaded again.
     RollBack { prior: Model },
     /// Nothing.
     Rest,
@@ -126,7 +126,7 @@ pub(super) enum Then {
 #[derive(Clone, Debug)]
 pub(super) struct Loading {
     pub(super) model: Model,
-    /// What was resident before and could come back. None while rolling back.
+    /// The former resident, which could be loaded again. `None` while rolling back.
     pub(super) prior: Option<Model>,
     pub(super) kind: LoadKind,
     pub(super) since: Instant,
@@ -134,7 +134,7 @@ pub(super) struct Loading {
     pub(super) deadline: Instant,
 }
 
-/// A question whether a model could be loaded. Nothing is touched before its answer.
+/// A preflight in progress. Nothing is changed before its result.
 #[derive(Clone, Debug)]
 pub(super) struct Preflight {
     pub(super) op: OpId,
@@ -143,7 +143,7 @@ pub(super) struct Preflight {
     pub(super) deadline: Instant,
 }
 
-/// What is told of a swap at its end.
+/// The data of a swap, for the report at its end.
 #[derive(Clone, Debug)]
 pub(super) struct SwapRecord {
     pub(super) from: Option<Model>,
@@ -162,7 +162,7 @@ pub(super) struct Failure {
 }
 
 impl State {
-    /// The model that serves, or did until its gate was closed.
+    /// The model that serves, or served until its gate was closed.
     pub(super) fn resident(&self) -> Option<&Resident> {
         match self {
             Self::Ready(resident)
@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    /// True if the slot may hold the model, or is about to. A worker that ends has all of its models to end.
+    /// True if the slot holds the model, or is about to. A worker that is stopping has all of its models to stop.
     pub(super) fn needs(&self, model: &Model) -> bool {
         self.resident().is_some_and(|resident| resident.model == *model)
             || self.target() == Some(model)
@@ -211,7 +211,7 @@ impl State {
         }
     }
 
-    /// The model that is to be resident next, as far as that is decided.
+    /// The model to be resident next, as far as that is decided.
     pub(super) fn target(&self) -> Option<&Model> {
         match self {
             Self::Draining(Draining { target, .. }) | Self::Severing(Severing { target, .. }) => target.model.as_ref(),
@@ -226,7 +226,7 @@ impl State {
         }
     }
 
-    /// The wire's word for it.
+    /// The state's name on the wire.
     pub(super) fn name(&self) -> SlotState {
         match self {
             Self::Empty => SlotState::Empty,
@@ -242,7 +242,7 @@ impl State {
         }
     }
 
-    /// When it changes by itself.
+    /// The time at which the state changes by itself.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Draining(draining) => Some(draining.deadline),

@@ -1,4 +1,4 @@
-//! From the decision to leave a resident to the commit point: the drain, the severing, and the way back.
+//! From the decision to unload a resident to the commit point: draining, severing, and aborting.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::multiplexer::estimate::prior;
 use crate::multiplexer::policy::{self, Candidate, Decision, Why};
 
 impl Machine {
-    /// Nothing is resident: what waits is loaded, else the default when its time has come.
+    /// Nothing is resident: loads a requested model, or else the default when it is due.
     pub(super) fn advance_vacant(&mut self) -> bool {
         if let State::Backoff { until } = self.state
             && until <= self.now
@@ -37,7 +37,7 @@ impl Machine {
         self.advance_default()
     }
 
-    /// The resident serves: whether it has to go, should go, or may go.
+    /// The resident serves: decides whether it must, should, or may be unloaded.
     pub(super) fn advance_ready(&mut self) -> bool {
         let Some(resident) = self.ready() else { return false };
         let (model, idle_since) = (resident.model.clone(), resident.idle_since);
@@ -91,14 +91,14 @@ impl Machine {
         }
     }
 
-    /// When the idle resident is unloaded for its own sake.
+    /// The time at which the idle resident reaches its `idle_ttl`.
     pub(super) fn ttl_due(&self) -> Option<Instant> {
         let resident = self.ready()?;
         let entry = self.models.get(&resident.model).filter(|entry| !entry.pinned)?;
         Some(resident.idle_since? + entry.config.idle_ttl?)
     }
 
-    /// When the default is loaded without anybody asking for it.
+    /// The time at which the default is loaded without a request.
     pub(super) fn default_due(&self) -> Option<Instant> {
         let default = self.config.default.as_ref()?;
         let entry = self.models.get(default).filter(|entry| !entry.removed)?;
@@ -106,7 +106,7 @@ impl Machine {
             Some(resident) if resident.model == *default || self.is_pinned(&resident.model) => return None,
             Some(_) => self.config.return_to_default_after?,
             None if self.default_dismissed => return None,
-            // The first load of all does not wait.
+            // The very first load does not wait.
             None if self.generation == 0 => Duration::ZERO,
             None => self.config.return_to_default_after?,
         };
@@ -118,7 +118,7 @@ impl Machine {
         self.models.get(model).is_some_and(|entry| entry.pinned && !entry.removed)
     }
 
-    /// Models other than the resident that are waited for and may be loaded.
+    /// Returns the models other than the resident that have waiting requests and may be loaded.
     pub(super) fn candidates(&self) -> (Vec<Model>, Vec<Candidate>) {
         let resident = self.state.resident().map(|resident| &resident.model);
         if resident.is_some_and(|model| self.is_pinned(model)) {
@@ -135,13 +135,13 @@ impl Machine {
         eligible.map(|entry| (entry.model().clone(), candidate(entry))).unzip()
     }
 
-    /// What the swap from here to this model costs: unloading the one and loading the other.
+    /// Returns the cost of the swap to this model: unloading the resident and loading the model.
     pub(super) fn swap_cost(&self, to: &Model) -> Duration {
         let evict = self.state.resident().and_then(|resident| self.models.get(&resident.model)?.costs.evict.value());
         evict.unwrap_or_default() + self.load_cost(to)
     }
 
-    /// What loading this model costs, as it would be done now.
+    /// Returns the cost of loading this model in its current state.
     pub(super) fn load_cost(&self, model: &Model) -> Duration {
         let Some(entry) = self.models.get(model) else { return Duration::ZERO };
         let kind = entry.load_kind();
@@ -202,7 +202,7 @@ impl Machine {
             }
         }
         if !wanted {
-            // Another one is wanted, and asked about; nobody is severed for that.
+            // Another model is wanted, and its preflight is running; no request is severed for that.
             return false;
         }
         if self.leases.is_empty() {
@@ -216,7 +216,7 @@ impl Machine {
         false
     }
 
-    /// Nobody waits for another model any more: the swap is called off.
+    /// No request waits for another model any more: aborts the swap.
     fn reopen(&mut self) {
         let State::Draining(draining) = &self.state else { return };
         let resident = draining.resident.clone();
@@ -227,7 +227,7 @@ impl Machine {
         self.open_gate(&from);
     }
 
-    /// Tells those that run still to hang up, and gives the backend a moment to see it.
+    /// Cancels the requests that still run, and gives the backend a moment to notice.
     pub(super) fn sever(&mut self) {
         let State::Draining(draining) = &self.state else { return };
         let Draining { resident, target, since, .. } = draining.clone();
@@ -247,7 +247,7 @@ impl Machine {
         true
     }
 
-    /// Beyond this there is no way back: the resident is unloaded.
+    /// Passes the commit point: unloads the resident.
     fn commit(&mut self) {
         let Some((model, then)) = self.leave() else { return };
         let op = self.next_op();
@@ -256,7 +256,7 @@ impl Machine {
         self.enter(State::Evicting(Evicting { model, step: Step::Evict, forced: false, op, deadline, since, then }));
     }
 
-    /// Takes leave of the resident: what it was, and what follows once its memory is free.
+    /// Returns the resident to unload and the step to take once its memory is free.
     pub(super) fn leave(&mut self) -> Option<(Model, Then)> {
         let (resident, target, since, severed) = match &self.state {
             State::Draining(draining) => (&draining.resident, &draining.target, draining.since, 0),

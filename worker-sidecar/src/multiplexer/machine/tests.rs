@@ -1,4 +1,4 @@
-//! Behaviours of a slot, told as short stories. A number before a test is the requirement's, a letter the race's, in the
+//! Behaviours of a slot, as short scenarios. A number before a test is the requirement's, a letter the race's, in the
 //! multiplexer's specification.
 
 mod cancel;

@@ -1,4 +1,4 @@
-//! One timer for all that happens by itself.
+//! One timer for everything that happens by itself.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::multiplexer::event::Found;
 use crate::multiplexer::policy::Decision;
 
 impl Machine {
-    /// When [`Event::Tick`](crate::multiplexer::event::Event::Tick) is due, if nothing else happens before.
+    /// Returns when [`Event::Tick`](crate::multiplexer::event::Event::Tick) is due, if nothing else happens before.
     pub fn next_timeout(&self) -> Option<Instant> {
         let questions = [self.preflight.as_ref().map(|preflight| preflight.deadline), self.probe.map(|p| p.deadline)];
-        // A drain whose time is over may wait still: for the answer whether its new target fits.
+        // A drain whose time is over may still wait for the preflight of its new target.
         let over = |due: &Instant| matches!(self.state, State::Draining(_)) && *due <= self.now;
         let own = self.state.deadline().filter(|due| !over(due)).into_iter();
         let own = own.chain(questions.into_iter().flatten());
@@ -29,7 +29,7 @@ impl Machine {
         own.chain(budgets).chain(handed).chain(failures).chain(self.next_decision()).min()
     }
 
-    /// When waiting alone may change what is to be done with the resident, or with the vacant slot.
+    /// The time at which waiting alone may change what happens to the resident, or to the vacant slot.
     fn next_decision(&self) -> Option<Instant> {
         match &self.state {
             State::Ready(_) => {
@@ -63,7 +63,7 @@ impl Machine {
         }
     }
 
-    /// Ends the waits that the worker may not prolong.
+    /// Fails the requests that have waited for the whole hold budget.
     pub(super) fn expire_held(&mut self) {
         let now = self.now;
         let Some(until) = now.checked_sub(self.config.knobs.hold_budget) else { return };
@@ -91,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// A driver that does not answer a question cannot do it.
+    /// Treats driver questions without a reply as failed.
     pub(super) fn expire_questions(&mut self) -> bool {
         let now = self.now;
         if let Some(preflight) = self.preflight.take_if(|preflight| preflight.deadline <= now) {
@@ -107,12 +107,12 @@ impl Machine {
         false
     }
 
-    /// How long a look at the memory may take, its answer included.
+    /// Returns the deadline of a memory check, including the driver's reply.
     pub(super) fn memory_deadline(&self) -> Instant {
         self.after(MEMORY_FREE_TIMEOUT + super::QUESTION_TIMEOUT)
     }
 
-    /// What a load of this kind may take.
+    /// Returns how long a load of this kind may take.
     pub(super) fn load_timeout(&self, model: &Model, kind: LoadKind) -> Duration {
         let reads_weights = self.models.get(model).is_some_and(|entry| entry.wakes_slowly);
         match kind {

@@ -8,7 +8,7 @@ use crate::multiplexer::effect::SwapResult;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::machine::Requests;
 
-/// Metrics, and what their page says of them.
+/// Metrics, and their page.
 struct Page {
     registry: Registry,
     metrics: Metrics,
@@ -20,7 +20,7 @@ impl Page {
         Self { metrics: Metrics::new(&registry), registry }
     }
 
-    /// Every sample that is not 0, but for the buckets of histograms.
+    /// Returns every sample that is not 0, without the buckets of histograms.
     fn samples(&self) -> Vec<String> {
         let text = TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap();
         let said = |line: &&str| !line.starts_with('#') && !line.contains("_bucket{") && !line.ends_with(" 0");

@@ -10,7 +10,7 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Ten minutes into a made-up history, so that things can lie in the past.
+/// Ten minutes into an invented history, so that events can lie in the past.
 struct Scene {
     now: Instant,
     knobs: Knobs,
@@ -25,7 +25,7 @@ impl Scene {
         self.now.checked_sub(ago).expect("within the history")
     }
 
-    /// One model with so many requests, all of which came so long ago.
+    /// Returns a model with this many requests, all of this age.
     fn candidate(&self, waiting: u32, age: u64, cost: u64) -> Candidate {
         Candidate { waiting, age: secs(age), total_wait: secs(age) * waiting, cost: secs(cost) }
     }
@@ -34,7 +34,7 @@ impl Scene {
         decide(&self.knobs, resident, candidates, self.now)
     }
 
-    /// A resident that serves since so long, and has work unless it is idle since so long.
+    /// Returns a resident of this age, which has work unless it has been idle for `idle`.
     fn resident<'a>(&self, gaps: &'a Gaps, age: u64, idle: Option<Duration>) -> Resident<'a> {
         let idle_since = idle.map(|idle| self.ago(idle));
         Resident { since: self.ago(secs(age)), idle_since, gaps, concurrency: 1.0 }
@@ -106,7 +106,7 @@ fn resident_with_work_stays_until_its_quantum_is_over() {
 fn who_could_be_left_for_by_now_and_is_not_the_pick_is_no_reason_to_look_again_at_once() {
     let scene = Scene::new();
     let gaps = Gaps::default();
-    // The second waits more per second of swapping; the first one's shorter quantum is over in this instant.
+    // The second has more waiting time per second of swapping; the first one's shorter quantum is over at this instant.
     let waiting = [scene.candidate(1, 1, 3), scene.candidate(50, 20, 10)];
     let decision = scene.decide(&scene.resident(&gaps, 24, None), &waiting);
     assert_eq!(decision, Decision::Stay { recheck: Some(scene.now + secs(56)), lingering: false });
@@ -264,7 +264,7 @@ fn swaps_that_cost_nothing_divide_nothing_by_zero() {
     assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));
 }
 
-// Whatever waits, however long, at whatever cost.
+// Any number of waiting requests, of any age, at any cost.
 
 fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     let millis = || (0..400_000_u64).prop_map(millis);

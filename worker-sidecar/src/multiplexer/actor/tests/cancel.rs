@@ -1,4 +1,4 @@
-//! Requests that nobody wants any more, in each state of the slot. A future that is dropped is how that is said.
+//! Requests that are no longer wanted, in each state of the slot. They are cancelled by dropping their future.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ async fn a_request_whose_link_is_gone_does_not_wait_for_ever() {
     assert!(matches!(ended, Ok(Err(SlotError::AtCapacity))), "{ended:?}");
 }
 
-// Race e, while severing: who was told to hang up has lost already, so there is no way back.
+// Race e, while severing: a request that was cancelled is already lost, so there is no way back.
 #[tokio::test(start_paused = true)]
 async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -129,9 +129,9 @@ async fn a_link_that_drops_amid_a_swap_takes_its_requests_along() {
     drop((running, first, second));
     pass(1.0).await;
     assert_eq!(stage.counts().await, (0, 0));
-    // Nobody wants b any more, and it was not too late.
+    // No request for b is left, and it was not too late.
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
-    // What a lost link sends still is refused and leaves nothing.
+    // Requests of a lost link are rejected and leave nothing behind.
     assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::AtCapacity);
 }
 
@@ -161,7 +161,7 @@ async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {
     pass(5.0).await;
     assert_eq!((told.granted("b"), told.granted("a")), (Some(4), None));
     assert!(stage.mux.arrive(again, "b", now()).await.is_ok());
-    // What was said to the lost link is said no more.
+    // The lost link's grants are not repeated.
     assert_eq!(stage.told.granted("b"), None);
 }
 

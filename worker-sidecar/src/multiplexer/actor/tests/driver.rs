@@ -1,4 +1,4 @@
-//! Drivers that fail, hang, panic or answer late. The slot goes on, and nothing is loaded into memory that may not be free.
+//! Drivers that fail, hang, panic or return late. The slot continues, and nothing is loaded into memory that may not be free.
 
 use modelrelay_protocol::message::{Command, SlotState};
 use tokio::time::Instant;
@@ -28,7 +28,7 @@ async fn a_backend_that_ends_while_loading_fails_its_requests_at_once() {
     assert_eq!(began.elapsed(), secs(0.5));
     pass(0.01).await;
     assert_eq!(stage.driver().log(), ["load a", "force a"]);
-    // 22: and the next fails fast, with what is left to wait.
+    // 22: and the next one fails fast, with the rest of the wait.
     let error = stage.ask("a").await.unwrap_err();
     assert!(error.retry_after().is_some_and(|left| left > secs(1.9) && left < secs(2.0)), "{error:?}");
 }
@@ -41,13 +41,13 @@ async fn a_load_that_takes_too_long_is_dropped_and_killed() {
         stage.driver().play("load a", play.clone());
         let began = Instant::now();
         let asked = stage.ask("a").await;
-        // The relay that keeps nothing is told earlier that its request was held too long.
+        // The relay without a queue learns earlier that its request was held too long.
         assert!(matches!(asked.unwrap_err(), SlotError::HoldExpired { .. }));
         assert_eq!(began.elapsed(), secs(300.0));
         pass(302.0).await;
         let log = stage.driver().log();
         if log == ["load a"] {
-            // It ended in the very instant: both ends are right.
+            // It ended at that very instant: both results are right.
             assert!(matches!(play, Play::Done(after) if after == secs(600.0)));
             assert_eq!(stage.resident().await.as_deref(), Some("a"));
         } else if log == ["load a", "force a"] {
@@ -152,7 +152,7 @@ async fn a_look_that_panics_or_hangs_is_one_without_an_answer() {
     let lease = stage.ask("a").await.unwrap();
     stage.driver().play("probe", Play::Panic);
     stage.driver().play("probe", Play::Never);
-    // 5 s and 10 s, and then it answers again.
+    // 5 s and 10 s, and then it responds again.
     pass(40.0).await;
     assert_eq!((stage.resident().await.as_deref(), lease.generation()), (Some("a"), 1));
     assert_eq!(stage.driver().log(), Vec::<String>::new());
@@ -169,7 +169,7 @@ async fn a_backend_whose_process_ends_is_loaded_again_for_the_next_request() {
     assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
 }
 
-/// The regular look would find it within five seconds.
+/// The regular probe would find it within five seconds.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_later_loads_process_is_heard_at_once() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -212,7 +212,7 @@ async fn a_backend_that_is_found_after_a_failed_connection_is_announced_anew() {
     suspicion.tell();
     pass(0.01).await;
     assert_eq!(stage.told.announced(), [["a".into()]]);
-    // A look of which nobody was in need says nothing.
+    // A probe without a suspicion reports nothing.
     pass(20.0).await;
     assert_eq!(stage.told.announced().len(), 1);
 }
@@ -238,7 +238,7 @@ async fn an_order_to_unload_what_is_being_loaded_waits_for_nothing_and_leaves_no
     assert!(results.contains(&("2", true)) && results.contains(&("1", false)), "{results:?}");
 }
 
-// The clock is the real one: only on two threads can a call begin while the one before is still being dropped.
+// Uses the real clock: only on two threads can a call begin while the previous one is still being dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
     let driver = fake(&config(&["a"]), false);
@@ -258,7 +258,7 @@ async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
     assert_eq!(driver.log(), ["dropped evict a", "force a"]);
 }
 
-// A load that comes while what is left of the same model is being killed would be killed with it.
+// A load that begins while the remains of the same model are being killed would be killed with them.
 #[tokio::test(start_paused = true)]
 async fn a_load_waits_until_what_was_left_of_its_model_is_gone() {
     let driver = fake(&config(&["a"]), false);

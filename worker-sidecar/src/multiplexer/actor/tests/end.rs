@@ -1,4 +1,4 @@
-//! The end of the worker, in each state of the slot.
+//! The shutdown of the worker, in each state of the slot.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ async fn an_idle_slot_stops_at_once_and_leaves_a_foreign_backend_alone() {
         assert!(stop(&stage, 30.0).await < 0.1);
         assert_ended(&stage).await;
         assert_eq!(stage.driver().log(), Vec::<String>::new());
-        // Once more is no more.
+        // Stopping again changes nothing.
         assert!(stop(&stage, 30.0).await < 0.1);
     }
 }
@@ -147,7 +147,7 @@ async fn a_task_ends_when_nobody_can_ask_it_anything_any_more() {
     let Stage { mux, drivers, .. } = stage;
     drop(mux);
     pass(1.0).await;
-    // The slot's calls, and what they hold, go with the task: only once the lease is gone too.
+    // The slot's calls, and the resources that they hold, are dropped with the task: only once the lease is gone too.
     let held = Arc::strong_count(&drivers[0]);
     drop(lease);
     pass(1.0).await;

@@ -1,4 +1,4 @@
-//! A multiplexer of slots with played drivers, one relay that knows slots and one that knows nothing.
+//! A multiplexer of slots with fake drivers, one relay that supports slots and one without capabilities.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ use crate::multiplexer::slots::Multiplexer;
 
 pub(super) const LOAD: Duration = Duration::from_secs(2);
 pub(super) const EVICT: Duration = Duration::from_secs(1);
-/// What the slot's backends want to be shown.
+/// The API key of the slot's backends.
 pub(super) const KEY: &str = "shown-to-backends";
 
 pub(super) fn secs(secs: f64) -> Duration {
@@ -37,7 +37,7 @@ pub(super) async fn pass(seconds: f64) {
     tokio::time::sleep(secs(seconds)).await;
 }
 
-/// How a call goes.
+/// The behaviour of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Play {
     Done(Duration),
@@ -48,7 +48,7 @@ pub(super) enum Play {
     Panic,
 }
 
-/// A backend and its driver. A load takes 2 s, an eviction 1 s, unless it is said otherwise.
+/// A backend and its driver. By default, a load takes 2 s and an eviction 1 s.
 #[derive(Debug)]
 pub(super) struct Fake {
     models: Vec<Model>,
@@ -60,7 +60,7 @@ pub(super) struct Fake {
     pub(super) owns_backends: bool,
 }
 
-/// Says in the log that a call was dropped, unless it ended.
+/// Logs that a call was dropped, unless it ended.
 struct Running<'a>(&'a Fake, Option<String>);
 
 impl Drop for Running<'_> {
@@ -81,12 +81,12 @@ impl Drop for SlowDrop {
 }
 
 impl Fake {
-    /// The next call of this name goes like this.
+    /// Sets the behaviour of the next call of this name.
     pub(super) fn play(&self, call: &str, play: Play) {
         self.plays.lock().unwrap().entry(call.to_owned()).or_default().push_back(play);
     }
 
-    /// What was called since the last look.
+    /// Returns the calls since the last invocation.
     pub(super) fn log(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock().unwrap())
     }
@@ -95,7 +95,7 @@ impl Fake {
         *self.serving.lock().unwrap() = model.map(Model::from);
     }
 
-    /// The backend's process ends by itself.
+    /// Makes the backend's process end by itself.
     pub(super) fn die(&self, model: &str) {
         self.serve(None);
         self.dead.send_modify(|dead| {
@@ -187,7 +187,7 @@ impl Driver for Fake {
         })
     }
 
-    /// Beside one another: the slot's last calls do not wait for each other.
+    /// In parallel: the slot's last calls do not wait for each other.
     fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             *self.alone.lock().unwrap() = true;
@@ -206,7 +206,7 @@ impl Driver for Fake {
     }
 }
 
-/// What a link was told.
+/// The messages that a link received.
 #[derive(Debug, Default)]
 pub(super) struct Sink {
     grants: Mutex<Vec<Grant>>,
@@ -234,17 +234,15 @@ impl RelaySink for Sink {
 }
 
 impl Sink {
-    /// All announcements of models.
     pub(super) fn announced(&self) -> Vec<Vec<Model>> {
         self.models.lock().unwrap().clone()
     }
 
-    /// The newest grant.
     pub(super) fn grant_now(&self) -> Grant {
         self.grants.lock().unwrap().last().cloned().expect("a grant")
     }
 
-    /// What the newest grant gives for a model; `None`: its gate is closed.
+    /// Returns the newest grant's slots for a model; `None`: its gate is closed.
     pub(super) fn granted(&self, model: &str) -> Option<u32> {
         let models = self.grant_now().models.expect("a relay that knows slots");
         models.iter().find(|grant| grant.id == model).map(|grant| grant.slots)
@@ -267,10 +265,10 @@ pub(super) struct Stage {
     pub(super) mux: Arc<Multiplexer>,
     pub(super) drivers: Vec<Arc<Fake>>,
     pub(super) registry: Registry,
-    /// Knows slots.
+    /// The relay that supports slots.
     pub(super) new: RelayKey,
     pub(super) told: Arc<Sink>,
-    /// Knows nothing: its requests wait here.
+    /// The relay without capabilities: its requests wait here.
     pub(super) old: RelayKey,
 }
 
@@ -319,7 +317,7 @@ impl Stage {
         Self { mux, drivers, registry, new, told, old }
     }
 
-    /// With this model resident and idle for ten seconds.
+    /// Creates a stage with this model resident and idle for ten seconds.
     pub(super) async fn serving(model: &str, models: &[&str]) -> Self {
         let stage = Self::new(models).await;
         drop(stage.ask(model).await.unwrap());
@@ -332,12 +330,12 @@ impl Stage {
         &self.drivers[0]
     }
 
-    /// A request of the relay that knows nothing.
+    /// Sends a request of the relay without capabilities.
     pub(super) fn ask(&self, model: &str) -> Arriving {
         self.mux.arrive(self.old, model, now())
     }
 
-    /// A request of the relay that knows slots: it gets its lease at once, or never.
+    /// Sends a request of the relay that supports slots: it gets its lease at once, or never.
     pub(super) async fn send(&self, model: &str) -> Result<Lease, SlotError> {
         self.mux.arrive(self.new, model, now()).await
     }
@@ -374,7 +372,7 @@ impl Stage {
         self.report().await.slot.resident
     }
 
-    /// Requests that run, and that are held.
+    /// Returns the numbers of running and of held requests.
     pub(super) async fn counts(&self) -> (usize, usize) {
         let requests = self.report().await.requests;
         requests.iter().fold((0, 0), |sum, (_, of)| (sum.0 + of.leases, sum.1 + of.held))

@@ -1,4 +1,4 @@
-//! What a slot says of what it did with its time.
+//! A slot's report of its use of time.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn time_is_spent_serving_swapping_or_idle() {
     let Shares { serving, swapping, idle } = stage.report().await.shares;
     let seconds = |time: Duration| time.as_secs_f64().round();
     assert_eq!((seconds(serving), seconds(swapping), seconds(idle)), (5.0, 2.0, 7.0));
-    // What is told of a moment that has not ended counts too, once.
+    // A period that has not ended is included too, once.
     pass(2.0).await;
     let later = stage.report().await.shares;
     assert_eq!((later.serving, later.swapping, seconds(later.idle)), (serving, swapping, 9.0));

@@ -1,4 +1,4 @@
-//! Every lease comes back once, however its holder ends.
+//! Every lease is released once, however its holder ends.
 
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -98,7 +98,7 @@ async fn a_request_that_is_cancelled_in_the_instant_of_its_lease_leaves_nothing(
 async fn a_swap_that_is_due_in_the_instant_of_a_request_finds_its_lease() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let (first, other) = (stage.ask("a"), stage.ask("b"));
-    // Nobody has looked at the answer yet; the lease counts all the same.
+    // The result has not been received yet, but the lease is already in effect.
     pass(25.0).await;
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
     let first = first.await.unwrap();
@@ -123,7 +123,7 @@ async fn a_release_after_a_sever_does_not_touch_the_next_generation() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-/// What `look` sees in the very instant in which the future is woken.
+/// Returns the result of `look` at the very instant at which the future is woken.
 async fn seen_when_woken<T: Send + 'static>(
     mut future: std::pin::Pin<Box<dyn Future<Output = ()>>>,
     look: impl Fn() -> T + Send + Sync + 'static,
@@ -142,7 +142,7 @@ async fn seen_when_woken<T: Send + 'static>(
     seen.expect("it was woken")
 }
 
-// The relay that reads of a request's end must have read its new grant.
+// A relay that reads the end of a request must already have read its new grant.
 #[tokio::test(start_paused = true)]
 async fn the_grant_is_queued_before_a_release_is_over() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -170,7 +170,7 @@ async fn what_a_refusal_changes_is_told_before_it() {
 #[tokio::test(start_paused = true)]
 async fn what_a_link_says_is_heard_in_its_order() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    // The demand of before the request counts nothing: the last word is that nothing waits.
+    // The demand from before the request is superseded: the last report is that nothing waits.
     stage.demand("b", 1);
     let arriving = stage.mux.arrive(stage.new, "a", now());
     stage.mux.handle_demand(stage.new, &Demand::default());
@@ -186,7 +186,7 @@ async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().serve(None);
     assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::BackendLost);
-    // It is loaded anew for the next, once its back-off is over: it has not answered anybody.
+    // It is loaded again for the next request, once its back-off is over, because no request has completed.
     pass(3.0).await;
     assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
     assert_eq!(stage.driver().log(), ["force a", "load a"]);

@@ -1,4 +1,4 @@
-//! What a slot's log says of a swap: one story, with who waits and who runs.
+//! A slot's log of a swap: one sequence of lines, with the numbers of waiting and running requests.
 
 use modelrelay_harness::own_log::{listen, logged};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Further names of models: what comes in by one goes by the id from there on.
+//! Aliases of models: a request that uses an alias is converted to the id on arrival.
 
 use modelrelay_protocol::message::{Demand, ModelDemand};
 
@@ -6,7 +6,7 @@ use super::harness::{Stage, config, pass};
 use crate::multiplexer::config::SlotConfig;
 use crate::multiplexer::error::SlotError;
 
-/// One slot for a, which is called x and y too, and b.
+/// One slot for a, with the aliases x and y, and b.
 fn named() -> SlotConfig {
     let mut config = config(&["a", "b"]);
     config.models[0].aliases = vec!["y".into(), "x".into()];
@@ -54,7 +54,7 @@ async fn demand_by_an_alias_alone_is_the_models() {
     pass(2.5).await;
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
     assert_eq!(stage.report().await.requests[0].1.waiting, 3);
-    // One that came is not waited for any more, by whichever of its names.
+    // A request that has arrived is no longer in the demand, whichever name it uses.
     drop(stage.send("a").await.unwrap());
     assert_eq!(stage.report().await.requests[0].1.waiting, 2);
 }

@@ -1,4 +1,4 @@
-//! Races that take a driver and a GPU: those of the machine alone are in `machine::tests::races`.
+//! Races that need a driver and a GPU; those of the machine alone are in `machine::tests::races`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +68,7 @@ async fn an_eviction_that_gives_nothing_back_is_followed_by_a_kill_and_then_by_q
     let old = mux.join(Peer::Old, Arc::new(Sink::default()));
     let waiting = mux.arrive(old, "a", now());
     pass(1.0).await;
-    // Loading has taken it by now, and nothing that is done later gives it back.
+    // The load has used the memory by now, and nothing that is done later frees it.
     gpu.0.store(20, Ordering::Relaxed);
     waiting.await.unwrap().release(true).await;
     pass(10.0).await;

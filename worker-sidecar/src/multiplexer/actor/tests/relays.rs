@@ -1,4 +1,4 @@
-//! What one relay does is its own: what others are told, have waiting and were promised stays.
+//! Actions of one relay do not affect the grants, demand and promises of others.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::multiplexer::board::Peer;
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::event::RelayKey;
 
-/// Two slots that can both hold `a`, each busy with a model that the other has not.
+/// Two slots that can both hold `a`, each busy with a model that the other does not have.
 async fn busy() -> (Stage, (Lease, Lease)) {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
@@ -40,7 +40,7 @@ async fn a_relay_that_let_its_turn_pass_gets_it_back_when_it_says_anything() {
     demand(&stage, other, "a", 9);
     pass(0.1).await;
     assert_eq!((stage.told.granted("a"), told.granted("a")), (Some(4), Some(0)));
-    // Neither sends anything; what nobody uses is anybody's.
+    // Neither sends anything; unused capacity is available to all.
     pass(3.0).await;
     assert_eq!((stage.told.granted("a"), told.granted("a")), (Some(4), Some(4)));
     stage.mux.handle_message(stage.new);
@@ -136,7 +136,7 @@ async fn what_came_waits_no_more_and_what_did_not_still_does() {
     demand(&stage, stage.new, "a", 2);
     pass(0.1).await;
     assert_eq!(wanted(&stage), [1, 0]);
-    // One comes too early, and ends; the other still waits, and goes to whichever slot is free first.
+    // One arrives too early, and ends; the other still waits, and goes to whichever slot is free first.
     assert!(stage.send("a").await.is_err());
     drop(c);
     pass(5.0).await;

@@ -12,7 +12,7 @@ use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::slots::Refusal;
 
-/// Two slots: both have `a`, only the second has `b`, which takes eight at once.
+/// Two slots: both have `a`, only the second has `b`, with a capacity of eight.
 async fn two() -> Stage {
     let second = SlotConfig::new("gpu1", vec![ModelConfig::new("a", 4), ModelConfig::new("b", 8)]);
     Stage::with(vec![config(&["a"]), second], false).await
@@ -124,7 +124,7 @@ async fn demand_that_no_slot_can_serve_yet_makes_one_slot_load() {
     pass(5.0).await;
     let logs: Vec<_> = stage.drivers.iter().flat_map(|driver| driver.log()).collect();
     assert_eq!(logs, ["load a"]);
-    // As little as three requests of a relay that keeps none itself.
+    // The same holds for three requests of a relay without a queue.
     let stage = two().await;
     let _waiting = [stage.ask("a"), stage.ask("a"), stage.ask("a")];
     pass(5.0).await;
@@ -228,13 +228,13 @@ async fn models_that_are_wanted_at_once_are_loaded_at_once_each_in_a_slot_of_its
     stage.mux.handle_demand(stage.new, &demand(&["m", "n", "o"]));
     pass(0.1).await;
     assert_eq!(targets(&stage), each);
-    // One is told at once, and the others some milliseconds later.
+    // One demand arrives at once, and the others some milliseconds later.
     let stage = three_of_three().await;
     stage.mux.handle_demand(stage.new, &demand(&["m"]));
     stage.mux.handle_demand(stage.new, &demand(&["m", "n", "o"]));
     pass(0.1).await;
     assert_eq!(targets(&stage), each);
-    // Requests of a relay that keeps none itself.
+    // Requests of a relay without a queue.
     let stage = three_of_three().await;
     let _waiting = ["m", "n", "o"].map(|id| stage.ask(id));
     pass(0.1).await;
@@ -278,7 +278,7 @@ async fn what_waits_for_a_busy_slot_goes_to_one_that_becomes_idle_without_being_
     assert_eq!((targets(&stage), wanted()[0]), (vec![None, Some("a".to_owned())], 0));
     pass(5.0).await;
     assert_eq!(stage.told.granted("a"), Some(4));
-    // And nothing of it is left where it waited first.
+    // No demand is left at the slot where it waited first.
     stage.mux.handle_demand(stage.new, &demand(&[]));
     pass(60.0).await;
     assert_eq!(stage.mux.slots().slots[0].resident.as_deref(), Some("b"));
@@ -307,7 +307,7 @@ async fn what_slots_last_said_of_themselves_grows_older() {
     pass(7.0).await;
     let after = stage.mux.slots().slots.swap_remove(0);
     assert_eq!((after.since_ms - before.since_ms, after.idle_ms - before.idle_ms), (7000, 7000));
-    // What is at work stays at work, and what comes comes nearer, until it is overdue.
+    // A busy slot stays busy, and the estimate shrinks until it is overdue.
     stage.driver().play("load b", Play::Never);
     let _loads = stage.ask("b");
     pass(0.1).await;

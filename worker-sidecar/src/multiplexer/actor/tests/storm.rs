@@ -1,5 +1,5 @@
-//! Many requests at once, on several threads and by the real clock: whatever order things happen in, all that was taken comes
-//! back, and the driver is never called twice at a time (its play panics if it is, which quarantines the slot).
+//! Many requests at once, on several threads and by the real clock: in whatever order events happen, every lease is
+//! released, and driver calls never overlap (the fake driver panics if they do, which quarantines the slot).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::multiplexer::slots::Multiplexer;
 
 const REQUESTS: u64 = 400;
 
-/// Scatters the numbers of requests.
+/// Returns a pseudo-random number for the number of a request.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 20
 }
@@ -83,9 +83,9 @@ async fn all_that_was_taken_comes_back() {
         assert_ne!(report.slot.state, SlotState::Quarantined);
         assert!(report.failures.is_empty(), "{:?}", report.failures);
     }
-    // No place is taken any more.
+    // All places are free.
     assert_eq!(told.grant_now().others, 0);
     let calls: usize = stage.drivers.iter().map(|driver| driver.log().len()).sum();
-    // Swaps happened: fewer on a busy machine, where more requests find their model.
+    // Swaps happened: fewer on a busy machine, where more requests find their model loaded.
     assert!(calls > 4, "{calls}");
 }

@@ -1,4 +1,4 @@
-//! Swaps as their callers see them, and what is told of them.
+//! Swaps as their callers see them, and their reports.
 
 use modelrelay_protocol::message::SlotState;
 use prometheus::TextEncoder;
@@ -34,7 +34,7 @@ async fn a_request_in_the_instant_in_which_its_model_would_go_finds_it_loaded() 
     let (_, idle) = (stage.driver().log(), tokio::time::Instant::now());
     tokio::time::sleep_until(idle + secs(60.0)).await;
     let lease = stage.ask("a").await.unwrap();
-    // Whichever was first, the request is served, and the slot is not stuck.
+    // Whichever came first, the request is served, and the slot is not stuck.
     drop(lease);
     pass(59.0).await;
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
@@ -95,7 +95,7 @@ async fn a_swap_is_told_to_people_and_counted() {
     let (remaining, length) = (&slot["drain"]["remaining"], &slot["drain"]["deadline"]);
     assert!((19.9..=20.0).contains(&remaining.as_f64().unwrap()), "{slot}");
     assert!((29.9..30.1).contains(&(length.as_f64().unwrap() - slot["drain"]["started"].as_f64().unwrap())), "{slot}");
-    // It never hangs up.
+    // Its client never disconnects.
     let other = other.await.unwrap();
     let slot = stage.mux.health().await["slots"][0].take();
     let swap = &slot["last_swap"];

@@ -1,11 +1,11 @@
 //! Random histories of a whole slot: its task, its driver's calls, and a GPU with a meter. The driver fails, hangs, dies, is
-//! late, and lies: it says that a model is unloaded whose memory is still taken. What it says is of no interest here; the
-//! GPU knows what is true, and notes whenever something is loaded that does not fit beside what is there.
+//! late, and lies: it reports that a model is unloaded whose memory is still in use. The tests ignore its reports; the GPU
+//! knows the true state, and records whenever something is loaded that does not fit next to the present models.
 //!
-//! Histories of the machine alone are many more and know more, see `machine::tests::history`. Here it is about what they
-//! cannot know: that memory that was not given back is never loaded into (I1), that the task answers in no time whatever its
-//! driver does (I6), that no relay is told of a resident that was not seen ready (I9), and that each request ends once and
-//! nothing leaks when tasks are dropped wherever they are (I4, I5).
+//! Histories of the machine alone are far more numerous and check more, see `machine::tests::history`. This file tests what
+//! they cannot: that nothing is loaded into memory that was not freed (I1), that the task responds at once whatever its driver
+//! does (I6), that relays never see a resident that was not ready (I9), and that each request ends once and nothing leaks
+//! wherever tasks are dropped (I4, I5).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ use crate::multiplexer::slots::Multiplexer;
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 const TOTAL: u64 = 100;
-/// Two do not fit.
+/// Two models do not fit.
 const SIZE: u64 = 60;
 const OPS: u64 = 200;
 const MOST_HELD: usize = 6;
@@ -68,9 +68,9 @@ impl Dice {
 #[derive(Debug, Default)]
 struct Gpu {
     taken: Mutex<HashMap<Model, u64>>,
-    /// What has been loaded to the end and has not gone since.
+    /// The models that were loaded completely and have not gone since.
     serving: Mutex<HashSet<Model>>,
-    /// What was seen to be wrong. A panic would be taken for the driver's.
+    /// The violations that were found. A panic would be attributed to the driver.
     wrong: Mutex<Vec<String>>,
 }
 
@@ -106,7 +106,7 @@ impl Meter for Gpu {
     }
 }
 
-/// Does what it is told, more or less.
+/// A driver that carries out most calls.
 #[derive(Debug)]
 struct Liar {
     gpu: Arc<Gpu>,
@@ -115,21 +115,21 @@ struct Liar {
     dead: watch::Sender<HashSet<Model>>,
 }
 
-/// How a call goes this time.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mood {
     Good,
-    /// Right, but what it frees comes back seconds later.
+    /// Success, but the memory is freed seconds later.
     Late,
-    /// It says yes and has done nothing.
+    /// It reports success and has done nothing.
     Lie,
-    /// It says no and has done half of it.
+    /// It reports failure and has done half of it.
     Fail,
     Hang,
 }
 
 impl Liar {
-    /// `honesty`: in percent.
+    /// `honesty`: the percentage of calls that go well.
     fn mood(&self, honesty: u64) -> (Mood, Duration) {
         let mut dice = self.dice.lock().unwrap();
         let wait = dice.wait(3_000);
@@ -147,7 +147,7 @@ impl Liar {
         }));
     }
 
-    /// A backend that goes, serves nobody from then on.
+    /// A backend that is unloaded serves no requests from then on.
     async fn go(&self, model: &Model, honesty: u64) -> Result<(), DriverError> {
         let (mood, wait) = self.mood(honesty);
         tokio::time::sleep(wait).await;
@@ -242,24 +242,24 @@ impl Driver for Liar {
     }
 }
 
-/// A slot, its driver, two relays, and the requests that are under way.
+/// A slot, its driver, two relays, and the requests in progress.
 struct World {
     mux: Arc<Multiplexer>,
     liar: Arc<Liar>,
     driver: Arc<SlotDriver>,
     roster: Arc<Roster>,
-    /// How often the settings of its models were changed.
+    /// The number of changes of its models' settings.
     revision: u16,
     dice: Dice,
-    /// Knows slots.
+    /// The sink of the relay that supports slots.
     told: Arc<Sink>,
     new: RelayKey,
-    /// Knows nothing: its requests wait here.
+    /// The relay without capabilities: its requests wait here.
     old: RelayKey,
     requests: JoinSet<()>,
     begun: usize,
     ended: usize,
-    /// The last one that was seen to serve.
+    /// The last generation that was found serving.
     generation: u64,
     visits: HashSet<SlotState>,
 }
@@ -275,7 +275,7 @@ fn config(ids: &[&str]) -> SlotConfig {
     config
 }
 
-/// The address stands for all that a driver has to know of a model.
+/// The address represents all of a model's driver settings.
 fn settings(ids: &[&str], revision: u16) -> SlotSettings {
     let served = |id: &&str| (Served::new(*id), format!("http://backend:{revision}").parse().unwrap());
     SlotSettings {
@@ -287,7 +287,7 @@ fn settings(ids: &[&str], revision: u16) -> SlotSettings {
     }
 }
 
-/// Has a lease for so long, or until it is told to end; drops its place in the line before, if that takes too long.
+/// Waits for a lease for at most `patience`, and holds it for `work`, or until it is cancelled.
 async fn request(arriving: Arriving, patience: Duration, work: Duration) {
     let Ok(Ok(lease)) = tokio::time::timeout(patience, arriving).await else { return };
     let answered = tokio::select! {
@@ -377,7 +377,7 @@ impl World {
         }
     }
 
-    /// The file has these models; each second time their settings are new.
+    /// Applies a configuration with these models; every second time their settings are new.
     fn reconfigure(&mut self, ids: &[&str]) {
         self.revision += self.dice.below(2) as u16;
         let slot = settings(ids, self.revision);
@@ -395,16 +395,16 @@ impl World {
 
     async fn check(&mut self) {
         let (before, alive) = (tokio::time::Instant::now(), self.begun - self.ended);
-        // A lease that nobody took comes back behind this one.
+        // A lease without a receiver returns behind this one.
         self.mux.reports().await;
         let report = self.mux.reports().await.pop().expect("the slot's task is alive");
         assert_eq!(before.elapsed(), Duration::ZERO, "I6: the slot waits for its driver");
         let held: usize = report.requests.iter().map(|(_, requests)| requests.held).sum();
         let leases: usize = report.requests.iter().map(|(_, requests)| requests.leases).sum();
-        // Of the relay that keeps nothing; those of its predecessor are gone.
+        // Only requests of the relay without a queue; those of its predecessor are gone.
         assert!(held <= MOST_HELD, "I10: {held} are held");
         self.visits.insert(report.slot.state);
-        // A swap that is called off leaves a resident that may have died without anybody having seen it yet.
+        // An aborted swap leaves a resident that may have died unnoticed.
         let is_ready = report.slot.state == SlotState::Ready;
         let begins = is_ready && report.slot.since_ms == 0 && report.slot.generation != self.generation;
         if is_ready {
@@ -421,7 +421,7 @@ impl World {
         assert_eq!(*self.liar.gpu.wrong.lock().unwrap(), Vec::<String>::new());
     }
 
-    /// The driver does what it says from now on. Then every request ends, and every model can be had.
+    /// From now on, the driver does what it reports. Then every request ends, and every model can be loaded.
     async fn calm_down(mut self) -> HashSet<SlotState> {
         self.liar.is_honest.store(true, Ordering::Relaxed);
         self.reconfigure(&MODELS);

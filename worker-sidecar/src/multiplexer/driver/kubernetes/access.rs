@@ -1,4 +1,4 @@
-//! Where the API server is, and as whom it is asked: what a Pod knows of its cluster.
+//! The API server's address and the worker's credentials: what a Pod knows about its cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use url::Url;
 use crate::config::SettingError;
 use crate::net::Trust;
 
-/// Where the kubelet puts what belongs to a Pod's ServiceAccount.
+/// The folder in which the kubelet mounts a Pod's ServiceAccount.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 const SETTING: &str = "multiplexer.slots";
@@ -22,12 +22,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// `account`: a folder with a `token`, and with a `ca.crt` if the server speaks TLS.
+    /// `account`: a folder with a `token`, and with a `ca.crt` if the server uses TLS.
     pub fn new(server: Url, account: impl Into<PathBuf>, namespace: impl Into<String>) -> Self {
         Self { server, account: account.into(), namespace: namespace.into() }
     }
 
-    /// That of the Pod in which this program runs.
+    /// Returns the access of the Pod in which this program runs.
     pub fn of_this_pod() -> Result<Self, SettingError> {
         Self::found(|name| std::env::var(name).ok().filter(|value| !value.is_empty()), Path::new(ACCOUNT))
     }
@@ -40,7 +40,7 @@ impl Access {
                  KUBERNETES_SERVICE_HOST is not set; run the worker in the cluster, or choose another driver",
             ));
         };
-        // An IPv6 address comes without brackets.
+        // An IPv6 address has no brackets here.
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let port = variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".to_owned());
         let server = format!("https://{host}:{port}");
@@ -63,17 +63,17 @@ impl Access {
         &self.server
     }
 
-    /// Where everything is that it is asked about.
+    /// The namespace of all its objects.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Read for each request, because the kubelet replaces it every hour.
+    /// Reads the token; called for each request, because the kubelet replaces it every hour.
     pub(super) fn token(&self) -> Result<Secret, String> {
         self.read("token").map(Secret::new)
     }
 
-    /// Trusts the cluster's own authority and nobody else.
+    /// Trusts only the cluster's own CA.
     pub(super) fn trust(&self) -> Trust {
         Trust::only(self.account.join("ca.crt"))
     }

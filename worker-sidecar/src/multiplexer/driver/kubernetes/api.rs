@@ -1,11 +1,11 @@
 //! The four requests to the API server: read and write a Deployment's scale, list and watch Pods.
 //!
-//! A plain HTTP client and not a Kubernetes library, see this crate's Cargo.toml. Each request has a connection of its own
-//! and reads token and authority anew: both rotate, and in between nothing is held.
+//! A plain HTTP client instead of a Kubernetes library, see this crate's Cargo.toml. Each request uses its own
+//! connection and reads token and CA again: both rotate, and nothing is held in between.
 //!
-//! What passes by itself (no connection, no answer, an overload) is [`DriverError::Silent`]; what a person has to change
-//! first is [`DriverError::NotOurs`] and says what. An API server that is away tells nothing about Pods, so it is never
-//! [`DriverError::Unreachable`], which is taken for "nobody is there".
+//! Temporary failures (no connection, no response, an overload) are [`DriverError::Silent`]; failures that an operator
+//! has to fix first are [`DriverError::NotOurs`] and state the fix. An API server that is unavailable is no evidence
+//! about Pods, so it is never [`DriverError::Unreachable`], which means "no backend is running".
 
 use std::time::Duration;
 
@@ -27,18 +27,18 @@ use super::pods::Pod;
 use crate::multiplexer::driver::DriverError;
 use crate::net;
 
-/// One request. Two of them fit into the time that the machine has for a question.
+/// The timeout of one request. Two of them fit into the machine's timeout for a question.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// A watch is ended by the server after so long.
+/// The server ends a watch after this time.
 const WATCH_SECONDS: u64 = 30;
-/// And here a moment later, should its connection have died silently.
+/// The client ends a watch a moment later, in case its connection has died silently.
 const WATCH_PATIENCE: Duration = Duration::from_secs(35);
-/// The longest answer and the longest event: a Pod is an object of 1.5 MB at most, and of one Deployment there are few.
+/// The longest response and the longest event: a Pod is an object of at most 1.5 MB, and one Deployment has few.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
-/// How much of a refusal is worth quoting.
+/// The number of characters of an error response that are quoted.
 const QUOTED_CHARS: usize = 300;
 
-/// Asks the API server.
+/// A client of the API server.
 #[derive(Debug)]
 pub(super) struct Api {
     access: Access,
@@ -47,9 +47,9 @@ pub(super) struct Api {
 /// A Deployment's scale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scale {
-    /// Pods that there should be.
+    /// The desired number of Pods.
     pub(super) replicas: u32,
-    /// Which are its Pods.
+    /// The label selector of its Pods.
     pub(super) selector: String,
 }
 
@@ -67,32 +67,32 @@ pub(super) enum Change {
     Gone(Box<Pod>),
 }
 
-/// Changes of Pods, as they come.
+/// Changes of Pods, as they arrive.
 #[derive(Debug)]
 pub(super) struct Watch {
     exchange: Exchange,
-    /// Read, and not yet a whole line.
+    /// Received bytes that are not yet a whole line.
     rest: Vec<u8>,
     until: Instant,
 }
 
-/// An answer whose body is still to be read.
+/// A response whose body is still to be read.
 #[derive(Debug)]
 struct Exchange {
     answer: Response<Incoming>,
-    /// Drives the connection, and ends with this.
+    /// Drives the connection, and is aborted with this value.
     _connection: JoinSet<()>,
 }
 
-/// One request, and how an error calls it.
+/// One request, and how errors describe it.
 struct Ask<'a> {
     method: Method,
     path: String,
     query: Vec<(&'a str, &'a str)>,
     body: Option<String>,
-    /// What it is about: `Deployment NAME`, or `Pods of SELECTOR`.
+    /// Its object: `Deployment NAME`, or `Pods of SELECTOR`.
     about: String,
-    /// What a Role has to allow for it.
+    /// The permission that a Role must grant for it.
     right: &'static str,
 }
 
@@ -101,7 +101,7 @@ impl Api {
         Self { access }
     }
 
-    /// For people.
+    /// Returns the Deployment's human-readable name.
     pub(super) fn name(&self, deployment: &str) -> String {
         format!("Deployment {deployment} in namespace {}", self.access.namespace())
     }
@@ -111,7 +111,7 @@ impl Api {
         self.read_scale(ask).await
     }
 
-    /// Sets the number of Pods. `is_rehearsal`: finds out whether it could, and changes nothing.
+    /// Sets the number of Pods. `is_rehearsal`: a dry run, which changes nothing.
     pub(super) async fn set_scale(
         &self,
         deployment: &str,
@@ -142,7 +142,7 @@ impl Api {
         Ok(PodList { pods: items, version: metadata.resource_version })
     }
 
-    /// What changes after `version`, for [`WATCH_SECONDS`].
+    /// Watches for changes after `version`, for [`WATCH_SECONDS`].
     pub(super) async fn watch(&self, selector: &str, version: &str) -> Result<Watch, DriverError> {
         let mut ask = self.ask_pods(selector, "watch on pods");
         let seconds = WATCH_SECONDS.to_string();
@@ -170,7 +170,7 @@ impl Api {
     }
 
     async fn read_scale(&self, ask: Ask<'_>) -> Result<Scale, DriverError> {
-        // A zero is left out of the specification.
+        // The specification omits a zero.
         #[derive(Deserialize)]
         struct Object {
             #[serde(default)]
@@ -229,7 +229,7 @@ impl Api {
         });
         let mut request = Request::new(Full::new(Bytes::from(ask.body.clone().unwrap_or_default())));
         *request.method_mut() = ask.method.clone();
-        // What `Url` writes behind the authority is a valid request target.
+        // `Url` always has a valid request target after the authority.
         *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
         let headers = request.headers_mut();
         let mut credentials = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
@@ -275,7 +275,8 @@ impl Api {
 }
 
 impl Watch {
-    /// The next change; nothing once the watch is over, for whatever reason. It may be dropped and asked again.
+    /// Returns the next change; `None` once the watch is over, for whatever reason. The future may be dropped and
+    /// called again.
     pub(super) async fn next(&mut self) -> Option<Change> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -305,17 +306,17 @@ impl Exchange {
     }
 }
 
-/// Whether there is no such Deployment, and so no Pod of it.
+/// True if the Deployment does not exist, and so has no Pods.
 pub(super) fn is_absent(error: &DriverError) -> bool {
     matches!(error, DriverError::Refused { status: 404, .. })
 }
 
-/// What a line of a watch means.
+/// The meaning of a line of a watch.
 enum Event {
     Changed(Change),
-    /// A bookmark, or something that later versions add.
+    /// A bookmark, or an event of a later version.
     Other,
-    /// An error: most often that the version is too old (410).
+    /// An error: usually the version is too old (410).
     Over,
 }
 
@@ -348,7 +349,7 @@ async fn within<T>(url: &Url, asking: impl Future<Output = Result<T, DriverError
     timeout(REQUEST_TIMEOUT, asking).await.unwrap_or_else(|_| late())
 }
 
-/// The message of a `Status`, on one line.
+/// Returns the message of a `Status`, on one line.
 fn quote(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {
@@ -393,7 +394,7 @@ mod tests {
         assert!(matches!(event(b"{}"), Event::Over));
     }
 
-    /// What an API server sends in answer to a watch, and what is read of it meanwhile.
+    /// Runs a fake API server's side of a watch, and in parallel the test's reading side.
     async fn watched(sends: impl AsyncFnOnce(&mut TcpStream), reads: impl AsyncFnOnce(Watch)) {
         let account = tempfile::tempdir().unwrap();
         std::fs::write(account.path().join("token"), "token").unwrap();
@@ -417,7 +418,7 @@ mod tests {
 
     async fn send(connection: &mut TcpStream, chunk: &[u8]) {
         let head = format!("{:x}\r\n", chunk.len());
-        // Whoever reads it may have had enough.
+        // The reader may have closed the connection.
         let _ = connection.write_all(&[head.as_bytes(), chunk, b"\r\n"].concat()).await;
     }
 

@@ -1,4 +1,4 @@
-//! What the driver knows of one model and its Deployment between two calls.
+//! The driver's state of one model and its Deployment between two calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,41 +12,41 @@ use super::ScaledModel;
 use super::api::Api;
 use super::pods::Pod;
 
-/// What whoever scales a model beside the multiplexer should do.
+/// Advice for third parties that scale a model which the multiplexer owns.
 pub(super) const LEAVE_ALONE: &str =
     "its replicas are the multiplexer's; remove the HorizontalPodAutoscaler, and let GitOps ignore spec.replicas";
 
-/// A model and its Deployment, and what was seen of them.
+/// A model and its Deployment, and what probes have found.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// How it shows that it is ready.
+    /// How its readiness is checked.
     pub(super) served: Served,
-    /// The Deployment's name.
     pub(super) deployment: String,
     given: Option<Url>,
     /// Never held over an await.
     life: Mutex<Life>,
-    /// What was last told about replicas that are not ours. Never held over an await.
+    /// The number of foreign replicas that was last logged. Never held over an await.
     told: Mutex<Option<u32>>,
-    /// Whether it was told that the API server refuses to say how it is.
+    /// True if it was logged that the API server denies access to the model's state.
     is_refused: AtomicBool,
-    /// What must not be left half done.
+    /// Runs actions that must not be left half done.
     pub(super) orders: Sequence,
 }
 
-/// What is known of a model between two calls.
+/// A model's state between two calls.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Where its Pod was seen to be ready.
+    /// The URL at which its Pod was found ready.
     pub(super) found: Option<Url>,
-    /// It is being loaded, or is: nobody else's replicas are taken back.
+    /// True if it is loaded or being loaded: its replicas are not scaled down.
     pub(super) is_wanted: bool,
-    /// Loads and removals that have begun or ended. A look that began before the last of them has seen another life.
+    /// The number of loads and removals that have begun or ended. A probe that began before the last one has seen
+    /// another life.
     pub(super) turns: u64,
 }
 
 impl Known {
-    /// Nothing was seen yet.
+    /// Creates the state of a model that was not probed yet.
     pub(super) fn new(ScaledModel { served, deployment, url }: ScaledModel) -> Self {
         Self {
             served,
@@ -59,12 +59,12 @@ impl Known {
         }
     }
 
-    /// Where requests go, as far as that is known.
+    /// Returns the URL for requests, if it is known.
     pub(super) fn url(&self) -> Option<Url> {
         self.given.clone().or_else(|| self.found())
     }
 
-    /// Where requests go, if this Pod is the one.
+    /// Returns the URL for requests if they go to this Pod.
     pub(super) fn address(&self, pod: &Pod) -> Result<Url, DriverError> {
         self.given.clone().map_or_else(|| pod.address(), Ok)
     }
@@ -73,7 +73,7 @@ impl Known {
         self.life().found.clone()
     }
 
-    /// A look at its Pod. One that nobody answers for is there all the same, and with it its GPU.
+    /// Probes its Pod. A Pod where nothing listens still exists, and holds its GPU.
     pub(super) async fn look_at(&self, url: Url) -> Result<Probed, DriverError> {
         match self.served.look(&self.served.client(url)).await {
             Err(DriverError::Unreachable { .. }) => Ok(Probed::default()),
@@ -85,7 +85,7 @@ impl Known {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says once that somebody else scales.
+    /// Logs once that a third party scales the Deployment.
     pub(super) fn tell(&self, api: &Api, replicas: u32) {
         if self.told().replace(replicas) == Some(replicas) {
             return;
@@ -107,14 +107,14 @@ impl Known {
         }
     }
 
-    /// Says once that the API server does not let this worker see how the model is.
+    /// Logs once that the API server denies this worker access to the model's state.
     pub(super) fn tell_refusal(&self, error: &DriverError) {
         if !matches!(error, DriverError::Silent { .. }) && !self.is_refused.swap(true, Ordering::Relaxed) {
             tracing::warn!(deployment = self.deployment, %error, "only the model's Pod tells how it is");
         }
     }
 
-    /// The API server has said how the model is.
+    /// The API server has reported the model's state.
     pub(super) fn note_answer(&self) {
         self.is_refused.store(false, Ordering::Relaxed);
     }
@@ -139,15 +139,15 @@ impl Life {
         *self = Self { turns: self.turns + 1, ..Self::default() };
     }
 
-    /// A look that began in this turn has seen its Pod serve there.
+    /// A probe that began in this turn has found its Pod serving at `url`.
     pub(super) fn see(&mut self, turn: u64, url: Url) {
         if self.turns == turn {
             (self.found, self.is_wanted) = (Some(url), true);
         }
     }
 
-    /// A look that began in this turn has seen that nothing of it is left. Whether something was: then somebody else took it
-    /// away, and it is nobody's any more.
+    /// A probe that began in this turn has found nothing of it. Returns true if it was found before: then a third party
+    /// removed it, and the model is no longer wanted.
     pub(super) fn is_lost(&mut self, turn: u64) -> bool {
         let is_lost = self.turns == turn && self.found.take().is_some();
         self.is_wanted &= !is_lost;

@@ -1,12 +1,12 @@
-//! What the Pods of a Deployment say: one is ready, one will never be, or why not yet.
+//! The state of a Deployment's Pods: one is ready, one will never be, or why none is ready yet.
 
 use serde::Deserialize;
 use url::Url;
 
 use crate::multiplexer::driver::DriverError;
 
-/// What waiting will not mend, or only by a change of the Deployment. `ErrImagePull` is left out: it is a first failure,
-/// and `ImagePullBackOff` comes after it.
+/// Reasons that waiting does not resolve, or only after a change of the Deployment. `ErrImagePull` is omitted: it is a
+/// first failure, and `ImagePullBackOff` follows it.
 const HOPELESS: [&str; 7] = [
     "CrashLoopBackOff",
     "ImagePullBackOff",
@@ -17,10 +17,10 @@ const HOPELESS: [&str; 7] = [
     "RunContainerError",
 ];
 
-/// What a container is said to wait for while all is well.
+/// Reasons for waiting that are normal.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// A Pod, as far as it matters here.
+/// The relevant fields of a Pod.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Pod {
     pub(super) metadata: Metadata,
@@ -107,27 +107,27 @@ struct Terminated {
     message: String,
 }
 
-/// How the Pods of a Deployment stand together.
+/// The combined state of a Deployment's Pods.
 #[derive(Debug)]
 pub(super) enum Standing<'a> {
-    /// This one is ready, and stays.
+    /// This Pod is ready, and is not being deleted.
     Ready(&'a Pod),
-    /// None is, and waiting will not change it.
+    /// None is ready, and waiting will not change that.
     Hopeless(Hopeless),
-    /// None is yet, and why.
+    /// None is ready yet, for this reason.
     Waiting(String),
 }
 
 /// A Pod that will not become ready.
 #[derive(Debug)]
 pub(super) struct Hopeless {
-    /// Its name, and what the kubelet says of it.
+    /// Its name, and the kubelet's reason.
     pub(super) why: String,
-    /// How its container ended, if it has run.
+    /// The exit code of its container, if it has run.
     pub(super) exit_code: Option<i32>,
 }
 
-/// Judges them.
+/// Returns the combined state of the Pods.
 pub(super) fn standing<'a>(pods: impl Iterator<Item = &'a Pod>) -> Standing<'a> {
     let pods: Vec<_> = pods.filter(|pod| pod.is_there()).collect();
     let staying: Vec<_> = pods.iter().copied().filter(|pod| !pod.is_leaving()).collect();
@@ -147,8 +147,8 @@ pub(super) fn standing<'a>(pods: impl Iterator<Item = &'a Pod>) -> Standing<'a> 
 }
 
 impl Pod {
-    /// One that was left behind after an eviction by its node holds nothing any more. One that is being deleted gets the
-    /// same phase before its node is done with it, so it is there until it is gone.
+    /// True if the Pod may hold a GPU. A Pod that remains after its node evicted it holds nothing any more. A Pod that
+    /// is being deleted gets the same phase before its node is done with it, so it is present until it is gone.
     pub(super) fn is_there(&self) -> bool {
         self.is_leaving() || !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
@@ -161,7 +161,7 @@ impl Pod {
         self.condition("Ready").is_some_and(|ready| ready.status == "True") && !self.status.pod_ip.is_empty()
     }
 
-    /// Where it listens: its first container port.
+    /// Returns the URL of its first container port.
     pub(super) fn address(&self) -> Result<Url, DriverError> {
         let port = self.spec.containers.iter().flat_map(|container| &container.ports).next();
         let port = port.ok_or_else(|| {
@@ -210,7 +210,7 @@ impl Pod {
 }
 
 impl ContainerStatus {
-    /// What keeps it from running, with how it ended before.
+    /// Returns the reason why it does not run, and how it ended before.
     fn trouble(&self) -> Option<String> {
         let now = match &self.state {
             ContainerState { waiting: Some(waiting), .. } if !USUAL.contains(&&*waiting.reason) => {

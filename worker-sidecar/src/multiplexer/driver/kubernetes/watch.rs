@@ -1,7 +1,7 @@
-//! The Pods of one Deployment, followed: a list, then what changes after it, and a new list whenever that ends.
+//! Follows the Pods of one Deployment: a list, then the changes after it, and a new list whenever the watch ends.
 //!
-//! A watch that cannot be had (an API server that restarts, a Role without `watch`, a version that is too old) costs nothing
-//! but time: Pods are listed again each second.
+//! A watch that fails (the API server restarts, a Role lacks `watch`, a version is too old) costs nothing but time:
+//! Pods are listed again each second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use super::api::{Api, Change, Watch};
 use super::pods::{self, Pod, Standing};
 use crate::multiplexer::driver::DriverError;
 
-/// Between two lists at least.
+/// The least time between two lists.
 const LIST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pods, and how they are followed.
+/// The Pods of a Deployment, and how they are followed.
 #[derive(Debug)]
 pub(super) struct Followed<'a> {
     api: &'a Api,
     selector: String,
-    /// By name; nothing before the first list.
+    /// By name; `None` before the first list.
     pods: Option<BTreeMap<String, Pod>>,
     watch: Option<Watch>,
     next_list: Instant,
-    /// Why they are not known, for the time being.
+    /// The reason why they are currently unknown.
     trouble: Option<DriverError>,
 }
 
@@ -33,8 +33,8 @@ impl<'a> Followed<'a> {
         Self { api, selector, pods: None, watch: None, next_list: Instant::now(), trouble: None }
     }
 
-    /// Waits until something has changed, or may have. Fails only where waiting is of no use. It may be dropped and called
-    /// again.
+    /// Waits until something has changed, or may have. Fails only if waiting would not help. The future may be dropped
+    /// and called again.
     pub(super) async fn change(&mut self) -> Result<(), DriverError> {
         if let Some(watch) = &mut self.watch {
             let change = watch.next().await;
@@ -69,7 +69,7 @@ impl<'a> Followed<'a> {
         Ok(())
     }
 
-    /// How many there are that hold, or may hold, a GPU; nothing while that is not known.
+    /// Returns the number of Pods that hold, or may hold, a GPU; `None` while it is unknown.
     pub(super) fn number(&self) -> Option<usize> {
         Some(self.pods.as_ref()?.values().filter(|pod| pod.is_there()).count())
     }

@@ -21,14 +21,14 @@ fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
     assert_eq!(status_in(&list, "d"), None);
 }
 
-/// A router of one model, `a`, beside another that nobody wants.
+/// A fake router with the model `a`, and another one that is not used.
 #[derive(Debug)]
 struct Played {
     status: Mutex<&'static str>,
     told: Mutex<Vec<&'static str>>,
-    /// How it answers a load, and what becomes of the model then.
+    /// Its response to a load, and the model's status after it.
     load: (StatusCode, &'static str),
-    /// How it answers when it is to unload it, which it does unless it refuses the key.
+    /// Its response to an unload, which it carries out unless it rejects the key.
     unload: StatusCode,
 }
 
@@ -72,7 +72,7 @@ async fn in_time<T>(call: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(5), call).await.expect("it does not wait for ever")
 }
 
-/// What comes of a load of `a`, and what the router was told.
+/// Returns the result of a load of `a`, and the calls that the router received.
 async fn loaded(
     status: &'static str,
     load_answer: (StatusCode, &'static str),

@@ -37,14 +37,14 @@ async fn a_server_that_does_not_answer_is_told_in_time_and_by_its_address() {
     assert!(error.contains(&url) && error.contains("/api/show"), "{error}");
 }
 
-/// An Ollama of which the test says what is loaded.
+/// A fake Ollama with the loaded models that the test sets.
 #[derive(Debug, Default)]
 struct Played {
     loaded: Mutex<Vec<String>>,
     told: Mutex<Vec<String>>,
-    /// What it says instead of generating.
+    /// The error that it returns instead of generating.
     refusal: Option<&'static str>,
-    /// A load takes so long, and is not called off when its client leaves.
+    /// The duration of a load, which is not cancelled when its client leaves.
     takes: Duration,
 }
 

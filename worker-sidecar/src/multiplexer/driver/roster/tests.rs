@@ -94,7 +94,7 @@ impl Rig {
         Self { roster: Roster::new(&settings(models), Box::new(build)).unwrap(), log }
     }
 
-    /// Added, removed and changed models.
+    /// Returns the added, removed and changed models.
     fn reconfigure(&self, models: &[(&str, u16)]) -> [String; 3] {
         let Changes { added, removed, changed } = self.roster.reconfigure(&settings(models)).unwrap();
         [added, removed, changed].map(|models| models.join(" "))
@@ -110,7 +110,7 @@ impl Rig {
     }
 }
 
-/// A slot with these models; the port stands for all that a driver has to know of one.
+/// A slot with these models; the port represents all of a model's driver settings.
 fn settings(models: &[(&str, u16)]) -> SlotSettings {
     let served = |(id, port): &(&str, u16)| (Served::new(*id), format!("http://backend:{port}").parse().unwrap());
     SlotSettings {

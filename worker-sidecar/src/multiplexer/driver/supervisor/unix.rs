@@ -1,4 +1,4 @@
-//! The supervisor over process groups, and on Linux over `/proc`.
+//! The supervisor based on process groups, and on Linux also on `/proc`.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,12 +20,12 @@ use super::SuperviseArgs;
 #[cfg(target_os = "linux")]
 const WITH_PARENT: &str = "--with-parent";
 
-/// Between two rounds of killing what does not die or was just forked.
+/// Between two rounds of killing processes that have not died yet or were just forked.
 const KILL_PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) async fn supervise(args: &SuperviseArgs) -> io::Result<u8> {
     adopt_orphans();
-    // Taken and not followed. To ignore them would be the command's inheritance.
+    // Caught and dropped. Ignoring these signals would be inherited by the command.
     let _unheeded = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     let mut orphan = signal(SignalKind::child())?;
     let mut child = command(&args.command).stdin(Stdio::null()).process_group(0).spawn()?;
@@ -37,7 +37,7 @@ pub(super) async fn supervise(args: &SuperviseArgs) -> io::Result<u8> {
         tokio::select! {
             status = child.wait() => break Some(status?),
             read = orders.read(&mut order) => match read {
-                // Gone already is as good.
+                // The group may be gone already.
                 Ok(1..) => {
                     let _ = kill_process_group(group, Signal::TERM);
                 }
@@ -57,8 +57,8 @@ pub(super) fn set_apart(command: &mut Command) -> &mut Command {
     command.process_group(0)
 }
 
-/// This program still, until it has said with whom it dies. The path is that of the running program, even where the file
-/// was replaced.
+/// Starts this program first, so that it can configure the signal for its parent's death. The path is that of the
+/// running program, even if the file was replaced.
 #[cfg(target_os = "linux")]
 fn command(words: &[OsString]) -> Command {
     let parent = rustix::process::getpid().as_raw_nonzero().to_string();
@@ -74,7 +74,7 @@ fn command(words: &[OsString]) -> Command {
     command
 }
 
-/// Comes back only if that is not possible.
+/// Returns only if that fails.
 #[cfg(target_os = "linux")]
 pub(super) fn become_command(parent: i32, words: &[OsString]) -> io::Error {
     use std::os::unix::process::CommandExt;
@@ -82,14 +82,14 @@ pub(super) fn become_command(parent: i32, words: &[OsString]) -> io::Error {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
         return error.into();
     }
-    // It may have died before the kernel was told.
+    // The parent may have died before the kernel knew.
     if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
         return io::Error::other("its supervisor is gone");
     }
     std::process::Command::new(&words[0]).args(&words[1..]).exec()
 }
 
-/// Until nothing is left: what is killed may have forked a moment before.
+/// Repeats until nothing is left: a killed process may have forked a moment before.
 async fn kill_everything(child: &mut Child, group: Pid, ended: Option<ExitStatus>) -> io::Result<ExitStatus> {
     let mut ended = ended;
     loop {
@@ -121,7 +121,7 @@ fn adopt_orphans() {
 #[cfg(not(target_os = "linux"))]
 fn adopt_orphans() {}
 
-/// Everything that the command ever started and that still runs, found in `/proc`.
+/// All running processes that the command ever started, found in `/proc`.
 #[cfg(target_os = "linux")]
 mod descendants {
     use std::collections::HashMap;
@@ -134,17 +134,17 @@ mod descendants {
         is_zombie: bool,
     }
 
-    /// Kills them; says how many there were.
+    /// Kills them; returns their number.
     pub(super) fn kill() -> usize {
         let alive = all_of(&table(), getpid().as_raw_nonzero().get());
         for pid in alive.iter().filter_map(|pid| Pid::from_raw(*pid)) {
-            // Gone already is as good.
+            // It may be gone already.
             let _ = kill_process(pid, Signal::KILL);
         }
         alive.len()
     }
 
-    /// Takes the exit status of what was adopted and has ended; the command's own is its waiter's.
+    /// Reaps adopted processes that have ended; the command itself has its own waiter.
     pub(super) fn reap(command: Pid) {
         let own = getpid().as_raw_nonzero().get();
         for (pid, process) in table() {
@@ -176,7 +176,7 @@ mod descendants {
             .collect()
     }
 
-    /// `pid (name) state parent …`, where the name may hold anything, parentheses too.
+    /// Parses `pid (name) state parent …`, where the name may contain anything, including parentheses.
     fn parse(stat: &str) -> Option<Process> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let is_zombie = matches!(fields.next()?, "Z" | "X");
@@ -202,7 +202,7 @@ mod descendants {
     }
 }
 
-/// Without `/proc`, the group is all that is known.
+/// Without `/proc`, only the group is known.
 #[cfg(not(target_os = "linux"))]
 mod descendants {
     use rustix::process::Pid;

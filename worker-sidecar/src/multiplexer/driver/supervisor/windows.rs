@@ -1,4 +1,4 @@
-//! The supervisor over a job of Windows.
+//! The supervisor based on a Windows job.
 
 use std::io;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use super::SuperviseArgs;
 
-/// `CREATE_NO_WINDOW`: a console that nobody sees, whose keys nobody presses.
+/// `CREATE_NO_WINDOW`: an invisible console without keyboard input.
 const OWN_CONSOLE: u32 = 0x0800_0000;
 
 pub(super) async fn supervise(args: &SuperviseArgs) -> io::Result<u8> {
@@ -18,7 +18,7 @@ pub(super) async fn supervise(args: &SuperviseArgs) -> io::Result<u8> {
     });
     command.wrap(JobObject);
     if !args.leave_on_success {
-        // The job dies with whoever holds it, so also when this process is killed.
+        // The job dies with its holder, thus also when this process is killed.
         command.wrap(KillOnDrop);
     }
     let mut child = command.spawn()?;
@@ -32,7 +32,7 @@ pub(super) async fn supervise(args: &SuperviseArgs) -> io::Result<u8> {
     let status = match ended {
         Some(status) if status.success() && args.leave_on_success => status,
         Some(status) => {
-            // Gone already is as good.
+            // It may be gone already.
             let _ = child.start_kill();
             status
         }

@@ -1,4 +1,4 @@
-//! Requests whose clients go away while they wait.
+//! Requests whose clients disconnect while they wait.
 
 use modelrelay_protocol::message::SlotState;
 

@@ -1,4 +1,4 @@
-//! A new configuration while the slot is at work.
+//! A new configuration while the slot is working.
 
 use modelrelay_protocol::message::SlotState;
 

@@ -1,4 +1,4 @@
-//! Backends that die, hang, or are swapped behind our back.
+//! Backends that die, hang, or are swapped by a third party.
 
 use modelrelay_protocol::message::SlotState;
 
@@ -200,7 +200,7 @@ fn driver_that_does_not_answer_a_look_has_said_nothing() {
     let mut s = Stage::unstarted(config(&["a"]));
     s.handle(Event::Started);
     s.arrive(1, "a");
-    // Three looks of 20 s, in which four servers may take their time each, and a second between them.
+    // Three probes of 20 s, in which four servers may each use their full time, and a second between them.
     assert_eq!(s.pass(61.9), NOTHING);
     assert_eq!(s.pass(0.1), ["preflight a"]);
 }

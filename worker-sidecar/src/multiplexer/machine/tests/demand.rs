@@ -1,4 +1,4 @@
-//! Requests that wait at relays: they count, and they come when the gate opens.
+//! Requests that wait at relays: they are treated as waiting, and arrive when the gate opens.
 
 use super::harness::{NEW, NOTHING, Stage, secs};
 use crate::multiplexer::event::{Event, LinkKind, RelayKey};

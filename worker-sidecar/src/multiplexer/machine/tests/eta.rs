@@ -1,4 +1,4 @@
-//! How long it may still take, as those are told who wait.
+//! Estimates of the remaining time, as clients that wait receive them.
 
 use modelrelay_protocol::message::SlotState;
 
@@ -9,7 +9,7 @@ fn eta(s: &Stage, model: &str) -> Option<f64> {
     s.machine.eta(&model.into(), s.at(s.now)).map(|eta| eta.as_secs_f64())
 }
 
-/// `a` is idle. It was seen to load in 2 s and to be gone in 4 s, `b` in 10 s and 1 s; `c` was not seen yet.
+/// `a` is idle. It took 2 s to load and 4 s to unload, `b` took 10 s and 1 s; `c` was never loaded.
 fn seen() -> Stage {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     let swap = |s: &mut Stage, request, model: &str, evict, load| {
@@ -61,7 +61,7 @@ fn one_that_is_not_next_waits_for_the_turns_of_all_others_and_for_one_that_had_j
     s.arrive(2, "b");
     s.pass(6.0);
     s.arrive(3, "c");
-    // A turn is eight times its swap, the swap itself, and a drain.
+    // A turn is eight times its swap cost, the swap itself, and a drain.
     let (turn, turn_of_b, own_swap) = (9.0 * 10.0 + 30.0, 9.0 * 14.0 + 30.0, 10.0 + 30.0);
     let longest = turn + turn_of_b + own_swap + turn_of_b + own_swap;
     assert_eq!(eta(&s, "c"), Some(longest));

@@ -1,6 +1,6 @@
-//! A slot with a clock that the test turns and a driver that the test plays. Effects come back as short lines, so that a
-//! test reads as a story: `lease r1 g2` is a lease for request 1 of the second generation. Grants are kept as the relays
-//! would see them, news apart; both are asked for where a test is about them.
+//! A slot with a clock that the test advances and a driver that the test plays. Effects are returned as short lines, so
+//! that a test reads as a scenario: `lease r1 g2` is a lease for request 1 of the second generation. Grants are
+//! recorded as the relays would see them, news separately; tests that concern them query both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::multiplexer::memory::Reading;
 
 pub(super) const NOTHING: [&str; 0] = [];
 
-/// A relay that keeps nothing itself: its requests wait in the slot.
+/// A relay without a queue: its requests wait in the slot.
 pub(super) const OLD: RelayKey = RelayKey(0);
 
-/// A relay that states demand.
+/// A relay that reports demand.
 pub(super) const NEW: RelayKey = RelayKey(1);
 
 pub(super) fn secs(secs: f64) -> Duration {
@@ -36,7 +36,7 @@ pub(super) fn config(models: &[&str]) -> SlotConfig {
     config
 }
 
-/// The driver call that was asked for last.
+/// The latest driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Preflight,
@@ -52,16 +52,16 @@ pub(super) struct Stage {
     pub(super) now: Duration,
     pub(super) call: Option<(Call, OpId)>,
     probe: Option<OpId>,
-    /// What probes find; `None` leaves them without an answer.
+    /// The result of probes; `None` leaves them without one.
     pub(super) finds: Option<Found>,
-    /// What the relays believe that they may send.
+    /// The number of requests that the relays believe they may send.
     pub(super) grants: BTreeMap<(RelayKey, String), u32>,
     pub(super) news: Vec<News>,
     pub(super) changes: u32,
 }
 
 impl Stage {
-    /// Empty, started, with both kinds of relays.
+    /// Creates an empty, started slot with both kinds of relays.
     pub(super) fn new(models: &[&str]) -> Self {
         Self::with(config(models))
     }
@@ -99,7 +99,8 @@ impl Stage {
         stage
     }
 
-    /// With this model resident and idle, ten seconds after it was loaded in two: its quantum is 16 s, and six of it are left.
+    /// Creates a slot with this model resident and idle, ten seconds after it was loaded in two: its quantum is 16 s,
+    /// and six of it are left.
     pub(super) fn serving(model: &str, models: &[&str]) -> Self {
         Self::serving_with(model, config(models))
     }
@@ -164,7 +165,8 @@ impl Stage {
         assert!(due.is_none_or(|due| due > self.at(self.now)), "something due was left over");
     }
 
-    /// Lets time pass, ticking exactly when asked to. Looks at the backend find the resident unless the test says what.
+    /// Advances time, with a tick exactly when one is due. Probes of the backend find the resident, unless the test
+    /// sets a result.
     pub(super) fn pass(&mut self, seconds: f64) -> Vec<String> {
         let until = self.now + secs(seconds);
         let mut lines = Vec::new();
@@ -182,7 +184,7 @@ impl Stage {
         lines
     }
 
-    /// Lets time pass without a tick: the timer is late.
+    /// Advances time without a tick: the timer is late.
     pub(super) fn oversleep(&mut self, seconds: f64) {
         self.now += secs(seconds);
     }
@@ -197,7 +199,7 @@ impl Stage {
         self.handle(Event::Arrived(Arrival { relay, request: RequestKey(request), model: model.into(), at }))
     }
 
-    /// What waits at the new relay: model, requests, age of all of them.
+    /// Sets the requests that wait at the new relay: model, number, age of all of them.
     pub(super) fn demand(&mut self, models: &[(&str, u32, f64)]) -> Vec<String> {
         let models = models.iter().map(|(model, waiting, age)| Demand {
             model: Model::from(*model),
@@ -212,12 +214,12 @@ impl Stage {
         self.handle(Event::Cancelled { request: RequestKey(request) })
     }
 
-    /// The request was answered to its end.
+    /// The backend responded to the request completely.
     pub(super) fn finish(&mut self, request: u64) -> Vec<String> {
         self.handle(Event::Released { request: RequestKey(request), answered: true })
     }
 
-    /// Its holder dropped the lease.
+    /// The request's holder dropped the lease.
     pub(super) fn drop_lease(&mut self, request: u64) -> Vec<String> {
         self.handle(Event::Released { request: RequestKey(request), answered: false })
     }
@@ -230,7 +232,7 @@ impl Stage {
         self.handle(Event::BackendDown { generation, cause })
     }
 
-    /// The driver's answer to the call that was asked for last, which must be this one.
+    /// The result of the latest driver call, which must be this one.
     pub(super) fn answer(&mut self, call: Call, outcome: Outcome) -> Vec<String> {
         let (asked, op) = self.call.take().unwrap_or_else(|| panic!("nothing was asked, so not {call:?}"));
         assert_eq!(asked, call);
@@ -290,7 +292,7 @@ impl Stage {
         self.answer(Call::Load, Outcome::Loaded(Err(failure)))
     }
 
-    /// A result of a call that was superseded long ago.
+    /// The result of a call that was superseded long ago.
     pub(super) fn late(&mut self, op: OpId, outcome: Outcome) -> Vec<String> {
         self.handle(Event::Done { op, outcome })
     }
@@ -299,7 +301,7 @@ impl Stage {
         self.call.expect("a call").1
     }
 
-    /// The driver does all that it is asked for; a load takes so long, all else nothing.
+    /// The driver succeeds in every call; a load takes `load` seconds, everything else no time.
     pub(super) fn finish_swap(&mut self, load: f64) -> Vec<String> {
         let mut lines = Vec::new();
         while let Some((call, _)) = self.call {
@@ -331,12 +333,12 @@ impl Stage {
         self.slot().resident
     }
 
-    /// What the new relay may send of a model.
+    /// The number of a model's requests that the new relay may send.
     pub(super) fn granted(&self, model: &str) -> Option<u32> {
         self.grants.get(&(NEW, model.to_owned())).copied()
     }
 
-    /// Swaps that were carried out.
+    /// Swaps that have ended.
     pub(super) fn swaps(&self) -> Vec<&Swap> {
         let ended =
             self.news.iter().filter_map(|news| if let News::SwapEnded(swap) = news { Some(swap) } else { None });
@@ -344,7 +346,7 @@ impl Stage {
     }
 }
 
-/// One effect in one line, if it is one that every story tells.
+/// Formats an effect as a line, if it is one that scenarios show.
 fn show(effect: &Effect) -> Option<String> {
     Some(match effect {
         Effect::Lease { request, generation, .. } => format!("lease r{} g{generation}", request.0),

@@ -1,13 +1,13 @@
-//! Random histories of a slot, played to the machine and to a world that knows what is true: what is on the device, who
-//! waits where, who holds a lease. Whatever happens in whatever order, the invariants of the specification hold, and when
-//! everybody behaves again, everybody is served.
+//! Random histories of a slot, played to the machine and to a world that knows the true state: the models on the
+//! device, the waiting requests, the leases. Whatever happens in whatever order, the invariants of the specification
+//! hold, and once everything works again, every request is served.
 //!
-//! Each assertion names its invariant. Not here: I6, that no call of the driver holds the slot up, which takes the actor and
-//! is `actor::tests::world`'s, as is I1 with a driver that lies; and I12, that nothing is sent again of which a byte has gone
-//! out, which is the forwarding's.
+//! Each assertion names its invariant. Not tested here: I6, that no driver call blocks the slot, which needs the actor
+//! and is tested by `actor::tests::world`, as is I1 with a driver that lies; and I12, that a request is not sent again
+//! once a byte of its response has been sent, which belongs to the forwarding.
 //!
-//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least. A history that fails is shrunk and printed, and
-//! its seed is kept in `proptest-regressions`, from where it is played first the next time.
+//! `MODELRELAY_HISTORY_TRANSITIONS` sets the least number of events to play. A history that fails is shrunk and
+//! printed, and its seed is kept in `proptest-regressions`, from where it is played first the next time.
 
 mod op;
 mod world;
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// As a relay with `slots1` does: only as many as were granted.
+    /// Sends as a relay with `slots1` does: only as many requests as were granted.
     fn send(&mut self, relay: RelayKey) {
         let Some((_, queue)) = self.relays.get(&relay) else { return };
         let may = |model: &Model| {
@@ -164,7 +164,7 @@ impl World {
         if self.running.len() == before
             && let Some((_, queue)) = self.relays.get_mut(&relay)
         {
-            // Refused: it is queued again, and the relay sends no more than it has there until it is told a grant.
+            // Rejected: it is queued again, and the relay sends no more than it has there until it receives a grant.
             *queue.waiting.entry(model.clone()).or_default() += 1;
             if self.granted == granted {
                 let own = self.own(relay, &model);
@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// What the relay takes to run here.
+    /// The number of requests that the relay believes to be running here.
     fn own(&self, relay: RelayKey, model: &Model) -> u32 {
         let is_own =
             |running: &&world::Running| running.relay == relay && running.model == *model && !running.abandoned;
@@ -218,7 +218,7 @@ impl World {
             }
         };
         self.handle(Event::Done { op, outcome });
-        // What has expired meanwhile may be a reason to ask once more, but not for ever.
+        // Deadlines that have expired in the meantime may cause one more call, but not indefinitely many.
         let again = waited_for && self.call.as_ref().is_some_and(|(_, call)| *call == asked);
         assert!(!again || !self.asked_again, "asked again and again what was just answered: {asked:?}");
         if again && let Some((op, call)) = self.call.take() {
@@ -228,7 +228,7 @@ impl World {
         }
     }
 
-    /// The result of something that was superseded. What it says about the device is not true.
+    /// The result of a superseded call. Its statement about the device is false.
     fn answer_late(&mut self, call: usize, fails: bool) {
         if self.old_calls.is_empty() {
             return;
@@ -270,7 +270,7 @@ impl World {
         self.handle(Event::Ordered { id, order });
     }
 
-    /// Everybody behaves: nothing fails, what runs ends, relays send what they may. Then everybody is served.
+    /// Everything works: nothing fails, running requests end, relays send what they may. Then every request is served.
     fn calm_down(&mut self) {
         for model in &MODELS[..MODELS.len() - 1] {
             self.order(Order::Unpin((*model).into()));
@@ -305,7 +305,7 @@ impl World {
         panic!("demand waits for ever in {:?}", self.machine.state);
     }
 
-    /// Whether everybody has what he may hope for.
+    /// True if every request that can be served has been served.
     fn is_calm(&self) -> bool {
         let machine = &self.machine;
         let hopes = |model: &Model| machine.models.get(model).is_some_and(|entry| machine.can_hold(entry));
@@ -316,7 +316,7 @@ impl World {
 }
 
 impl super::super::Machine {
-    /// Whether the model fits into the device that the world plays.
+    /// True if the model fits into the world's device.
     fn can_hold(&self, entry: &super::super::entry::Entry) -> bool {
         let declared = entry.config.memory.map(|size| size * 115 / 100);
         !entry.removed && declared.max(entry.measured).unwrap_or(0) <= 35.min(self.config.memory.unwrap_or(u64::MAX))
@@ -358,7 +358,7 @@ fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
             for op in ops {
                 world.act(op);
             }
-            // The calm end is easy to live through, and not counted.
+            // The calm end is easy to pass, and not counted.
             transitions.set(transitions.get() + world.transitions);
             #[expect(clippy::iter_over_hash_type, reason = "a sum has no order")]
             for (state, count) in &world.visits {

@@ -1,4 +1,4 @@
-//! A lease is made and ended once, whatever its holder does.
+//! A lease is created and ended once, whatever its holder does.
 
 use super::harness::{NEW, NOTHING, OLD, Stage, config};
 use crate::multiplexer::config::{Knobs, SlotConfig};
@@ -37,7 +37,7 @@ fn request_that_is_refused_leaves_nothing_behind() {
     assert_eq!(s.machine.lease_of(RequestKey(2)), None);
 }
 
-// 4, as far as it is the slot's: the guard that is dropped by the panic releases.
+// 4, as far as the slot is concerned: the guard that the panic drops releases it.
 #[test]
 fn lease_whose_holder_panicked_is_released_like_any_other() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -143,7 +143,7 @@ fn no_way_for_a_request_to_end_leaks_a_count() {
     assert_eq!(s.down(1, DownCause::Gone).len(), 6, "a closed gate, four cancels, one look at the memory");
 }
 
-// A relay counts a request that it cancelled no more, and sends the next one right behind the cancel.
+// A relay frees the place of a request that it cancelled, and sends the next one right after the cancel.
 #[test]
 fn place_of_a_cancelled_request_is_free_at_once_and_its_lease_is_not() {
     let mut s = Stage::serving("a", &["a", "b"]);

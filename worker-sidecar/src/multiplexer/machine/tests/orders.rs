@@ -1,4 +1,4 @@
-//! Operators: orders, and the end of the worker.
+//! Orders of operators, and the shutdown of the worker.
 
 use modelrelay_protocol::message::SlotState;
 
@@ -207,7 +207,7 @@ fn unload_now_is_the_way_out_of_a_quarantine() {
     assert_eq!(s.arrive(2, "b"), ["preflight b"]);
 }
 
-/// Just begun: what is there already is still to be found out.
+/// Just started: the models that are already loaded are still unknown.
 fn starting(config: SlotConfig) -> Stage {
     let mut s = Stage::unstarted(config);
     s.handle(Event::Started);
@@ -309,7 +309,7 @@ fn end_of_the_worker_drains_what_runs_and_sends_back_what_waits() {
     assert_eq!(s.drop_lease(4), NOTHING);
 }
 
-/// A slot in each of its states, with request 2 waiting for `b` where anybody can.
+/// A slot in each of its states, with request 2 waiting for `b` if requests can wait in that state.
 fn in_each_state() -> Vec<(SlotState, Stage)> {
     let draining = || {
         let mut s = Stage::serving("a", &["a", "b"]);

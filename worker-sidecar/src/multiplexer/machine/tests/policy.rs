@@ -26,14 +26,14 @@ fn resident_with_work_is_not_left_before_its_quantum_is_over() {
 #[test]
 fn model_whose_own_quantum_is_not_over_does_not_profit_from_that_of_another() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
-    // c has been seen to cost 10 s, b 2 s like all others.
+    // The measured cost of c is 10 s, that of b 2 s like all others.
     s.arrive(1, "c");
     s.finish_swap(10.0);
     s.finish(1);
     s.arrive(2, "a");
     s.finish_swap(2.0);
     s.finish(2);
-    // a is idle, and c is asked about; before that is answered, a has work again, and b is wanted too.
+    // a is idle, and the preflight of c runs; before it ends, a has work again, and b is wanted too.
     assert_eq!(s.arrive(3, "c"), ["preflight c"]);
     s.arrive(4, "a");
     s.arrive(5, "b");
@@ -74,7 +74,7 @@ fn least_residency_never_idles_the_slot() {
     assert_eq!(s.finish(3), ["preflight b"], "and it does not stay without work");
 }
 
-/// `a` with a history of gaps so long.
+/// `a` with a history of these gaps.
 fn with_gaps(gaps: &[f64]) -> Stage {
     let mut s = Stage::serving("a", &["a", "b"]);
     for (request, gap) in gaps.iter().enumerate() {
@@ -255,7 +255,7 @@ fn failed_loads_and_cold_ones_do_not_count_for_what_a_wake_costs() {
     s.not_loaded_for(LoadFailure::Driver("wake".into()));
     s.finish_swap(9.0);
     let cost = |s: &Stage, model: &str| s.slot().models.into_iter().find(|m| m.id == model).unwrap().swap_cost_ms;
-    // a: cold loads of 2 s and 9 s (an outlier, passed over); nobody has seen a wake that succeeded.
+    // a: cold loads of 2 s and 9 s (an outlier, ignored); no successful wake was measured.
     assert_eq!(cost(&s, "a"), 2000);
     assert_eq!(cost(&s, "b"), 3000, "a guess: it sleeps, and no wake was seen yet");
 }

@@ -1,4 +1,4 @@
-//! The races that are not told elsewhere. Told elsewhere: a (settle), b, c (lease), d, e, o (cancel), g, n, p (crash), i
+//! The races that no other file tests. Tested elsewhere: a (settle), b, c (lease), d, e, o (cancel), g, n, p (crash), i
 //! (policy), k, m (orders), l (swap).
 
 use modelrelay_protocol::message::SlotState;

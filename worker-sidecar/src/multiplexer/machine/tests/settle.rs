@@ -1,4 +1,4 @@
-//! What happens in the step in which a model becomes ready.
+//! The step in which a model becomes ready.
 
 use super::harness::{NEW, NOTHING, Stage, config};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};

@@ -1,4 +1,4 @@
-//! From one model to another, and all that may go wrong on the way.
+//! Swaps from one model to another, and their failures.
 
 use modelrelay_protocol::message::{SlotModelStatus, SlotState};
 
@@ -126,7 +126,7 @@ fn model_that_does_not_fit_never_touches_the_resident() {
     assert_eq!((told.status, told.code.as_deref()), (SlotModelStatus::Failed, Some("insufficient_memory")));
 }
 
-// 14, for a driver that is unable
+// 14, for a driver that cannot work
 #[test]
 fn model_whose_driver_is_ill_never_touches_the_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);

@@ -1,4 +1,4 @@
-//! What is told when something has changed, and only then.
+//! Changes are reported, and only changes.
 
 use std::sync::Arc;
 

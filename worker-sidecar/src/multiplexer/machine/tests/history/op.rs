@@ -1,4 +1,4 @@
-//! What may happen in a history, and how likely.
+//! The operations of a history, and their likelihood.
 
 use std::time::Duration;
 
@@ -15,33 +15,33 @@ const LONGEST: usize = 240;
 /// The last one is in no configuration.
 pub(super) const MODELS: [&str; 5] = ["a", "b", "c", "d", "stranger"];
 
-/// Something that may happen. Numbers pick among what exists at that time, so that shrinking leaves sense.
+/// One operation. Numbers select among what exists at that time, so that shrunk histories stay meaningful.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// A request of any relay, which has waited there already.
+    /// A request of any relay arrives, which has already waited there.
     Arrive {
         relay: usize,
         model: usize,
         waited: u64,
     },
-    /// Requests come to a relay that keeps them, and it says so.
+    /// Requests arrive at a relay with a queue, and the relay reports them.
     Queue {
         relay: usize,
         model: usize,
         requests: u32,
     },
-    /// A relay sends what it may.
+    /// A relay sends a request that it may send.
     Send {
         relay: usize,
     },
-    /// A relay's client goes away before its request was sent.
+    /// A relay's client disconnects before its request was sent.
     Withdraw {
         relay: usize,
     },
     Cancel {
         request: usize,
     },
-    /// The client of a request that runs goes away.
+    /// The client of a running request disconnects.
     Abandon {
         lease: usize,
     },
@@ -49,14 +49,14 @@ pub(super) enum Op {
         lease: usize,
         answered: bool,
     },
-    /// The driver answers what it was asked for last.
+    /// The driver returns from its latest call.
     Answer {
         fails: bool,
-        /// If it fails: also a kill, and the memory after it.
+        /// If it fails: the kill and the memory check after it fail too.
         hopeless: bool,
         sleeps: bool,
     },
-    /// The driver answers something else.
+    /// The driver returns from a superseded call.
     AnswerLate {
         call: usize,
         fails: bool,
@@ -127,7 +127,7 @@ fn known() -> std::ops::Range<usize> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Long times are rare: in them, drivers that were not heard of count as dead.
+    // Long times are rare: during them, silent drivers are treated as dead.
     let short = prop::sample::select(vec![1, 50, 500, 1_000, 2_000, 5_000]);
     let millis = prop_oneof![20 => short, 2 => Just(30_000_u64), 1 => Just(120_000_u64)];
     prop_oneof![
@@ -187,7 +187,7 @@ fn of_people() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Times so short that many come due.
+/// Times so short that many deadlines are reached.
 fn knobs() -> impl Strategy<Value = Knobs> {
     let secs = |choices: &[u64]| {
         let choices: Vec<_> = choices.iter().map(|secs| Duration::from_secs(*secs)).collect();

@@ -1,5 +1,5 @@
-//! The world around a slot: relays with queues of their own, a driver with a device, requests with clients. It knows what is
-//! true, and holds the machine to it.
+//! The environment of a slot: relays with their own queues, a driver with a device, requests with clients. It knows the
+//! true state, and checks the machine against it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::multiplexer::event::{Event, LinkKind, OpId, OrderId, RelayKey, Reques
 use crate::multiplexer::machine::{Jitter, Machine};
 use crate::multiplexer::{config::SlotConfig, policy};
 
-/// A call that the driver was asked for.
+/// A call that the driver received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Preflight(Model),
@@ -36,36 +36,36 @@ pub(super) struct World {
     pub(super) transitions: u64,
     pub(super) relays: BTreeMap<RelayKey, (LinkKind, Queue)>,
     pub(super) next_key: u64,
-    /// Requests of relays that keep nothing, which wait in the slot.
+    /// Requests of relays without queues, which wait in the slot.
     pub(super) waiting: BTreeMap<RequestKey, (RelayKey, Model)>,
-    /// Who has sent each request.
+    /// The relay that sent each request.
     pub(super) senders: BTreeMap<RequestKey, RelayKey>,
-    /// Leases whose holders have not let go.
+    /// Leases that their holders have not released.
     pub(super) running: BTreeMap<RequestKey, Running>,
     ended: BTreeSet<RequestKey>,
-    /// What the relays may send.
+    /// The number of requests that each relay may send.
     pub(super) grants: BTreeMap<(RelayKey, Model), u32>,
-    /// How many of them were told.
+    /// The number of grants that were sent.
     pub(super) granted: u64,
     open: Option<Model>,
     pub(super) call: Option<(OpId, Call)>,
     pub(super) old_calls: Vec<(OpId, Call)>,
     pub(super) probe: Option<OpId>,
-    /// What is on the device, from the beginning of its load until its memory was seen to be free.
+    /// The models on the device, from the start of their load until their memory was measured to be free.
     occupied: BTreeSet<Model>,
-    /// Which model the driver last said is ready and the right one.
+    /// The model that the driver last reported as ready and the right one.
     confirmed: Option<Model>,
-    /// An eviction has begun since the last load was confirmed.
+    /// True if an eviction has begun since the last load was confirmed.
     committed: bool,
     pub(super) orders: BTreeSet<OrderId>,
     stopped: bool,
     pub(super) asked_again: bool,
-    /// How often it was in which state after an event.
+    /// How often the slot was in each state after an event.
     pub(super) visits: HashMap<SlotState, u64>,
-    /// The last generation whose gate was opened, and when that was.
+    /// The last generation whose gate was opened, and the time of that.
     generation: u64,
     residency: Instant,
-    /// The quantum for each target, as it was before the event.
+    /// The quantum for each target, before the event.
     quanta: BTreeMap<Model, Duration>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Running {
     pub(super) relay: RelayKey,
     generation: u64,
     told_to_end: bool,
-    /// Its client is gone, and its holder has not let go of it yet.
+    /// True if its client is gone, and its holder has not released it yet.
     pub(super) abandoned: bool,
 }
 
@@ -84,7 +84,7 @@ impl World {
         let start = Instant::now();
         Self {
             machine: Machine::new(config, Jitter::Seeded(7), start),
-            // Requests come that are older than the worker.
+            // Some requests are older than the worker.
             start: start + Duration::from_secs(3600),
             now: Duration::ZERO,
             transitions: 0,
@@ -147,7 +147,7 @@ impl World {
         assert!(again.is_empty(), "something was left to be done: {again:?}");
     }
 
-    /// The driver said that memory is free, or that this model serves.
+    /// The driver reported that memory is free, or that this model serves.
     pub(super) fn note_freed(&mut self) {
         self.occupied.clear();
     }
@@ -180,7 +180,7 @@ impl World {
                 assert_eq!(self.open.replace(model.clone()), None, "two gates are open");
                 assert_eq!(self.confirmed.as_ref(), Some(model), "I9: nobody has seen it ready");
                 assert!(!self.committed, "I11: there is no way back from an eviction");
-                // A gate that is opened again after a drain was called off begins no new residency.
+                // A gate that is opened again after an aborted drain begins no new residency.
                 if self.generation != self.machine.generation {
                     self.generation = self.machine.generation;
                     self.residency = self.instant();
@@ -241,7 +241,7 @@ impl World {
         self.running.insert(request, running);
     }
 
-    /// I5: leased, failed or cancelled, and once.
+    /// I5: leased, failed or cancelled, exactly once.
     pub(super) fn end(&mut self, request: RequestKey) {
         assert!(self.ended.insert(request), "{request:?} ended twice");
     }
@@ -263,8 +263,8 @@ impl World {
         assert!(!self.machine.is_pinned(from), "a pinned model is left");
     }
 
-    /// I8: who is past the bound of the policy comes next, unless another has waited longer. With I7, and the quantum at
-    /// which `check` sees a turn end, that is what the longest wait is made of.
+    /// I8: a model past the policy's bound comes next, unless another has waited longer. Together with I7, and the
+    /// quantum at which `check` sees a turn end, this makes up the longest wait.
     fn check_turn(&self, op: OpId, next: &Model) {
         let asked = self.machine.preflight.as_ref().filter(|asked| asked.op == op);
         let is_policys = |reason| matches!(reason, Reason::Idle | Reason::Quantum | Reason::Wanted);
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// I8: nobody who is waited for is kept out by a busy resident whose quantum is over.
+    /// I8: a busy resident whose quantum is over does not keep out a model with waiting requests.
     fn check_quantum(&self) {
         let machine = &self.machine;
         let (Some(resident), None) = (machine.ready(), machine.preflight.as_ref()) else { return };
@@ -346,7 +346,7 @@ impl Machine {
         self.is_bereft && matches!(self.state.name(), SlotState::Empty | SlotState::Backoff)
     }
 
-    /// Whether the resident is one that may not be let in to any more.
+    /// True if the resident may accept no more requests.
     fn is_leaving(&self) -> bool {
         self.ready().is_some_and(|resident| self.models.get(&resident.model).is_none_or(|entry| entry.removed))
     }

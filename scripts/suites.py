@@ -23,17 +23,17 @@ CANNOT_RUN = 77
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LOGS = TARGET / "suites"
-# What nextest writes, one for each of its profiles.
+# The reports of nextest, one for each of its profiles.
 JUNIT = "nextest/*/junit.xml"
-# The flaky tests of all suites, and those that the runner of one suite other than nextest found.
+# The flaky tests of all suites, and those found by the other runner of a suite, not nextest.
 FLAKY = LOGS / "flaky.txt"
 FOUND_FLAKY = "*.flaky"
-# Longer than it takes to bring a cluster down.
+# Longer than removing a cluster needs.
 GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
-# What all suites write, into target and into a cache that is empty.
+# The amount that all suites write, into target and into an empty cache.
 DISK_GB = 25
-# Of the log of each suite that failed, once more at the end of a run.
+# Lines of each failed suite's log that are printed again at the end of a run.
 END_OF_LOG_LINES = 40
 
 
@@ -43,12 +43,13 @@ class Suite:
 
     name: str
     about: str
-    # The processors that it keeps busy on average: what runs together stays near the number that the machine has.
+    # The processors that it uses on average: the sum over running suites stays close to the number that the machine
+    # has.
     cores: float = 1.0
     needs: tuple = ()
-    # Needs processors and nothing else, however late: takes what the others leave, one such at a time.
+    # Needs only processors, and may finish late: uses the remaining ones, one such suite at a time.
     is_background: bool = False
-    # A build or an installation: what needs it cannot run without.
+    # A build or an installation: the suites that need it cannot run without it.
     is_preparation: bool = False
 
 
@@ -56,7 +57,7 @@ def background(name, about, needs=(), is_preparation=False):
     return Suite(name, about, 0.0, needs, is_background=True, is_preparation=is_preparation)
 
 
-# In the order in which they are started when several could.
+# In the order in which they start when several could.
 SUITES = [
     Suite("build", "the programs and all tests, linted while they compile", 2.0, is_preparation=True),
     Suite("fmt", "formatting", 0.3),
@@ -67,7 +68,7 @@ SUITES = [
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),
     background("engine-programs", "llama-server and Ollama", is_preparation=True),
     background("simulation", "a simulated network, under faults that a seed decides"),
-    # Early, because the cluster waits for it, which takes long and leaves room for others.
+    # Early, because the cluster suite waits for it, which runs for long and leaves room for others.
     Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
     Suite("cluster", "a real Kubernetes cluster", 0.6, ("build", "images", "cluster-programs")),
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
@@ -167,7 +168,7 @@ class Runner:
 
     def _start(self, run):
         run.result, run.began = "running", time.time()
-        # A session of its own, so that all of it can be told to end; Linux shares processors among sessions first.
+        # A session of its own, so that all its processes can be stopped; Linux shares processors among sessions first.
         yields = "{ echo 19 > /proc/self/autogroup; } 2> /dev/null; renice -n 19 $$ > /dev/null;" if run.suite.is_background else ""
         command = ["bash", "-c", yields + ' . scripts/suites.bash && "suite_$1"', "suite", run.suite.name]
         live = len(self.runs) == 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what the compiler and clippy found in our own crates, from the messages of `cargo --message-format json`; fails if there is anything."""
+"""Prints what the compiler and clippy found in our own crates, from `cargo --message-format json`; fails if there is anything."""
 
 import json
 import sys

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs suites side by side: each one as soon as what it needs has passed and the processors have room for it.
+"""Runs suites in parallel: each starts when the suites it needs have passed and enough processors are free.
 
-    scripts/test unit contract       these suites, and what they need
+    scripts/test unit contract       these suites, and those that they need
     scripts/test --list              all of them
 
-The body of a suite is the function `suite_NAME` of scripts/suites.bash. A body that ends with code 77 and one line that says why
-cannot run on this machine: it is skipped, or fails when CI=true. Each suite writes target/suites/NAME.log, printed when it ends.
-MODELRELAY_TEST_DEADLINE, in seconds since 1970, is when suites that still run are interrupted.
+The body of a suite is the function `suite_NAME` of scripts/suites.bash. A body that cannot run on this machine exits with 77
+and prints one line with the reason: it is skipped, or fails when CI=true. Each suite writes target/suites/NAME.log, printed when
+it ends. At MODELRELAY_TEST_DEADLINE, in seconds since 1970, suites that still run are interrupted.
 """
 
 import os
@@ -99,7 +99,7 @@ BY_NAME = {suite.name: suite for suite in SUITES}
 
 @dataclass
 class Run:
-    """A suite that was started, or was not."""
+    """One suite of this run and its state."""
 
     suite: Suite
     result: str = "waiting"
@@ -115,7 +115,7 @@ class Run:
 
 @dataclass
 class Runner:
-    """What is to be run, and how far it is."""
+    """The suites to run, and their progress."""
 
     runs: list
     cores: float = float(os.cpu_count() or 1)
@@ -153,7 +153,7 @@ class Runner:
                 run.result = "skipped" if "FAILED" not in lacking and "not run" not in lacking else "not run"
 
     def _next(self):
-        """The next suite to start, or none for now. One may always run, however much it wants."""
+        """Returns the next suite to start, or None for now. One may always run, however many processors it needs."""
         foreground = [run.suite.cores for run in self._running() if not run.suite.is_background]
         has_background = len(self._running()) > len(foreground)
         for run in self.runs:
@@ -183,7 +183,7 @@ class Runner:
         say(f"==> {run.suite.name} begins: {run.suite.about}")
 
     def _collect(self):
-        """Waits for a suite to end, or a second."""
+        """Waits for a suite to end, but at most a fraction of a second."""
         for run in self._running():
             pid, status, usage = os.wait4(run.process.pid, os.WNOHANG)
             if pid:
@@ -246,7 +246,7 @@ def say(text):
 
 
 def with_needs(names):
-    """These suites and all that they need, in the table's order. A need that is itself a suite is only an order."""
+    """Returns these suites and all that they need, in the table's order. A need that is itself a suite only sets the order."""
     wanted, queue = set(), list(names)
     while queue:
         name = queue.pop()
@@ -259,7 +259,7 @@ def with_needs(names):
 
 
 def flaky_tests():
-    """Tests that failed and passed on a second try: those of nextest's reports, and those that other runners listed."""
+    """Returns the tests that failed and passed on a second try: from nextest's reports, and from the lists of other runners."""
     found = [f"{listed.stem}: {name}" for listed in sorted(LOGS.glob(FOUND_FLAKY)) for name in listed.read_text().splitlines()]
     for report in sorted(TARGET.glob(JUNIT)):
         for case in ElementTree.parse(report).iter("testcase"):
@@ -269,7 +269,7 @@ def flaky_tests():
 
 
 def processor_seconds():
-    """Seconds that all processors were busy, and that they had, since the machine started; none where that is unknown."""
+    """Returns the seconds that all processors were busy, and those that they had, since the machine started; None if unknown."""
     try:
         numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
@@ -278,7 +278,7 @@ def processor_seconds():
 
 
 def print_end_of_log(name):
-    """Repeats the last lines of a suite's log, so that the end of a long run says why it failed."""
+    """Prints the last lines of a suite's log again, so that the end of a long run shows why it failed."""
     log = LOGS / f"{name}.log"
     if log.exists():
         lines = log.read_text(errors="replace").splitlines()[-END_OF_LOG_LINES:]

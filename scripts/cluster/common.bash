@@ -3,7 +3,7 @@
 set -u -o pipefail
 
 KUBERNETES=1.36.3
-CANNOT_RUN=77 # what scripts/test takes for "this machine cannot", rather than for a failure
+CANNOT_RUN=77 # means "this machine cannot run it" to scripts/test, not a failure
 
 # Our cluster must not collide with anything else on the machine: no customary name or address range is used here.
 NODE_NAME=modelrelay

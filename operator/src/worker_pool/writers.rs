@@ -30,7 +30,7 @@ pub enum Seen {
     Foreign,
 }
 
-/// Who owns the number.
+/// The owner of the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
     /// The operator.

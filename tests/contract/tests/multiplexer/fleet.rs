@@ -199,7 +199,7 @@ async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
             relay.wait_for_workers(nodes.len()).await;
         }
     }
-    // Before they learn of each other's choice, both relays may ask the same worker for different models. Both workers
+    // Before they learn of each other's choice, both relays may request different models from one worker. Both workers
     // may then begin with the same one, and one of them switches to the other. On a machine that delays their messages
     // for as long as a load takes, this may happen a few more times, but not indefinitely.
     check_settles(&[&one, &two], &nodes, 8.0).await;

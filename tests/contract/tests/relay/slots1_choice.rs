@@ -144,7 +144,7 @@ async fn relays_that_share_their_workers_choose_the_same_one() {
         }
         links.push(pair);
     }
-    // In the same order at both: a worker that a relay has asked for one model is not free for the next.
+    // In the same order at both: a worker from which a relay requested one model is not free for the next.
     let mut clients = Vec::new();
     for (number, model) in models.into_iter().enumerate() {
         for relay in &relays {

@@ -1,40 +1,40 @@
-# What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
+# The commands for people and for CI. Everything works from a fresh clone; missing tools are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-# `make test` is for each change; `make test-all` adds what needs more time, root, or a cluster.
+# `make test` is for each change. `make test-all` adds the suites that need more time, root, or a cluster.
 TEST = fmt lint unit histories simulation contract clients engine browser docs chart
 TEST_MORE = images cluster backends chaos speed windows fuzz wheel rustdoc publish deny workflows
 
 .PHONY: help run check test test-all chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench docs images release cluster cluster-down generate
 
-help: ## What there is
+help: ## List these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-run: ## Build the program and run `modelrelay up`: relay and worker for a backend of this machine, or for the demo one
+run: ## Build the program and run `modelrelay up`: relay and worker for a backend on this machine, or for the demo backend
 	@scripts/run
 
 check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt lint unit
 
-test: ## The suites for each change, side by side
+test: ## The suites for each change, in parallel
 	@scripts/test $(TEST)
 
 test-all: ## Everything that CI runs: `make test`, a cluster, inference servers, Windows, faults, fuzzing, images
 	@SEEDS=1000 scripts/test $(TEST) $(TEST_MORE)
 
-chaos: ## The programs under faults and too much load, much longer than in `make test-all`; on Linux, mostly as root
+chaos: ## The programs under faults and overload, much longer than in `make test-all`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test chaos
 
-soak: ## Half an hour at 70 % load while things are killed: nothing may grow; MODELRELAY_SOAK_MINUTES asks for another time
+soak: ## Half an hour at 70 % load while processes are killed: nothing may grow; MODELRELAY_SOAK_MINUTES sets another duration
 	@MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-30} scripts/test soak
 
 test-clients: ## Real clients (SDKs, LangChain, LiteLLM, Claude Code …) against relay and worker
 	@scripts/test clients
 
-test-browser: ## The relay's pages in Chromium, against relay and workers; pictures of them end in target/browser
+test-browser: ## The relay's pages in Chromium, against relay and workers; screenshots are written to target/browser
 	@scripts/test browser
 
-picture: ## The README's picture of the dashboard, renewed from a fleet at work; takes some minutes
+picture: ## Renew the README's picture of the dashboard from a fleet under load; needs some minutes
 	@scripts/test build tools && MODELRELAY_PICTURE=1 tests/browser/run
 
 autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
@@ -43,34 +43,34 @@ autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
 test-backends: ## The worker and the multiplexer against real vLLM, llama-server and Ollama, which are built the first time
 	@scripts/test backends
 
-test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time
+test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; the first time, building its binaries needs ten minutes
 	@scripts/test cluster
 
-simulation: ## Relay and worker on a simulated network under faults: seeds of chance for MINUTES= (10), or SEED= and all that happens
+simulation: ## Relay and worker on a simulated network under faults: random seeds for MINUTES= (10), or SEED= with a full log of one run
 	@MINUTES=$(or $(MINUTES),10) scripts/simulation run
 
-fuzz: ## Ten minutes of each fuzz target; MINUTES= and TARGETS= ask for more or less
+fuzz: ## Ten minutes of each fuzz target; MINUTES= and TARGETS= change that
 	@scripts/fuzz long $(or $(MINUTES),10) $(TARGETS)
 
 docs: ## The documentation as a book, in target/book; `scripts/docs test` runs every command in it
 	@scripts/docs build
 
-bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less, ONLY=scale how far it goes
+bench: ## Measure speed in comparison with nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= measure less, ONLY=scale measures the limits
 	@scripts/bench
 
 images: ## Container images of the three programs in target/images, without a container engine
 	@scripts/images
 
-release: ## What is published, in target/dist: static programs for two processors, images, the chart, bills of materials, checksums
+release: ## The files of a release, in target/dist: static programs for two processors, images, the chart, bills of materials, checksums
 	@scripts/release
 
 cluster: ## A real local cluster with the chart and its demo, on Linux as root
 	@scripts/cluster/demo
 
-cluster-down: ## End that cluster and remove it
+cluster-down: ## Stop and remove that cluster
 	@scripts/cluster/down
 
-generate: ## Write the CRDs and their reference from the Rust types, what is made from the chart, and the documentation's tables
+generate: ## Write the CRDs and their reference from the Rust types, the files made from the chart, and the documentation's tables
 	cargo build --quiet --locked -p modelrelay-operator -p modelrelay-relay -p modelrelay-worker -p modelrelay-all-in-one
 	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds

@@ -81,7 +81,7 @@ def git_lines(*command):
 
 
 def mistakes():
-    """Yields what is wrong with the table: suites that CI leaves out or that do not exist, and prefixes that match no file."""
+    """Yields the mistakes in the table: suites that CI leaves out or that do not exist, and prefixes that match no file."""
     of_make = " ".join(re.findall(r"^TEST(?:_MORE)? = (.*)", (ROOT / "Makefile").read_text(), re.M)).split()
     defined = re.findall(r"^suite_([\w-]+)\(\)", (ROOT / "scripts/suites.bash").read_text(), re.M)
     in_jobs = [suite for job in TABLE["jobs"].values() for suite in job["suites"]]

@@ -1,8 +1,9 @@
-# Go, for the scripts that build what no package brings. Sourced after scripts/debian.bash, with `say`, `die` and `cannot` defined before it is called.
+# Go, for the scripts that build programs no package provides. Sourced after scripts/debian.bash; the caller defines
+# `say`, `die` and `cannot`.
 
 GO=1.26.8
 
-# Sets $go: Go by name, or Debian's, which is too old but can fetch the toolchain that is not, as a module.
+# Sets $go to an installed Go, or to Debian's, which is too old but can fetch a newer toolchain as a module.
 find_go() {
   export GOFLAGS=-mod=readonly GOWORK=off GOTOOLCHAIN=auto
   PATH=$PATH:/usr/local/go/bin
@@ -17,7 +18,7 @@ find_go() {
   (cd / && GOFLAGS="" go mod download "$module") || die "cannot download $module"
   local folder
   folder=$(go env GOMODCACHE)/$module
-  # Modules carry no modes, and the cache is read-only.
+  # Modules carry no file modes, and the cache is read-only.
   chmod -R u+w "$folder/bin" "$folder/pkg/tool" && chmod -R a+x "$folder/bin" "$folder/pkg/tool"
   go=$folder/bin/go
   export GOTOOLCHAIN=local

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what the compiler and clippy found in our own crates, from the messages of `cargo --message-format json`; fails if there is anything."""
+"""Prints what the compiler and clippy found in our own crates, from `cargo --message-format json`; fails if there is anything."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ def main():
     rendered = []
     with open(sys.argv[1], encoding="utf-8") as messages:
         for line in messages:
-            # Cargo repeats what it kept of earlier builds; what a test prints is no message.
+            # Cargo repeats the messages of earlier builds; output of tests is not a message.
             message = json.loads(line) if line.startswith("{") else {}
             if message.get("reason") == "compiler-message" and message["message"]["spans"]:
                 rendered.append(message["message"]["rendered"])

@@ -1,13 +1,14 @@
-# The programs as static ones, and images of them, for scripts/images and scripts/release. Sourced in the root of the repository.
+# Builds static programs, and images of them, for scripts/images and scripts/release. Sourced in the root of the
+# repository.
 
-CERTIFICATES=/etc/ssl/certs/ca-certificates.crt # what the machine that builds trusts, for relays and backends behind TLS
+CERTIFICATES=/etc/ssl/certs/ca-certificates.crt # the build machine's trusted certificates, for relays and backends behind TLS
 . scripts/debian.bash
 . scripts/tools.bash
 
 host() { rustc -vV | sed -n 's/^host: //p'; }
 
-# FOLDER TARGET PROGRAM...: relay, worker or operator, each as FOLDER/modelrelay-PROGRAM, and each with the list of its libraries in
-# it, for `cargo audit bin` and for scanners.
+# FOLDER TARGET PROGRAM...: builds relay, worker or operator as FOLDER/modelrelay-PROGRAM. Each contains the list of its
+# libraries, for `cargo audit bin` and for scanners.
 build_static() {
   local folder=$1 target=$2 program
   shift 2
@@ -20,12 +21,12 @@ build_static() {
   done
 }
 
-# TARGET: finds or fetches what compiles for it.
+# TARGET: finds or fetches the compiler for it.
 cross_compiler() {
   local target=$1 processor=${1%%-*}
   debian_tool "$processor-linux-gnu-gcc" "gcc-${processor/_/-}-linux-gnu"
   has "$processor-linux-gnu-gcc" || { echo "$processor-linux-gnu-gcc is missing: install a C compiler for $target" >&2; return 1; }
-  # Its libc, which the compiler only recommends.
+  # The target's libc, which the compiler only recommends.
   [ -e "/usr/$processor-linux-gnu/lib/libc.a" ] || apt_install "libc6-dev-$(debian_name "$processor")-cross"
   rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
 }
@@ -38,8 +39,8 @@ build_for() {
   env "${settings[@]}" cargo auditable build --release --locked --quiet --target "$target" --bins "${@/#/--package=}"
 }
 
-# TARGET: the variables, one a line, that have cargo build a static program for it. They need --target even for this machine's own
-# processor, so that build scripts and macros are not linked statically.
+# TARGET: prints the variables, one per line, that make cargo build a static program for it. They need --target even for
+# this machine's own processor, so that build scripts and macros are not linked statically.
 static_settings() {
   local name=${1//-/_}
   echo "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo"
@@ -47,15 +48,16 @@ static_settings() {
   page_size "$1"
 }
 
-# TARGET: what the allocator has to know. Kernels of aarch64 may have pages of 64 KiB, and an allocator that was built for
-# smaller ones does not start there.
+# TARGET: settings of the allocator. Kernels of aarch64 may have pages of 64 KiB, and an allocator built for smaller
+# ones does not start there.
 page_size() { case $1 in aarch64-*) echo JEMALLOC_SYS_WITH_LG_PAGE=16 ;; esac; }
 
-# TARGET or its processor: what Debian and container images call it.
+# TARGET or its processor: prints the name that Debian and container images use.
 debian_name() { case ${1%%-*} in x86_64) echo amd64 ;; aarch64) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
 
 check_static() {
-  # All of it is read: a `grep -q` that leaves early would end the program before it, and with pipefail the whole.
+  # Reads the whole output: a `grep -q` that exits early would kill the program before it, and with pipefail fail the
+  # pipeline.
   if [[ $(readelf --dynamic --wide "$1") == *'(NEEDED)'* ]]; then
     echo "$1 is not static" >&2
     return 1
@@ -65,7 +67,8 @@ check_static() {
 
 is_auditable() { [[ $(readelf --sections --wide "$1" 2> /dev/null) == *.dep-v0* ]]; }
 
-# PROGRAM FOLDER TARGET TAG FILE: an OCI archive of a static program in FOLDER, with what the Dockerfile of that program says of it.
+# PROGRAM FOLDER TARGET TAG FILE: packs a static program in FOLDER as an OCI archive, with the settings of its
+# Dockerfile.
 pack_image() {
   local name=modelrelay-$1 folder=$2 target=$3 tag=$4 file=$5 files=("$2/modelrelay-$1=/modelrelay-$1") labels
   if [ -r "$CERTIFICATES" ]; then

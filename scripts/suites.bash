@@ -1,6 +1,6 @@
 # The bodies of the suites, one function each: scripts/suites.py runs them. Sourced in the root of the repository.
 #
-# A body that ends with 77 and one line that says why cannot run on this machine.
+# A body that cannot run on this machine exits with 77 and prints one line with the reason.
 # shellcheck shell=bash
 set -u -o pipefail
 . scripts/debian.bash
@@ -12,8 +12,8 @@ SEEDS=${SEEDS:-300}
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 suites=$target/suites
-# The programs that are tested are those of the dev profile, which `build` makes. Clippy is the compiler of our own crates, so that
-# what it finds is known when they are compiled, without reading all libraries a second time.
+# The tested programs are those of the dev profile, which `build` makes. Clippy compiles our own crates, so that its
+# lints are known after the build, without compiling all libraries a second time.
 export MODELRELAY_BIN_DIR=${MODELRELAY_BIN_DIR:-$target/debug}
 [ "${CI:-}" != true ] || export CARGO_INCREMENTAL=0
 linting_cargo() { RUSTC_WORKSPACE_WRAPPER=clippy-driver cargo "$@"; }
@@ -21,22 +21,23 @@ linting_cargo() { RUSTC_WORKSPACE_WRAPPER=clippy-driver cargo "$@"; }
 suite_build() {
   rustup_component clippy clippy || return
   mkdir -p "$suites"
-  # All at once: of one crate alone, its libraries would be compiled once more, with fewer features.
+  # All at once: for a single crate, its libraries would be compiled again with fewer features.
   linting_cargo build --workspace --bins --tests --locked --message-format json > "$suites/build.jsonl" || { python3 scripts/lints.py "$suites/build.jsonl"; return 1; }
   tool cargo-nextest || return
-  # What nextest has to know to run them without cargo, whose lock would make suites wait for each other.
+  # nextest needs this to run the tests without cargo, whose lock would make suites wait for each other.
   cargo metadata --format-version 1 --locked > "$suites/metadata.json" &&
     linting_cargo nextest list --workspace --locked --list-type binaries-only --message-format json > "$suites/binaries.json"
 }
 
 suite_lint() { python3 scripts/lints.py "$suites/build.jsonl"; }
 
-# Private items included: every link leads somewhere.
+# Private items included: every link must resolve.
 suite_rustdoc() {
   RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked
 }
 
-# The oldest compiler that Cargo.toml promises. In a folder of its own: with two compilers in one, each would compile everything again.
+# The oldest compiler that Cargo.toml promises. In a folder of its own: in a shared one, two compilers would each
+# compile everything again.
 suite_msrv() {
   local oldest
   oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -47,7 +48,7 @@ suite_msrv() {
   cargo "+$oldest" check --workspace --all-targets --locked --target-dir "$target/msrv"
 }
 
-# The images and the chart, into a registry on this machine.
+# Pushes the images and the chart to a registry on this machine.
 suite_publish() { scripts/publish test; }
 
 suite_fmt() {
@@ -67,7 +68,8 @@ contract_tools() {
   debian_tool node nodejs
 }
 
-# What takes long to install and needs little of a processor, while the others compile. If something cannot be installed, the suite that needs it reports that.
+# Installations that are slow but need little processor time, while other suites compile. If something cannot be
+# installed, the suite that needs it reports that.
 suite_tools() {
   contract_tools
   debian_tool openssl openssl
@@ -82,7 +84,7 @@ suite_tools() {
 
 suite_chart-programs() { scripts/chart install; }
 
-# PROFILE ARGUMENTS...: the tests that a filter names, of the binaries that `build` made. What nextest's profile says is in
+# PROFILE ARGUMENTS...: runs the tests that a filter selects, from the binaries that `build` made. The profiles are in
 # .config/nextest.toml.
 run_tests() {
   local profile=$1
@@ -93,29 +95,30 @@ run_tests() {
   cargo-nextest nextest run --binaries-metadata "$suites/binaries.json" --cargo-metadata "$suites/metadata.json" --profile "$profile" "$@"
 }
 
-# Not in `unit`, for each has a suite of its own.
+# Not in `unit`, because each has a suite of its own.
 BLACK_BOXES='package(modelrelay-contract) | package(modelrelay-chaos) | package(modelrelay-backends) | (package(modelrelay-cluster) & kind(test))'
 
 suite_unit() {
   run_tests unit -E "not ($BLACK_BOXES)" && linting_cargo test --workspace --doc --locked --quiet
 }
 
-# Random histories of the two pure cores, and of a slot with its driver, many more of them than in the unit tests. Each says how many
-# there were, which is counted, because a filter that matches no test passes too.
+# Random histories of the two pure cores, and of a slot with its driver, many more than in the unit tests. Each prints
+# its number of transitions. These lines are counted, because a filter that matches no test passes too.
 suite_histories() {
   MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
     -E 'test(/dispatch::tests::history|multiplexer::machine::tests::history|multiplexer::actor::tests::world/)' 2>&1 |
     awk '{ print } / transitions$/ { found++ } END { exit found != 3 }'
 }
 
-# Black box. A test among them that this machine cannot run says why, in one line, and fails under CI=true.
+# Black box. A test that cannot run on this machine prints the reason in one line, and fails under CI=true.
 # PARTITION=1/3 runs a third of them.
 suite_contract() {
   contract_tools
   run_tests contract ${PARTITION:+--partition count:$PARTITION} -E 'package(modelrelay-contract) & !binary(speed)'
 }
 
-# The benchmark's bytes, and instructions of a request and of a token against bench/baseline.json, of the programs that are released.
+# The benchmark's bytes, and the instructions per request and per token against bench/baseline.json, for the release
+# builds.
 suite_speed() {
   debian_tool valgrind valgrind
   local folder=$suites/released
@@ -124,9 +127,9 @@ suite_speed() {
   MODELRELAY_BIN_DIR=$folder run_tests speed -E 'package(modelrelay-contract) & binary(speed)'
 }
 
-# Under faults and too much load, every request accounted for. Some scenarios need root: networks and mounts of their own, iptables,
-# tc, a cgroup. MODELRELAY_CHAOS_FACTOR turns the counts of faults up, MODELRELAY_SOAK_MINUTES the time, and MODELRELAY_CHAOS_SEED
-# repeats a run's chances.
+# Under faults and overload, with every request accounted for. Some scenarios need root: they use their own networks and
+# mounts, iptables, tc, a cgroup. MODELRELAY_CHAOS_FACTOR multiplies the number of faults, MODELRELAY_SOAK_MINUTES sets
+# the time, and MODELRELAY_CHAOS_SEED repeats the random choices of a run.
 suite_chaos() {
   debian_tool ip iproute2
   debian_tool iptables iptables
@@ -135,7 +138,7 @@ suite_chaos() {
 
 suite_soak() { run_tests chaos -E 'package(modelrelay-chaos) & test(soak)'; }
 
-# Seeds are always the same ones, so that a failure is the change's; `make simulation` takes others.
+# Always the same seeds, so that a failure is caused by the change; `make simulation` uses others.
 suite_simulation() {
   scripts/simulation test && SEEDS=$SEEDS FIRST_SEED=1 scripts/simulation run
 }
@@ -153,7 +156,7 @@ suite_docs() {
 
 suite_chart() { scripts/chart; }
 
-# Archives in target/images, which a cluster runs. That the Dockerfiles make the same is among its tests.
+# Archives in target/images, for the cluster. Its tests check that the Dockerfiles make the same images.
 suite_images() { scripts/images; }
 
 suite_cluster-programs() {
@@ -167,7 +170,7 @@ suite_cluster() {
   MODELRELAY_IS_BUILT=true tests/cluster/run
 }
 
-# The tests of the worker in front of a real engine that need nothing but llama.cpp's server from a wheel, without its router mode.
+# The tests of the worker with a real engine that need only llama.cpp's server from a wheel, without its router mode.
 suite_engine() {
   local folder
   folder=$(scripts/backends/wheel) || return
@@ -185,14 +188,15 @@ suite_backends() {
   MODELRELAY_BACKENDS=$folder scripts/backends/vllm run bash -c '. scripts/suites.bash && run_tests backends -E "package(modelrelay-backends)"'
 }
 
-# Two minutes of what `backends` does for some seconds: a model under saturation keeps its throughput beside another.
+# Runs a test for two minutes that `backends` runs for some seconds: a model under saturation keeps its throughput while
+# another is loaded too.
 suite_saturated() {
   local folder
   folder=$(scripts/backends/build) || return
   MODELRELAY_BACKENDS=$folder run_tests backends --run-ignored only --no-capture -E 'package(modelrelay-backends) & binary(workers)'
 }
 
-# Lints, and what the programs do under Wine.
+# Lints, and tests of the programs under Wine.
 suite_windows() {
   rustup_component clippy clippy || return
   scripts/windows
@@ -209,7 +213,7 @@ suite_fuzz() {
   scripts/fuzz smoke
 }
 
-# Licences, banned libraries, where they come from, and known defects in them, by deny.toml.
+# Licences, banned libraries, their sources, and known vulnerabilities, according to deny.toml.
 suite_deny() {
   tool cargo-deny || return
   cargo deny --locked check bans licenses sources || return

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs suites side by side: each one as soon as what it needs has passed and the processors have room for it.
+"""Runs suites in parallel: each starts when the suites it needs have passed and enough processors are free.
 
-    scripts/test unit contract       these suites, and what they need
+    scripts/test unit contract       these suites, and those that they need
     scripts/test --list              all of them
 
-The body of a suite is the function `suite_NAME` of scripts/suites.bash. A body that ends with code 77 and one line that says why
-cannot run on this machine: it is skipped, or fails when CI=true. Each suite writes target/suites/NAME.log, printed when it ends.
-MODELRELAY_TEST_DEADLINE, in seconds since 1970, is when suites that still run are interrupted.
+The body of a suite is the function `suite_NAME` of scripts/suites.bash. A body that cannot run on this machine exits with 77
+and prints one line with the reason: it is skipped, or fails when CI=true. Each suite writes target/suites/NAME.log, printed when
+it ends. At MODELRELAY_TEST_DEADLINE, in seconds since 1970, suites that still run are interrupted.
 """
 
 import os
@@ -23,17 +23,17 @@ CANNOT_RUN = 77
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LOGS = TARGET / "suites"
-# What nextest writes, one for each of its profiles.
+# The reports of nextest, one for each of its profiles.
 JUNIT = "nextest/*/junit.xml"
-# The flaky tests of all suites, and those that the runner of one suite other than nextest found.
+# The flaky tests of all suites, and those found by the other runner of a suite, not nextest.
 FLAKY = LOGS / "flaky.txt"
 FOUND_FLAKY = "*.flaky"
-# Longer than it takes to bring a cluster down.
+# Longer than removing a cluster needs.
 GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
-# What all suites write, into target and into a cache that is empty.
+# The amount that all suites write, into target and into an empty cache.
 DISK_GB = 25
-# Of the log of each suite that failed, once more at the end of a run.
+# Lines of each failed suite's log that are printed again at the end of a run.
 END_OF_LOG_LINES = 40
 
 
@@ -43,12 +43,13 @@ class Suite:
 
     name: str
     about: str
-    # The processors that it keeps busy on average: what runs together stays near the number that the machine has.
+    # The processors that it uses on average: the sum over running suites stays close to the number that the machine
+    # has.
     cores: float = 1.0
     needs: tuple = ()
-    # Needs processors and nothing else, however late: takes what the others leave, one such at a time.
+    # Needs only processors, and may finish late: uses the remaining ones, one such suite at a time.
     is_background: bool = False
-    # A build or an installation: what needs it cannot run without.
+    # A build or an installation: the suites that need it cannot run without it.
     is_preparation: bool = False
 
 
@@ -56,7 +57,7 @@ def background(name, about, needs=(), is_preparation=False):
     return Suite(name, about, 0.0, needs, is_background=True, is_preparation=is_preparation)
 
 
-# In the order in which they are started when several could.
+# In the order in which they start when several could.
 SUITES = [
     Suite("build", "the programs and all tests, linted while they compile", 2.0, is_preparation=True),
     Suite("fmt", "formatting", 0.3),
@@ -67,7 +68,7 @@ SUITES = [
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),
     background("engine-programs", "llama-server and Ollama", is_preparation=True),
     background("simulation", "a simulated network, under faults that a seed decides"),
-    # Early, because the cluster waits for it, which takes long and leaves room for others.
+    # Early, because the cluster suite waits for it, which runs for long and leaves room for others.
     Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
     Suite("cluster", "a real Kubernetes cluster", 0.6, ("build", "images", "cluster-programs")),
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
@@ -98,7 +99,7 @@ BY_NAME = {suite.name: suite for suite in SUITES}
 
 @dataclass
 class Run:
-    """A suite that was started, or was not."""
+    """One suite of this run and its state."""
 
     suite: Suite
     result: str = "waiting"
@@ -114,7 +115,7 @@ class Run:
 
 @dataclass
 class Runner:
-    """What is to be run, and how far it is."""
+    """The suites to run, and their progress."""
 
     runs: list
     cores: float = float(os.cpu_count() or 1)
@@ -152,7 +153,7 @@ class Runner:
                 run.result = "skipped" if "FAILED" not in lacking and "not run" not in lacking else "not run"
 
     def _next(self):
-        """The next suite to start, or none for now. One may always run, however much it wants."""
+        """Returns the next suite to start, or None for now. One may always run, however many processors it needs."""
         foreground = [run.suite.cores for run in self._running() if not run.suite.is_background]
         has_background = len(self._running()) > len(foreground)
         for run in self.runs:
@@ -167,7 +168,7 @@ class Runner:
 
     def _start(self, run):
         run.result, run.began = "running", time.time()
-        # A session of its own, so that all of it can be told to end; Linux shares processors among sessions first.
+        # A session of its own, so that all its processes can be stopped; Linux shares processors among sessions first.
         yields = "{ echo 19 > /proc/self/autogroup; } 2> /dev/null; renice -n 19 $$ > /dev/null;" if run.suite.is_background else ""
         command = ["bash", "-c", yields + ' . scripts/suites.bash && "suite_$1"', "suite", run.suite.name]
         live = len(self.runs) == 1
@@ -182,7 +183,7 @@ class Runner:
         say(f"==> {run.suite.name} begins: {run.suite.about}")
 
     def _collect(self):
-        """Waits for a suite to end, or a second."""
+        """Waits for a suite to end, but at most a fraction of a second."""
         for run in self._running():
             pid, status, usage = os.wait4(run.process.pid, os.WNOHANG)
             if pid:
@@ -245,7 +246,7 @@ def say(text):
 
 
 def with_needs(names):
-    """These suites and all that they need, in the table's order. A need that is itself a suite is only an order."""
+    """Returns these suites and all that they need, in the table's order. A need that is itself a suite only sets the order."""
     wanted, queue = set(), list(names)
     while queue:
         name = queue.pop()
@@ -258,7 +259,7 @@ def with_needs(names):
 
 
 def flaky_tests():
-    """Tests that failed and passed on a second try: those of nextest's reports, and those that other runners listed."""
+    """Returns the tests that failed and passed on a second try: from nextest's reports, and from the lists of other runners."""
     found = [f"{listed.stem}: {name}" for listed in sorted(LOGS.glob(FOUND_FLAKY)) for name in listed.read_text().splitlines()]
     for report in sorted(TARGET.glob(JUNIT)):
         for case in ElementTree.parse(report).iter("testcase"):
@@ -268,7 +269,7 @@ def flaky_tests():
 
 
 def processor_seconds():
-    """Seconds that all processors were busy, and that they had, since the machine started; none where that is unknown."""
+    """Returns the seconds that all processors were busy, and those that they had, since the machine started; None if unknown."""
     try:
         numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
@@ -277,7 +278,7 @@ def processor_seconds():
 
 
 def print_end_of_log(name):
-    """Repeats the last lines of a suite's log, so that the end of a long run says why it failed."""
+    """Prints the last lines of a suite's log again, so that the end of a long run shows why it failed."""
     log = LOGS / f"{name}.log"
     if log.exists():
         lines = log.read_text(errors="replace").splitlines()[-END_OF_LOG_LINES:]

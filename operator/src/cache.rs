@@ -1,8 +1,8 @@
-//! What is watched, kept in memory, and whom a change concerns.
+//! The watches, their in-memory stores, and the reconciliations that a change triggers.
 //!
-//! Each kind is watched once per span and shared by both controllers. Objects are trimmed before they are kept, so that a
-//! thousand Pods cost little more than their names. A watch that breaks comes back by itself, with a back-off, and the
-//! store keeps what it knew.
+//! Each kind is watched once per span and shared by both controllers. Objects are trimmed before they are stored, so
+//! that a thousand Pods cost little more than their names. A broken watch is restarted with a back-off, and the store
+//! keeps its contents.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -32,26 +32,26 @@ mod triggers;
 
 pub use triggers::{Changes, Requests, Seen, Triggers};
 
-/// What both controllers read.
+/// The stores that both controllers read.
 #[derive(Clone)]
 pub struct Caches {
     /// All Providers of the span.
     pub providers: Store<Provider>,
-    /// All WorkerPools.
+    /// All WorkerPools of the span.
     pub pools: Store<WorkerPool>,
     /// Relay Pods.
     pub relay_pods: Store<Pod>,
     /// Pods that carry the label of a pool, injected or not.
     pub pool_pods: Store<Pod>,
-    /// Deployments that the operator made.
+    /// Deployments that the operator created.
     pub deployments: Store<Deployment>,
-    /// DaemonSets that the operator made.
+    /// DaemonSets that the operator created.
     pub daemon_sets: Store<DaemonSet>,
-    /// To ask for a reconciliation.
+    /// Requests reconciliations.
     pub triggers: Triggers,
 }
 
-/// Starts every watch of a span. They end when the returned future is dropped.
+/// Starts every watch of a span. The watches end when the returned future is dropped.
 pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Output = ()> + Send + use<>) {
     let (triggers, requests) = Triggers::channels();
     let (providers, providers_writer) = reflector::store();
@@ -87,9 +87,9 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
 }
 
 impl Caches {
-    /// Waits until every store was filled once; before that an absent object means nothing.
+    /// Waits until every store was filled once. Before that, the absence of an object means nothing.
     pub async fn ready(&self) {
-        // It fails only when the watches have ended, and then the process does too.
+        // This fails only when the watches have ended, and then the process ends too.
         let _ = self.providers.wait_until_ready().await;
         let _ = self.pools.wait_until_ready().await;
         let _ = self.relay_pods.wait_until_ready().await;
@@ -98,7 +98,7 @@ impl Caches {
         let _ = self.daemon_sets.wait_until_ready().await;
     }
 
-    /// The pools of a Provider.
+    /// Returns the pools of a Provider.
     pub fn pools_of(&self, namespace: &str, provider: &str) -> Vec<Arc<WorkerPool>> {
         let of = |pool: &Arc<WorkerPool>| {
             pool.spec.provider == provider && pool.metadata.namespace.as_deref() == Some(namespace)
@@ -107,7 +107,7 @@ impl Caches {
     }
 }
 
-/// Whether an object that changed is still there. One without finalizers goes without ever being marked as deleted.
+/// Whether a changed object still exists. An object without finalizers disappears without ever being marked as deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Now {
     There,
@@ -124,7 +124,7 @@ fn pods(triggers: &Triggers) -> impl FnMut(&Pod, Now) + Send + use<> {
     move |pod, _| triggers.pod(pod)
 }
 
-/// Watches a kind, keeps it, and tells of every change.
+/// Watches a kind, stores its objects, and reports every change.
 async fn keep<K>(
     api: Api<K>,
     selector: String,
@@ -151,7 +151,8 @@ async fn keep<K>(
     tell(stream, &store, changed).await;
 }
 
-/// Watches a kind that people write, and keeps what can be read of it: one object that cannot must not stop all others.
+/// Watches a kind that users write, and stores the objects that can be parsed. An object that cannot be parsed must not
+/// block all others.
 async fn keep_readable<K>(
     api: Api<DeserializeGuard<K>>,
     writer: reflector::store::Writer<K>,
@@ -174,8 +175,8 @@ async fn keep_readable<K>(
     tell(stream, &store, changed).await;
 }
 
-/// The event without its guard; none where the object cannot be read. One that could be read before stays as it was then,
-/// and can still be deleted.
+/// Returns the event without its guard, or `None` if the object cannot be parsed. An object that could be parsed before
+/// keeps its previous state, and can still be deleted.
 fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>) -> Option<Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone,
@@ -209,7 +210,8 @@ where
     })
 }
 
-/// Tells of every change that a watch brings, and of what went while it was broken: a new list does not name that.
+/// Reports every change that a watch delivers, and the objects that were deleted while it was broken, which the new
+/// list does not contain.
 async fn tell<K>(
     stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
     store: &Store<K>,
@@ -235,7 +237,7 @@ async fn tell<K>(
     }
 }
 
-/// Watches only the metadata of a kind of which nothing is read: a change by somebody else is put right, whatever it was.
+/// Watches only the metadata of a kind whose content is never read. Any external change is reverted.
 fn notice<K>(
     api: Api<PartialObjectMeta<K>>,
     selector: String,
@@ -254,7 +256,7 @@ where
     keep(api, selector, writer, |object| object.annotations_mut().clear(), objects(triggers))
 }
 
-/// A Provider concerns itself, and its pools.
+/// A change of a Provider triggers the Provider and its pools.
 fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 'static {
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
@@ -265,12 +267,13 @@ fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 
     }
 }
 
-/// A pool concerns itself and its Provider, which must know what may be at zero; and pools that may name the same Deployments.
+/// A change of a pool triggers the pool, its Provider, which must know which models may be at zero, and the pools that
+/// may name the same Deployments.
 fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |pool, now| {
-        // Models that a pool last advertised are what a request may wake it for.
+        // A request may wake a pool for the models that it last advertised.
         if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models), now) {
             let namespace = pool.namespace().unwrap_or_default();
             triggers.pool(&namespace, &pool.name_any());
@@ -287,7 +290,7 @@ fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&Wo
     }
 }
 
-/// Tells a change that somebody made from a status that the operator wrote.
+/// Distinguishes external changes from statuses that the operator wrote.
 #[derive(Default)]
 struct Fingerprints {
     by_uid: HashMap<String, u64>,
@@ -309,8 +312,8 @@ impl Fingerprints {
     }
 }
 
-/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it and its
-/// relay fare.
+/// Keeps the parts of a Pod that the controllers read: names, labels, annotations, owners, container names, and the
+/// state of the Pod and its relay.
 fn trim_pod(pod: &mut Pod) {
     if let Some(spec) = &mut pod.spec {
         spec.volumes = None;
@@ -327,7 +330,7 @@ fn trim_pod(pod: &mut Pod) {
             container.startup_probe = None;
             container.security_context = None;
             if !is_worker {
-                // Of a relay it is asked whether it speaks TLS.
+                // Of a relay, only whether it uses TLS is read.
                 let tls = |env: Vec<EnvVar>| env.into_iter().find(|variable| variable.name == TLS_ENV);
                 let is_relay = container.name == names::RELAY_CONTAINER;
                 container.env = container.env.take().filter(|_| is_relay).and_then(tls).map(|tls| vec![tls]);
@@ -344,7 +347,8 @@ fn trim_pod(pod: &mut Pod) {
     }
 }
 
-/// Whether a relay runs, and if not, why: nothing else of the containers' statuses is read.
+/// Returns the relay container's state: whether it runs, and if not, why. Nothing else of the container statuses is
+/// read.
 fn relay_state(status: &PodStatus) -> Option<Vec<ContainerStatus>> {
     let relay = status.container_statuses.iter().flatten().find(|one| one.name == names::RELAY_CONTAINER)?;
     let mut state = relay.state.clone();
@@ -411,7 +415,7 @@ mod tests {
         see(Event::InitApply(guarded("good", &json!({}))));
         assert_eq!(see(Event::InitDone), "good");
         assert_eq!(see(Event::Apply(guarded("other", &json!({})))), "good other");
-        // It stays as it was last read, through a new list too, until it is deleted.
+        // The object keeps the state that was last parsed, also across a new list, until it is deleted.
         assert_eq!(see(Event::Apply(guarded("good", &odd))), "good other");
         see(Event::Init);
         see(Event::InitApply(guarded("good", &odd)));

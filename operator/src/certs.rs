@@ -1,13 +1,14 @@
-//! The webhook's certificates: who makes them, who serves them, who tells the API server.
+//! The webhook's certificates: creating, serving and publishing them.
 //!
-//! They live in one Secret. Every replica follows it and serves what it says ([`run_reader`]). The leader alone writes it
-//! ([`run_manager`]): an authority of its own for ten years, a certificate for ninety days, both renewed when two thirds of
-//! their time are over, and the authority's certificate in the `caBundle` of the webhook configuration. With certificates
-//! from elsewhere (cert-manager, a person) only the reader runs, and nothing is ever written.
+//! They are stored in one Secret. Every replica follows the Secret and serves its certificate ([`run_reader`]). Only
+//! the leader writes it ([`run_manager`]): its own certificate authority for ten years, a certificate for ninety days,
+//! both renewed after two thirds of their lifetime, and the authority's certificate in the `caBundle` of the webhook
+//! configuration. With certificates from elsewhere (cert-manager, an administrator), only the reader runs, and nothing
+//! is ever written.
 //!
-//! A new authority comes in three steps, each of which leaves a working pair: the API server trusts the old and the new
-//! one; then a certificate of the new one is served; then the old one is forgotten. What comes next is decided in [`plan`]
-//! from what is there, so a leader that dies halfway leaves nothing undone.
+//! A new authority is introduced in three steps, each of which leaves a working pair: the API server trusts the old and
+//! the new authority; then a certificate of the new one is served; then the old one is removed. [`plan`] derives the
+//! next step from the current state, so a leader that dies halfway leaves nothing undone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,31 +31,32 @@ pub use reader::run_reader;
 pub mod keys {
     /// The served certificate.
     pub const CERTIFICATE: &str = "tls.crt";
-    /// Its key.
+    /// The private key of the served certificate.
     pub const KEY: &str = "tls.key";
     /// The authority's certificate.
     pub const AUTHORITY: &str = "ca.crt";
-    /// The authority's key.
+    /// The authority's private key.
     pub const AUTHORITY_KEY: &str = "ca.key";
-    /// The certificate of the authority before, while it may be needed.
+    /// The previous authority's certificate, while it may be needed.
     pub const PREVIOUS_AUTHORITY: &str = "ca-previous.crt";
 }
 
-/// Where the certificates are and what they are for.
+/// The location and purpose of the certificates.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The operator's namespace.
     pub namespace: String,
     /// The Secret.
     pub secret: String,
-    /// The Service under whose names the API server calls.
+    /// The Service by whose names the API server calls the webhook.
     pub service: String,
-    /// The MutatingWebhookConfiguration that is told. It owns the Secret: both go with the release.
+    /// The MutatingWebhookConfiguration that receives the authority. It owns the Secret: both are removed with the
+    /// release.
     pub configuration: String,
 }
 
 impl Settings {
-    /// Names that the certificate is valid for; the API server uses the first.
+    /// Returns the names that the certificate is valid for. The API server uses the first.
     pub fn names(&self) -> Vec<String> {
         let Self { service, namespace, .. } = self;
         vec![
@@ -66,19 +68,21 @@ impl Settings {
     }
 }
 
-/// How long things last.
+/// Lifetimes and intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Of a served certificate.
+    /// The lifetime of a served certificate.
     pub leaf_lifetime: Duration,
-    /// Of an authority.
+    /// The lifetime of an authority.
     pub ca_lifetime: Duration,
-    /// From an authority's publication until its first certificate is served: every API server must have heard.
+    /// The time from an authority's publication until its first certificate is served. Every API server must have
+    /// received the authority by then.
     pub settle: Duration,
-    /// How long the old authority stays trusted after that: a replica that was cut off may still serve its certificate.
+    /// The time for which the old authority stays trusted after that: a replica that was cut off may still serve its
+    /// certificate.
     pub overlap: Duration,
-    /// How often the wall clock is looked at. Sleeps run on a clock that stops while a machine is suspended, so they are
-    /// short and each decision asks what time it is.
+    /// The interval between checks of the wall clock. Sleeps use a clock that stops while a machine is suspended, so
+    /// they are short, and each decision reads the current time.
     pub check_interval: Duration,
 }
 
@@ -91,14 +95,14 @@ impl Default for Policy {
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 impl Policy {
-    /// All of it from the lifetime of a served certificate. Below a few days, which is for tests, the rest shrinks along,
-    /// so that a certificate that is renewed at two thirds of its life has time left for each step.
+    /// Derives all values from the lifetime of a served certificate. Below a few days, which is for tests, the others
+    /// shrink with it, so that a certificate that is renewed at two thirds of its lifetime has time left for each step.
     pub fn of(leaf_lifetime: Duration) -> Self {
-        // Below this, making certificates would be all that the leader does.
+        // With a shorter lifetime, the leader would do nothing but create certificates.
         let leaf_lifetime = leaf_lifetime.max(Duration::from_secs(10));
         Self {
             leaf_lifetime,
-            // Ten years, and for tests the time of some certificates.
+            // Ten years; for tests, the lifetime of some certificates.
             ca_lifetime: (3650 * DAY).min(leaf_lifetime * 41),
             settle: Duration::from_secs(60).min(leaf_lifetime / 10),
             overlap: DAY.min(leaf_lifetime / 3),
@@ -107,7 +111,7 @@ impl Policy {
     }
 }
 
-/// What is served. Until there is something, handshakes fail and [`Certificates::is_ready`] says so.
+/// The served certificate. Until there is one, handshakes fail and [`Certificates::is_ready`] returns false.
 #[derive(Default)]
 pub struct Certificates {
     current: ArcSwapOption<Served>,
@@ -120,17 +124,17 @@ pub struct Served {
 }
 
 impl Certificates {
-    /// Whether a handshake can succeed.
+    /// True if a handshake can succeed.
     pub fn is_ready(&self) -> bool {
         self.current.load().is_some()
     }
 
-    /// When the served certificate ends, for a metric.
+    /// Returns the expiry time of the served certificate, for a metric.
     pub fn expires_at(&self) -> Option<SystemTime> {
         self.current.load().as_ref().map(|served| served.not_after)
     }
 
-    /// Serves another one from the next handshake on. Says whether it is another.
+    /// Serves another certificate from the next handshake on. Returns true if it differs from the current one.
     pub fn store(&self, served: Served) -> bool {
         let same = self.current.load().as_ref().is_some_and(|current| current.key.cert == served.key.cert);
         if !same {
@@ -141,7 +145,8 @@ impl Certificates {
 }
 
 impl ResolvesServerCert for Certificates {
-    /// One certificate, whatever the client asks for: an API server outside of the cluster may use an address.
+    /// Returns the one certificate, whatever name the client requests: an API server outside of the cluster may use an
+    /// address.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.current.load().as_ref().map(|served| Arc::clone(&served.key))
     }

@@ -1,4 +1,4 @@
-//! The small commands that the chart's Jobs and tests use, because no image with kubectl can be counted on.
+//! Small commands that the chart's Jobs and tests use, because an image with kubectl may not be available.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use serde::Deserialize;
 use crate::cli::FileArgs;
 use crate::{api, crd};
 
-/// Between two tries.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
-/// From the request of `get` to its response.
+/// The timeout from the request of `get` to its response.
 const GET_TIMEOUT: Duration = Duration::from_secs(5);
-/// Writes what the chart's Jobs apply.
+/// The field manager of objects that the chart's Jobs apply.
 const FIELD_MANAGER: &str = "modelrelay-apply";
 
-/// Why a command failed.
+/// The reason that a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// A file cannot be read or written.
@@ -27,37 +27,37 @@ pub enum CommandError {
     File {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A document is no resource.
+    /// A document is not a resource.
     #[error("{path}: {source}")]
     Yaml {
         /// The file.
         path: String,
-        /// The place.
+        /// The position and the error.
         source: serde_yaml::Error,
     },
-    /// A document lacks what every resource has.
+    /// A document lacks a field that every resource has.
     #[error("{path}: each document needs apiVersion, kind and metadata.name")]
     NoResource {
         /// The file.
         path: String,
     },
-    /// It did not come to be in time.
+    /// The operation did not succeed in time.
     #[error("{what}: not within {timeout:?}: {last}")]
     Timeout {
-        /// What was wanted.
+        /// The operation.
         what: String,
-        /// For how long.
+        /// The time limit.
         timeout: Duration,
-        /// What was seen last.
+        /// The result of the last attempt.
         last: String,
     },
     /// The cluster cannot be reached at all.
     #[error("no cluster: {0}")]
     NoCluster(#[from] kube::Error),
-    /// The system lacks what HTTP needs.
+    /// The system lacks something that an HTTP client needs.
     #[error("no HTTP client: {0}")]
     NoHttp(#[from] reqwest::Error),
     /// Output could not be written.
@@ -91,7 +91,7 @@ pub fn crds(folder: Option<&Path>, reference: bool) -> Result<(), CommandError> 
     Ok(())
 }
 
-/// `apply`: brings every resource of a file about.
+/// `apply`: applies every resource of a file.
 pub async fn apply(args: &FileArgs) -> Result<(), CommandError> {
     let (client, deadline) = (api::client().await?, Instant::now() + args.timeout);
     let resources = read(&args.file)?;
@@ -115,14 +115,14 @@ pub async fn apply(args: &FileArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// `delete`: removes every resource of a file, the last first, and waits until they are gone.
+/// `delete`: deletes every resource of a file, the last one first, and waits until they are gone.
 pub async fn delete(args: &FileArgs) -> Result<(), CommandError> {
     let (client, deadline) = (api::client().await?, Instant::now() + args.timeout);
     for resource in read(&args.file)?.iter().rev() {
         until(deadline, args.timeout, &describe(resource), async || {
             let api = match api_of(&client, resource).await {
                 Ok(api) => api,
-                // Without the kind there is nothing of it.
+                // If the kind does not exist, neither does the object.
                 Err(error) if error.contains("404") => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -138,7 +138,7 @@ pub async fn delete(args: &FileArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// `get`: succeeds with the first answer of 2xx.
+/// `get`: succeeds with the first 2xx response.
 pub async fn get(url: &str, timeout: Duration) -> Result<(), CommandError> {
     let client = reqwest::Client::builder().timeout(GET_TIMEOUT).build()?;
     until(Instant::now() + timeout, timeout, url, async || {
@@ -153,7 +153,7 @@ async fn is_ready(client: &Client, resource: &DynamicObject) -> Result<(), Strin
     let api = api_of(client, resource).await?;
     let object = api.get(&resource.name_any()).await.map_err(|error| error.to_string())?;
     let Some(conditions) = object.data.pointer("/status/conditions").and_then(|list| list.as_array()) else {
-        // Kinds of ours have conditions from the first moment that somebody looked at them.
+        // ModelRelay's kinds have conditions as soon as they have been reconciled once.
         let ours = object.types.as_ref().is_some_and(|types| types.api_version.starts_with(crd::GROUP));
         return if ours { Err("nobody has looked at it yet".to_owned()) } else { Ok(()) };
     };
@@ -172,7 +172,7 @@ async fn api_of(client: &Client, resource: &DynamicObject) -> Result<Api<Dynamic
     let gvk = GroupVersionKind::try_from(&types).map_err(|error| error.to_string())?;
     let (kind, capabilities) = discovery::pinned_kind(client, &gvk).await.map_err(|error| match &error {
         kube::Error::Api(status) => format!("{}: {}", status.code, status.message),
-        // What discovery does not list is not there.
+        // A kind that discovery does not list does not exist.
         kube::Error::Discovery(missing) => format!("404: {missing}"),
         _ => error.to_string(),
     })?;
@@ -204,7 +204,7 @@ fn describe(resource: &DynamicObject) -> String {
     format!("{kind} {}", resource.name_any())
 }
 
-/// Tries until it works or the time is over; says why the last try did not.
+/// Retries until `attempt` succeeds or the deadline passes; then returns the last error.
 async fn until(
     deadline: Instant,
     timeout: Duration,

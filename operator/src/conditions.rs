@@ -1,21 +1,21 @@
-//! Conditions as kstatus reads them: Ready says whether it works, Reconciling that something is under way, Stalled that a
-//! person has to change something.
+//! Conditions as kstatus reads them: Ready (it works), Reconciling (an operation is in progress) and Stalled (a user
+//! has to change something).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// It works.
+/// The resource works.
 pub const READY: &str = "Ready";
 /// Every relay Pod runs the configuration of this generation. Providers only.
 pub const PROGRAMMED: &str = "Programmed";
-/// Something is under way.
+/// An operation is in progress.
 pub const RECONCILING: &str = "Reconciling";
-/// Nothing goes on until a person changes something.
+/// There is no progress until a user changes something.
 pub const STALLED: &str = "Stalled";
 
-/// Longest message, in characters; the API server's own bound is 32,768.
+/// The longest message, in characters; the API server's own limit is 32,768.
 const MAX_MESSAGE_CHARS: usize = 1024;
 
-/// What a condition should say.
+/// A condition to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Its type.
@@ -24,16 +24,16 @@ pub struct Wanted {
     pub status: Status,
     /// One CamelCase word that programs and the manual's index know.
     pub reason: &'static str,
-    /// For people: what is wrong and what to change.
+    /// Human-readable: the problem and the change that fixes it.
     pub message: String,
 }
 
-/// What a condition can be.
+/// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It is so.
+    /// The condition holds.
     True,
-    /// It is not.
+    /// The condition does not hold.
     False,
     /// Not known yet.
     Unknown,
@@ -56,7 +56,7 @@ impl From<bool> for Status {
 }
 
 impl Wanted {
-    /// One condition.
+    /// Creates a condition.
     pub fn new(
         type_: &'static str,
         status: impl Into<Status>,
@@ -67,8 +67,8 @@ impl Wanted {
     }
 }
 
-/// The conditions to write: a transition time changes only with the status, so that an unchanged state is an unchanged
-/// object. What `wanted` does not name goes.
+/// Returns the conditions to write. A transition time changes only with the status, so that an unchanged state is an
+/// unchanged object. Conditions that `wanted` does not name are removed.
 pub fn merge(previous: &[Condition], wanted: &[Wanted], generation: Option<i64>, now: &Time) -> Vec<Condition> {
     let merged = wanted.iter().map(|wanted| {
         let before = previous.iter().find(|condition| condition.type_ == wanted.type_);
@@ -86,7 +86,7 @@ pub fn merge(previous: &[Condition], wanted: &[Wanted], generation: Option<i64>,
     merged.collect()
 }
 
-/// Whether the condition is there and true.
+/// True if the condition exists and is true.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     conditions.iter().any(|condition| condition.type_ == type_ && condition.status == "True")
 }

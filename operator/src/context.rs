@@ -1,4 +1,4 @@
-//! What every part of the operator shares.
+//! The state that every part of the operator shares.
 
 use std::sync::Arc;
 
@@ -14,46 +14,47 @@ use crate::relay_state::RelayStates;
 
 /// Shared by controllers, webhook and servers.
 pub struct Context {
-    /// The API server.
+    /// The client for the API server.
     pub client: Client,
-    /// What resources leave out.
+    /// The defaults for fields that resources omit.
     pub defaults: Defaults,
-    /// Where the operator runs.
+    /// The operator's location.
     pub place: Place,
-    /// What is counted.
+    /// The operator's metrics.
     pub metrics: Metrics,
-    /// What the relays last reported.
+    /// The states that the relays last reported.
     pub relays: RelayStates,
     events: Recorder,
 }
 
-/// Where the operator runs, as far as a NetworkPolicy can say it.
+/// The operator's location, as far as a NetworkPolicy can express it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its namespace.
+    /// The operator's namespace.
     pub namespace: String,
-    /// Whether it shares its node's network: then it comes from a node's address, which no selector names.
+    /// True if the operator uses its node's network. Its connections then come from a node's address, which no selector
+    /// matches.
     pub host_network: bool,
 }
 
-/// Which part of the cluster a set of controllers looks after.
+/// The part of the cluster that a set of controllers manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Span {
     /// Every namespace.
     Cluster,
-    /// One.
+    /// One namespace.
     Namespace(String),
 }
 
 impl Place {
-    /// As a Pod with a network of its own.
+    /// Returns the location of a Pod with its own network.
     pub fn in_namespace(namespace: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), host_network: false }
     }
 }
 
 impl Span {
-    /// The API of a namespaced kind.
+    /// Returns the API of a namespaced kind.
     pub fn api<K>(&self, client: &Client) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
@@ -66,14 +67,14 @@ impl Span {
 }
 
 impl Context {
-    /// `instance` is the Pod's name, said in Events.
+    /// Creates the context. `instance` is the Pod's name, which appears in Events.
     pub fn new(client: Client, defaults: Defaults, place: Place, instance: String) -> Arc<Self> {
         let reporter = Reporter { controller: "modelrelay-operator".to_owned(), instance: Some(instance) };
         let events = Recorder::new(client.clone(), reporter);
         Arc::new(Self { client, defaults, place, metrics: Metrics::new(), relays: RelayStates::default(), events })
     }
 
-    /// Tells whoever asks `kubectl describe` what happened. A lost Event is not worth a retry, but a line.
+    /// Publishes an Event, which `kubectl describe` shows. A lost Event is logged and not retried.
     pub async fn tell(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: String) {
         const MAX_NOTE_CHARS: usize = 1000;
         let event = Event {

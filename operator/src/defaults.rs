@@ -1,4 +1,4 @@
-//! What Providers and WorkerPools leave out, as the chart's values say it: `--defaults`.
+//! Defaults for fields that Providers and WorkerPools omit, from the chart's values: `--defaults`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::crd::common::RawObject;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Defaults {
-    /// For relays.
+    /// Defaults for relays.
     pub relay: RelayDefaults,
-    /// For workers.
+    /// Defaults for workers.
     pub worker: WorkerDefaults,
 }
 
-/// For relays.
+/// Defaults for relays.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RelayDefaults {
-    /// Image with the tag of the operator's own release.
+    /// The image, with the tag of the operator's own release.
     pub image: String,
-    /// When to pull it; the cluster's default where nothing is said.
+    /// The pull policy; the cluster's default if absent.
     #[serde(default)]
     pub image_pull_policy: Option<String>,
     /// Pull secrets, in the namespaces of the Providers.
@@ -34,42 +34,42 @@ pub struct RelayDefaults {
     /// Requests and limits.
     #[serde(default)]
     pub resources: RawObject,
-    /// Nodes by label.
+    /// Node labels to select.
     #[serde(default)]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that are no obstacle.
+    /// Taints to tolerate.
     #[serde(default)]
     pub tolerations: Vec<Value>,
     /// Affinity.
     #[serde(default)]
     pub affinity: RawObject,
-    /// Spread.
+    /// Topology spread constraints.
     #[serde(default)]
     pub topology_spread_constraints: Vec<Value>,
     /// Priority class.
     #[serde(default)]
     pub priority_class_name: Option<String>,
-    /// Level or directives; info where nothing is said.
+    /// Log level or directives; info if absent.
     #[serde(default)]
     pub log_level: Option<String>,
-    /// Text or JSON; JSON where nothing is said.
+    /// Text or JSON; JSON if absent.
     #[serde(default)]
     pub log_format: Option<LogFormat>,
-    /// Peers that may connect to the admin port, besides the operator.
+    /// Peers that may connect to the admin port, in addition to the operator.
     #[serde(default)]
     pub metrics_from: Vec<Value>,
-    /// ClusterRoleBinding of those that may create TokenReviews; without one, no relay may.
+    /// The ClusterRoleBinding of the accounts that may create TokenReviews. Without one, no relay may.
     #[serde(default)]
     pub token_review_binding: Option<String>,
 }
 
-/// For workers.
+/// Defaults for workers.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkerDefaults {
-    /// Image with the tag of the operator's own release.
+    /// The image, with the tag of the operator's own release.
     pub image: String,
-    /// When to pull it; the cluster's default where nothing is said.
+    /// The pull policy; the cluster's default if absent.
     #[serde(default)]
     pub image_pull_policy: Option<String>,
     /// Pull secrets, in the namespaces of the pools.
@@ -78,15 +78,15 @@ pub struct WorkerDefaults {
     /// Requests and limits.
     #[serde(default)]
     pub resources: RawObject,
-    /// Level or directives; info where nothing is said.
+    /// Log level or directives; info if absent.
     #[serde(default)]
     pub log_level: Option<String>,
-    /// Text or JSON; JSON where nothing is said.
+    /// Text or JSON; JSON if absent.
     #[serde(default)]
     pub log_format: Option<LogFormat>,
 }
 
-/// A reference by name, as `imagePullSecrets` has them.
+/// A reference by name, as in `imagePullSecrets`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NamedRef {
@@ -94,23 +94,23 @@ pub struct NamedRef {
     pub name: String,
 }
 
-/// Why the file was refused.
+/// The reason that the file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum DefaultsError {
-    /// It is not there, or may not be read.
+    /// The file does not exist or cannot be read.
     #[error("--defaults: {path}: the file cannot be read: {source}")]
     Unreadable {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It says something that is not understood.
+    /// The file contains something that is not understood.
     #[error("--defaults: {path}: {source}")]
     Invalid {
         /// The file.
         path: String,
-        /// The place and what was expected there.
+        /// The position and what was expected there.
         source: serde_yaml::Error,
     },
     /// An image is missing.
@@ -118,7 +118,7 @@ pub enum DefaultsError {
     NoImage {
         /// The file.
         path: String,
-        /// Which.
+        /// The field.
         field: &'static str,
     },
 }

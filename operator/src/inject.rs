@@ -1,11 +1,11 @@
-//! Injection: the webhook that puts a worker into Pods that carry a pool's label.
+//! Injection: the webhook that adds a worker to Pods that carry a pool's label.
 //!
-//! The API server asks it about such Pods only, by the configuration's object selector; so when no operator answers,
-//! unlabelled Pods are created as ever. Everything here reads the Pod as raw JSON and answers with the difference between
-//! what came and what should be: a Pod with fields that this program has never heard of keeps them.
+//! The object selector of the webhook configuration restricts it to such Pods, so unlabelled Pods are created as usual
+//! while no operator responds. The webhook reads the Pod as raw JSON and responds with the difference between the
+//! received and the desired Pod, so fields that this program does not know are preserved.
 //!
-//! Nothing is remembered and nothing is written, so a dry run is a run like any other. The pool is asked for at the API
-//! server each time, because a cache would refuse the Pods of a pool that was created one line above them.
+//! The webhook keeps no state and writes nothing, so a dry run is a run like any other. It reads the pool from the API
+//! server each time, because a cache would reject the Pods of a pool that was created one line above them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,35 +28,37 @@ pub mod decide;
 pub mod review;
 pub mod server;
 
-/// Where the API server posts its reviews.
+/// The path to which the API server posts its reviews.
 pub const PATH: &str = "/mutate-pods";
 /// Every value of the label `result` of `modelrelay_operator_injections_total`.
 pub const RESULTS: [&str; 5] = ["injected", "gated", "refused", "skipped", "error"];
 
-/// The API server takes requests of 3 MiB; a review of a Pod's creation has it once, as JSON, and little else.
+/// The API server accepts requests of 3 MiB; a review of a Pod's creation contains the Pod once, as JSON, and little
+/// else.
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Ten thousand objects, with a name and a value each: a Pod has some hundreds. Parsed they are 8 MiB, and as much again
-/// when the Pod is changed.
+/// Ten thousand objects, with a name and a value each: a Pod has some hundreds. Parsed, they take 8 MiB, and as much
+/// again when the Pod is changed.
 const MAX_COST: u32 = 100_000;
-/// Large reviews that are read, and the costliest that are parsed and judged, at the same time.
+/// The number of large reviews that are read at the same time, and of the costliest ones that are parsed and decided.
 const AT_ONCE: usize = 4;
-/// For the pool. The chart gives the webhook 5 s, and an answer that says what is wrong is worth more than a timeout.
+/// The timeout for reading the pool. The chart gives the webhook 5 s, and a response that names the problem is better
+/// than a timeout.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// For the whole answer, a slow sender included.
+/// The timeout for the whole response, a slow sender included.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// What the webhook needs.
+/// The webhook's dependencies.
 #[derive(Clone)]
 pub struct Webhook {
-    /// To ask for pools.
+    /// The client that reads pools.
     pub client: Client,
-    /// What pools leave out.
+    /// Defaults for fields that pools omit.
     pub defaults: Arc<WorkerDefaults>,
-    /// Told one of [`RESULTS`] for each answer.
+    /// Receives one of [`RESULTS`] for each response.
     pub observe: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 
-/// The webhook's one route.
+/// Returns the router with the webhook's one route.
 pub fn router(webhook: Webhook) -> Router {
     let intake = Intake::new(MAX_BODY_BYTES, MAX_COST, AT_ONCE, AT_ONCE);
     Router::new()
@@ -65,10 +67,10 @@ pub fn router(webhook: Webhook) -> Router {
         .with_state(Arc::new(Served { webhook, intake }))
 }
 
-/// A fresh drain token: 128 bits, in hexadecimal.
+/// Returns a new drain token: 128 bits, in hexadecimal.
 pub fn token() -> String {
     let mut bytes = [0_u8; 16];
-    // Without a source of randomness the token would be no secret; every system that runs this has one.
+    // Without a source of randomness the token would not be secret. Every supported system has one.
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -94,7 +96,7 @@ async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response
         warn!(error = why, "a request is no review that this webhook understands");
         (status, why).into_response()
     };
-    // Held until the answer: what is parsed from it lives as long.
+    // Held until the response: everything parsed from it lives as long.
     let body = match served.intake.read(request.into_body()).await {
         Ok(body) => body,
         Err(why @ Refused::BrokenOff) => return refuse(StatusCode::BAD_REQUEST, format!("the body {why}")),
@@ -115,7 +117,8 @@ async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response
         Err(error) => {
             (webhook.observe)("error");
             warn!(namespace = review.namespace(), pod = review.name(), %error, "a Pod could not be judged");
-            // No review: so the configuration's failurePolicy decides, as for any webhook that is out of order.
+            // The response is not a review, so the configuration's failurePolicy decides, as for any webhook that
+            // fails.
             (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
         }
     }
@@ -135,30 +138,30 @@ async fn decide(webhook: &Webhook, review: &Review) -> Result<Decision, LookupEr
     Ok(decide::decide(review, pool, &lookup, &webhook.defaults, &token()))
 }
 
-/// Why it is not known whether there is a pool.
+/// The reason that a pool's existence could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
-    /// The API server did not answer.
+    /// The API server did not respond.
     #[error("WorkerPool {namespace}/{pool} could not be asked for within {} s", LOOKUP_TIMEOUT.as_secs())]
     Timeout {
-        /// Where.
+        /// The namespace.
         namespace: String,
-        /// Which.
+        /// The pool's name.
         pool: String,
     },
-    /// It answered with something else.
+    /// The API server responded with an error.
     #[error("WorkerPool {namespace}/{pool} could not be read: {}", said(.source))]
     Failed {
-        /// Where.
+        /// The namespace.
         namespace: String,
-        /// Which.
+        /// The pool's name.
         pool: String,
-        /// What was said.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
 }
 
-/// What the API server said; kube's own text repeats the whole status.
+/// Returns the API server's message; kube's own text repeats the whole status.
 pub(crate) fn said(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()

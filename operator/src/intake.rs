@@ -1,20 +1,20 @@
-//! Bodies that strangers send, read and held within a bound of memory that all of them share.
+//! Reads untrusted bodies within a memory limit that all of them share.
 //!
-//! Parsed JSON takes up to forty times as much memory as its text, so what a body would cost is counted before it is
-//! parsed. And not one body ends the operator but many at once: small ones are read beside each other, so that slow
-//! senders keep nobody waiting; large ones take places, and what is parsed takes of a common sum.
+//! Parsed JSON takes up to forty times as much memory as its text, so the cost of a body is computed before it is
+//! parsed. The threat is many bodies at once, not one. Small bodies are read concurrently, so that slow senders block
+//! no other request. Large bodies take places, and parsed content is charged to a common sum.
 
 use axum::body::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Up to this, a body is read without a place.
+/// The size up to which a body is read without a place.
 const SMALL_BYTES: usize = 64 << 10;
-/// An object's map or struct takes some 600 bytes, however little is in it; any other value takes 80 at most.
+/// An object's map or struct takes some 600 bytes, however small its content; any other value takes 80 at most.
 const OBJECT_COST: u32 = 8;
 
-/// What may be taken in.
+/// The limits and the shared permits.
 pub(crate) struct Intake {
     max_bytes: usize,
     max_cost: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Intake {
     costs: Semaphore,
 }
 
-/// A body, and its part of what may be held: to be kept for as long as what was made of it.
+/// A body with its share of the limits. It must be kept for as long as what was parsed from it.
 #[derive(Debug)]
 pub(crate) struct Taken<'a> {
     /// The body.
@@ -31,29 +31,29 @@ pub(crate) struct Taken<'a> {
     _cost: SemaphorePermit<'a>,
 }
 
-/// Why a body is not taken.
+/// The reason that a body is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     /// It has too many bytes.
     #[error("is too long")]
     TooLong,
-    /// Its bytes are values that each take many times as much.
+    /// It has too many values, each of which takes many times its text's memory.
     #[error("has too many values")]
     TooManyValues,
-    /// It did not come to its end.
+    /// It ended prematurely.
     #[error("broke off")]
     BrokenOff,
 }
 
 impl Intake {
-    /// Bodies of `max_bytes` and `max_cost` (see [`cost`]) at most, of which `large` are read at once and `parsed` parsed:
-    /// of smaller ones as many more as cost the same.
+    /// Limits each body to `max_bytes` and `max_cost` (see [`cost`]). `large` bodies are read at once, and `parsed` of
+    /// the costliest are parsed at once, or more smaller ones with the same total cost.
     pub(crate) const fn new(max_bytes: usize, max_cost: u32, large: usize, parsed: usize) -> Self {
         let costs = Semaphore::const_new(max_cost as usize * parsed);
         Self { max_bytes, max_cost, large: Semaphore::const_new(large), costs }
     }
 
-    /// Reads a body, and waits until there is room for what is parsed from it.
+    /// Reads a body, and waits until there is room for its parsed content.
     pub(crate) async fn read<B: Body<Data = Bytes> + Unpin>(&self, mut body: B) -> Result<Taken<'_>, Refused> {
         let (mut bytes, mut large) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
@@ -77,8 +77,8 @@ impl Intake {
     }
 }
 
-/// What a JSON text costs to hold when it is parsed: about its values, of which an object is worth several. A text that
-/// is no JSON may be told too much, but never less than its part up to the mistake.
+/// Returns the cost of a JSON text in memory once parsed: roughly the number of its values, of which an object is worth
+/// several. The cost of a text that is not JSON may be too high, but is never below that of the part up to the error.
 fn cost(text: &[u8]) -> u32 {
     let (mut cost, mut is_string, mut is_escaped) = (0_u32, false, false);
     for byte in text {

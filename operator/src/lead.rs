@@ -1,4 +1,4 @@
-//! One replica leads: its controllers write, the others wait. All of them serve the webhook.
+//! Leader election: the leader's controllers write, the others wait. All replicas serve the webhook.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -9,31 +9,31 @@ use kube_lease_manager::{LeaseManager, LeaseManagerBuilder};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A leader that was killed is replaced after so long at most.
+/// A leader that was killed is replaced after at most this time.
 const LEASE_SECONDS: u64 = 15;
-/// Renewed so long before it ends: every 5 s.
+/// The lease is renewed this long before it ends: every 5 s.
 const GRACE_SECONDS: u64 = 10;
-/// How long to wait before the lease is asked for again, while the API server refuses.
+/// The pause before the lease is requested again, while the API server rejects the request.
 const RETRY: Duration = Duration::from_secs(2);
-/// How often a leader looks whether the lease is still its own.
+/// The interval at which a leader checks that it still holds the lease.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// For one such look.
+/// The timeout for one such check.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
-/// Who could not see for so long that the lease is its own leads no longer. What was seen was renewed 5 s before at most, so
-/// nobody else takes it within the next 10 s.
+/// A replica that has not seen for this long that it holds the lease stops leading. The lease it saw was renewed 5 s
+/// before at most, so no other replica acquires it within the next 10 s.
 const TRUST: Duration = Duration::from_secs(8);
 
 /// The election.
 pub struct Election {
-    /// Whether this replica leads.
+    /// True while this replica leads.
     pub leading: watch::Receiver<bool>,
     guard: JoinHandle<()>,
 }
 
 /// Takes part in the election, from now until [`Election::resign`].
 ///
-/// The library renews the lease, but says that it is lost only once it has seen another holder. So what counts here is what
-/// the API server said lately, asked apart from it: a leader that is cut off stops before anybody else starts.
+/// The library renews the lease, but reports a loss only once it has seen another holder. Leadership therefore depends
+/// on a recent, separate read from the API server: a leader that is cut off stops before another replica starts.
 pub async fn stand(client: &Client, namespace: &str, lease: &str, instance: &str) -> Election {
     let (manager, candidate) = candidate(client, namespace, lease, instance).await;
     let (sender, leading) = watch::channel(false);
@@ -74,7 +74,7 @@ async fn candidate(
     }
 }
 
-/// Compares what the library says to what the API server says.
+/// Compares the library's state with the API server's.
 struct Guard {
     leases: Api<Lease>,
     client: Client,
@@ -83,12 +83,12 @@ struct Guard {
     instance: String,
 }
 
-/// What a look at the lease showed.
+/// The holder of the lease according to one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Me,
     Other,
-    /// There is no lease: the library never makes it again by itself.
+    /// There is no lease: the library never creates it again by itself.
     Gone,
     Unknown,
 }
@@ -108,12 +108,12 @@ impl Guard {
             leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
             tokio::select! {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
-                // The lease was won, or lost: no reason to wait.
+                // The lease was won or lost: no reason to wait.
                 _ = held.changed() => {}
                 () = leading.closed() => break,
             }
         }
-        // Given up when nobody listens to the library any more.
+        // The library releases the lease when its receiver is dropped.
         drop(held);
         match tokio::time::timeout(Duration::from_secs(GRACE_SECONDS), manager).await {
             Ok(Ok(Ok(_))) => {}
@@ -134,7 +134,7 @@ impl Guard {
     }
 }
 
-/// How long a good look is good for.
+/// The trust in the last successful read, and when it ends.
 #[derive(Default)]
 struct Trust {
     seen: Option<Instant>,
@@ -152,7 +152,8 @@ impl Trust {
 }
 
 impl Election {
-    /// Gives the lease up, so that another replica leads at once. Whoever else listens must have stopped before.
+    /// Releases the lease, so that another replica leads at once. All other users of `leading` must have stopped
+    /// before.
     pub async fn resign(self) {
         drop(self.leading);
         if tokio::time::timeout(Duration::from_secs(LEASE_SECONDS), self.guard).await.is_err() {
@@ -161,7 +162,7 @@ impl Election {
     }
 }
 
-/// Runs `work` whenever this replica leads, and drops it when it does no longer. Ends with the channel.
+/// Runs `work` whenever this replica leads, and drops it when the replica stops leading. Ends with the channel.
 pub async fn while_leading<F>(mut leading: watch::Receiver<bool>, mut work: impl FnMut() -> F)
 where
     F: Future<Output = ()>,
@@ -173,7 +174,7 @@ where
         tracing::info!("leading");
         tokio::select! {
             () = work() => {
-                // Watches never end by themselves; if they do, they are begun anew, not in a hot loop.
+                // Watches never end by themselves; if they do, they are restarted, with a pause.
                 tracing::warn!("the controllers ended; they start again");
                 tokio::time::sleep(RETRY).await;
             }

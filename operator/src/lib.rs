@@ -1,4 +1,4 @@
-//! Makes ModelRelay Kubernetes-native: `Provider` and `WorkerPool` become relays and workers.
+//! The Kubernetes operator: turns `Provider`s and `WorkerPool`s into relays and workers.
 
 mod accept;
 pub mod api;

@@ -12,7 +12,8 @@ use modelrelay_operator::{commands, telemetry};
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    // Before anything may open a TLS connection; it fails only if somebody did it already, which is as good.
+    // Before anything may open a TLS connection. It fails only if a provider is already installed, which is just as
+    // good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match start(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,13 +43,13 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         Command::Apply(args) => runtime.block_on(commands::apply(&args))?,
         Command::Delete(args) => runtime.block_on(commands::delete(&args))?,
         Command::Get { url, timeout } => runtime.block_on(commands::get(&url, timeout))?,
-        // Said above, without a runtime and a log.
+        // Handled above, without a runtime and a log.
         Command::Completions(_) | Command::Man(_) => {}
     }
     Ok(())
 }
 
-/// Whoever reads it may have seen enough before its end.
+/// Writes to standard output. Errors are ignored, because the reader may close the pipe before the end.
 fn say(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
     let _ = io::stdout().write_all(text);
     Ok(())

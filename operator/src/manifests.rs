@@ -1,7 +1,7 @@
-//! Desired objects, built by pure functions: same input, same bytes, no client and no clock.
+//! Builds the desired objects with pure functions: same input, same bytes, no client and no clock.
 //!
-//! Builders of typed objects and of raw ones (a template's PodSpec stays as its author wrote it) both end in a
-//! [`Manifest`], which is all that applying needs to know.
+//! Builders of typed objects and of raw ones (a template's PodSpec stays as its author wrote it) both produce a
+//! [`Manifest`], which contains everything that applying needs.
 
 use kube::Resource;
 use kube::core::ApiResource;
@@ -22,7 +22,7 @@ pub(crate) mod testing;
 pub mod worker_access;
 pub mod worker_config;
 
-/// An object as it should be.
+/// A desired object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// Its kind.
@@ -31,19 +31,20 @@ pub struct Manifest {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The whole, with apiVersion and kind.
+    /// The whole object, with apiVersion and kind.
     pub value: Value,
 }
 
 impl Manifest {
-    /// Of a typed, namespaced object with a name.
+    /// Creates the manifest of a typed, namespaced object with a name.
     pub fn of<K>(object: &K) -> Self
     where
         K: Resource<DynamicType = ()> + Serialize,
     {
         let resource = ApiResource::erase::<K>(&());
         let mut value = serde_json::to_value(object).unwrap_or_default();
-        // Types of k8s-openapi serialize these two themselves; of our own kinds, kube adds them. Either way they are right.
+        // Types of k8s-openapi serialize these two themselves; for custom resources, kube adds them. Either way they
+        // are right.
         if let Some(map) = value.as_object_mut() {
             map.insert("apiVersion".into(), resource.api_version.clone().into());
             map.insert("kind".into(), resource.kind.clone().into());
@@ -57,24 +58,25 @@ impl Manifest {
         }
     }
 
-    /// Of JSON that carries apiVersion, kind, metadata.name and metadata.namespace; `resource` says the plural.
+    /// Creates a manifest from JSON that contains apiVersion, kind, metadata.name and metadata.namespace; `resource`
+    /// provides the plural.
     pub fn of_json(resource: ApiResource, value: Value) -> Self {
         let text = |pointer| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         Self { namespace: text("/metadata/namespace"), name: text("/metadata/name"), resource, value }
     }
 
-    /// Kind and name, as people write them: `Deployment local-relay`.
+    /// Returns kind and name: `Deployment local-relay`.
     pub fn display(&self) -> String {
         display(&self.resource.kind, &self.name)
     }
 
-    /// The same as YAML, for snapshots.
+    /// Returns the object as YAML, for snapshots.
     pub fn to_yaml(&self) -> String {
         serde_yaml::to_string(&self.value).unwrap_or_default()
     }
 }
 
-/// Kind and name of an object, as people write them.
+/// Returns kind and name of an object for display.
 pub fn display(kind: &str, name: &str) -> String {
     format!("{kind} {name}")
 }

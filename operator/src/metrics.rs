@@ -1,4 +1,4 @@
-//! What the operator counts, by the names that the alerts and dashboards use.
+//! The operator's metrics, with the names that the alerts and dashboards use.
 
 use std::time::Duration;
 
@@ -15,30 +15,30 @@ pub struct Metrics {
     reconciliations: IntCounterVec,
     durations: HistogramVec,
     errors: IntCounterVec,
-    /// Resources, by kind and whether they are ready.
+    /// Resources, by kind and readiness.
     pub resources: IntGaugeVec,
     /// Pods of a pool, by state: desired, ready, connected.
     pub pool_replicas: IntGaugeVec,
     relay_requests: IntCounterVec,
-    /// Pods that the webhook saw, by what became of them.
+    /// Pods that the webhook reviewed, by result.
     pub injections: IntCounterVec,
-    /// When the webhook's certificate ends, in seconds since 1970.
+    /// The expiry time of the webhook's certificate, in seconds since 1970.
     pub certificate_expiry: IntGauge,
-    /// Whether this replica leads.
+    /// 1 if this replica leads.
     pub leader: IntGauge,
 }
 
-/// The two loops.
+/// The two controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerName {
-    /// Of Providers.
+    /// The controller of Providers.
     Provider,
-    /// Of WorkerPools.
+    /// The controller of WorkerPools.
     WorkerPool,
 }
 
 impl ControllerName {
-    /// As the label says it.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Provider => "provider",
@@ -54,7 +54,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Creates the metrics, all at zero.
     pub fn new() -> Self {
         let registry = Registry::new();
         let metrics = Self {
@@ -104,7 +104,7 @@ impl Metrics {
         metrics
     }
 
-    /// Notes a finished reconciliation; `error` is a word of ours, never a message.
+    /// Records a finished reconciliation; `error` is a fixed label value, never a message.
     pub fn reconciled(&self, controller: ControllerName, took: Duration, error: Option<&str>) {
         let controller = controller.as_str();
         let result = if error.is_some() { "error" } else { "ok" };
@@ -115,20 +115,20 @@ impl Metrics {
         }
     }
 
-    /// Notes a question to a relay.
+    /// Records a request to a relay.
     pub fn relay_asked(&self, code: u16) {
         self.relay_requests.with_label_values(&[&code.to_string()]).inc();
     }
 
-    /// The page that Prometheus reads.
+    /// Returns the page that Prometheus scrapes.
     pub fn render(&self) -> String {
         let mut page = Vec::new();
-        // It fails only where writing to memory does.
+        // This fails only if writing to memory fails.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut page);
         String::from_utf8(page).unwrap_or_default()
     }
 
-    /// A rate over a series that appears with its first error misses that error.
+    /// Initializes series to zero: a rate over a series that appears with its first error misses that error.
     fn show_zeros(&self) {
         for controller in [ControllerName::Provider, ControllerName::WorkerPool] {
             for result in ["ok", "error"] {
@@ -164,7 +164,7 @@ fn gauge(registry: &Registry, short: &str, help: &str) -> IntGauge {
     registered(registry, IntGauge::new(name(short), help))
 }
 
-/// Names and labels are constants of this file: one that the library refuses is found by the first test that runs.
+/// Registers a metric. Names and labels are constants of this file; the first test finds one that the library rejects.
 #[allow(clippy::expect_used, reason = "a wrong constant must not go unnoticed")]
 fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
     let metric = made.expect("the metric's name is valid");

@@ -1,4 +1,4 @@
-//! `/metrics`, `/livez` and `/readyz` of the operator.
+//! The operator's `/metrics`, `/livez` and `/readyz`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use tracing::debug;
 use crate::accept::{self, Door};
 use crate::context::Context;
 
-/// For a request's headers, and between requests: whoever scrapes more rarely connects anew.
+/// The timeout for a request's headers, and between requests. A client that scrapes less often reconnects.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Kubelets and Prometheus send some hundreds.
+/// Kubelets and Prometheus send some hundreds of bytes.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
-/// Says why the replica is not ready, if so.
+/// Returns the reason that the replica is not ready, if any.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 struct Probe {

@@ -1,7 +1,7 @@
-//! The controller of Providers: fetch, validate, build, apply, update the status, each in a file of its own.
+//! The controller of Providers: fetch, validate, build, apply, update the status, each in its own file.
 //!
-//! A pass over the objects happens when something of them changed. What the relays report changes far more often and touches
-//! only the status, and while a rotation waits for the relays, the rotation. Nothing that must survive is kept in memory:
+//! A pass over the objects happens when one of them changed. The relays' reports change far more often. They affect
+//! only the status, and the rotation while it waits for the relays. No state that must survive is kept in memory:
 //! another replica can take over between any two steps.
 
 use std::collections::HashMap;
@@ -52,26 +52,26 @@ use outcome::{FailureKind, Outcome};
 use pace::Due;
 use status::Facts;
 
-/// Providers that are worked on at once.
+/// The number of Providers that are reconciled at once.
 const CONCURRENCY: u16 = 4;
-/// The watch has surely shown a status that was written so long ago.
+/// The age after which the watch has surely delivered a written status.
 const WATCH_LAG: Duration = Duration::from_secs(10);
-/// For what no watch tells of.
+/// The interval for changes that no watch reports.
 const IDLE_INTERVAL: Duration = Duration::from_secs(3600);
-/// How often a Provider is looked at whose relays have not confirmed their configuration.
+/// The interval for a Provider whose relays have not confirmed their configuration.
 const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why a pass failed.
+/// The reason that a pass failed.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// The objects could not be brought about.
+    /// The objects could not be applied.
     #[error("{reason}: {message}")]
     Objects {
-        /// As the conditions say it.
+        /// The reason in the conditions.
         reason: &'static str,
-        /// As the conditions say it.
+        /// The message in the conditions.
         message: String,
-        /// For metrics.
+        /// The label value for metrics.
         word: &'static str,
     },
     /// The status could not be written.
@@ -92,7 +92,7 @@ impl Error {
     }
 }
 
-/// Reconciles Providers for ever; it ends when it is dropped.
+/// Reconciles Providers indefinitely; it ends when it is dropped.
 pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<Provider>>) {
     let requests = stream::unfold(requests, async |mut requests| Some((requests.recv().await?, requests)));
     let shared = Arc::new(Shared { ctx, caches: caches.clone(), ledger: Mutex::default() });
@@ -103,12 +103,12 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
         .with_config(Config::default().concurrency(CONCURRENCY))
         .run(reconcile, retry, shared.clone())
         .for_each(|result| {
-            // What failed was logged where it failed. What is gone is forgotten.
+            // Failures were logged where they occurred. The state of a deleted Provider is dropped.
             if let Err(ControllerError::ObjectNotFound(gone)) = result {
                 let key = (gone.namespace.unwrap_or_default(), gone.name);
                 shared.forget(&key);
                 let shared = shared.clone();
-                // Apart, for nobody else is worked on while this waits.
+                // Spawned, because no other Provider is reconciled while this closure waits.
                 tokio::spawn(async move { shared.forget_reviewer(&key.0).await });
             }
             futures_util::future::ready(())
@@ -122,7 +122,7 @@ type Key = (String, String);
 struct Shared {
     ctx: Arc<Context>,
     caches: Caches,
-    // Held for a look-up or an insertion, never over an await.
+    // Locked for a lookup or an insertion, never across an await.
     ledger: Mutex<Ledger>,
 }
 
@@ -133,7 +133,7 @@ struct Ledger {
 }
 
 impl Shared {
-    /// What is remembered of this very Provider; a successor of the same name starts afresh.
+    /// Returns the memory of this Provider; a successor of the same name starts with an empty one.
     fn take(&self, key: &Key, provider: &Provider) -> Memory {
         let uid = provider.uid().unwrap_or_default();
         let known = self.ledger().memories.remove(key).filter(|memory| memory.uid == uid);
@@ -149,7 +149,8 @@ impl Shared {
     }
 
     fn forget(&self, key: &Key) {
-        // Its objects go one after the other, and what is retained is listed again and again: nobody else would ask for that.
+        // Its objects are deleted one after the other, and each new list contains the retained ones. No other code
+        // would take these changes.
         self.caches.triggers.take_changes(&ObjectRef::new(&key.1).within(&key.0));
         let mut ledger = self.ledger();
         ledger.memories.remove(key);
@@ -157,7 +158,8 @@ impl Shared {
         self.count(before, None);
     }
 
-    /// A right that is left over is one of an account that is no more: worth a line, and the next change in that namespace.
+    /// Revokes the right to review tokens. If that fails, the leftover right belongs to a deleted account: it is
+    /// logged, and the next change in that namespace corrects it.
     async fn forget_reviewer(&self, namespace: &str) {
         let Some(binding) = self.ctx.defaults.relay.token_review_binding.as_deref() else { return };
         let providers = self.caches.providers.state();
@@ -167,7 +169,7 @@ impl Shared {
         }
     }
 
-    /// By differences, because there may be a controller for each of several namespaces.
+    /// Updates the gauges by differences, because there may be a controller for each of several namespaces.
     fn count(&self, before: Option<bool>, after: Option<bool>) {
         let gauge = |ready: bool| self.ctx.metrics.resources.with_label_values(&["Provider", &ready.to_string()]);
         if let Some(ready) = before {
@@ -184,7 +186,7 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    /// Whoever leads next counts for itself.
+    /// Removes this controller's share of the gauges: the next leader starts its own.
     fn drop(&mut self) {
         let ready = std::mem::take(&mut self.ledger().ready);
         ready.into_values().for_each(|ready| self.count(Some(ready), None));
@@ -194,7 +196,7 @@ impl Drop for Shared {
 async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Action, Error> {
     let started = Instant::now();
     let key = (provider.namespace().unwrap_or_default(), provider.name_any());
-    // What is being deleted is not rebuilt; its relays drain by themselves.
+    // A Provider that is being deleted is not rebuilt; its relays drain by themselves.
     if provider.metadata.deletion_timestamp.is_some() {
         shared.forget(&key);
         return Ok(Action::await_change());
@@ -210,7 +212,7 @@ async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Actio
     result
 }
 
-/// The next try after a failure. Whatever the API server answers, it is asked less and less often.
+/// Returns the next attempt after a failure. Whatever the API server's error, retries become less and less frequent.
 #[allow(clippy::needless_pass_by_value, reason = "the signature that the controller wants")]
 fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action {
     let key = (provider.namespace().unwrap_or_default(), provider.name_any());
@@ -251,13 +253,13 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     }
     let status_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
     propagated.map_err(|error| Error::Pods(Box::new(error)))?;
-    // What a relay waits for right after its start it does not wait for later, and nothing else may tell of that.
+    // After its first seconds a relay no longer waits for its first worker, and no other event may announce that.
     let starts = look.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
     let started = starts.then_some(AWAITS_FIRST_WORKER);
     next(&outcome, memory, [status_due, started].into_iter().flatten().min())
 }
 
-/// Whether the objects are as they should be and no time has come.
+/// True if the objects are up to date and no deadline has passed.
 fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
     let awaits_relays = outcome.worker_secret.as_ref().is_none_or(|secret| secret.awaits_relays);
     outcome.failure.is_none()
@@ -267,14 +269,14 @@ fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
         && outcome.cold_models == validate::cold_models(&look.pools)
 }
 
-/// Whether these very objects could not be brought about: what the relays report is no reason to try again before it is time.
+/// True if these very objects could not be applied: a relay's report is no reason to retry before it is time.
 fn has_failed(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
     outcome.failure.is_some()
         && outcome.generation == provider.metadata.generation
         && outcome.cold_models == validate::cold_models(&look.pools)
 }
 
-/// Writes the status if it differs; how long until numbers that differ may be written.
+/// Writes the status if it differs. Returns the time until changed numbers may be written.
 async fn update_status(
     shared: &Shared,
     provider: &Provider,
@@ -305,7 +307,7 @@ async fn update_status(
     Ok(None)
 }
 
-/// When to come again, or what to report.
+/// Returns when to reconcile again, or the error to report.
 fn next(outcome: &Outcome, memory: &Memory, status_due: Option<Duration>) -> Result<Action, Error> {
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
@@ -317,7 +319,7 @@ fn next(outcome: &Outcome, memory: &Memory, status_due: Option<Duration>) -> Res
         };
     }
     let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
-    // A relay that cannot start holds up a rotation for so long only, and time alone tells nobody.
+    // A relay that cannot start delays a rotation only for a limited time, and no event marks its end.
     let awaits_relays = outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays);
     let waits = [
         Some(IDLE_INTERVAL),
@@ -326,6 +328,6 @@ fn next(outcome: &Outcome, memory: &Memory, status_due: Option<Duration>) -> Res
         (awaits_relays || memory.unconfirmed_since.is_some()).then_some(UNCONFIRMED_INTERVAL),
     ];
     let soonest = waits.into_iter().flatten().min().unwrap_or(IDLE_INTERVAL);
-    // A moment later than the moment itself, so that it has come.
+    // Slightly later than the deadline itself, so that it has passed.
     Ok(Action::requeue(soonest + Duration::from_millis(50)))
 }

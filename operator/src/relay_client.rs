@@ -1,8 +1,9 @@
-//! Asks every relay what it runs and what it has to do: `GET /admin/state` on the Pod's own address.
+//! Polls the state of every relay: `GET /admin/state` at the Pod's own address.
 //!
-//! One loop for all Providers. A Provider is looked at every 5 s, every second while a pool of it is scaled by the operator or
-//! while it has pools and serves no model yet, and a few times per second for a short while after its configuration or its
-//! Pods changed, so that `Programmed` follows at once. A Provider without a relay Pod costs nothing.
+//! One loop serves all Providers. A Provider is polled every 5 s; every second while the operator scales one of its
+//! pools, or while it has pools and serves no model yet; and a few times per second for a short while after its
+//! configuration or its Pods changed, so that `Programmed` follows at once. A Provider without a relay Pod costs
+//! nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -37,25 +38,27 @@ use state::RelayState;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 const BRISK_INTERVAL: Duration = Duration::from_secs(1);
-/// While something is about to be confirmed: a kubelet brings a changed Secret within 0.2 to 0.8 s.
+/// The interval while a confirmation is expected: a kubelet delivers a changed Secret within 0.2 to 0.8 s.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
-/// After that the relay is not late but unwell, and looked at like any other.
+/// After this time the relay is considered unhealthy rather than late, and is polled at the usual interval.
 const CLOSE_FOR: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// A relay's state has some 700 bytes per worker and 30 per model of it; with a multiplexer of two slots and eight models,
-/// of long names, aliases and failures in both, 5,000: a thousand of those workers are 5 MB, and ten thousand without are 7 MB
-/// and more. A Pod that answers more is no relay.
+/// A relay's state has some 700 bytes per worker and 30 per model of it. With a multiplexer of two slots and eight
+/// models, and long names, aliases and failures in both, it has 5,000: a thousand of those workers are 5 MB, and ten
+/// thousand plain workers are 7 MB and more. A Pod whose response is larger is not a relay.
 const MAX_STATE_BYTES: usize = 8 << 20;
-/// In [`Intake`]'s measure: a thousand of those workers have some 30 objects and 200 other values each, which is 440,000.
+/// In the units of [`Intake`]: a thousand of those workers have some 30 objects and 200 other values each, which is
+/// 440,000.
 const MAX_STATE_COST: u32 = 600_000;
-/// Of large answers; anybody may label a Pod as a relay's, and one that is slow is waited for no longer than [`TIMEOUT`].
+/// The number of large responses that are read at once. Anyone may label a Pod as a relay's, and a slow Pod is waited
+/// for no longer than [`TIMEOUT`].
 const READ_AT_ONCE: usize = 4;
-/// All that the process reads. The costliest answer, of some 60 MB when it is parsed, is parsed alone.
+/// The limits of all responses that the process reads. The costliest response, some 60 MB when parsed, is parsed alone.
 static INTAKE: Intake = Intake::new(MAX_STATE_BYTES, MAX_STATE_COST, READ_AT_ONCE, 1);
-/// A user's own token may change at any time; a refused one is read again at once.
+/// A user's own token may change at any time; a rejected one is read again at once.
 const TOKEN_LIVES: Duration = Duration::from_secs(60);
 
-/// Asks for ever; it ends when it is dropped.
+/// Polls indefinitely; it ends when it is dropped.
 pub async fn run(ctx: Arc<Context>, caches: Caches) {
     let client = match client() {
         Ok(client) => client,
@@ -93,7 +96,7 @@ fn client() -> reqwest::Result<reqwest::Client> {
 
 fn client_builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
-        // Pods are reached directly, whatever proxy the operator itself lives behind.
+        // Pods are reached directly, whatever proxy the operator itself uses.
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .timeout(TIMEOUT)
@@ -103,7 +106,7 @@ fn client_builder() -> reqwest::ClientBuilder {
 /// Namespace and name of a Provider.
 type Key = (String, String);
 
-/// Relay Pods that can be asked, and those that should be.
+/// The relay Pods of each Provider.
 #[derive(Default)]
 struct Relays {
     by_provider: HashMap<Key, Vec<RelayPod>>,
@@ -114,7 +117,7 @@ struct RelayPod {
     name: String,
     address: Option<IpAddr>,
     is_leaving: bool,
-    /// As its Pod was made: while a Provider takes to TLS it has both kinds.
+    /// As its Pod was created: while a Provider changes to TLS, it has both kinds.
     speaks_tls: bool,
 }
 
@@ -149,7 +152,7 @@ fn speaks_tls(pod: &Pod) -> bool {
     relay.is_some_and(|relay| relay.env.iter().flatten().any(|variable| variable.name == TLS_ENV))
 }
 
-/// When to look at whom.
+/// The times at which Providers are polled.
 #[derive(Default)]
 struct Schedule {
     entries: HashMap<Key, Entry>,
@@ -159,14 +162,14 @@ struct Entry {
     due: Instant,
     is_running: bool,
     token: Option<Token>,
-    /// What was expected last, and since when.
+    /// The last expectation, and the time since which it applies.
     expected: Option<(Expectation, Instant)>,
 }
 
 #[derive(Clone)]
 struct Token {
     header: HeaderValue,
-    /// For relays that speak TLS; `None` where the Provider has no certificate.
+    /// The client for relays that use TLS; `None` if the Provider has no certificate.
     tls: Option<Result<reqwest::Client, String>>,
     read_at: Instant,
 }
@@ -191,7 +194,7 @@ impl Schedule {
         }
     }
 
-    /// Looks at once where something new is expected, or a new report is waited for.
+    /// Makes a poll due at once if something new is expected or a new report is awaited.
     fn hurry(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
             if ctx.relays.is_wanted(&key.0, &key.1) {
@@ -205,7 +208,8 @@ impl Schedule {
         }
     }
 
-    /// A look takes at most twice [`TIMEOUT`], and its end wakes the loop; this is for those that wait. New Pods are found by it too.
+    /// Returns when the next poll is due. A poll takes at most twice [`TIMEOUT`], and its end wakes the loop, so only
+    /// the others are considered. The upper bound also finds new Pods.
     fn next_due(&self) -> Instant {
         let soonest = self.entries.values().filter(|entry| !entry.is_running).map(|entry| entry.due).min();
         let at_latest = Instant::now() + BRISK_INTERVAL;
@@ -213,7 +217,7 @@ impl Schedule {
     }
 }
 
-/// What came of a look.
+/// The result of a poll.
 struct Seen {
     key: Key,
     snapshot: RelaySnapshot,
@@ -238,7 +242,7 @@ fn look(
         };
         let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
         let answers = future::join_all(asked).await;
-        // Refused: somebody changed the token, or the certificate. The next look reads them again.
+        // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
         let snapshot = snapshot(&key.1, answers);
         Seen { key, snapshot, token: token.ok().filter(|_| !refused) }
@@ -258,15 +262,16 @@ fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: Seen) 
     keep(ctx, caches, &key, snapshot);
 }
 
-/// Until the next look at a Provider of which nothing is about to be confirmed. Its first workers are waited for by somebody.
+/// Returns the interval until the next poll of a Provider of which no confirmation is expected. Its first workers are
+/// polled for more often, because users wait for them.
 fn interval(pools: &[Arc<WorkerPool>], snapshot: &RelaySnapshot) -> Duration {
     let scales = pools.iter().any(|pool| pool.spec.scaling.is_some());
     let awaits_workers = !pools.is_empty() && snapshot.is_complete() && snapshot.serves_nothing();
     if scales || awaits_workers { BRISK_INTERVAL } else { INTERVAL }
 }
 
-/// Keeps what was reported, and tells the Provider if it is new. Of a busy one something always is, so its pools are not told:
-/// they look every second whether anything changed that they show.
+/// Stores a snapshot, and notifies the Provider if it is new. Snapshots of a busy Provider always are, so its pools are
+/// not notified: the ticker checks them every second.
 fn keep(ctx: &Context, caches: &Caches, key: &Key, snapshot: RelaySnapshot) {
     if ctx.relays.keep(&key.0, &key.1, snapshot) {
         caches.triggers.provider_reported(&key.0, &key.1);
@@ -288,17 +293,17 @@ async fn read_token(ctx: &Context, provider: &Provider) -> Result<Token, String>
     Ok(Token { header, tls: tls::client(ctx, provider).await, read_at: Instant::now() })
 }
 
-/// A Pod and what it said.
+/// A Pod and its response.
 struct Answer {
     pod: RelayPod,
     answer: Result<RelayState, Unanswered>,
 }
 
-/// Why there is no answer, as a line for people.
+/// The reason that there is no response, as a human-readable line.
 enum Unanswered {
-    /// The token is not the relay's, or its certificate not one to trust.
+    /// The relay rejects the token, or its certificate is not trusted.
     Refused(String),
-    /// Anything else.
+    /// Any other reason.
     Silent(String),
 }
 
@@ -340,11 +345,12 @@ async fn request(client: &reqwest::Client, base: &str, token: &Token) -> (u16, R
     (code, answer)
 }
 
-/// What is wrong with a certificate is for a person to mend; addresses and numbers of the system's errors are not.
+/// Classifies a failed connection. A certificate error needs a user's action and is described; addresses and numbers of
+/// system errors are not.
 fn unreached(error: &reqwest::Error) -> Unanswered {
     let mut cause = error.source();
     while let Some(error) = cause {
-        // An error of the connection has it inside, and does not give it as its cause.
+        // A connection error contains the TLS error but does not return it as its source.
         let inside = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
         let tls = inside.and_then(|inside| inside.downcast_ref()).or_else(|| error.downcast_ref());
         if let Some(why @ rustls::Error::InvalidCertificate(_)) = tls {
@@ -363,7 +369,7 @@ async fn body(response: reqwest::Response) -> Result<RelayState, String> {
     serde_json::from_slice(&read.bytes).map_err(|error| format!("its answer is not understood: {error}"))
 }
 
-/// Sums over relays; a worker counts once, however many relays it is attached to.
+/// Sums over relays; each worker is included once, however many relays it is connected to.
 fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
     let mut snapshot = RelaySnapshot::default();
     let mut staying: HashSet<String> = HashSet::new();
@@ -373,7 +379,7 @@ fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
                 snapshot.relays.insert(pod.name, Ok(state.report()));
                 state.add_to(provider, &mut snapshot, &mut staying);
             }
-            // Whoever leaves need not answer any more.
+            // A leaving Pod need not respond any more.
             Err(_) if pod.is_leaving => {}
             Err(Unanswered::Refused(why) | Unanswered::Silent(why)) => {
                 if pod.address.is_none() {

@@ -1,4 +1,4 @@
-//! What the relays of each Provider last reported, summed over its Pods.
+//! The last reports of each Provider's relays, summed over its Pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,22 +9,22 @@ use tokio::sync::watch;
 
 use crate::crd::worker_pool::{SlotFailure, SlotState};
 
-/// Two reckonings of a moment that differ by less are the same: reports travel, and clocks are set.
+/// Two computed times that differ by less are treated as equal: reports take time to arrive, and clocks are adjusted.
 pub const SAME_MOMENT: SignedDuration = SignedDuration::from_secs(5);
 
-/// Of every Provider, by namespace and name.
+/// The states of all Providers, by namespace and name.
 #[derive(Debug, Default)]
 pub struct RelayStates {
-    // Each is held for a look-up or an insertion, never over an await.
+    // Each is locked for a lookup or an insertion, never across an await.
     by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
     expected: Mutex<HashMap<(String, String), Expectation>>,
-    /// Of whom somebody waits for a new report.
+    /// Providers for which a caller awaits a new report.
     wanted: Mutex<HashSet<(String, String)>>,
     news: watch::Sender<()>,
     reported: watch::Sender<()>,
 }
 
-/// What relays are about to report.
+/// The report that is expected from a Provider's relays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation {
     /// Hash of the configuration.
@@ -36,49 +36,49 @@ pub struct Expectation {
 /// All relays of one Provider at about one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelaySnapshot {
-    /// By the name of the Pod: what each relay said; `Err` with a line for people where it could not be asked.
+    /// The report of each relay, by Pod name; `Err` with a human-readable line if it could not be polled.
     pub relays: BTreeMap<String, Result<RelayReport, String>>,
-    /// Of these, Pods that have no address: nothing has reached them yet, so they hold no request.
+    /// Those of these Pods that have no address: nothing has reached them yet, so they hold no request.
     pub unreached: BTreeSet<String>,
-    /// Workers by instance, each counted once however many relays it is attached to.
+    /// Workers by instance, each included once however many relays it is connected to.
     pub workers: BTreeMap<String, WorkerReport>,
-    /// Requests that wait.
+    /// The number of waiting requests.
     pub queue_depth: u64,
-    /// Requests that run.
+    /// The number of running requests.
     pub in_flight: u64,
-    /// By model.
+    /// Models by name.
     pub models: BTreeMap<String, ModelReport>,
 }
 
-/// One relay.
+/// The state of one relay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelayReport {
-    /// Hash of the configuration in force.
+    /// Hash of the configuration in effect.
     pub config_hash: Option<String>,
-    /// Why a newer configuration is not in force.
+    /// The reason that a newer configuration is not in effect.
     pub config_error: Option<String>,
     /// running, grace, draining…
     pub phase: String,
-    /// Its program's version.
+    /// The program's version.
     pub version: String,
 }
 
-/// One worker.
+/// The state of one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerReport {
-    /// As people see it; on Kubernetes the name of its Pod.
+    /// Its display name; on Kubernetes, its Pod's name.
     pub name: String,
     /// Its pool.
     pub pool: Option<String>,
-    /// What it serves.
+    /// The models that it serves.
     pub models: BTreeSet<String>,
-    /// Requests it may run at once.
+    /// The number of requests that it may run at once.
     pub max_concurrent: u64,
-    /// Requests it runs, over all relays.
+    /// The number of requests that it runs, over all relays.
     pub in_flight: u64,
-    /// Whether it is leaving every relay that knows it.
+    /// True if it is draining on every relay that knows it.
     pub draining: bool,
-    /// Relays it is attached to.
+    /// The number of relays that it is connected to.
     pub links: u32,
     /// The slots of its multiplexer, in its own order.
     pub slots: Vec<SlotReport>,
@@ -89,27 +89,26 @@ pub struct WorkerReport {
 pub struct SlotReport {
     /// Its name.
     pub id: String,
-    /// What it does.
+    /// Its state.
     pub state: SlotState,
     /// The model that it holds.
     pub resident: Option<String>,
-    /// The model that it is going to hold.
+    /// The model that it is loading or about to load.
     pub target: Option<String>,
-    /// Since when it does that.
+    /// The start of the current state.
     pub since: Since,
-    /// Its models that could not be loaded when that was last tried, and are not tried again yet. Those that are not the last
-    /// one have no message.
+    /// Its models whose last load failed and that are not retried yet. Only the most recent failure has a message.
     pub failures: Vec<SlotFailure>,
-    /// The last load that failed, which relays remember until its model is resident, or for ten minutes.
+    /// The last failed load, which relays remember until its model is resident, or for ten minutes.
     pub last_failure: Option<LastFailure>,
 }
 
-/// A load that failed, perhaps a while ago.
+/// A failed load, perhaps a while ago.
 #[derive(Clone, Debug)]
 pub struct LastFailure {
-    /// What failed.
+    /// The failure.
     pub failure: SlotFailure,
-    /// When, as reckoned from its age in a report.
+    /// The time of the failure, computed from its age in a report.
     pub at: Timestamp,
 }
 
@@ -121,8 +120,8 @@ impl PartialEq for LastFailure {
 
 impl Eq for LastFailure {}
 
-/// When a state began, as reckoned from its age in a report. Each report says it a little differently, and two of them say the
-/// same all the same.
+/// The start of a state, computed from its age in a report. Each report yields a slightly different time, so two values
+/// always compare as equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(pub Timestamp);
 
@@ -134,24 +133,24 @@ impl PartialEq for Since {
 
 impl Eq for Since {}
 
-/// One model, over all relays.
+/// The state of one model, over all relays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelReport {
-    /// Requests that wait for it.
+    /// The number of requests that wait for it.
     pub waiting: u64,
-    /// Requests for it that run.
+    /// The number of its running requests.
     pub in_flight: u64,
-    /// Workers that serve it.
+    /// The number of workers that serve it.
     pub workers: u64,
 }
 
 impl RelayStates {
-    /// What was last reported; nothing before the first look.
+    /// Returns the last report, or `None` before the first poll.
     pub fn of(&self, namespace: &str, provider: &str) -> Option<Arc<RelaySnapshot>> {
         self.lock().get(&(namespace.to_owned(), provider.to_owned())).cloned()
     }
 
-    /// Keeps a new snapshot; whether it differs from the one before.
+    /// Stores a new snapshot. Returns true if it differs from the previous one.
     pub fn keep(&self, namespace: &str, provider: &str, snapshot: RelaySnapshot) -> bool {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut states = self.lock();
@@ -166,7 +165,7 @@ impl RelayStates {
         changed
     }
 
-    /// What the relays report when they are asked now, or last did if that takes longer than `patience`.
+    /// Requests a new report and returns it, or the last one if that takes longer than `patience`.
     pub async fn fresh(&self, namespace: &str, provider: &str, patience: Duration) -> Option<Arc<RelaySnapshot>> {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut reported = self.reported.subscribe();
@@ -179,12 +178,12 @@ impl RelayStates {
         self.of(namespace, provider)
     }
 
-    /// Whether somebody waits for a new report.
+    /// True if a caller awaits a new report.
     pub fn is_wanted(&self, namespace: &str, provider: &str) -> bool {
         self.wanted().contains(&(namespace.to_owned(), provider.to_owned()))
     }
 
-    /// Says what the relays are about to report, so that they are asked soon.
+    /// Registers an expected report, so that the relays are polled soon.
     pub fn expect(&self, namespace: &str, provider: &str, expectation: Expectation) {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,18 +193,18 @@ impl RelayStates {
         }
     }
 
-    /// What the relays of a Provider are about to report.
+    /// Returns the report that is expected from a Provider's relays.
     pub fn expected(&self, namespace: &str, provider: &str) -> Option<Expectation> {
         let key = (namespace.to_owned(), provider.to_owned());
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// Changes when somebody expects something new, or waits for a new report.
+    /// Changes when a new report is expected or awaited.
     pub fn expectations(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
 
-    /// Forgets a Provider that is gone.
+    /// Removes a Provider that is gone.
     pub fn forget(&self, namespace: &str, provider: &str) {
         let key = (namespace.to_owned(), provider.to_owned());
         self.lock().remove(&key);
@@ -213,7 +212,7 @@ impl RelayStates {
         self.wanted().remove(&key);
     }
 
-    /// Forgets everything. Whoever leads again must not decide by what relays reported when it last led.
+    /// Removes everything. A replica that leads again must not act on reports from its previous term.
     pub fn clear(&self) {
         self.lock().clear();
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -229,12 +228,12 @@ impl RelayStates {
 }
 
 impl RelaySnapshot {
-    /// The workers of a pool.
+    /// Returns the workers of a pool.
     pub fn workers_of<'a>(&'a self, pool: &'a str) -> impl Iterator<Item = &'a WorkerReport> {
         self.workers.values().filter(move |worker| worker.pool.as_deref() == Some(pool))
     }
 
-    /// Whether each of these Pods runs the configuration with this hash.
+    /// True if each of these Pods runs the configuration with this hash.
     pub fn all_run<'a>(&self, pods: impl IntoIterator<Item = &'a String>, hash: &str) -> bool {
         let runs = |pod: &String| match self.relays.get(pod) {
             Some(Ok(report)) => report.config_hash.as_deref() == Some(hash),
@@ -243,13 +242,13 @@ impl RelaySnapshot {
         pods.into_iter().all(runs)
     }
 
-    /// Whether no worker offers a model.
+    /// True if no worker serves a model.
     pub fn serves_nothing(&self) -> bool {
         self.models.values().all(|model| model.workers == 0)
     }
 
-    /// Whether every relay that may hold requests was asked and answered. One whose Pod no node takes holds none, and may
-    /// stay so for ever. Where there is no other, nothing is known.
+    /// True if every relay that may hold requests was polled and responded. A relay whose Pod cannot be scheduled holds
+    /// none, and may stay so indefinitely. If there is no other, nothing is known.
     pub fn is_complete(&self) -> bool {
         let mut holding = self.relays.iter().filter(|(pod, _)| !self.unreached.contains(*pod)).peekable();
         holding.peek().is_some() && holding.all(|(_, answer)| answer.is_ok())
@@ -271,7 +270,7 @@ mod tests {
         let relays = async {
             news.changed().await.unwrap();
             assert!(states.is_wanted("llm", "local") && !states.is_wanted("llm", "other"));
-            // Of another Provider it says nothing.
+            // A report of another Provider is irrelevant.
             states.keep("llm", "other", at(7));
             states.keep("llm", "local", at(2));
         };
@@ -289,7 +288,7 @@ mod tests {
         states.expect("llm", "local", expectation.clone());
         states.clear();
         assert_eq!((states.of("llm", "local"), states.expected("llm", "local")), (None, None));
-        // The same is news again.
+        // The same values are new again.
         let news = states.expectations();
         assert!(states.keep("llm", "local", RelaySnapshot::default()));
         states.expect("llm", "local", expectation);

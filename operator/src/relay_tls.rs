@@ -1,8 +1,9 @@
-//! The Secret of `spec.relay.tls`: what relays serve with, and whom workers and the operator trust for it.
+//! The Secret of `spec.relay.tls`: the certificate that relays serve, and the authority that workers and the operator
+//! trust.
 //!
-//! It is judged before anything is made of it. A relay that starts with a key that does not belong to its certificate ends at
-//! once, and one whose certificate is for another name serves nobody in the cluster; so neither is rolled out, and no worker is
-//! sent there. What ran before goes on: relays and workers keep the last good pair by themselves.
+//! It is checked before it is used. A relay whose key does not belong to its certificate exits at once, and one whose
+//! certificate is for another name cannot serve the cluster. Neither is rolled out, and no worker is sent there.
+//! Running Pods continue: relays and workers keep the previous pair themselves.
 
 use std::sync::Arc;
 
@@ -16,28 +17,28 @@ use rustls::{Error, InconsistentKeys, ServerConfig};
 pub const CERTIFICATE: &str = "tls.crt";
 /// Key of the private key in the Secret, and name of the file.
 pub const PRIVATE_KEY: &str = "tls.key";
-/// Key of the authority in the Secret, where there is one: cert-manager puts it there.
+/// Key of the authority in the Secret, if any: cert-manager writes it.
 pub const AUTHORITY: &str = "ca.crt";
 
-/// What a Secret holds that relays can serve with.
+/// The usable contents of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayTls {
-    /// Whom to trust for it in PEM, besides the system's roots.
+    /// The additional authority to trust, in PEM, besides the system's roots.
     pub authority: Option<String>,
     /// resourceVersion of the Secret.
     pub version: Option<String>,
 }
 
-/// Why relays cannot serve with a Secret.
+/// The reason that relays cannot serve with a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// A key is not there.
+    /// A key is missing.
     Missing(String),
-    /// What is there cannot be used.
+    /// A value cannot be used.
     Wrong(String),
 }
 
-/// Judges the Secret; `host` is the name that workers and the operator dial.
+/// Checks the Secret; `host` is the name that workers and the operator dial.
 pub fn judge(secret: &Secret, host: &str) -> Result<RelayTls, Unusable> {
     let chain = certificates(CERTIFICATE, entry(secret, CERTIFICATE).ok_or_else(|| missing(CERTIFICATE))?)?;
     let key = entry(secret, PRIVATE_KEY).ok_or_else(|| missing(PRIVATE_KEY))?;
@@ -54,7 +55,7 @@ pub fn judge(secret: &Secret, host: &str) -> Result<RelayTls, Unusable> {
     Ok(RelayTls { authority, version: secret.metadata.resource_version.clone() })
 }
 
-/// An empty value is none: cert-manager leaves `ca.crt` empty where it does not know the authority.
+/// Returns a value, or `None` if it is empty: cert-manager leaves `ca.crt` empty if it does not know the authority.
 fn entry<'a>(secret: &'a Secret, key: &str) -> Option<&'a [u8]> {
     let bytes = &secret.data.as_ref()?.get(key)?.0;
     (!bytes.trim_ascii().is_empty()).then_some(bytes)
@@ -117,7 +118,7 @@ pub(crate) mod tests {
 
     pub(crate) const HOST: &str = "local-workers.llm.svc";
 
-    /// A certificate for these names and its key, in PEM, signed by itself.
+    /// Returns a self-signed certificate for these names and its key, in PEM.
     pub(crate) fn pair(names: &[&str]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -133,7 +134,7 @@ pub(crate) mod tests {
         secret
     }
 
-    /// As an API server answers it.
+    /// Returns the Secret as the API server would.
     pub(crate) fn json_of(entries: &[(&str, &str)]) -> Value {
         let mut value = serde_json::to_value(secret(entries)).unwrap();
         value["metadata"]["name"] = json!("relay-tls");

@@ -1,4 +1,4 @@
-//! The running operator: every replica serves probes and the webhook, the leader runs the controllers.
+//! Runs the operator: every replica serves probes and the webhook, and the leader runs the controllers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,26 +16,26 @@ use webhook::Webhook;
 
 mod webhook;
 
-/// Why the operator cannot run.
+/// The reason that the operator cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The defaults are not usable.
+    /// The defaults are invalid.
     #[error(transparent)]
     Defaults(#[from] DefaultsError),
     /// No API server is known.
     #[error("no cluster: {0}")]
     NoCluster(#[from] kube::Error),
-    /// An address is taken.
+    /// An address cannot be bound.
     #[error("{setting}: {addr}: {source}")]
     Listen {
         /// The setting.
         setting: &'static str,
         /// Its value.
         addr: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Signals cannot be listened to.
+    /// Signal handlers cannot be installed.
     #[error("signals: {0}")]
     Signals(#[from] io::Error),
 }
@@ -53,7 +53,7 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
 
     let webhook = Webhook::start(&args, &context).await?;
     let probes = tokio::spawn(probe::serve(probes, context.clone(), webhook.readiness()));
-    // A signal counts while the election is still out: nothing is held then.
+    // A signal takes effect during the election too: nothing is held yet.
     let election = tokio::select! {
         election = lead::stand(&client, &args.namespace, &args.lease_name, &instance) => Some(election),
         () = stop.recv() => None,
@@ -85,17 +85,17 @@ fn spans(args: &RunArgs) -> Vec<Span> {
     if named.is_empty() { vec![Span::Cluster] } else { named }
 }
 
-/// Everything that only the leader does. Dropping it stops it.
+/// Runs everything that only the leader does. Dropping it stops it.
 async fn control(context: Arc<Context>, spans: Vec<Span>) {
     context.metrics.leader.set(1);
-    // What was reported before this replica lost the lease is old news.
+    // Reports from before this replica lost the lease are outdated.
     context.relays.clear();
     let _resigned = Resigned(context.clone());
     let parts = spans.into_iter().map(|span| {
         let context = context.clone();
         async move {
             let (caches, requests, watches) = cache::start(&context.client, &span);
-            // The first to end ends all: a watch that is gone would leave the others on old news.
+            // The first to end stops all: without a watch, the others would work on outdated state.
             tokio::select! {
                 () = watches => {}
                 () = provider::run(context.clone(), caches.clone(), requests.providers) => {}
@@ -115,7 +115,7 @@ impl Drop for Resigned {
     }
 }
 
-/// SIGTERM and SIGINT; the first one asks, and the kubelet's patience ends the rest.
+/// Listens for SIGTERM and SIGINT. The first one starts the shutdown, which the kubelet's grace period limits.
 struct Stop {
     terminate: Signal,
     interrupt: Signal,

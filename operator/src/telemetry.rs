@@ -1,4 +1,4 @@
-//! Log lines on standard error.
+//! Logging to standard error.
 
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::EnvFilter;
@@ -6,13 +6,13 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::crd::LogFormat;
 
-/// Why logging could not be started.
+/// The reason that logging could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The level is none.
+    /// The level is invalid.
     #[error("--log-level: {0}")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
-    /// Somebody started it before.
+    /// A global subscriber is already set.
     #[error(transparent)]
     Started(#[from] SetGlobalDefaultError),
 }

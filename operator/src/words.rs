@@ -1,8 +1,8 @@
-//! English for messages that count.
+//! Singular and plural forms for messages with numbers.
 
 use std::fmt::Display;
 
-/// The form for one or for any other number: `one_or(1, "relay", "relays")`.
+/// Returns the singular or the plural form: `one_or(1, "relay", "relays")`.
 pub(crate) fn one_or<N: Copy + PartialEq + From<u8>>(
     number: N,
     one: &'static str,
@@ -11,7 +11,7 @@ pub(crate) fn one_or<N: Copy + PartialEq + From<u8>>(
     if number == N::from(1) { one } else { other }
 }
 
-/// The number and what there is of it: `counted(1, "Pod waits", "Pods wait")` is `1 Pod waits`.
+/// Returns the number with its form: `counted(1, "Pod waits", "Pods wait")` is `1 Pod waits`.
 pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(
     number: N,
     one: &'static str,

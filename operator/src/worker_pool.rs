@@ -1,10 +1,11 @@
-//! The WorkerPool controller: fetch, validate, render, apply, report; a file each.
+//! The WorkerPool controller: fetch, validate, render, apply, report, each in its own file.
 //!
-//! Two loops share what they remember. The reconciler writes a pool's objects and its status when something changed. The
-//! [`ticker`] looks once a second at what the relays report, decides how many Pods scaling pools need, and asks for
-//! reconciliations. Both write only where something is different, so an idle cluster is not asked anything.
+//! Two loops share the same memory. The reconciler writes a pool's objects and its status when something changed. The
+//! [`ticker`] reads the relays' reports once a second, decides how many Pods scaling pools need, and requests
+//! reconciliations. Both write only differences, so an idle cluster causes no requests.
 //!
-//! No finalizers: a deleted pool's objects go by their owner references, and a pool that is being deleted is not rebuilt.
+//! There are no finalizers: a deleted pool's objects are removed through their owner references, and a pool that is
+//! being deleted is not rebuilt.
 
 mod access;
 pub mod bring;
@@ -64,60 +65,60 @@ use ticker::Ticker;
 use validate::{ValidateError, Validated};
 use writers::Standing;
 
-/// Pools that are looked at at once.
+/// The number of pools that are reconciled at once.
 const CONCURRENCY: u16 = 4;
-/// Changes of Pods come in crowds: those within this time of the first are one look.
+/// Changes of Pods come in bursts: those within this time of the first cause one reconciliation.
 const GATHER: Duration = Duration::from_millis(100);
-/// A look without a reason, in case a change went unnoticed.
+/// The interval of reconciliations without a trigger, in case a change was missed.
 const RESYNC: Duration = Duration::from_secs(300);
-/// The Secret with the relays' authority tells nobody that it changed.
+/// No watch reports a change of the Secret with the relays' authority.
 const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Between two looks at a pool that has no Pods: why somebody else cannot create them, no watch tells.
+/// The interval for a pool without Pods: no watch reports why another owner cannot create them.
 const WITHOUT_PODS: Duration = Duration::from_secs(60);
 
-/// How long relays may take to say who is idle before Pods go. They answer within milliseconds.
+/// The time to wait for the relays' report of idle workers before Pods are removed. Relays respond within milliseconds.
 const RANK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What both loops share.
+/// The state that both loops share.
 pub struct Shared {
-    /// What the whole operator shares.
+    /// The operator's shared context.
     pub ctx: Arc<Context>,
-    /// What is watched.
+    /// The caches of the watches.
     pub caches: Caches,
-    /// What is remembered.
+    /// The memory of each pool.
     pub memory: Memory,
 }
 
-/// Why a look at a pool ended early; it is tried again, after a delay that grows.
+/// The reason that a reconciliation ended early; it is retried after a growing delay.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// Something could not be read.
+    /// An object could not be read.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// Something could not be applied.
+    /// An object could not be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
     /// The pool itself, or one of its Pods, could not be written.
     #[error("{what}: {source}")]
     Write {
-        /// What.
+        /// The object.
         what: &'static str,
-        /// What went wrong.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
-    /// The status says what is wrong, and time may heal it.
+    /// The status describes the problem, which may pass with time.
     #[error("{}: {message}", .reason.as_str())]
     Stalled {
         /// The reason in the conditions.
         reason: Reason,
-        /// What is wrong.
+        /// The problem.
         message: String,
     },
 }
 
 impl ReconcileError {
-    /// A word for metrics.
+    /// Returns the label value for metrics.
     fn kind(&self) -> &'static str {
         match self {
             Self::Fetch(_) | Self::Write { .. } => "api",
@@ -140,7 +141,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
         .run(reconcile, retry, shared.clone())
         .for_each(|outcome| {
             match outcome {
-                // One that is gone needs nothing.
+                // A pool that is gone needs no work.
                 Ok(_) | Err(ControllerError::ObjectNotFound(_)) => {}
                 Err(ControllerError::ReconcilerFailed(error, pool)) => {
                     tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "tried again later");
@@ -154,8 +155,8 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
     future::join(controller, Ticker::new(shared).run()).await;
 }
 
-/// Each pool once for all requests that come within [`GATHER`] of the first. Not the controller's own debouncing, which
-/// waits for silence: of a thousand Pods one changes at any time, and the pool would never be looked at.
+/// Yields each pool once for all requests within [`GATHER`] of the first. The controller's own debouncing is not used,
+/// because it waits for silence: of a thousand Pods one always changes, and the pool would never be reconciled.
 fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<Item = ObjectRef<WorkerPool>> {
     let crowds = stream::unfold(requests, |mut requests| async move {
         let mut crowd = HashSet::from([requests.recv().await?]);
@@ -168,7 +169,7 @@ fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<I
     crowds.flatten()
 }
 
-/// One look at a pool.
+/// Reconciles a pool once.
 pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<Shared>) -> Result<Action, ReconcileError> {
     let started = Instant::now();
     let result = look(&pool, &shared).await;
@@ -180,22 +181,22 @@ pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<Shared>) -> Result<Act
     result
 }
 
-/// When to try again. By value, because the controller asks for that.
+/// Returns when to retry. By value, as the controller requires.
 #[allow(clippy::needless_pass_by_value, reason = "the controller's signature")]
 pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<Shared>) -> Action {
     Action::requeue(shared.memory.with(&pool, memory::Entry::reconciliation_failed))
 }
 
-/// What bringing a pool about came to.
+/// The result of applying a pool.
 #[derive(Default)]
 struct Outcome {
-    /// Why it could not be brought about, and whether time may change that.
+    /// The reason that the pool could not be applied, and whether it may pass with time.
     stall: Option<(Reason, String)>,
     heals: bool,
     rollout: Option<Rollout>,
-    /// Somebody else's number of replicas.
+    /// Another manager's number of replicas.
     dispute: Option<Dispute>,
-    /// Whether the template is not what would be rendered now.
+    /// True if the template differs from the one that would be rendered now.
     outdated: bool,
 }
 
@@ -205,12 +206,12 @@ impl Outcome {
     }
 }
 
-/// What was read at the beginning.
+/// The state that was read at the beginning.
 struct Fetched {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
     census: Census,
-    /// Why somebody else's Deployment has none of the pool's Pods.
+    /// The reason that another owner's Deployment has none of the pool's Pods.
     not_created: Option<String>,
 }
 
@@ -244,7 +245,8 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     };
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
     tell_of_waiting(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
-    // The webhook asks the status whether the pool can be used, so the status comes before the next Pods.
+    // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
+    // released.
     if outcome.stall.is_none() {
         release(pool, shared, &fetched.census).await?;
     }
@@ -258,12 +260,12 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     }
 }
 
-/// Whether Pods are somebody else's matter, and there are none.
+/// True if another owner creates the Pods, and there are none.
 fn is_without_pods(pool: &WorkerPool, census: &Census) -> bool {
     pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
 }
 
-/// Pods that the webhook gated say nothing of what they wait for, and neither does whoever created them.
+/// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
 async fn tell_of_waiting(pool: &WorkerPool, shared: &Shared, census: &Census, stall: Option<&(Reason, String)>) {
     let waiting = stall.filter(|_| !census.gated.is_empty());
     let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
@@ -276,7 +278,7 @@ fn refused(error: &ValidateError) -> Outcome {
     Outcome::stalled(error.reason(), error.to_string())
 }
 
-/// Errors that a person must know of, and that may go away without a change of the pool.
+/// Returns an outcome for errors that the user must see, and that may pass without a change of the pool.
 fn healing(error: &ReconcileError) -> Option<Outcome> {
     let heals = |reason| Some(Outcome { heals: true, ..Outcome::stalled(reason, error.to_string()) });
     match error {
@@ -310,7 +312,7 @@ async fn bring_about(
     }
     let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
     if live.is_none() && fetched.provider == ProviderState::Missing {
-        // Backends without anybody who could send them requests would hold GPUs for nothing. Those that run stay.
+        // Backends without relays would hold GPUs for nothing. Running ones stay.
         return Ok(Outcome::default());
     }
     let rendered = match rendered(pool, shared, workload, live.as_ref()) {
@@ -319,7 +321,7 @@ async fn bring_about(
     };
     let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
     let runs = replicas.wanted > 0;
-    // What it may do comes before a worker, and goes after it.
+    // The worker's rights are created before the worker and removed after it.
     let needs_access = pool.spec.scales_deployments() && runs;
     if needs_access {
         access::bring(pool, shared, &fetched.pods, runs).await?;
@@ -332,14 +334,14 @@ async fn bring_about(
     Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
 }
 
-/// A Deployment's number of Pods.
+/// The number of Pods of a Deployment.
 struct Replicas {
     wanted: i32,
-    /// Whether it is somebody else's, and stays theirs as long as the operator does not apply it.
+    /// True if another manager owns the number, and keeps it as long as the operator does not apply it.
     left_out: bool,
 }
 
-/// The number, and whether somebody else writes another.
+/// Returns the number, and whether another manager writes a different one.
 fn replicas(
     pool: &WorkerPool,
     shared: &Shared,
@@ -353,7 +355,7 @@ fn replicas(
     let owned = rival.is_some();
     let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
     match dispute {
-        // Left out where nobody else owns it, the API server would make it 1.
+        // If it is omitted while no other manager owns it, the API server sets it to 1.
         Some(Dispute::Left(_)) => (Replicas { wanted: has, left_out: owned }, dispute),
         Some(Dispute::Settled(_)) | None => (Replicas { wanted, left_out: false }, dispute),
     }
@@ -369,7 +371,7 @@ fn rendered(
     render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
 }
 
-/// Applies the Deployment or DaemonSet; the object as it is then.
+/// Applies the Deployment or DaemonSet and returns the resulting object.
 async fn bring_workload(
     pool: &WorkerPool,
     shared: &Shared,
@@ -406,8 +408,8 @@ async fn bring_workload(
     Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
 }
 
-/// Nothing is known of who is idle before a relay has reported; then the cluster decides. What was reported last is up to
-/// 5 s old.
+/// Ranks the Pods by load, so that the idlest go first. Until a relay has reported, the cluster decides. The last
+/// report may be up to 5 s old, so a new one is requested.
 async fn rank(pool: &WorkerPool, shared: &Shared, fetched: &Fetched) {
     let namespace = pool.namespace().unwrap_or_default();
     if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
@@ -441,7 +443,7 @@ async fn report(
     let census = &fetched.census;
     let outdated = match &outcome.rollout {
         Some(_) if outcome.outdated => census.injected,
-        // Told by the template's revision, because another webhook may have rewritten the image of every Pod.
+        // From the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
         None => census.outdated,
     };
@@ -473,7 +475,8 @@ async fn report(
     Ok(later)
 }
 
-/// Loads that failed and slots that take nothing any more: the numbers of the status come and go between two looks of a person.
+/// Publishes Events about failed loads and quarantined slots, because the status may have changed again before a user
+/// sees it.
 async fn tell_of_slots(pool: &WorkerPool, shared: &Shared, residency: Option<&Residency>) {
     let Some(residency) = residency else { return };
     let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
@@ -483,15 +486,15 @@ async fn tell_of_slots(pool: &WorkerPool, shared: &Shared, residency: Option<&Re
 }
 
 fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>) -> Duration {
-    // A ready Pod without a connection becomes worth a word when it has settled.
+    // A ready Pod without a connection is reported only once it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
     let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
-    // A moment later than the moment itself, so that it has come.
+    // Slightly later than the deadline itself, so that it has passed.
     let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
     [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
-/// Image and hash of the worker that a Pod would get now.
+/// Returns image and hash of the worker that a Pod would get now.
 fn worker_now(shared: &Shared, pool: &WorkerPool) -> (String, String) {
     let inputs = Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
     let container = sidecar::container(&inputs, false);
@@ -500,7 +503,7 @@ fn worker_now(shared: &Shared, pool: &WorkerPool) -> (String, String) {
 }
 
 impl Shared {
-    /// Who writes the replicas of a pool that scales.
+    /// Returns who writes the replicas of a pool that scales.
     fn standing(&self, pool: &WorkerPool, now: Instant) -> Standing {
         let Some(scaling) = validate::validate(pool).ok().and_then(|validated| validated.scaling) else {
             return Standing::Alone;
@@ -509,7 +512,7 @@ impl Shared {
     }
 }
 
-/// Nobody can guess it, so nobody but the kubelet can drain the pool's workers.
+/// Returns a token that cannot be guessed, so that only the kubelet can drain the pool's workers.
 #[allow(clippy::expect_used, reason = "without random bytes there is no safe way on")]
 fn random_token() -> String {
     let mut bytes = [0_u8; 16];

@@ -1,22 +1,21 @@
-# What the scripts of this folder share: where things are, how processes are started and ended, how a script gives up.
-# Sourced, never run.
+# Shared by the scripts of this folder: paths, starting and stopping processes, failing. Sourced, never run.
 
 set -u -o pipefail
 
 KUBERNETES=1.36.3
-CANNOT_RUN=77 # what scripts/test takes for "this machine cannot", rather than for a failure
+CANNOT_RUN=77 # means "this machine cannot run it" to scripts/test, not a failure
 
-# A cluster of our own must not collide with what else a machine may run: nothing here is a customary name or range.
+# Our cluster must not collide with anything else on the machine: no customary name or address range is used here.
 NODE_NAME=modelrelay
-NODE_LINK=mr-node       # a link without a wire, so that nothing of the cluster listens on a real network
+NODE_LINK=mr-node       # a link without a wire, so that no part of the cluster listens on a real network
 POD_BRIDGE=mr-pods
-NETWORK=modelrelay      # the name that CNI files its leases under
+NETWORK=modelrelay      # the name under which CNI stores its leases
 NODE_IP=10.212.255.1
 POD_RANGE=10.212.0.0/24
 SERVICE_RANGE=10.213.0.0/16
 API_SERVICE_IP=10.213.0.1
 DNS_SERVICE_IP=10.213.0.10
-NODE_MARK=/run/modelrelay-cluster # names the folder of the one cluster with a node on this machine
+NODE_MARK=/run/modelrelay-cluster # names the folder of the only cluster that has a node on this machine
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../debian.bash"
@@ -45,7 +44,8 @@ cannot() {
   exit "$CANNOT_RUN"
 }
 
-# Starts `command...` in the background as NAME, apart from this terminal: Ctrl-C is for the script, not for the cluster.
+# Starts `command...` in the background as NAME, detached from this terminal: Ctrl-C is meant for the script, not for
+# the cluster.
 start() {
   local name=$1
   shift
@@ -62,7 +62,7 @@ is_alive() {
   [ -n "$birth" ] && [ "$(birth_of "$pid")" = "$birth" ]
 }
 
-# Ends NAME at once: a throw-away cluster has nothing to put in order, and an API server takes ten seconds over it.
+# Kills NAME: a throw-away cluster needs no clean shutdown, for which an API server would need ten seconds.
 stop() {
   local pid
   if is_alive "$1"; then
@@ -73,8 +73,8 @@ stop() {
   rm -f "$run/pids/$1"
 }
 
-# When a process began, in the kernel's ticks: a number that a later process of the same id does not have. Nothing for one
-# that has ended, though its parent may not have noticed.
+# Prints the start time of a process in the kernel's ticks, which differs for a later process with the same id. Prints
+# nothing for a process that has ended, even if its parent has not noticed yet.
 birth_of() {
   local stat
   read -r stat 2> /dev/null < "/proc/$1/stat" || return 0
@@ -82,7 +82,8 @@ birth_of() {
   case $1 in Z | X) ;; *) echo "${20}" ;; esac
 }
 
-# Asks until `command...` succeeds; after SECONDS the script fails with what it waited for and the end of NAME's log.
+# Retries `command...` until it succeeds. After SECONDS the script fails, and prints what it waited for and the end of
+# NAME's log.
 await() {
   local what=$1 name=$2 seconds=$3 end
   shift 3

@@ -2,7 +2,7 @@
 
 CONTROL_PLANE_PROGRAMS="kube-apiserver kube-controller-manager kube-scheduler kubectl"
 
-# ADDRESS: where the API server listens. Nothing of a throw-away cluster belongs on a real network.
+# ADDRESS: where the API server listens. No part of a throw-away cluster belongs on a real network.
 prepare_control_plane() {
   has etcd || apt_install etcd-server
   has etcd || cannot "etcd is missing: on Debian, apt-get install etcd-server"
@@ -16,7 +16,7 @@ prepare_control_plane() {
 # ADDRESS as above.
 start_control_plane() {
   local client=http://127.0.0.1:$etcd_port peer=http://127.0.0.1:$etcd_peer_port
-  # Nothing here outlives the machine, so nothing has to reach the disk.
+  # Nothing here outlives the machine, so nothing has to be synced to disk.
   start etcd etcd --data-dir "$run/etcd" --unsafe-no-fsync \
     --listen-client-urls "$client" --advertise-client-urls "$client" \
     --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" --initial-cluster "default=$peer"
@@ -32,7 +32,7 @@ start_control_plane() {
 
 start_api_server() {
   local pki=$run/pki publish=(--advertise-address "$1")
-  # Pods cannot come to it here, and it insists on an address that is not the loopback's.
+  # Pods cannot reach it here, and it requires an address other than the loopback one.
   [ "$1" != 127.0.0.1 ] || publish=(--advertise-address "$NODE_IP" --endpoint-reconciler-type none)
   cat > "$run/audit.yaml" << END
 # Who among the Pods asked for what, and whether it was allowed: tests look for refusals.

@@ -20,8 +20,8 @@ prepare_node() {
   share_network_namespaces
 }
 
-# `ip netns add` does this at its first use. While Pods run, that would mount their namespaces a second time, and containerd could never
-# remove them: their Pods would stay Terminating.
+# `ip netns add` does this at its first use. While Pods run, that would mount their namespaces a second time, and
+# containerd could never remove them: their Pods would stay Terminating.
 share_network_namespaces() {
   mkdir -p /run/netns
   mountpoint -q /run/netns || mount --bind /run/netns /run/netns
@@ -58,7 +58,8 @@ start_node() {
     --proxy-mode nftables --cluster-cidr "$POD_RANGE" --conntrack-max-per-core 0 --healthz-bind-address 127.0.0.1:10256
 }
 
-# The node's address, and the way for Pods through a machine that forwards nothing by default, as Docker leaves it.
+# Adds the node's address, and a route for Pods through a machine that forwards nothing by default, as after Docker's
+# setup.
 link_node() {
   ip link add "$NODE_LINK" type bridge && ip address add "$NODE_IP/32" dev "$NODE_LINK" && ip link set "$NODE_LINK" up ||
     die "cannot make the link $NODE_LINK"
@@ -68,7 +69,7 @@ link_node() {
   iptables -w -I FORWARD -o "$POD_BRIDGE" -j ACCEPT
 }
 
-# No CAP_SYS_RESOURCE is assumed, which lowering oom_score_adj would need.
+# CAP_SYS_RESOURCE, which lowering oom_score_adj would need, may be missing.
 write_containerd_config() {
   cat << END
 version = 2
@@ -104,7 +105,7 @@ write_network_config() {
 END
 }
 
-# Lenient with the machine: control groups of version 1, swap, full disks. Pods are short-lived, so images stay.
+# Accepts control groups of version 1, swap, and full disks. Pods are short-lived, so images are not removed.
 write_kubelet_config() {
   cat << END
 kind: KubeletConfiguration

@@ -1,12 +1,12 @@
-"""Reads the report of Autobahn's fuzzing client: prints the figures, and ends with 1 where a case failed."""
+"""Reads the report of Autobahn's fuzzing client: prints the figures, and exits with 1 if a case failed."""
 
 import collections
 import json
 import sys
 
-# What the suite calls anything but a fault. A case that only informs has no right answer.
+# The suite's verdicts other than a fault. A case that only informs has no right result.
 GOOD = {"OK", "NON-STRICT", "INFORMATIONAL"}
-# Fewer than were there when this was written would mean that not all were run.
+# The number of cases when this was written. Fewer would mean that not all were run.
 AT_LEAST = 247
 
 

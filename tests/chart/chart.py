@@ -1,4 +1,4 @@
-"""What the tests of the chart share: rendering it, and reading what came out."""
+"""Shared by the tests of the chart: renders it and reads the result."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ MONITORING = {
     for kind in ["serviceMonitor", "podMonitor", "prometheusRule", "dashboards"]
 }
 
-# Sets of values that differ in which objects there are, or in their shape.
+# Sets of values that differ in which objects exist, or in their shape.
 CASES = {
     "defaults": {},
     "watch-namespaces": {"watchNamespaces": ["mr-system", "team-a"]},
@@ -76,7 +76,7 @@ CASES = {
 
 
 class UniqueKeys(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):
-    """Refuses what YAML parsers let pass and API servers do not: a key that is there twice."""
+    """Rejects duplicate keys, which YAML parsers accept and API servers do not."""
 
 
 def unique_mapping(loader, node):
@@ -110,12 +110,12 @@ def rendered(program, values, release, namespace):
 
 
 def render(values=None, release="modelrelay", namespace="mr-system", program=HELMS[0]):
-    """The objects of a release."""
+    """Returns the objects of a release."""
     return load_all(rendered(program, json.dumps(values or {}, sort_keys=True), release, namespace))
 
 
 def refusal(values):
-    """What Helm says of values that it does not take."""
+    """Returns Helm's error for values that it rejects."""
     done = helm(HELMS[0], "template", "modelrelay", str(CHART), "--kube-version", KUBE_VERSION, values=values)
     assert done.returncode != 0, f"{values} were taken"
     return done.stderr
@@ -140,7 +140,7 @@ def demo_resources(objects):
 
 
 def pod_specs(objects):
-    """Every Pod's spec, the demo's among them."""
+    """Returns every Pod's spec, including the demo's."""
     for thing in objects:
         if thing["kind"] == "Pod":
             yield thing["metadata"]["name"], thing["spec"]

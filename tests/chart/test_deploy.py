@@ -1,4 +1,4 @@
-"""What is deployed without Helm: the kustomize base is the chart, and the examples are what the API server takes."""
+"""Deployments without Helm: the kustomize base equals the chart, and the API server accepts the examples."""
 
 import copy
 import re
@@ -21,7 +21,7 @@ def kustomized(folder):
 
 
 def from_chart(values):
-    """The chart's objects without what only Helm can use."""
+    """Returns the chart's objects without the parts that only Helm can use."""
     objects = {}
     for thing in copy.deepcopy(chart.render(values, namespace="modelrelay-system")):
         annotations = thing["metadata"].get("annotations", {})
@@ -41,7 +41,7 @@ def test_the_local_overlay_is_the_chart_with_local_images():
     values = {"crds": {"keep": False}, "image": {"tag": "dev", "pullPolicy": "Never"}}
     overlay, wanted = kustomized(chart.ROOT / "deploy/kustomize/local"), from_chart(values)
     for objects in [overlay, wanted]:
-        # Of the defaults: what Helm computes and kustomize does not.
+        # Leaves out of the defaults what Helm computes and kustomize does not.
         template = objects["Deployment", "modelrelay-system", "modelrelay-operator"]["spec"]["template"]
         del template["metadata"]["annotations"]["modelrelay.io/defaults-checksum"]
         data = objects["ConfigMap", "modelrelay-system", "modelrelay-operator-defaults"]["data"]
@@ -50,7 +50,7 @@ def test_the_local_overlay_is_the_chart_with_local_images():
 
 
 def schemas():
-    """By kind: the definition's schema, made to refuse what the API server would."""
+    """Returns, by kind, the definition's schema, made as strict as the API server."""
     found = {}
     for path in (chart.ROOT / "crds").glob("*.yaml"):
         [definition] = chart.load_all(path.read_text())
@@ -60,7 +60,7 @@ def schemas():
 
 
 def strict(schema):
-    """As kubectl's validation does: an unknown key is an error; null where it is allowed."""
+    """Makes a schema as strict as kubectl's validation: an unknown key is an error; null is valid where it is allowed."""
     schema = dict(schema)
     if "properties" in schema:
         schema["properties"] = {key: strict(value) for key, value in schema["properties"].items()}
@@ -78,7 +78,7 @@ def strict(schema):
 
 
 def validate(thing):
-    # The parts that every object has are not in the definition's schema.
+    # The fields that every object has are not in the definition's schema.
     body = {key: value for key, value in thing.items() if key not in ("apiVersion", "kind", "metadata")}
     schema = schemas()[thing["kind"]]
     schema["properties"] = {
@@ -140,7 +140,7 @@ def test_pools_name_providers_and_scalers_and_pods_name_pools_that_are_there():
 
 
 def deployments_of(pools):
-    """Those that workers scale."""
+    """Returns the Deployments that workers scale."""
     for pool in pools:
         for slot in pool["spec"].get("multiplexer", {}).get("slots", []):
             yield from (model["deployment"] for model in slot["models"] if "deployment" in model)

@@ -1,4 +1,4 @@
-"""What is deployed on machines without Kubernetes: files of Compose and of launchd, and the relay's page that makes their like."""
+"""Deployments on machines without Kubernetes: files for Compose and launchd, and the relay's page that generates such files."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR") or chart.ROOT / "target/deb
 COMPOSE = chart.ROOT / "deploy/compose/compose.yaml"
 LAUNCHD = chart.ROOT / "deploy/launchd"
 PAGE = (chart.ROOT / "relay/web/commands.js").read_text()
-# How long either program lets requests finish after SIGTERM, and a little for all that comes after.
+# The time for which either program lets requests finish after SIGTERM, with a margin for the rest of the shutdown.
 LEAST_PATIENCE = 30 + 10
 
 
@@ -28,16 +28,16 @@ def help_of(program):
         missing = f"{path} is missing: run `scripts/test chart`, or `cargo build --workspace --bins` before"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
-    return " ".join(shown.split())  # lines are as wide as they are
+    return " ".join(shown.split())  # joins lines, which wrap at any width
 
 
 def known_to(program, names):
-    """Those that are variables of the program; values of secrets are not shown."""
+    """Returns the names that are variables of the program; values of secrets are not shown."""
     return {name for name in names if re.search(rf"\[env: {name}[=\]]", help_of(program))}
 
 
 def compose():
-    # As Compose fills in variables that nobody set.
+    # As Compose substitutes unset variables.
     return yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", COMPOSE.read_text()))
 
 
@@ -50,7 +50,7 @@ def plist(program):
 
 
 def checked(env, folder, secrets):
-    """Whether a relay would start with these settings, its files read from a folder of ours."""
+    """Checks whether a relay would start with these settings; its files are read from a folder of ours."""
     (folder / "relay.yaml").write_text(secrets)
     own = {name: str(folder / Path(value).name) if value.startswith("/") else value for name, value in env.items()}
     for file in ["worker-secret", "admin-token"]:
@@ -77,7 +77,7 @@ def test_what_compose_refers_to_is_defined():
     for service in file["services"].values():
         assert set(service.get("secrets", [])) <= set(file["secrets"])
         assert {config["source"] for config in service.get("configs", [])} <= set(file["configs"])
-        # Compose cannot write what stands in its own file into a container whose root cannot be written.
+        # Compose cannot write content from its own file into a container with a read-only root.
         written = [config["source"] for config in service.get("configs", []) if "content" in file["configs"][config["source"]]]
         assert not (service.get("read_only") and written)
         named = {volume.split(":")[0] for volume in service.get("volumes", [])}
@@ -146,7 +146,7 @@ def test_a_relay_starts_with_the_settings_of_launchd(tmp_path):
 
 
 def template(begin, end):
-    """A template of the page, without the lines that are filled in."""
+    """Returns a template of the page, without the lines that are filled in."""
     text = PAGE[PAGE.index(begin):]
     text = text[:text.index(end) + len(end)]
     return "\n".join(line for line in text.splitlines() if "${" not in line)
@@ -157,7 +157,7 @@ def test_the_pages_launchd_service_is_the_file_but_for_whom_it_runs_for():
     file = plist("worker")
     for key in ["Label", "ProgramArguments", "RunAtLoad", "ExitTimeOut"]:
         assert page[key] == file[key], key
-    # It starts at a login and as that user; a stop by hand is `launchctl bootout` in either.
+    # It starts at login, as that user; both are stopped by hand with `launchctl bootout`.
     assert page["KeepAlive"] is True and "UserName" not in page
     assert set(page["EnvironmentVariables"]) == {"WORKER_SECRET_FILE"} <= set(file["EnvironmentVariables"])
 

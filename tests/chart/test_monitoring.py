@@ -1,4 +1,4 @@
-"""Alerts and dashboards: what they ask for exists, and what they say can be followed."""
+"""Alerts and dashboards: the metrics that they query exist, and their texts can be followed."""
 
 import json
 import re
@@ -13,7 +13,7 @@ RULES = chart.CHART / "files/rules/modelrelay.yaml"
 TESTS = chart.ROOT / "tests/chart/rules.test.yaml"
 DASHBOARDS = sorted((chart.CHART / "files/dashboards").glob("*.json"))
 PREFIXES = {
-    # The relay's names are written without their prefix, so a worker's could hide behind one of them: longest first.
+    # The relay's names are written without their prefix, so a worker's could match one of them: longest first.
     "modelrelay_operator_": ["operator/src"],
     "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs", "relay/src/metrics"],
     "modelrelay_": ["relay/src/metrics"],
@@ -26,7 +26,7 @@ def promtool(*args, **more):
 
 
 def rules(kind):
-    """Of a kind, `alert` or `record`."""
+    """Returns the rules of a kind, `alert` or `record`."""
     every = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     return [rule for rule in every if kind in rule]
 
@@ -40,7 +40,7 @@ def panels(dashboard):
 
 
 def queries(dashboard):
-    """PromQL of a dashboard, with Grafana's own variables filled in."""
+    """Returns the PromQL of a dashboard, with Grafana's own variables filled in."""
     board = json.loads(dashboard.read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     for variable in board["templating"]["list"]:
@@ -50,7 +50,7 @@ def queries(dashboard):
 
 
 def metrics(query):
-    """Names of series, without the suffixes that a histogram gives to its own, and without what rules record."""
+    """Returns the names of series, without the suffixes of histograms, and without the series that rules record."""
     without_strings = re.sub(r'"[^"]*"', '""', query)
     names = re.findall(r"(?<![\w:])(?:modelrelay|process)_[a-z_]+", without_strings)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
@@ -174,7 +174,7 @@ def test_the_config_map_of_dashboards_holds_the_files():
 
 
 def test_what_is_to_be_imported_without_helm_is_the_charts():
-    # A link that was checked in as a file holds a path and no dashboard.
+    # A link that was checked in as a file would contain a path and no dashboard.
     for path in DASHBOARDS:
         assert json.loads((chart.ROOT / "deploy/grafana" / path.name).read_text()) == json.loads(path.read_text())
     assert (chart.ROOT / "deploy/prometheus/modelrelay.rules.yaml").read_text() == RULES.read_text()
@@ -198,12 +198,12 @@ def test_relays_are_scraped_as_their_pods_say():
     [job] = [job for job in scrape_config()["scrape_configs"] if job["job_name"] == "modelrelay-relay"]
     [rule] = [rule for rule in endpoint["relabelings"] if rule["targetLabel"] == "__scheme__"]
     [same] = [rule for rule in job["relabel_configs"] if rule.get("target_label") == "__scheme__"]
-    # The annotation that the operator gives to relays with a certificate, as Prometheus names it.
+    # The annotation that the operator sets on relays with a certificate, as Prometheus names it.
     manifest = chart.ROOT / "operator/src/manifests/snapshots/provider-tls.yaml"
     assert "prometheus.io/scheme: https" in manifest.read_text()
     wanted = (["__meta_kubernetes_pod_annotation_prometheus_io_scheme"], "(https)")
     assert (rule["sourceLabels"], rule["regex"]) == wanted == (same["source_labels"], same["regex"])
-    # Where the annotation is not there, nothing matches and the scheme stays.
+    # Without the annotation, nothing matches and the scheme stays.
     assert re.fullmatch(rule["regex"], "") is None
     assert endpoint["tlsConfig"] == {"insecureSkipVerify": True} and job["tls_config"] == {"insecure_skip_verify": True}
 
@@ -222,7 +222,7 @@ def scrape_config():
 
 
 def test_prometheus_can_read_the_scrape_configuration(tmp_path):
-    # Debian's Prometheus is built without Kubernetes' service discovery; everything else is read by it.
+    # Debian's Prometheus is built without Kubernetes' service discovery; it can read everything else.
     config = scrape_config()
     for job in config["scrape_configs"]:
         assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]

@@ -21,7 +21,7 @@ def test_nothing_is_granted_by_wildcard(values):
             assert "*" not in granted, role["metadata"]["name"]
             assert not {"escalate", "impersonate"} & set(rule["verbs"])
             if "bind" in rule["verbs"]:
-                # To that one role, of which the next test says what it grants.
+                # Only for that role; the next test checks what it grants.
                 assert rule["resources"] == ["clusterroles"] and rule["verbs"] == ["bind"]
                 [name] = rule["resourceNames"]
                 assert name.endswith("-token-reviews")
@@ -99,7 +99,7 @@ def test_the_operator_can_grant_what_a_relay_gets():
     assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
 
 
-# What a worker of the driver kubernetes gets, over names that nobody knows beforehand.
+# The rights of a worker with the driver kubernetes, for names that are not known beforehand.
 SCALING = [("apps", "deployments/scale", {"get", "patch"}), ("", "pods", {"list", "watch"})]
 
 
@@ -124,8 +124,8 @@ def deletable(values):
     return {resource for rule in granted if "delete" in rule["verbs"] for resource in rule["resources"]}
 
 
-# Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys or of a worker that
-# scales no Deployments.
+# Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that reads no keys or of a worker
+# that scales no Deployments.
 DELETED = {"pods", "networkpolicies", "roles", "rolebindings"}
 
 

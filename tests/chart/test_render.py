@@ -1,4 +1,4 @@
-"""What the chart makes of many sets of values, with both Helms."""
+"""The chart's output for many sets of values, with both Helms."""
 
 import re
 

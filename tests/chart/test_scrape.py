@@ -1,7 +1,7 @@
-"""A relay and workers that something happened to, scraped: whatever dashboards and rules ask of them is there.
+"""Scrapes a relay and workers after various events: every series that dashboards and rules query exists.
 
-Of slots the contract tests ask a real worker (`multiplexer/metrics.rs`), of the operator the tests on a cluster (`monitoring`), which
-ask all of this of a real Prometheus too.
+For slots, the contract tests check a real worker (`multiplexer/metrics.rs`); for the operator, the tests on a cluster
+(`monitoring`), which also run all these queries on a real Prometheus.
 """
 
 import http.client
@@ -25,7 +25,7 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one two three
 
 
 class Site:
-    """A relay with a certificate, and what is started beside it; all of it ends with the test."""
+    """A relay with a certificate, and the processes started next to it; all of them end with the test."""
 
     def __init__(self, folder, stack):
         self.folder, self.stack, self.number = folder, stack, 0
@@ -46,7 +46,7 @@ class Site:
         return process
 
     def worker(self, backend, relay=None):
-        """A worker, and what scrapes it."""
+        """Starts a worker; returns it and a function that scrapes it."""
         probe = free_port()
         process = self.run("worker", PROXY_URL=f"https://127.0.0.1:{relay or self.port}", RELAY_CA_FILE=str(self.folder / "cert.pem"),
                            BACKEND_URL=f"http://127.0.0.1:{backend}", MAX_CONCURRENCY="4", PROBE_ADDR=f"127.0.0.1:{probe}")
@@ -70,7 +70,7 @@ class Site:
 
 
 def fetch(connection, *request, **more):
-    """Status and text; nothing where nobody answers yet."""
+    """Returns status and text; nothing while no server responds."""
     try:
         connection.request(*request, **more)
         answer = connection.getresponse()
@@ -88,7 +88,7 @@ def free_port():
 
 
 def use_everything(site):
-    """One of everything that leaves a number behind; returns the pages of all."""
+    """Causes every event that changes a metric once; returns all pages."""
     backend = free_port()
     demo = site.run("worker", "demo", "--listen", f"127.0.0.1:{backend}")
     _, of_lost = site.worker(backend, relay=free_port())  # finds no relay
@@ -100,14 +100,14 @@ def use_everything(site):
     assert site.ask(CHAT | {"stream": True, "stream_options": {"include_usage": True}})[0] == 200
     assert site.get("/admin/state", authorization="Bearer wrong")[0] == 403
 
-    # A client that leaves.
+    # A client that disconnects.
     leaving = site.connection()
     leaving.request("POST", "/v1/chat/completions", json.dumps(LEAVING), {"content-type": "application/json"})
     leaving.getresponse().read(1)
     leaving.close()
     site.wait_for(r"^modelrelay_cancellations_total\{.*in_flight.*\} 1$")
 
-    # A worker that is lost before its first byte: the request goes back into the queue, and to another.
+    # A worker that is lost before its first byte: the request returns to the queue, and goes to another worker.
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(site.ask(LEAVING | {"stream": False})))
     waiting.start()
@@ -118,7 +118,7 @@ def use_everything(site):
     assert answers[0][0] == 200, answers
     site.wait_for(r"^modelrelay_worker_heartbeat_rtt_seconds_count\{.*\} [1-9]")
 
-    # A backend that is lost with a request: it goes back into the queue, for nobody.
+    # A backend that is lost with a request: the request returns to the queue, and no worker serves it.
     pages = site.get("/metrics")[1]
     stranded = site.connection()
     stranded.request("POST", "/v1/chat/completions", json.dumps(LEAVING | {"stream": False}), {"content-type": "application/json"})
@@ -130,7 +130,7 @@ def use_everything(site):
 
 
 def asked():
-    """Names that dashboards and rules ask of relays and of workers without slots."""
+    """Returns the names that dashboards and rules query of relays and of workers without slots."""
     boards = {path.stem: {name for query in queries(path) for name in metrics(query)} for path in DASHBOARDS}
     groups = {group["name"].removeprefix("modelrelay-"): {name for rule in group["rules"] for name in metrics(rule["expr"])}
               for group in yaml.safe_load(RULES.read_text())["groups"]}

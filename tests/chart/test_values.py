@@ -1,4 +1,4 @@
-"""values.yaml and its schema say the same."""
+"""values.yaml and its schema agree."""
 
 import json
 
@@ -9,12 +9,12 @@ import yaml
 
 VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text())
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
-# Not this chart's: Helm gives it to every part of a parent chart.
+# Not a value of this chart: Helm passes it to every part of a parent chart.
 GLOBAL = "global"
 
 
 def objects(schema, path=()):
-    """Every object of the schema whose keys are named."""
+    """Yields every object of the schema whose keys are named."""
     if "properties" in schema:
         yield path, schema
         for key, value in schema["properties"].items():

@@ -1,4 +1,4 @@
-"""The table of values in the chart's README, from the comments in values.yaml; --write puts it there."""
+"""Generates the table of values in the chart's README from the comments in values.yaml; --write puts it there."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ class Row:
 
 
 def rows():
-    """Every value with a comment that begins with `# --`."""
+    """Returns every value with a comment that begins with `# --`."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     path, comment, found = [], None, []
     for line in (CHART / "values.yaml").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What all suites stand on: a backend that does as it is told, and relays and workers that start and die on request.
+"""Shared by all suites: a backend that obeys its prompts, and relays and workers that start and die on request.
 
 Standard library only. Prints one JSON line with its address, then serves until its standard input closes:
 
@@ -6,12 +6,12 @@ Standard library only. Prints one JSON line with its address, then serves until 
     POST   /stacks/{id}/workers/{n}/kill  SIGKILL
     DELETE /stacks/{id}
     GET    /seen?tag=T&state=S&count=N    waits until the backend saw N requests tagged T in state S → the requests
-    POST   /release?tag=T                 lets the held requests tagged T go on, those to come too
+    POST   /release?tag=T                 releases the held requests tagged T, and those to come
     GET    /llama                         starts a real llama-server, once → {"url"}, null where neither scripts/backends/build nor scripts/backends/wheel ever ran
 
-The backend reads what to do from the request's own words: "tag=T do=echo". `echo` answers; `hold` waits for its release,
-a stream after two of its words; `refuse` answers 400 as vLLM does; `call` calls the first tool offered that is among CALLS,
-and answers once it has the tool's result. A request is `running`, then `done` or `left` (the other side closed the connection
+The backend finds its instructions in the request's prompt: "tag=T do=echo". `echo` responds; `hold` waits for its release,
+a stream after two of its words; `refuse` responds with 400 as vLLM does; `call` calls the first tool offered that is among CALLS,
+and responds once it has the tool's result. A request is `running`, then `done` or `left` (the other side closed the connection
 first).
 """
 
@@ -33,24 +33,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-MODEL = "org/tiny:1b"  # ids hold slashes and colons
+MODEL = "org/tiny:1b"  # ids contain slashes and colons
 WORDS = ["Hello", " from", " the", " backend"]
 REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
                      "param": "input_tokens", "code": 400}}
 MANGO = {"command": "echo mango", "description": "Say mango"}
 CALLS = {"weather": {"city": "Oslo"}, "Bash": MANGO, "bash": MANGO, "run_shell_command": MANGO | {"is_background": False}}
 PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "debug")
-PATIENCE = 50  # seconds that anything here may take before the test is told that it did not happen
+PATIENCE = 50  # seconds until anything here is reported as missing to the test
 
 
 class Seen:
-    """The requests that reached the backend, and who waits for what."""
+    """The requests that reached the backend, and the waits for them."""
 
     def __init__(self):
         self.changed = threading.Condition()
         self.requests = []
         self.released = set()
-        self.holds = {}  # tag -> sockets whose closing wakes a held request
+        self.holds = {}  # tag -> sockets; closing one wakes a held request
 
     def add(self, request):
         with self.changed:
@@ -77,7 +77,7 @@ class Seen:
                 wake.close()
 
     def hold(self, tag, connection):
-        """Waits for the release; False when the other side left first."""
+        """Waits for the release; returns False if the other side disconnected first."""
         here, wake = socket.socketpair()
         with self.changed:
             if tag in self.released:
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Backend(Handler):
-    """Each worker has it under a path of its own, /w0, /w1 …, which tells who sent a request."""
+    """Each worker reaches it under a path of its own, /w0, /w1 …, which shows which worker sent a request."""
 
     def worker_and_path(self):
         worker, path = re.fullmatch(r"/w(\d+)(/.*)", urlsplit(self.path).path).groups()
@@ -131,7 +131,7 @@ class Backend(Handler):
     def do_POST(self):
         worker, path = self.worker_and_path()
         body = json.loads(self.body())
-        # The last such words: agents put much before and behind what they were asked.
+        # The last match: agents put much text before and after the prompt.
         tag, deed = re.findall(r"tag=([\w-]+) do=(\w+)", json.dumps(body.get("input") or body["messages"]))[-1]
         request = {"tag": tag, "worker": worker, "path": path, "state": "running", "stream": bool(body.get("stream")),
                    "authorization": self.headers.get("authorization"), "x-api-key": self.headers.get("x-api-key"),
@@ -180,14 +180,14 @@ def event(value):
 
 
 def wanted_call(body):
-    """The tool to call; none once the conversation holds a result, or where no such tool is offered (agents ask for titles, too)."""
+    """Returns the tool to call; None once the conversation contains a result, or if no such tool is offered (as for titles)."""
     if any(message["role"] == "tool" or '"tool_result"' in json.dumps(message.get("content")) for message in body["messages"]):
         return None
     offered = [tool.get("name") or tool["function"]["name"] for tool in body.get("tools", [])]
     return next((name for name in offered if name in CALLS), None)
 
 
-# Each dialect: the whole answer, the frames of its stream, and which of them holds the third word.
+# For each dialect: the whole response, the frames of its stream, and which of them contains the third word.
 
 
 def chat(body, call):
@@ -310,7 +310,7 @@ class Stack:
 
     def all_workers_serve(self):
         state = get_json(self.url, "/admin/workers", {"authorization": "Bearer stack-admin"})
-        if state is None:  # no admin token in this stack: count the workers, then see that the model is there
+        if state is None:  # no admin token in this stack: count the workers, then check that the model is listed
             if (self.health() or {}).get("workers_connected") != len(self.workers):
                 return False
             listed = get_json(self.url, "/v1/models")
@@ -333,7 +333,7 @@ class Stack:
 
 
 class Llama:
-    """A real llama-server with a model of random weights, for as long as anybody may want it."""
+    """A real llama-server with a model of random weights, which runs as long as tests may need it."""
 
     def __init__(self):
         self.lock, self.process, self.url = threading.Lock(), None, None
@@ -360,7 +360,7 @@ class Llama:
 
     @staticmethod
     def home():
-        """The newest folder that scripts/backends/build or scripts/backends/wheel has filled."""
+        """Returns the newest folder that scripts/backends/build or scripts/backends/wheel has filled."""
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         built = [file for kind in ("backends", "wheel") for file in glob.glob(os.path.join(cache, "modelrelay", kind, "*", "complete"))]
         return os.environ.get("MODELRELAY_BACKENDS") or (os.path.dirname(max(built, key=os.path.getmtime)) if built else None)
@@ -378,7 +378,7 @@ def free_port():
 
 
 def get_json(url, path, headers=None):
-    """The JSON behind a GET, or None when there is none yet."""
+    """Returns the JSON of a GET, or None while there is none."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
     try:
         connection.request("GET", path, headers=headers or {})
@@ -436,7 +436,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a killed worker resets what it kept open
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a killed worker resets its open connections
             super().handle_error(request, client_address)
 
 

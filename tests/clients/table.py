@@ -1,7 +1,7 @@
-"""The tables of clients in README.md, docs/compatibility.md and docs/how-to/clients.md: written from what a run's reports say, and compared with it.
+"""The tables of clients in README.md, docs/compatibility.md and docs/how-to/clients.md, written from a run's reports or checked.
 
-    table.py versions            the pages name the clients and versions that are pinned here; needs no run
-    table.py check REPORT…       they also say what the run of these JUnit reports showed
+    table.py versions            checks that the pages name the clients and versions that are pinned here; needs no run
+    table.py check REPORT…       also checks that they match the results in these JUnit reports
     table.py --write REPORT…     writes them
 """
 
@@ -16,7 +16,7 @@ ROOT = HERE.parent.parent
 PAGES = {"results": ROOT / "docs/compatibility.md", "summary": ROOT / "README.md", "settings": ROOT / "docs/how-to/clients.md"}
 YES, UNTRIED = "yes", "–"
 
-# A client, where its version is pinned, whose tests are its, and how it is pointed at a relay.
+# A client, the package that pins its version, the pattern of its tests, and how to point it at a relay.
 CLIENTS = [
     ("OpenAI, Python", "openai", r"test_openai\b", "`base_url=\"http://relay:8080/v1\"`"),
     ("OpenAI, Node", "openai (npm)", r"openai\.test", "`baseURL: 'http://relay:8080/v1'`"),
@@ -36,7 +36,7 @@ CLIENTS = [
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]
 
-# What tests show, by the words in their names; a test that shows nothing is an error.
+# The features that tests show, by the words in their names; a test that shows none is an error.
 FEATURES = {
     "answer": r"is answered",
     "stream": r"stream (ends|carries)|as a stream|and streamed",
@@ -50,7 +50,7 @@ FEATURES = {
     "embeddings": r"embeddings",
     "llama-server": r"real llama.server",
 }
-# What the README shows of them.
+# The features in the README's table.
 SUMMARY = ["answer", "stream", "tool calls", "errors", "worker lost", "cancel", "llama-server"]
 UNLISTED = r"the SDK is the one that was measured"
 
@@ -87,7 +87,7 @@ def settings():
 
 
 def results(committed, shown, features):
-    """The table; without a report for a cell, what the page says stays."""
+    """Returns the table; a cell without a report keeps its value from the page."""
     said = {cells[0]: cells[2:] for cells in map(cells_of, committed.splitlines())}
     lines = ["| " + " | ".join(["client", "version", *features]) + " |", "|---" * (len(features) + 2) + "|"]
     for client, pinned, _, _ in CLIENTS:
@@ -102,7 +102,7 @@ def cells_of(line):
 
 
 def read(reports):
-    """(client, feature) to what the reports say of it; nothing where it was skipped."""
+    """Returns (client, feature) → the result in the reports; nothing where it was skipped."""
     shown = {(client[0], feature): UNTRIED for client in CLIENTS for feature in FEATURES}
     for case in (case for report in reports for case in xml.parse(report).iter("testcase")):
         home = f"{case.get('classname')} {case.get('file', '')} {case.get('name')}"
@@ -120,7 +120,7 @@ def read(reports):
             if not skipped:
                 shown[key] = YES
             elif "llama-server" in key and shown[key] != YES:
-                shown[key] = None  # this machine has none: the page knows of one that had
+                shown[key] = None  # missing on this machine: the page's result is from one that had it
     return shown
 
 

@@ -1,7 +1,7 @@
-"""A preprocessor of mdBook: what the pages link outside of docs/ becomes part of the book.
+"""A preprocessor of mdBook: documents outside of docs/ that the pages link become part of the book.
 
-A page that is nothing but a link to another document of the repository shows that document. Links to such documents go to
-that page, links to other files to a copy below `files/`, and links to folders become plain words: the book is whole wherever it is put.
+A page that is only a link to another document of the repository shows that document. Links to such documents lead to that
+page, links to other files to a copy below `files/`, and links to folders become plain text: the book is complete wherever it is.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-# Beside the book, which mdBook empties after this has run; scripts/docs moves it in.
+# Outside the book, which mdBook empties after this has run; scripts/docs moves it in.
 FILES = ROOT / "target/book-files"
 
 STAND_IN = re.compile(r"^# .*\n+\[[^\]]*\]\((\.\./[^)#]+\.md)\)\s*$")
@@ -47,7 +47,7 @@ def main():
 
 
 def outside_code(text, change):
-    """Changes what is in no fenced block."""
+    """Applies a change to the text outside of fenced blocks."""
     parts = re.split(r"(^\s*```.*?^\s*```\s*$)", text, flags=re.M | re.S)
     return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
 
@@ -59,7 +59,7 @@ def rewritten(link, source, page, places):
         return f"[{words}]({os.path.relpath(places.get(target, target), page.parent)}{anchor})"
     if not target.is_file():
         return words
-    # mdBook takes every link to an .md for one to a chapter.
+    # mdBook treats every link to an .md as one to a chapter.
     name = target.relative_to(ROOT)
     name = name.with_suffix(".txt") if name.suffix == ".md" else name
     copy = FILES / name

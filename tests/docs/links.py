@@ -1,4 +1,4 @@
-"""Every relative link of the documentation leads to a file that is there, and every anchor to a heading of it."""
+"""Every relative link of the documentation leads to an existing file, and every anchor to a heading of it."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ def without_code(text):
 
 @cache
 def anchors(page):
-    """As GitHub and mdBook make them of headings."""
+    """Returns the anchors that GitHub and mdBook make of headings."""
     found, seen = set(), {}
     for heading in re.findall(r"^#{1,6} +(.*?)\s*$", re.sub(r"^(\s*)```.*?^\s*```\s*$", "", page.read_text(), flags=re.M | re.S), re.M):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -40,7 +40,7 @@ def problems(page):
             yield f"{page.relative_to(ROOT)}: {target.relative_to(ROOT)} has no heading #{anchor}"
 
 
-# A screen to begin with, and one that says whether it is for you.
+# A first screen, and one for readers to see whether the project fits their needs.
 README_LINES = 110
 
 
@@ -51,7 +51,7 @@ def readme_is_long():
 
 
 def outside_the_book():
-    """Pages below docs/ that the book's table of contents does not have: nobody would find them."""
+    """Yields pages below docs/ that are missing in the book's table of contents: readers would not find them."""
     listed = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)]+\.md)\)", (DOCS / "SUMMARY.md").read_text())}
     for page in sorted(DOCS.rglob("*.md")):
         if page.name != "SUMMARY.md" and page.resolve() not in listed:
@@ -59,10 +59,10 @@ def outside_the_book():
 
 
 def problems_of_the_book():
-    """The same of the book as it was built, where chapters and files have moved."""
+    """Checks the same for the built book, where chapters and files have moved."""
     ids = cache(lambda page: set(re.findall(r'id="([^"]+)"', page.read_text())))
     for page in sorted(BOOK.rglob("*.html")):
-        # One page of all, and the page for wrong addresses, stand in folders that are not theirs.
+        # The page with all chapters and the page for wrong addresses are not in the folders that their links assume.
         if page.name in ("print.html", "404.html", "toc.html"):
             continue
         for link in set(re.findall(r'<a[^>]* href="([^"]*)"', page.read_text())):

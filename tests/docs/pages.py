@@ -1,15 +1,15 @@
-"""The documentation's pages as the tests see them: fenced blocks, and what the comment above each says to do with it.
+"""The documentation's pages as the tests see them: fenced blocks, and the instruction in the comment above each.
 
-A comment of HTML in the line above a block says what becomes of it:
+An HTML comment in the line above a block defines its use:
 
     <!-- run -->                                  it runs to its end, in the page's one terminal, and succeeds
-    <!-- run: prints "text" -->                   and its output has this text; may stand several times, divided by ;
+    <!-- run: prints "text" -->                   and its output has this text; may be given several times, separated by ;
     <!-- run: background until "text" -->         a terminal of its own; the next block waits for this text in its output
     <!-- run: in another terminal -->             a new terminal, to its end
-    <!-- not run: reason -->                      nobody runs it here, and why
+    <!-- not run: reason -->                      it is not run here, for this reason
     <!-- file: worker.yaml -->                    the reader saves the block under this name
 
-Two comments stand for what a reader has already, and belong to no block:
+Two comments stand for what a reader already has, and belong to no block:
 
     <!-- needs: llama-server -->                  without this program the page is not run
     <!-- stage: command -->                       runs like a block; `stage in the background until "text"` like one with a terminal
@@ -30,7 +30,7 @@ COMMENT = re.compile(r"^\s*<!-- (?P<verb>not run|run|file|needs|stage[^:]*)(?:: 
 
 @dataclass
 class Step:
-    """One thing to do for a page: a block, or what a comment asks for."""
+    """One step of a page: a block, or the instruction of a comment."""
 
     page: Path
     line: int
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def until(self):
-        """The text after which a background block counts as up; None for one that runs to its end."""
+        """The text after which a background block has started; None for one that runs to its end."""
         found = re.search(r'background until "(.*?)"', self.detail)
         return found and found.group(1)
 
@@ -56,14 +56,14 @@ class Step:
 
 
 def all_pages():
-    """What people read: the book, the README, and what is written beside the chart and the deployed files."""
+    """Returns all pages for people: the book, the README, and the documents of the chart and the deployed files."""
     others = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
     others += [ROOT / "charts/modelrelay/README.md", ROOT / "charts/modelrelay/RUNBOOKS.md", ROOT / "deploy/README.md", ROOT / "deploy/windows/README.md"]
     return sorted(DOCS.rglob("*.md")) + others
 
 
 def steps(page):
-    """The page's blocks and staging comments, in their order."""
+    """Returns the page's blocks and staging comments, in their order."""
     found, marker, lines = [], None, page.read_text().split("\n")
     number = 0
     while number < len(lines):

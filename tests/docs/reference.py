@@ -1,9 +1,9 @@
 """The tables of docs/reference/ that are made from the programs and their source.
 
     reference.py write     writes them between their marks, <!-- generated: NAME --> and <!-- /generated -->
-    reference.py check     fails where a committed table is another one, and where a real scrape has a metric that none lists
+    reference.py check     fails where a committed table differs, and where a real scrape has a metric that no table lists
 
-The words around the marks are written by hand.
+The text around the marks is written by hand.
 """
 
 import os
@@ -31,7 +31,7 @@ METRIC_SOURCES = {
 
 
 def source(path):
-    """A Rust file without its tests."""
+    """Returns a Rust file without its tests."""
     return (ROOT / path).read_text().split("#[cfg(test)]")[0]
 
 
@@ -49,7 +49,7 @@ def code(text):
 
 
 def settings(program):
-    """The options of a program, as its --help lists them."""
+    """Returns the options of a program, as its --help lists them."""
     command = {"demo": ["modelrelay-worker", "demo"], "up": ["modelrelay", "up"]}.get(program, [f"modelrelay-{program}"])
     environment = {"PATH": os.environ["PATH"]}
     said = subprocess.run([PROGRAMS / command[0], *command[1:], "--help"], env=environment, capture_output=True, text=True, check=True)
@@ -119,7 +119,7 @@ def routes(which):
 # ---- metrics ----
 
 
-# Where the labels stand elsewhere than the name; the scrape says whether they are right.
+# Where the labels are not next to the name in the source; the scrape checks them.
 LABELS = {"modelrelay_worker_backend_request_duration_seconds": ["endpoint", "code"]}
 
 
@@ -130,7 +130,7 @@ def metrics(program):
 
 
 def families(prefix, files):
-    """Name to type, labels and help: two literals that stand together where a metric is made."""
+    """Returns name → type, labels and help: two adjacent literals where a metric is created."""
     found = {}
     for file in files:
         text = source(file)
@@ -150,7 +150,7 @@ def families(prefix, files):
 
 
 def scrape_problems():
-    """Families of a real scrape that the tables do not have, or have otherwise."""
+    """Yields families of a real scrape that are missing in the tables, or differ there."""
     listed = {name: entry for program, (prefix, files) in METRIC_SOURCES.items() for name, entry in families(prefix, files).items()}
     seen = scraped(PROGRAMS)
     for name, (kind, labels, help_) in seen.items():

@@ -1,8 +1,8 @@
 """Runs the commands of the documentation as a reader would paste them, page by page, against the real programs.
 
-A page gets an empty folder, an empty home, and a network and process table of its own (`unshare`): so the addresses are those that
-are written, two pages never meet, and nothing outlives its page. Blocks without a mark fail the suite; those that cannot be run say
-why, and are counted.
+A page gets an empty folder, an empty home, and a network and process table of its own (`unshare`): so the addresses are exactly
+those in the text, two pages never meet, and nothing outlives its page. Blocks without a mark fail the suite; those that cannot be
+run give a reason, and are counted.
 """
 
 import os
@@ -26,11 +26,11 @@ PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/debug")).res
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelrelay"
 
 
-# What a terminal prints after a block.
+# The shell prints this after a block.
 MARK = r"__ended_\d+__\n?"
 
 
-# How a block that is no command is run, from a file of its name.
+# How to run a block that is not a shell command, from a file named after its language.
 INTERPRETERS = {
     "python": "$DOCS_PYTHON block.python\n",
     "js": "ln -sfn $DOCS_MODULES/node_modules node_modules; mv block.js block.mjs; $DOCS_NODE block.mjs\n",
@@ -38,11 +38,11 @@ INTERPRETERS = {
 
 
 class Failed(Exception):
-    """A step that did not do what the page says."""
+    """A step with another result than the page promises."""
 
 
 class Terminal:
-    """A shell that a reader types into; what it and its children say is kept."""
+    """A shell that a reader types into; collects its output and that of its children."""
 
     def __init__(self, folder):
         self.said, self.news = "", threading.Condition()
@@ -71,7 +71,7 @@ class Terminal:
                     raise Failed(f"no {what} within {PATIENCE} s")
 
     def run(self, text):
-        """Types a block and waits for its end. A command that fails ends the block."""
+        """Types a block and waits for its end. A failed command ends the block."""
         mark = f"__ended_{time.monotonic_ns()}__"
         with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
             file.write(text)
@@ -79,7 +79,7 @@ class Terminal:
         self.wait_for("its end", lambda said: mark in said)
 
     def start(self, text, until):
-        """Types a block whose program goes on, and waits until that is up."""
+        """Types a block whose program keeps running, and waits until it has started."""
         with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
             file.write(text)
         self.shell.stdin.write(f". {file.name} < /dev/null; exit\n")
@@ -87,12 +87,12 @@ class Terminal:
 
 
 def plain(text):
-    """Without a terminal's colours."""
+    """Removes a terminal's colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def run_page(page):
-    """In the namespaces: does the steps of a page. The process that comes back is the only one left to end."""
+    """Runs the steps of a page, inside the namespaces. The exit of this process then ends all others there."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     folder = Path(tempfile.mkdtemp(prefix="docs-"))
     tempfile.tempdir = str(folder)
@@ -146,12 +146,12 @@ def indented(text):
 
 
 def unmarked(page):
-    """Blocks of which nobody said what becomes of them."""
+    """Returns blocks without a mark."""
     return [step for step in steps(page) if step.language in RUNNABLE and step.verb not in ("run", "not run", "file")]
 
 
 def lacks(page):
-    """What the page needs and this machine has not."""
+    """Returns what the page needs and this machine lacks."""
     for step in steps(page):
         if step.verb == "needs" and not shutil.which(step.detail, path=f"{os.environ.get('MODELRELAY_BACKENDS', '')}/bin:{os.environ['PATH']}"):
             return step.detail
@@ -162,7 +162,7 @@ def lacks(page):
 
 
 def find_tools():
-    """What other suites have fetched or built, where it is there."""
+    """Finds tools that other suites have fetched or built."""
     for sdks in CACHE.glob("clients/python-*/complete"):
         python = str(sdks.parent / "bin/python")
         if subprocess.run([python, "-c", "import anthropic, openai"], capture_output=True, check=False).returncode == 0:

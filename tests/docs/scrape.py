@@ -1,4 +1,4 @@
-"""What relay and worker really serve at /metrics, after some requests: a plain worker, and one with slots."""
+"""The real /metrics of relay and worker, after some requests: a plain worker, and one with slots."""
 
 import json
 import os
@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 
 
 def scraped(programs):
-    """Name to type, labels (None without a sample) and help."""
+    """Returns name → type, labels (None without a sample) and help."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
@@ -50,7 +50,7 @@ def wait_for(condition, log=None):
     while time.monotonic() < end:
         if found := condition():
             return found
-        time.sleep(0.02)  # Nothing tells when a line is in a file of another process.
+        time.sleep(0.02)  # No event reports a new line in the log of another process.
     raise SystemExit(f"docs: the programs did not start: {log.read_text() if log else ''}")
 
 

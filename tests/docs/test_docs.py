@@ -1,4 +1,4 @@
-"""What the checks of the documentation find, each on a page made for it: a check that finds nothing is none."""
+"""Tests the checks of the documentation, each on a page made for it: a check that finds nothing is useless."""
 
 import os
 import re
@@ -65,7 +65,7 @@ class Pages(unittest.TestCase):
 
 class Runbook(unittest.TestCase):
     def test_what_the_programs_say_in_it_is_what_they_say(self):
-        """Texts in the first column of its tables, cut where something is filled in, are in the programs' source."""
+        """Texts in the first column of its tables, cut at placeholders, exist in the programs' source."""
         text = (pages.DOCS / "runbook.md").read_text()
         said = {span for row in re.findall(r"^\| ([^|]*) \|", text, re.M) for span in re.findall(r"``(.*?)``|`([^`]*)`", row)}
         fragments = {part.strip() for spans in said for span in spans for part in re.split(r"…|[;:] |\b\d{3}\b.*|[A-Z]{2,}\S*|\w+=\S*", span)}

@@ -1,4 +1,4 @@
-//! The crate `getrandom` looks for the function of that name among the symbols that a program exports.
+//! The crate `getrandom` searches for the function of that name among the symbols that a program exports.
 
 fn main() {
     println!("cargo:rustc-link-arg=-Wl,--export-dynamic-symbol=getrandom");

@@ -1,4 +1,4 @@
-"""The wheel in an empty environment, and what is published with it: scripts/wheel builds the one and sets WHEEL to its path."""
+"""Tests the wheel in an empty environment, and the files published with it. scripts/wheel builds it and sets WHEEL to its path."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def version():
 
 
 def targets(suffix):
-    """Those that scripts/release and release.yml make archives of this kind for, named PROGRAM-VERSION-TARGET."""
+    """Returns the targets for which scripts/release and release.yml make archives of this kind, named PROGRAM-VERSION-TARGET."""
     release, workflow = (ROOT / "scripts/release").read_text(), (ROOT / ".github/workflows/release.yml").read_text()
     assert "name=$program-$version-$2\n" in release and workflow.count("name=$program-$VERSION-$TARGET\n") == 2
     if suffix == "zip":
@@ -156,7 +156,7 @@ def targets(suffix):
 
 
 def filled(template, target):
-    """What cargo-binstall makes of a template, as far as these use it."""
+    """Expands a template like cargo-binstall, as far as these use it."""
     fields = {"repo": "REPO", "version": version(), "target": target, "bin": "modelrelay"}
     fields["binary-ext"] = ".exe" if "windows" in target else ""
     return re.sub(r"\{ ([\w-]+) \}", lambda name: fields[name[1]], template)

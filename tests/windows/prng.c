@@ -1,4 +1,4 @@
-/* ProcessPrng, which Rust's standard library takes its randomness from: Wine has it since 9.2, and Debian 12 has Wine 8. */
+/* ProcessPrng, from which Rust's standard library gets its random numbers: Wine has it since 9.2, and Debian 12 has Wine 8. */
 #include <stddef.h>
 
 unsigned char __stdcall SystemFunction036(void *bytes, unsigned long length); /* RtlGenRandom */

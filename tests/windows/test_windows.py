@@ -1,4 +1,4 @@
-"""modelrelay.exe, modelrelay-relay.exe and modelrelay-worker.exe under Wine: what they do on Windows otherwise than elsewhere, seen from outside.
+"""modelrelay.exe, modelrelay-relay.exe and modelrelay-worker.exe under Wine: their differences on Windows, tested as black boxes.
 
 `scripts/windows` builds them, and sets WINEPREFIX and MODELRELAY_BIN_DIR. Every test waits for what it expects.
 """
@@ -22,8 +22,8 @@ RELAY, WORKER = PROGRAMS / "modelrelay-relay.exe", PROGRAMS / "modelrelay-worker
 ALL_IN_ONE = PROGRAMS / "modelrelay.exe"
 SECRET = "a-secret-of-some-length"
 PATIENCE = 60
-# The demo repeats what it is asked, with so much before each word. An answer to LONG takes a quarter of a minute: whatever a
-# test does meanwhile comes before its end, and the end well before that of a drain.
+# The demo repeats the prompt, with this delay before each word. A response to LONG lasts a quarter of a minute: whatever
+# a test does meanwhile happens before its end, and its end is well before that of a drain.
 SLOWLY = "200ms"
 SHORT = "one two three four five six seven"
 LONG = " ".join(f"word{number}" for number in range(50))
@@ -32,7 +32,7 @@ PATIENT_RELAY = ("--drain-timeout-secs", "120")
 
 
 def wait_for(what, ask):
-    """What `ask` gives as soon as it is neither empty nor false."""
+    """Returns the result of `ask` as soon as it is neither empty nor false."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if answer := ask():
@@ -42,7 +42,7 @@ def wait_for(what, ask):
 
 
 class Console:
-    """A program with a log of its own, in the foreground of nobody's console."""
+    """A program with a log of its own, in the foreground without a console."""
 
     def __init__(self, test, *words):
         self.log = tempfile.TemporaryFile("w+b")
@@ -59,13 +59,13 @@ class Console:
 
 
 def address(said):
-    """Where a program listens, once its log says so. `said` gives the log."""
+    """Returns the address where a program listens, once its log shows it. `said` returns the log."""
     pattern = re.compile(r"(?:listening on http://|address=)(127\.0\.0\.1:\d+)")
     return wait_for("a port", lambda: pattern.search(said())).group(1)
 
 
 def run(*words, **variables):
-    """Runs it to its end; gives the exit code, and all that it said."""
+    """Runs it to its end; returns the exit code and all output."""
     environment = {**os.environ, **variables}
     ended = subprocess.run(
         ["wine", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, env=environment
@@ -167,7 +167,7 @@ class Windows(unittest.TestCase):
         wait_for("the end of all parts", lambda: not processes(ALL_IN_ONE.name))
 
     def up(self):
-        """`modelrelay up` with a slow demo backend, and the address in the line that it prints for PowerShell."""
+        """Starts `modelrelay up` with a slow demo backend; returns it and the address from the line for PowerShell."""
         with mock.patch.dict(os.environ, DEMO_DELAY=SLOWLY):
             up = Console(self, ALL_IN_ONE, "up", "--backend-ports", "1", "--listen-addr", "127.0.0.1:0")
         wait_for("a greeting", lambda: "Stop with Ctrl-C" in up.said())
@@ -181,7 +181,7 @@ class Windows(unittest.TestCase):
         program = windows(WORKER)
         models = [
             {"id": f"{mark}-a", "command": [program, *command, f"{mark}-a"]},
-            # What a server starts is part of it.
+            # The processes that a server starts are part of it.
             {"id": f"{mark}-b", "command": ["cmd", "/c", program.replace("/", "\\"), *command, f"{mark}-b"]},
         ]
         slots = json.dumps({"slots": [{"id": "gpu0", "driver": "process", "models": models}]})
@@ -211,7 +211,7 @@ class Windows(unittest.TestCase):
             self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
         wait_for("the stop", lambda: "STOPPED" in run("sc", "query", "ModelRelayWorker")[1])
         self.assertIn("graceful shutdown complete", self.log("worker.log"))
-        # The relay runs still, and is stopped by it.
+        # The relay still runs, and this stops it.
         for program, service in (WORKER, "ModelRelayWorker"), (RELAY, "ModelRelayServer"):
             self.assertIn(f"removed the service {service}", run(program, "service", "uninstall")[1])
         self.assertIn("stopped", self.log("relay.log"))
@@ -222,7 +222,7 @@ class Windows(unittest.TestCase):
         config = self.write("worker.yaml", "provder: local\n")
         code, said = run(WORKER, "service", "install", "--config", config)
         self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, (code, said))
-        # What is set where it is installed makes it no better: the service would not have it.
+        # A variable that is set during the installation does not help: the service would not have it.
         config = self.write("worker.yaml", "provider: local\n")
         code, said = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
         self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, (code, said))
@@ -247,7 +247,7 @@ class Windows(unittest.TestCase):
         wait_for("the stop", lambda: "STOPPED" in run("sc", "query", "ModelRelayServer")[1])
 
     def start(self, service):
-        # Windows may have begun by itself to start what starts with it.
+        # Windows may already have started the services that start with it.
         said = run("net", "start", service)[1]
         self.assertRegex(said, "started successfully|already running")
 
@@ -258,7 +258,7 @@ class Windows(unittest.TestCase):
 
 
 def processes(word):
-    """Whose command line has the word."""
+    """Returns the ids of processes whose command line contains the word."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

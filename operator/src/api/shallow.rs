@@ -1,19 +1,20 @@
-//! No answer of the API server is deeper than what we can read.
+//! Limits the nesting depth of the API server's responses to what the operator can parse.
 //!
-//! Where a resource keeps fields that its schema does not name, whoever may write one can nest values thousands deep, and the
-//! API server stores it. kube reads JSON with serde_json, which gives up behind 127 levels: one such object would break the
-//! list of its kind, for all namespaces. So what is too deep comes as `null`.
+//! Where a resource keeps fields that its schema does not name, anyone with write access to one can nest values
+//! thousands deep, and the API server stores it. kube parses JSON with serde_json, which fails beyond 127 levels, so
+//! one such object would break the list of its kind for all namespaces. Values that are too deep are therefore replaced
+//! by `null`.
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes};
 
-/// Levels that stay, counted from the outermost: of an object two fewer in a list than alone. No field that anybody reads is a
-/// quarter as deep.
+/// The number of levels that are kept, counted from the outermost. An object in a list has two fewer than an object on
+/// its own. No field that the operator reads is a quarter as deep.
 const MAX_DEPTH: usize = 100;
 
-/// The answer, with `null` for each value below [`MAX_DEPTH`]. What is no JSON stays as it is.
+/// Returns the response with `null` in place of each value below [`MAX_DEPTH`]. A body that is not JSON is unchanged.
 pub(super) fn response<B>(response: Response<B>) -> Response<impl Body<Data = Bytes, Error = B::Error> + use<B>>
 where
     B: Body<Data = Bytes>,
@@ -32,7 +33,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     content_type.starts_with(b"application/json")
 }
 
-/// Follows one JSON text after the other, cut into pieces anywhere.
+/// Scans a sequence of JSON texts that may be split anywhere.
 #[derive(Default)]
 struct Cutter {
     depth: usize,
@@ -44,15 +45,15 @@ enum InString {
     #[default]
     No,
     Yes,
-    /// Behind a backslash.
+    /// After a backslash.
     Escape,
 }
 
 impl Cutter {
-    /// What stays of the next piece.
+    /// Returns the part of the next piece that is kept.
     fn cut(&mut self, data: Bytes) -> Bytes {
         let mut cut = Vec::new();
-        // Where what stays begins, unless all up to here goes.
+        // The start of the part to keep; `None` while everything is being cut.
         let mut start = (self.depth <= MAX_DEPTH).then_some(0);
         for (index, byte) in data.iter().enumerate() {
             let before = self.depth;

@@ -1,8 +1,8 @@
-//! Whom a change concerns, and how much of it there is to do.
+//! Determines which objects a change concerns, and how much work it causes.
 //!
-//! Three degrees, because most of what happens in a cluster is news about objects and no change of them: a Provider's relays
-//! report something (its status may differ), something that it depends on changed (its objects may have to differ), an object of
-//! its own changed (that one object has to be put right, unless the change was the operator's).
+//! There are three degrees, because most events in a cluster are reports and not changes. The relays of a Provider
+//! report something, so its status may differ. Something that the Provider depends on changed, so its objects may have
+//! to differ. One of its own objects changed, so that object has to be corrected, unless the operator made the change.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,16 @@ use crate::crd::{Provider, WorkerPool};
 use crate::manifests;
 use crate::names;
 
-/// Asks for reconciliations. The controllers take each name once, however often it is asked for.
+/// Requests reconciliations. The controllers reconcile each name once, however often it was requested.
 #[derive(Clone)]
 pub struct Triggers {
-    // Held for a look-up or an insertion, never over an await.
+    // Locked for a lookup or an insertion, never across an await.
     changes: Arc<Mutex<HashMap<ObjectRef<Provider>, Changes>>>,
     providers: UnboundedSender<ObjectRef<Provider>>,
     pools: UnboundedSender<ObjectRef<WorkerPool>>,
 }
 
-/// The other ends.
+/// The receiving ends of [`Triggers`].
 pub struct Requests {
     /// Providers to reconcile.
     pub providers: UnboundedReceiver<ObjectRef<Provider>>,
@@ -34,26 +34,26 @@ pub struct Requests {
     pub pools: UnboundedReceiver<ObjectRef<WorkerPool>>,
 }
 
-/// What changed for a Provider since its last pass.
+/// The changes that concern a Provider since its last pass.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Whether it was the Provider itself, or something that it depends on.
+    /// True if the Provider itself, or something that it depends on, changed.
     pub itself: bool,
-    /// Its objects that somebody touched, by kind and name.
+    /// Its objects that changed, by kind and name.
     pub objects: HashMap<String, Seen>,
 }
 
-/// What a watch last showed of an object.
+/// The last state of an object that a watch delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// It is there, and its content has this version.
+    /// The object exists, and its content has this version.
     At(String),
-    /// It is gone.
+    /// The object is gone.
     Gone,
 }
 
 impl Triggers {
-    /// The channels alone; [`super::start`] makes them with everything else.
+    /// Creates only the channels; [`super::start`] creates them along with everything else.
     #[expect(clippy::disallowed_methods, reason = "holds names until a controller takes them, which is at once")]
     pub fn channels() -> (Self, Requests) {
         let (providers, provider_requests) = unbounded_channel();
@@ -64,28 +64,29 @@ impl Triggers {
         )
     }
 
-    /// Asks for a Provider, because it changed, or something that it depends on.
+    /// Requests a reconciliation of a Provider that changed, or whose dependencies changed.
     pub fn provider(&self, namespace: &str, name: &str) {
         self.note(namespace, name, |changes| changes.itself = true);
     }
 
-    /// Asks for a Provider whose relays reported something new, or of whose relays something is new: its objects are as they were.
+    /// Requests a reconciliation of a Provider whose relays reported something new or changed state. Its objects are
+    /// unchanged.
     pub fn provider_reported(&self, namespace: &str, name: &str) {
-        // Nobody takes requests any more only when the process ends.
+        // The receiver is dropped only when the process ends.
         let _ = self.providers.send(ObjectRef::new(name).within(namespace));
     }
 
-    /// What changed of the Provider since this was last asked.
+    /// Returns and clears the changes of the Provider since the last call.
     pub fn take_changes(&self, reference: &ObjectRef<Provider>) -> Changes {
         self.lock().remove(reference).unwrap_or_default()
     }
 
-    /// Asks for a pool.
+    /// Requests a reconciliation of a pool.
     pub fn pool(&self, namespace: &str, name: &str) {
         let _ = self.pools.send(ObjectRef::new(name).within(namespace));
     }
 
-    /// An object that the operator made was touched: whoever its labels name puts it right.
+    /// Handles a change of an object that the operator created: the owner in its labels is reconciled.
     pub(crate) fn object<K: Resource<DynamicType = ()>>(&self, object: &K, now: Now) {
         let namespace = object.namespace().unwrap_or_default();
         if let Some(pool) = object.labels().get(names::POOL_LABEL) {
@@ -102,7 +103,7 @@ impl Triggers {
         }
     }
 
-    /// A Pod that a template made: whoever its labels name has something new to say.
+    /// Handles a change of a Pod that a template created: the owner in its labels has news to report.
     pub(crate) fn pod(&self, pod: &impl ResourceExt) {
         let namespace = pod.namespace().unwrap_or_default();
         if let Some(pool) = pod.labels().get(names::POOL_LABEL) {
@@ -123,7 +124,7 @@ impl Triggers {
     }
 }
 
-/// Objects that are in an earlier list and not in a later one: their deletions fell into a gap of the watch.
+/// Returns the objects of an earlier list that a later one lacks: they were deleted during a gap of the watch.
 pub(super) fn vanished<K: Resource<DynamicType = ()> + Clone>(before: &[Arc<K>], after: &[Arc<K>]) -> Vec<Arc<K>> {
     let there: HashSet<ObjectRef<K>> = after.iter().map(|object| ObjectRef::from_obj(object.as_ref())).collect();
     before.iter().filter(|object| !there.contains(&ObjectRef::from_obj(object.as_ref()))).cloned().collect()

@@ -1,9 +1,9 @@
-//! Following one object by its name.
+//! Follows one object by its name.
 //!
-//! Not kube's watcher, because that one lists first, and the operator may only get and watch these objects. The watch asks
-//! for any state (version 0) and what follows. To continue from the object's own version would not do: that is long out of
-//! the server's memory when the object has not changed for days. So a state may be shown that is older than one before;
-//! whoever writes, writes with the version that it saw, and looks again at a conflict.
+//! kube's watcher is not used, because it lists first, and the operator may only get and watch these objects. The watch
+//! starts at any state (version 0). Continuing from the object's own version would not work: the API server no longer
+//! has that version in memory when the object has not changed for days. The watch may therefore deliver a state that is
+//! older than a previous one. A writer writes with the version that it read, and reads again after a conflict.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -18,18 +18,19 @@ use tracing::{debug, warn};
 
 use crate::inject::said;
 
-/// For one watch; then the object is read again, which also finds a deletion that fell between two watches.
+/// The duration of one watch. Then the object is read again, which also finds a deletion that fell between two watches.
 const WATCH_SECS: u32 = 290;
-/// A connection that died without a word is noticed after this.
+/// The time after which a silent connection is considered dead.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECS as u64 + 10);
-/// Between two watches, when all is well.
+/// The pause between two watches that ended normally.
 const PAUSE: Duration = Duration::from_secs(1);
-/// At most, when it is not: then the object is at least read so often.
+/// The longest pause after failures. It is also the longest interval between two reads of the object.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A watch that lasted so long was well.
+/// A watch that lasted this long was healthy.
 const LASTED: Duration = Duration::from_secs(10);
 
-/// Shows every state of the object that is seen, `None` for its absence; the same one may be shown twice. It never ends.
+/// Passes every observed state of the object to `see`, `None` for its absence. The same state may be passed twice. This
+/// never ends.
 pub(super) async fn follow<K>(api: &Api<K>, name: &str, mut see: impl FnMut(Option<K>)) -> std::convert::Infallible
 where
     K: Resource + Clone + DeserializeOwned + Debug,
@@ -50,13 +51,14 @@ where
     }
 }
 
-/// Reads the object, then watches it until the server or the network ends that.
+/// Reads the object, then watches it until the server or the network ends the watch.
 async fn once<K>(api: &Api<K>, name: &str, mut see: impl FnMut(Option<K>)) -> Result<(), kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     see(api.get_opt(name).await?);
-    // With bookmarks, an API server of 1.34 or later takes version 0 for a streaming list, which it refuses on etcd 3.4.
+    // With bookmarks, an API server of 1.34 or later treats version 0 as a streaming list, which it rejects on etcd
+    // 3.4.
     let params =
         WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECS).disable_bookmarks();
     let mut events = pin!(api.watch(&params, "0").await?);

@@ -1,4 +1,4 @@
-//! The leader's part: make, renew and publish.
+//! The leader's part: create, renew and publish certificates.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -20,25 +20,26 @@ use super::{Policy, Settings, material};
 use crate::inject::said;
 use crate::names::{FIELD_MANAGER, MANAGED_BY};
 
-/// The Secret's type; it cannot be changed later.
+/// The Secret's type, which cannot be changed later.
 const SECRET_TYPE: &str = "kubernetes.io/tls";
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// After a write that failed; doubled until the check interval is reached.
+/// The pause after a failed write; it doubles until the check interval is reached.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// While `leader` is true, keeps the Secret and the webhook configuration as they should be. It ends with `leader`'s sender.
+/// While `leader` is true, keeps the Secret and the webhook configuration up to date. Ends when `leader`'s sender is
+/// dropped.
 pub async fn run_manager(client: Client, settings: Settings, policy: Policy, mut leader: watch::Receiver<bool>) {
     while leader.wait_for(|leads| *leads).await.is_ok() {
         let manager = Manager::new(&client, &settings, policy);
         tokio::select! {
             never = manager.run() => match never {},
-            // A write that is cut off here has happened or not; the next leader looks.
+            // A write that is cut off here has happened or not; the next leader checks.
             _ = leader.wait_for(|leads| !*leads) => {}
         }
     }
 }
 
-/// What is known of an object.
+/// The known state of an object.
 #[derive(Clone, Debug)]
 enum Seen<K> {
     Unknown,
@@ -52,7 +53,7 @@ impl<K> From<Option<K>> for Seen<K> {
     }
 }
 
-/// Why a write did not happen.
+/// The reason that a write failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("{}", said(.0))]
@@ -70,12 +71,12 @@ struct Manager<'a> {
     configuration: watch::Sender<Seen<MutatingWebhookConfiguration>>,
 }
 
-/// What one leader remembers between two looks.
+/// The state that one leader keeps between two steps.
 #[derive(Default)]
 struct Memory {
-    /// The bundle that the API server has, and since when this leader has seen it there.
+    /// The bundle that the API server has, and the time at which this leader first observed it.
     published: Option<(Vec<u8>, Instant)>,
-    /// The Secret of somebody else's that was complained of, by its uid.
+    /// The uid of the foreign Secret that was last reported.
     refused: Option<String>,
 }
 
@@ -125,7 +126,8 @@ impl<'a> Manager<'a> {
                 Err(failure) => {
                     warn!(error = %failure, "the webhook's certificates could not be written; it is tried again");
                     pause = (pause * 2).min(self.policy.check_interval);
-                    // Not woken by the object that the failure is about: that would be a loop without a pause.
+                    // The changed object does not wake this sleep: it may be the one that the failure is about, and
+                    // retrying at once would loop without a pause.
                     tokio::time::sleep(pause).await;
                     continue;
                 }
@@ -138,7 +140,7 @@ impl<'a> Manager<'a> {
         }
     }
 
-    /// Does the next thing. Says whether there may be another.
+    /// Performs the next action. Returns true if another one may follow.
     async fn step(&self, memory: &mut Memory) -> Result<bool, Failure> {
         let secret = match &*self.secret.borrow() {
             Seen::Unknown => return Ok(false),
@@ -163,7 +165,8 @@ impl<'a> Manager<'a> {
             }
             (Action::Publish, _) => self.publish(configuration.as_deref(), &bundle).await?,
             (action, secret) => {
-                // Of the configuration that is there now: an owner of another uid would have the Secret collected.
+                // The owner is the configuration that exists now: with an owner of another uid, the Secret would be
+                // garbage-collected.
                 let owner = configuration.and_then(|configuration| configuration.owner_ref(&()));
                 self.write(action, secret, owner, now).await?;
             }
@@ -171,7 +174,7 @@ impl<'a> Manager<'a> {
         Ok(true)
     }
 
-    /// Writes the Secret that `action` asks for.
+    /// Writes the Secret that `action` requires.
     async fn write(
         &self,
         action: Action,
@@ -195,9 +198,9 @@ impl<'a> Manager<'a> {
                 self.secret.send_replace(Some(secret).into());
                 Ok(())
             }
-            // Somebody was faster: another leader, or a person. What they wrote is judged like anything else.
+            // Another leader or an administrator wrote first. Their Secret is evaluated like any other.
             Err(kube::Error::Api(status)) if status.code == 409 => self.look_again().await,
-            // Its type is not ours, or it is immutable: it cannot be changed, only made anew.
+            // The Secret has another type or is immutable: it cannot be changed, only created again.
             Err(kube::Error::Api(status)) if status.code == 422 && exists => {
                 warn!(secret = self.settings.secret, error = status.message, "the certificate Secret is made anew");
                 self.delete(&secret).await
@@ -260,7 +263,7 @@ impl<'a> Manager<'a> {
                 self.configuration.send_replace(Some(patched).into());
                 Ok(())
             }
-            // It was deleted, or its list changed under us (a `test` of the patch failed).
+            // It was deleted, or its list changed meanwhile (a `test` of the patch failed).
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {
                 warn!(configuration = name, error = status.message, "the webhook configuration changed meanwhile");
                 let now = self.configurations.get_opt(name).await?;
@@ -310,7 +313,7 @@ fn hooks(configuration: &MutatingWebhookConfiguration) -> &[MutatingWebhook] {
     configuration.webhooks.as_deref().unwrap_or_default()
 }
 
-/// Whether the API server knows the bundle, and since when this leader has seen that it does.
+/// Returns whether the API server has the bundle, and the time since this leader first observed that.
 fn published(configuration: Option<&MutatingWebhookConfiguration>, bundle: &[u8], memory: &mut Memory) -> Published {
     let webhooks = configuration.map(hooks).unwrap_or_default();
     if webhooks.is_empty() {
@@ -333,7 +336,7 @@ fn published(configuration: Option<&MutatingWebhookConfiguration>, bundle: &[u8]
     Published::For(since.elapsed())
 }
 
-/// One webhook's part of the patch; `test` makes it fail if another webhook has taken that place in the list.
+/// Returns one webhook's part of the patch; `test` makes it fail if another webhook has taken that index in the list.
 fn patch(index: usize, hook: &MutatingWebhook, bundle: &[u8]) -> [serde_json::Value; 2] {
     [
         json!({"op": "test", "path": format!("/webhooks/{index}/name"), "value": hook.name}),
@@ -344,7 +347,7 @@ fn patch(index: usize, hook: &MutatingWebhook, bundle: &[u8]) -> [serde_json::Va
     ]
 }
 
-/// Makes what `action` asks for, and says what that was.
+/// Makes the changes of `action` and returns a description of them.
 fn change(
     data: &mut material::Data,
     action: Action,

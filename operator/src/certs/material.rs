@@ -1,7 +1,7 @@
-//! Certificates and keys themselves: read from the Secret's bytes, and made anew.
+//! Reads certificates and keys from the Secret's bytes, and creates them.
 //!
-//! Every reader takes what it finds as it is, because a Secret can be edited by anybody who may: what cannot be used is
-//! `None`, and [`super::plan`] decides what that means.
+//! Anyone with write access can edit the Secret, so readers accept any content: parts that cannot be used are `None`,
+//! and [`super::plan`] decides on the consequences.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,35 +23,35 @@ use x509_parser::prelude::FromDer;
 use super::plan::{Contents, Leaf, Signer, Validity};
 use super::{Served, keys};
 
-/// Clocks of nodes differ; a certificate that begins in the API server's future is refused.
+/// The clocks of nodes differ; the API server rejects a certificate that is not valid yet.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
 /// The Secret's data.
 pub type Data = BTreeMap<String, ByteString>;
 
-/// Why a certificate cannot be served.
+/// The reason that a certificate cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// The key is not in the Secret.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// It is no PEM.
+    /// The value is not valid PEM.
     #[error("{key}: {source}")]
     Pem {
-        /// Which key of the Secret.
+        /// The key of the Secret.
         key: &'static str,
-        /// What is wrong; never the content.
+        /// The parse error, which never contains the content.
         source: rustls::pki_types::pem::Error,
     },
-    /// It is PEM of something else.
+    /// The value is PEM, but not a certificate.
     #[error("tls.crt: not a certificate")]
     Certificate,
-    /// Certificate and key do not belong together, or the key is of a kind that is not known.
+    /// Certificate and key do not belong together, or the key is of an unknown kind.
     #[error("tls.crt and tls.key: {0}")]
     Pair(rustls::Error),
 }
 
-/// What is served from this Secret, whoever wrote it.
+/// Returns the certificate to serve from this Secret, whether or not the operator wrote it.
 pub fn served(data: &Data) -> Result<Served, Unusable> {
     let bytes = |key| data.get(key).map(|value| value.0.as_slice()).ok_or(Unusable::Missing(key));
     let pem = |key| move |source| Unusable::Pem { key, source };
@@ -66,7 +66,8 @@ pub fn served(data: &Data) -> Result<Served, Unusable> {
     Ok(Served { key: Arc::new(key), not_after })
 }
 
-/// What a Secret of ours holds, as far as it is of use. `names` are those that its certificate should be valid for.
+/// Returns the usable contents of the operator's Secret. `names` are the names that its certificate should be valid
+/// for.
 pub fn contents(data: &Data, names: &[String]) -> Contents {
     let authority = one(data, keys::AUTHORITY);
     let previous = one(data, keys::PREVIOUS_AUTHORITY);
@@ -97,18 +98,19 @@ pub fn contents(data: &Data, names: &[String]) -> Contents {
     }
 }
 
-/// What the API server should trust: the authority, and the one before while it is kept.
+/// Returns the certificates that the API server should trust: the authority, and the previous one while it is kept.
 pub fn bundle(data: &Data) -> Vec<u8> {
     let both = [one(data, keys::AUTHORITY), one(data, keys::PREVIOUS_AUTHORITY)];
     let text: String = both.into_iter().flatten().map(|(pem, _)| format!("{pem}\n")).collect();
     text.into_bytes()
 }
 
-/// A new authority, in place of the present one. `keep`: the present one stays trusted, and the served certificate stays.
+/// Creates an authority that replaces the current one. With `keep`, the current one stays trusted and the served
+/// certificate stays.
 pub fn new_authority(data: &mut Data, now: SystemTime, lifetime: Duration, keep: bool) -> Result<(), rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = dated(CertificateParams::new(Vec::new())?, now, lifetime);
-    // Two authorities of one name would be told apart by trial only.
+    // Two authorities of the same name could be distinguished only by trial.
     let name = format!("ModelRelay webhook authority {}", crate::inject::token().get(..8).unwrap_or_default());
     params.distinguished_name = common_name(&name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -124,7 +126,7 @@ pub fn new_authority(data: &mut Data, now: SystemTime, lifetime: Duration, keep:
     Ok(())
 }
 
-/// A new certificate of the present authority.
+/// Creates a certificate signed by the current authority.
 pub fn new_leaf(data: &mut Data, now: SystemTime, lifetime: Duration, names: &[String]) -> Result<(), rcgen::Error> {
     let authority_key = KeyPair::from_pem(text(data, keys::AUTHORITY_KEY).unwrap_or_default())?;
     let (_, authority) = one(data, keys::AUTHORITY).ok_or(rcgen::Error::CouldNotParseCertificate)?;
@@ -134,7 +136,8 @@ pub fn new_leaf(data: &mut Data, now: SystemTime, lifetime: Duration, names: &[S
     if let Some(end) = parse(&authority).map(|authority| validity(&authority).not_after) {
         params.not_after = params.not_after.min(OffsetDateTime::from(end));
     }
-    // Names are where TLS looks for them; this one has a limit of 64 characters, which a Service and a namespace can exceed.
+    // TLS reads the names from the extension. The common name is limited to 64 characters, which a Service and a
+    // namespace can exceed.
     params.distinguished_name = common_name("modelrelay-operator");
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -153,7 +156,8 @@ fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
     std::str::from_utf8(&data.get(key)?.0).ok().map(str::trim)
 }
 
-/// A key of the Secret that holds one certificate and nothing besides: its text goes to the API server as it is.
+/// Returns the one certificate in a key of the Secret. The key must hold nothing else, because its text is sent to the
+/// API server unchanged.
 fn one<'a>(data: &'a Data, key: &str) -> Option<(&'a str, CertificateDer<'static>)> {
     let text = text(data, key)?;
     let framed = text.starts_with("-----BEGIN CERTIFICATE-----") && text.ends_with("-----END CERTIFICATE-----");
@@ -193,7 +197,7 @@ fn common_name(name: &str) -> DistinguishedName {
 }
 
 fn dated(mut params: CertificateParams, now: SystemTime, lifetime: Duration) -> CertificateParams {
-    // A tenth at most, so that a short life is not over before it began.
+    // At most a tenth of the lifetime, so that a short one is not over before it began.
     let before = BACKDATED.min(lifetime / 10);
     params.not_before = now.checked_sub(before).unwrap_or(SystemTime::UNIX_EPOCH).into();
     params.not_after = now.checked_add(lifetime).unwrap_or(now).into();

@@ -1,115 +1,115 @@
-//! What comes next, as a pure function of the time, the Secret, and what the API server has been told.
+//! Determines the next action as a pure function of the time, the Secret, and the bundle that the API server has.
 //!
-//! The order of the questions is the safety of it: first that there is a working pair at all, then that the API server
-//! trusts it, then what is merely due. Each answer is one write; the next question is asked of what that write left.
+//! The order of the checks is what makes this safe: first that there is a working pair at all, then that the API server
+//! trusts it, then what is merely due. Each action is one write, and the next check sees the state after that write.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::Policy;
 
-/// From when until when.
+/// A certificate's period of validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// The first moment.
+    /// The first valid moment.
     pub not_before: SystemTime,
-    /// The last.
+    /// The end of the period.
     pub not_after: SystemTime,
 }
 
 impl Validity {
-    /// Whether it is valid now.
+    /// True if `now` is within the period.
     pub fn covers(self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }
 
-    /// Whether two thirds of its time are over.
+    /// True if two thirds of the period are over.
     fn is_due(self, now: SystemTime) -> bool {
         let whole = self.not_after.duration_since(self.not_before).unwrap_or_default();
         now >= self.not_before + whole * 2 / 3
     }
 }
 
-/// Who signed the served certificate.
+/// The authority that signed the served certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signer {
-    /// The authority.
+    /// The current authority.
     Current,
-    /// The one before.
+    /// The previous authority.
     Previous,
 }
 
-/// The served certificate, if it goes with its key.
+/// The served certificate, if it matches its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// From when until when.
+    /// Its period of validity.
     pub validity: Validity,
-    /// Who signed it; nobody that the Secret knows.
+    /// The authority that signed it; `None` if the Secret contains no such authority.
     pub signer: Option<Signer>,
-    /// Whether it is valid for all of the Service's names.
+    /// True if it is valid for all of the Service's names.
     pub names: bool,
 }
 
-/// What a Secret of ours holds.
+/// The contents of the operator's Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contents {
     /// The authority's certificate.
     pub authority: Option<Validity>,
-    /// Whether the authority's key is there and fits.
+    /// True if the authority's key exists and matches.
     pub can_sign: bool,
-    /// The certificate of the authority before.
+    /// The previous authority's certificate.
     pub previous: Option<Validity>,
     /// The served certificate.
     pub leaf: Option<Leaf>,
 }
 
-/// The Secret.
+/// The state of the Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// There is none.
     Nothing,
-    /// It is not labelled as ours.
+    /// It is not labelled as the operator's.
     Foreign,
-    /// It is.
+    /// It belongs to the operator.
     Ours(Contents),
 }
 
-/// What the API server has been told.
+/// The bundle that the API server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// There is no webhook configuration, so nobody calls.
+    /// There is no webhook configuration, so the webhook is not called.
     NoConfiguration,
-    /// Something else than what the Secret says.
+    /// It differs from the Secret.
     Differs,
-    /// What the Secret says, for so long.
+    /// It has matched the Secret for this duration.
     For(Duration),
 }
 
-/// What comes next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing.
+    /// Do nothing.
     Wait,
-    /// Nothing can: the Secret is somebody else's.
+    /// Do nothing, because the Secret belongs to another owner.
     Refuse,
-    /// A new authority and a certificate of it at once. Calls fail until it is published.
+    /// Create an authority and a certificate signed by it at once. Calls fail until it is published.
     Replace(Reason),
-    /// A new authority beside the present one, which still signs for what is served.
+    /// Create an authority alongside the current one, which still signs the served certificate.
     NewAuthority(Reason),
-    /// A new certificate.
+    /// Create a certificate.
     NewLeaf(Reason),
-    /// The old authority goes.
+    /// Remove the old authority.
     ForgetPrevious,
-    /// The API server is told.
+    /// Publish the bundle to the API server.
     Publish,
 }
 
-/// Why something is made anew.
+/// The reason that a certificate or an authority is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// There was none.
     Missing,
-    /// What is there cannot be used.
+    /// The existing one cannot be used.
     Unusable,
     /// The authority is not valid at this time.
     AuthorityNotValid,
@@ -117,9 +117,9 @@ pub enum Reason {
     LeafNotValid,
     /// The Service has other names.
     Names,
-    /// Two thirds of its time are over.
+    /// Two thirds of its lifetime are over.
     Due,
-    /// The authority's key is gone.
+    /// The authority's key is lost.
     KeyLost,
     /// There is a new authority, and the API server trusts it.
     AuthorityTrusted,
@@ -140,10 +140,10 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What comes next.
+/// Returns the next action.
 pub fn plan(now: SystemTime, held: &Held, published: Published, policy: &Policy) -> Action {
     let contents = match held {
-        // Nobody calls, and the configuration is to own the Secret.
+        // The webhook is not called, and the configuration has to own the Secret.
         Held::Nothing if published == Published::NoConfiguration => return Action::Wait,
         Held::Nothing => return Action::Replace(Reason::Missing),
         Held::Foreign => return Action::Refuse,
@@ -169,7 +169,7 @@ pub fn plan(now: SystemTime, held: &Held, published: Published, policy: &Policy)
     }
 }
 
-/// The served certificate, if a client that trusts our authorities accepts it.
+/// Returns the served certificate, if a client that trusts the operator's authorities accepts it.
 fn usable(now: SystemTime, leaf: Option<Leaf>) -> Result<(Validity, Signer), Reason> {
     let leaf = leaf.ok_or(Reason::Unusable)?;
     let signer = leaf.signer.ok_or(Reason::Unusable)?;
@@ -189,7 +189,8 @@ fn when_trusted(can_sign: bool, published: Published, policy: &Policy) -> Action
         Published::For(time) => time >= policy.settle,
     };
     match (can_sign, trusted) {
-        // The new authority lost its key before it signed anything. A third beside the two is not worth the rules for it.
+        // The new authority lost its key before it signed anything. Supporting a third authority is not worth the rules
+        // for it.
         (false, _) => Action::Replace(Reason::KeyLost),
         (true, true) => Action::NewLeaf(Reason::AuthorityTrusted),
         (true, false) => Action::Wait,
@@ -197,8 +198,9 @@ fn when_trusted(can_sign: bool, published: Published, policy: &Policy) -> Action
 }
 
 fn when_due(now: SystemTime, contents: &Contents, authority: Validity, leaf: Validity, policy: &Policy) -> Action {
-    // The certificate first: when the authority changes, it must last until the API server has heard. One that ends with its
-    // authority would be followed by one that ends then too, over and over: there the authority's turn comes first.
+    // The certificate is renewed first: when the authority changes, it must last until every API server has received
+    // the new one. A certificate that ends with its authority would be followed by one that ends then too, over and
+    // over, so in that case the authority is renewed first.
     if contents.can_sign && leaf.is_due(now) && leaf.not_after < authority.not_after {
         return Action::NewLeaf(Reason::Due);
     }

@@ -1,4 +1,4 @@
-//! Every replica's part: serve what the Secret says.
+//! Every replica's part: serve the certificate in the Secret.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use tracing::{info, warn};
 use super::follow::follow;
 use super::{Certificates, Settings, material};
 
-/// Follows the Secret and serves what it holds. What cannot be used changes nothing: the last good one is served on. It
-/// never ends.
+/// Follows the Secret and serves its certificate. If the Secret cannot be used, the previous certificate stays in use.
+/// This never ends.
 pub async fn run_reader(client: Client, settings: Settings, store: Arc<Certificates>) {
     let api = Api::<Secret>::namespaced(client, &settings.namespace);
     let mut last = Last::default();
     follow(&api, &settings.secret, |secret| take(secret.as_ref(), &settings.secret, &store, &mut last)).await;
 }
 
-/// What was complained of last, so that it is said once and not at every look.
+/// The problem that was logged last, so that it is logged once and not at every read.
 #[derive(Default)]
 struct Last(Option<String>);
 

@@ -1,11 +1,12 @@
-//! What becomes of a Pod, as a pure function of the Pod and of whether its pool exists.
+//! Decides on a Pod, as a pure function of the Pod and of whether its pool exists.
 //!
-//! A Pod whose pool does not exist is refused where somebody sees it: in the answer to whoever created it. A refused Pod
-//! of a controller is seen by nobody, and the controller waits minutes before it tries again; such a Pod is let in with a
-//! scheduling gate, and the operator deletes it when the pool appears, so that a fresh one comes at once.
+//! A Pod without a controller whose pool does not exist is rejected, and its creator sees the reason in the response. A
+//! rejected Pod of a controller is easily missed, and the controller waits minutes before it retries. Such a Pod is
+//! admitted with a scheduling gate, and the operator deletes it when the pool appears, so that the controller creates a
+//! new one at once.
 //!
-//! A pool that is being deleted, or that cannot be brought about, is as good as none: a Pod with its worker would wait for
-//! the worker's ConfigMap for ever.
+//! A pool that is being deleted, or whose objects cannot be created, is treated as missing: a Pod with its worker would
+//! wait for the worker's ConfigMap indefinitely.
 
 use serde_json::{Value, json};
 
@@ -19,49 +20,49 @@ use crate::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
 use crate::worker_pool::reasons::Reason;
 use crate::worker_pool::validate;
 
-/// Longest name of a pool.
+/// The longest name of a pool.
 const MAX_POOL_NAME: usize = 52;
-/// Longest name of a namespace.
+/// The longest name of a namespace.
 const MAX_NAMESPACE: usize = 63;
 
-/// What is to be found out before a Pod can be judged.
+/// The lookup that a decision on a Pod needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Question<'a> {
-    /// Nothing.
+    /// No lookup is needed.
     Settled(Decision),
-    /// Whether there is a pool of this name.
+    /// Look up the pool of this name.
     Pool(&'a str),
 }
 
-/// Whether there is a pool.
+/// The result of looking up a pool.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// There is.
+    /// The pool exists.
     Found(Box<WorkerPool>),
-    /// There is none of that name.
+    /// There is no pool of that name.
     Missing,
 }
 
-/// What becomes of a Pod.
+/// The decision on a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// It is created as it came, and why.
+    /// The Pod is created unchanged, for this reason.
     Unchanged(&'static str),
-    /// It has a worker now.
+    /// The Pod gets a worker.
     Injected {
         /// The whole Pod.
         pod: Value,
-        /// For whoever created it.
+        /// Warnings for the creator.
         warnings: Vec<String>,
     },
-    /// It waits for its pool.
+    /// The Pod waits for its pool.
     Gated {
         /// The whole Pod.
         pod: Value,
-        /// For whoever created it.
+        /// The message for the creator.
         message: String,
     },
-    /// It is not created, and why.
+    /// The Pod is rejected, for this reason.
     Refused(String),
 }
 
@@ -77,8 +78,8 @@ impl Decision {
     }
 }
 
-/// What must be known about the Pod in `review`. The webhook's configuration keeps most of these Pods away already; it is
-/// written by a chart, and what it forgets must do no harm.
+/// Returns the lookup that the Pod in `review` needs. The webhook's configuration already excludes most of these Pods,
+/// but a chart writes it, and an omission there must do no harm.
 pub fn question(review: &Review) -> Question<'_> {
     let unchanged = |why| Question::Settled(Decision::Unchanged(why));
     let Some(pod) = review.created_pod() else {
@@ -95,7 +96,7 @@ pub fn question(review: &Review) -> Question<'_> {
     if sidecar::has_worker(pod) {
         return unchanged("it has a worker");
     }
-    // The kubelet runs the original, whatever becomes of its mirror.
+    // The kubelet runs the original, whatever happens to its mirror.
     if metadata("annotations").and_then(|annotations| annotations.get("kubernetes.io/config.mirror")).is_some() {
         return unchanged("it is the mirror of a static Pod");
     }
@@ -105,7 +106,8 @@ pub fn question(review: &Review) -> Question<'_> {
     Question::Pool(pool)
 }
 
-/// Whether there can be such a pool. Labels are not validated before a webhook sees them, and both become parts of a path.
+/// True if such a pool can exist. Labels are not validated before a webhook sees them, and both names become parts of a
+/// path.
 pub fn may_exist(namespace: &str, pool: &str) -> bool {
     is_label(namespace, MAX_NAMESPACE) && is_label(pool, MAX_POOL_NAME)
 }
@@ -115,7 +117,7 @@ fn is_label(name: &str, max: usize) -> bool {
     (1..=max).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
 }
 
-/// What becomes of a Pod of `pool`. `token` is used only if it gets a worker.
+/// Decides on a Pod of `pool`. `token` is used only if the Pod gets a worker.
 pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDefaults, token: &str) -> Decision {
     let Some(pod) = review.created_pod() else {
         return Decision::Unchanged("it is not the creation of a Pod");
@@ -146,7 +148,7 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
     }
 }
 
-/// Why the pool's workers will not get their configuration before somebody changes something.
+/// Returns the reason that the pool's workers will not get their configuration until something changes.
 fn unusable(pool: &WorkerPool) -> Option<String> {
     if let Err(error) = validate::validate(pool) {
         return Some(error.to_string());
@@ -170,7 +172,7 @@ fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
 }
 
 fn gated_or_refused(pod: &Value, why: String) -> Decision {
-    // A Pod that somebody bound to a node already cannot be gated.
+    // A Pod that is already bound to a node cannot be gated.
     let bound = pod.pointer("/spec/nodeName").and_then(Value::as_str).is_some_and(|node| !node.is_empty());
     if bound || !has_controller(pod) {
         return Decision::Refused(why);
@@ -186,7 +188,7 @@ fn has_controller(pod: &Value) -> bool {
     owners.is_some_and(|owners| owners.iter().any(|owner| owner.get("controller") == Some(&Value::Bool(true))))
 }
 
-/// The Pod with the gate; `None` for what is no Pod as the API knows them.
+/// Returns the Pod with the gate, or `None` if the value is not a valid Pod.
 fn gated(pod: &Value) -> Option<Value> {
     let gate = json!({"name": NO_SUCH_POOL_GATE});
     let mut pod = pod.clone();

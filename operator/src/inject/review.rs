@@ -1,36 +1,36 @@
-//! The API server's question and the answer to it, `admission.k8s.io/v1`.
+//! The API server's review and the response to it, `admission.k8s.io/v1`.
 
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};
 
 use super::decide::Decision;
 
-/// The one version that the webhook's configuration names.
+/// The one version that the webhook's configuration lists.
 const VERSION: &str = "admission.k8s.io/v1";
 
-/// A question about one object.
+/// A review of one object.
 #[derive(Clone, Debug)]
 pub struct Review {
     uid: String,
     request: Map<String, Value>,
 }
 
-/// Why a body is no question.
+/// The reason that a body is not a review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// It is something else.
+    /// The body is not JSON.
     #[error("the body is not JSON: {0}")]
     NotJson(serde_json::Error),
-    /// It is JSON of something else.
+    /// The body is JSON of another kind.
     #[error("the body is not an AdmissionReview of {VERSION}")]
     OtherKind,
-    /// It asks nothing.
+    /// The review contains no request.
     #[error("the AdmissionReview has no request with a uid")]
     NoRequest,
 }
 
 impl Review {
-    /// Reads a question.
+    /// Parses a review.
     pub fn parse(body: &[u8]) -> Result<Self, ReviewError> {
         let mut review: Value = serde_json::from_slice(body).map_err(ReviewError::NotJson)?;
         let text = |key: &str| review.get(key).and_then(Value::as_str);
@@ -45,7 +45,7 @@ impl Review {
         Ok(Self { uid, request })
     }
 
-    /// The Pod, if the question is about the creation of one.
+    /// Returns the Pod, if the review is about the creation of one.
     pub fn created_pod(&self) -> Option<&Value> {
         let resource = |key: &str| self.request.get("resource")?.get(key)?.as_str();
         let created = self.text("operation") == "CREATE" && self.text("subResource").is_empty();
@@ -53,19 +53,19 @@ impl Review {
         self.request.get("object").filter(|object| created && pods && object.is_object())
     }
 
-    /// Its namespace; the object itself need not say it.
+    /// Returns the Pod's namespace, which the object itself may omit.
     pub fn namespace(&self) -> &str {
         self.text("namespace")
     }
 
-    /// Its name, or what the name will begin with.
+    /// Returns the Pod's name, or its prefix if the name is generated.
     pub fn name(&self) -> &str {
         let metadata = |key: &str| self.request.get("object")?.get("metadata")?.get(key)?.as_str();
         let names = [Some(self.text("name")), metadata("name"), metadata("generateName")];
         names.into_iter().flatten().find(|name| !name.is_empty()).unwrap_or_default()
     }
 
-    /// The answer.
+    /// Returns the response.
     pub fn answer(&self, decision: &Decision) -> Value {
         let mut response = json!({"uid": self.uid, "allowed": true});
         let (changed, warnings) = match decision {
@@ -81,7 +81,7 @@ impl Review {
         if let (Some(changed), Some(object)) = (changed, self.request.get("object")) {
             let patch = json_patch::diff(object, changed);
             response["patchType"] = "JSONPatch".into();
-            // A list of operations on text keys has no way to fail.
+            // Serializing a list of operations with text keys cannot fail.
             response["patch"] = json!(ByteString(serde_json::to_vec(&patch).unwrap_or_default()));
         }
         if !warnings.is_empty() {

@@ -1,9 +1,10 @@
 //! The webhook's TLS server.
 //!
-//! Handshakes run beside the accept loop, never in it: one peer that connects and says nothing must not keep the API
-//! server out. The certificate is looked up at each handshake, so a rotation needs no restart and cuts no connection.
+//! Handshakes run outside the accept loop: one peer that connects and sends nothing must not keep the API server out.
+//! The certificate is looked up at each handshake, so a rotation needs no restart and closes no connection.
 //!
-//! HTTP/1.1 alone is offered: the API server then keeps a connection per running review, and a review takes milliseconds.
+//! Only HTTP/1.1 is offered: the API server then keeps a connection per running review, and a review takes
+//! milliseconds.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -28,18 +29,19 @@ use tracing::debug;
 use crate::accept::{self, Door};
 use crate::certs::Certificates;
 
-/// For a handshake; the whole review has 5 s.
+/// The timeout for a handshake; the whole review has 5 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Between answers. Longer than the 90 s after which the API server closes an idle connection: if we were first, its next
-/// review could already be on the way, and Go does not send a POST twice.
+/// The idle timeout between responses. It exceeds the 90 s after which the API server closes an idle connection: if the
+/// webhook closed first, the next review could already be on its way, and Go does not send a POST twice.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Headers of one request, in bytes.
+/// The maximum size of one request's headers, in bytes.
 const MAX_HEADER_BYTES: usize = 32 << 10;
-/// For the last answers, when no more are taken; each takes less than 5 s.
+/// The timeout for the last responses, after accepting has stopped; each takes less than 5 s.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Serves `router` until `shutdown`, and for `grace` after it: the Service still sends connections here until every node
-/// has heard. Answers of that time are the last on their connections, so that none is cut off under a review.
+/// Serves `router` until `shutdown`, and for `grace` after it: the Service still sends connections here until every
+/// node has been updated. Each response in that period is the last on its connection, so that no connection is closed
+/// during a review.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -80,9 +82,9 @@ fn tls(certificates: Arc<Certificates>) -> Result<ServerConfig, rustls::Error> {
 struct Connections {
     acceptor: TlsAcceptor,
     router: Router,
-    /// Answers are the last on their connections.
+    /// Cancelled when each response becomes the last on its connection.
     leaving: CancellationToken,
-    /// Idle connections are closed.
+    /// Cancelled when idle connections are closed.
     closing: CancellationToken,
     tracker: TaskTracker,
 }
@@ -108,7 +110,7 @@ impl Connections {
     }
 }
 
-/// One connection, from its handshake to its end. Its place goes with it.
+/// Serves one connection, from its handshake to its end. Its place is released with it.
 async fn connection(
     stream: TcpStream,
     _place: OwnedSemaphorePermit,
@@ -119,7 +121,7 @@ async fn connection(
 ) {
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        // Port scans and probes end here too, so it is no warning; a real mismatch shows at the API server.
+        // Port scans and probes end here too, so this is no warning; a real mismatch shows at the API server.
         Ok(Err(error)) => return debug!(%error, "a TLS handshake failed"),
         Err(_) => return debug!("a TLS handshake took too long"),
     };
@@ -144,7 +146,7 @@ async fn connection(
     }
 }
 
-/// Says that the next review must take another connection.
+/// Signals that the next review must use another connection.
 fn last(mut response: Response) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

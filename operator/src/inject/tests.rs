@@ -8,7 +8,8 @@ use tower_service::Service;
 use super::decide::tests::{controlled, labelled, pool, review_of};
 use super::*;
 
-/// The webhook before an API server that answers every request with `status` and `body`, and what it was asked.
+/// The webhook in front of an API server that responds to every request with `status` and `body`, and the recorded
+/// requests.
 struct Scene {
     router: Router,
     asked: Arc<Mutex<Vec<String>>>,
@@ -23,7 +24,7 @@ fn scene(status: u16, body: Value) -> Scene {
     tokio::spawn(async move {
         while let Some((request, answer)) = handle.next_request().await {
             asking.lock().unwrap().push(request.uri().to_string());
-            // A status of 0 stands for a server that never answers.
+            // A status of 0 stands for a server that never responds.
             if status == 0 {
                 std::future::pending::<()>().await;
             }
@@ -54,7 +55,7 @@ impl Scene {
         (status, String::from_utf8(bytes.to_vec()).unwrap())
     }
 
-    /// The answer to the creation of `pod`.
+    /// Returns the response to the creation of `pod`.
     async fn create(&mut self, pod: &Value) -> Value {
         let (status, body) = self.send(Method::POST, review_of(pod).to_string()).await;
         assert_eq!(status, StatusCode::OK, "{body}");
@@ -169,7 +170,7 @@ async fn a_body_of_countless_values_is_refused_before_it_is_parsed() {
         let bomb = format!("[{}0]", value.repeat(60_000));
         assert_eq!(scene.send(Method::POST, bomb).await.0, StatusCode::PAYLOAD_TOO_LARGE, "{value}");
     }
-    // As large, and as good as any other: what is inside of a string is text.
+    // Equally large and valid: the content of a string is only text.
     let mut long = labelled("llama");
     long["metadata"]["annotations"] = json!({"a": "[\"{,\\".repeat(60_000)});
     assert_eq!(scene.create(&long).await["allowed"], true);

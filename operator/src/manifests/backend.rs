@@ -1,10 +1,10 @@
-//! What runs a pool's Pods: Deployment or DaemonSet `<pool>-backend` of a template, Deployment `<pool>-worker` of standalone
-//! workers.
+//! The workload of a pool: Deployment or DaemonSet `<pool>-backend` for a template, Deployment `<pool>-worker` for
+//! standalone workers.
 //!
-//! The Pod template is handed in complete: whether it is rendered anew or stays as it was is decided elsewhere. Two things
-//! hold here. The selector, which can never change, is two labels of ours and nothing of the user's. And a Deployment
-//! says how many replicas, unless the number is somebody else's: leaving it out gives it up, and where nobody else owns it the API
-//! server then makes it 1.
+//! The Pod template is passed in complete; whether it is rendered again or kept is decided elsewhere. Two invariants
+//! hold here. The selector, which can never change, consists of two labels of the operator and none of the user's. And
+//! a Deployment states its number of replicas unless another manager owns it: omitting the field gives it up, and if it
+//! has no other owner, the API server sets it to 1.
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use kube::Resource;
@@ -16,27 +16,27 @@ use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{Mode, TemplateKind};
 use crate::names::{self, Component};
 
-/// On the Deployment or DaemonSet: from what its Pod template was rendered, and what was added to the user's.
+/// Annotation of the Deployment or DaemonSet: the inputs of its Pod template, and what was added to the user's part.
 pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
 
-/// How long a Deployment of backends may get nowhere before it says that it is stuck. Its Pods are ready when their models are
-/// loaded, and a first start that pulls an engine's image and a model of some hundred GB takes longer than the API server's
-/// own 10 minutes. Nothing but the condition depends on it: a rollout goes on all the same.
+/// The time without progress after which a Deployment of backends reports that it is stuck. Its Pods become ready when
+/// their models are loaded, and a first start that pulls an engine's image and a model of some hundred GB takes longer
+/// than the API server's default of 10 minutes. Only the condition depends on it: the rollout continues all the same.
 const LOADING_SECS: i32 = 3600;
 
-/// What kind of object runs a pool's Pods.
+/// The kind of workload that runs a pool's Pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Deployment of a template.
+    /// The Deployment of a template.
     Backend,
-    /// DaemonSet of a template.
+    /// The DaemonSet of a template.
     BackendOnNodes,
-    /// Deployment of workers alone.
+    /// The Deployment of standalone workers.
     Workers,
 }
 
 impl Workload {
-    /// That of a pool; none for one that injects.
+    /// Returns the workload of a pool, or `None` for one that injects.
     pub fn of(pool: &WorkerPool) -> Option<Self> {
         match (pool.spec.mode(), &pool.spec.template) {
             (Mode::Template, Some(template)) => Some(match template.kind {
@@ -48,7 +48,7 @@ impl Workload {
         }
     }
 
-    /// Its kind in the API.
+    /// Returns its kind in the API.
     pub fn resource(self) -> ApiResource {
         match self {
             Self::Backend | Self::Workers => ApiResource::erase::<Deployment>(&()),
@@ -56,7 +56,7 @@ impl Workload {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self, pool: &str) -> String {
         match self {
             Self::Backend | Self::BackendOnNodes => names::backend(pool),
@@ -64,7 +64,7 @@ impl Workload {
         }
     }
 
-    /// Whether it has a number of replicas.
+    /// True if it has a number of replicas.
     pub fn is_scaled(self) -> bool {
         match self {
             Self::Backend | Self::Workers => true,
@@ -80,7 +80,8 @@ impl Workload {
     }
 }
 
-/// The user's part of the Pod template: `{metadata, spec}` as it was written, or nothing at all for workers alone.
+/// Returns the user's part of the Pod template, `{metadata, spec}` as written, or an empty object for standalone
+/// workers.
 pub fn given(pool: &WorkerPool) -> Value {
     match &pool.spec.template {
         Some(template) => {
@@ -91,7 +92,7 @@ pub fn given(pool: &WorkerPool) -> Value {
     }
 }
 
-/// The whole Pod template: the user's part, the worker, and our labels, which win.
+/// Returns the whole Pod template: the user's part, the worker, and the operator's labels, which take precedence.
 pub fn template(
     workload: Workload,
     inputs: &sidecar::Inputs<'_>,
@@ -115,7 +116,8 @@ pub fn template(
     Ok((pod, notes))
 }
 
-/// The Deployment or DaemonSet. `rendered` is the annotation's value; without `replicas` their number is left to its owner.
+/// Returns the Deployment or DaemonSet. `rendered` is the annotation's value; without `replicas`, the number is left to
+/// its owner.
 pub fn workload(
     workload: Workload,
     pool: &WorkerPool,
@@ -156,22 +158,23 @@ pub fn workload(
     Manifest::of_json(resource, value)
 }
 
-/// Said for every kind: what is left out is filled in by the API server and then nobody's, and stays when another is wanted.
+/// Returns the update strategy. It is set for every kind: the API server fills in an omitted one, which then has no
+/// owner and stays when another one is wanted.
 fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Value)> {
     let given = pool.spec.template.as_ref().map(|template| &template.strategy).filter(|one| !one.is_empty());
     let given = given.map(|strategy| strategy.0.clone());
     let rolling = |parameters: Value| json!({"type": "RollingUpdate", "rollingUpdate": parameters});
     let spec = &pool.spec;
     match workload {
-        // Two workers would scale the same Deployments, against each other.
+        // Two workers would scale the same Deployments against each other.
         Workload::Workers if spec.scales_deployments() => Some(("strategy", json!({"type": "Recreate"}))),
-        // With their engines they hold GPUs, of which there is none to spare.
+        // Workers with engines hold GPUs, of which none is spare.
         Workload::Workers if spec.runs_commands() => {
             Some(("strategy", rolling(json!({"maxSurge": 0, "maxUnavailable": 1}))))
         }
-        // Alone they hold none: as the API server would have it.
+        // Workers without engines hold no GPU: use the API server's default.
         Workload::Workers => Some(("strategy", rolling(json!({"maxSurge": "25%", "maxUnavailable": "25%"})))),
-        // With a Pod more than there are GPUs, a rollout would never end.
+        // With one Pod more than there are GPUs, a rollout would never end.
         Workload::Backend => {
             Some(("strategy", given.unwrap_or_else(|| rolling(json!({"maxSurge": 0, "maxUnavailable": 1})))))
         }
@@ -181,7 +184,7 @@ fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Valu
     }
 }
 
-/// A Pod with the worker alone.
+/// Returns a Pod that contains only the worker.
 fn alone(inputs: &sidecar::Inputs<'_>) -> Result<Value, sidecar::Refusal> {
     let pool = &inputs.pool.spec;
     let access = pool.scales_deployments();

@@ -1,5 +1,5 @@
-//! The relay's configuration: `relay.yaml` beside the worker secrets that it names, and the hash by which a relay says that it
-//! runs it.
+//! The relay's configuration: `relay.yaml`, the worker secrets that it names, and the hash by which a relay reports
+//! that it runs it.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ use crate::provider::rotation::{MAX_PREVIOUS, Plan};
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";
-/// Key of the secret that workers should present, in the configuration Secret and in the one that workers mount.
+/// Key of the secret that workers should present, in the configuration Secret and in the Secret that workers mount.
 pub const WORKER_SECRET: &str = "worker-secret";
-/// Keys of those before, in the configuration Secret, newest first. Operators before this one know only the first.
+/// Keys of the previous secrets in the configuration Secret, newest first. Older operators know only the first.
 pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
     "worker-secret-previous",
     "worker-secret-previous-2",
@@ -32,22 +32,23 @@ pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
     "worker-secret-previous-8",
 ];
 
-/// Begins the line of `relay.yaml` that makes its hash tell nothing. The hash is in annotations and in `/admin/state`, and
-/// without that line all it covers but the worker secrets could be known or guessed: whoever reads it could try out secrets
-/// that people made up against it, offline. A comment, because relays refuse fields that they do not know.
+/// The prefix of the line of `relay.yaml` that keeps its hash from revealing anything. The hash appears in annotations
+/// and in `/admin/state`, and except for the worker secrets, everything it covers could be known or guessed. Without
+/// the salt, a reader of the hash could test weak secrets against it offline. The line is a comment, because relays
+/// reject unknown fields.
 const SALT: &str = "# salt: ";
-/// 32 bytes are 43 characters; less is not of the operator's making.
+/// 32 bytes are 43 characters; the operator never writes a shorter salt.
 const MIN_SALT_CHARS: usize = 43;
 
-/// What is mounted into relays.
+/// The configuration that is mounted into relays.
 pub struct RelayConfig {
     /// The Secret.
     pub manifest: Manifest,
-    /// What relays report once they run it.
+    /// The hash that relays report once they run it.
     pub hash: String,
 }
 
-/// The configuration Secret.
+/// Returns the configuration Secret and its hash.
 pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) -> RelayConfig {
     let yaml = format!("{SALT}{}\n{}", salt.expose(), relay_yaml(provider, plan));
     let mut entries = vec![(RELAY_YAML, yaml.as_str()), (WORKER_SECRET, plan.current.expose())];
@@ -69,14 +70,14 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) ->
     RelayConfig { manifest: secret(metadata, data(entries)), hash }
 }
 
-/// The salt of a `relay.yaml`, to be kept: another one is another configuration.
+/// Returns the salt of a `relay.yaml`. It must be kept, because another salt is another configuration.
 pub fn salt_of(relay_yaml: &str) -> Option<&str> {
     let salt = relay_yaml.lines().next()?.strip_prefix(SALT)?;
     (salt.len() >= MIN_SALT_CHARS).then_some(salt)
 }
 
-/// The hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names first the
-/// current worker secret, then those before, newest first.
+/// Returns the hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names
+/// first the current worker secret, then the previous ones, newest first.
 pub fn hash_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> String {
     let yaml = entries.clone().find(|(key, _)| *key == RELAY_YAML).map_or("", |(_, yaml)| yaml);
     config_hash(yaml.as_bytes(), entries.filter(|(key, _)| *key != RELAY_YAML))
@@ -140,7 +141,7 @@ struct Provider<'a> {
     enabled: bool,
     cold_models: &'a [String],
     worker_secrets: Vec<SecretFile>,
-    /// Only where asked for: a relay of before refuses what it does not know.
+    /// Only if configured: an older relay rejects fields that it does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker_service_accounts: Vec<String>,
     models: Vec<Model<'a>>,

@@ -1,4 +1,4 @@
-//! How a relay is reached: the Services of clients and of workers, and who may connect.
+//! The network objects of a relay: the Services for clients and workers, and the NetworkPolicy.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::defaults::RelayDefaults;
 use crate::names;
 use crate::provider::ValidatedProvider;
 
-/// The Service that clients use; with `workers`, those outside the cluster dial it too.
+/// Returns the Service for clients. With `workers`, workers outside the cluster dial it too.
 pub fn client_service(provider: &ValidatedProvider) -> Manifest {
     let service = &provider.spec.relay.service;
     let scheme = provider.spec.relay.scheme();
@@ -46,8 +46,8 @@ pub fn client_service(provider: &ValidatedProvider) -> Manifest {
     object(ApiResource::erase::<Service>(&()), metadata, "spec", Value::Object(spec))
 }
 
-/// The headless Service behind whose name workers find every relay Pod, unready ones too: a relay may become ready only
-/// once it has workers.
+/// Returns the headless Service through which workers find every relay Pod, including unready ones: a relay may become
+/// ready only once it has workers.
 pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
     let spec = json!({
         "type": "ClusterIP",
@@ -60,8 +60,8 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
     object(ApiResource::erase::<Service>(&()), metadata, "spec", spec)
 }
 
-/// Who may connect to the relay's Pods. Clients are never restricted: they come from anywhere, through Ingresses and load
-/// balancers, and show keys where keys are asked for.
+/// Returns the NetworkPolicy of the relay's Pods. Clients are never restricted: they come from anywhere, through
+/// Ingresses and load balancers, and authenticate with API keys if those are required.
 pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Manifest {
     let spec = json!({
         "podSelector": {"matchLabels": selector(&provider.name)},
@@ -76,9 +76,9 @@ pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, op
     object(ApiResource::erase::<NetworkPolicy>(&()), metadata, "spec", spec)
 }
 
-/// This namespace and `from`. Workers that come through the clients' Service arrive with addresses that nobody knows
-/// beforehand (a node's, the load balancer's, their own), so with `service.workers` anybody may knock, unless `from` says
-/// whose addresses those are. They still need the worker secret.
+/// Allows this namespace and `from`. Workers that use the clients' Service arrive with addresses that are not known
+/// beforehand (a node's, the load balancer's, their own), so with `service.workers` all addresses are allowed unless
+/// `from` restricts them. The workers still need the worker secret.
 fn workers_rule(provider: &ValidatedProvider) -> Value {
     let relay = &provider.spec.relay;
     if relay.service.workers && relay.network_policy.from.is_empty() {
@@ -89,9 +89,9 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
     json!({"ports": [port(names::WORKER_PORT)], "from": peers})
 }
 
-/// Allows the operator, which reads the relay's state, and the peers of `metricsFrom`. Kubelets need no rule. On its node's
-/// network, the operator has an address that no selector names. An empty `metricsFrom` then allows every address, because the
-/// Provider would otherwise never become ready.
+/// Allows the operator, which reads the relay's state, and the peers of `metricsFrom`. Kubelets need no rule. On its
+/// node's network, the operator has an address that no selector matches. An empty `metricsFrom` then allows every
+/// address, because the Provider would otherwise never become ready.
 fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Value {
     let own = &provider.spec.relay.network_policy.metrics_from;
     let metrics_from = if own.is_empty() { &defaults.metrics_from } else { own };
@@ -117,7 +117,7 @@ fn port(number: i32) -> Value {
     json!({"protocol": "TCP", "port": number})
 }
 
-/// A namespaced object of one part, as JSON.
+/// Builds a namespaced object with one content field, as JSON.
 pub(super) fn object(resource: ApiResource, metadata: Map<String, Value>, part: &str, content: Value) -> Manifest {
     let mut value = Map::new();
     value.insert("apiVersion".to_owned(), json!(resource.api_version));

@@ -1,16 +1,16 @@
-//! Quantities as Kubernetes writes them: `1Gi`, `512M`, `1.5e9`.
+//! Parses Kubernetes quantities: `1Gi`, `512M`, `1.5e9`.
 
 use serde_json::Value;
 
-/// Bytes of a quantity of memory; `None` for what is none, and for none at all.
+/// Returns the bytes of a memory quantity, or `None` if it is invalid or absent.
 pub(super) fn bytes(quantity: &Value) -> Option<u64> {
     let bytes = match quantity {
         Value::String(text) => scan(text)?,
-        // YAML without quotes.
+        // A number without quotes in YAML.
         Value::Number(number) => number.as_f64()?,
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => return None,
     };
-    // Up to there each whole number is itself.
+    // Up to 9e15, an `f64` represents every whole number exactly.
     (1.0..9e15).contains(&bytes).then_some(bytes as u64)
 }
 

@@ -1,4 +1,4 @@
-//! The relay's Deployment, what it runs as, and how disruptions treat it.
+//! The relay's Deployment, its ServiceAccount and rights, and its disruption budget.
 
 use std::collections::BTreeMap;
 
@@ -21,9 +21,9 @@ use crate::names::{self, Component};
 use crate::provider::ValidatedProvider;
 use crate::relay_tls::{CERTIFICATE, PRIVATE_KEY};
 
-/// How long a relay still takes requests after SIGTERM, while load balancers notice.
+/// The time for which a relay still accepts requests after SIGTERM, while load balancers update.
 const SHUTDOWN_GRACE_SECS: u64 = 5;
-/// What the kubelet gives on top of grace and drain, for closing connections.
+/// The time that the kubelet allows on top of grace and drain, for closing connections.
 const EXIT_SECS: u64 = 10;
 const USER: i64 = 65532;
 
@@ -32,15 +32,15 @@ const ADMIN_PATH: &str = "/etc/modelrelay/admin";
 const KEYS_PATH: &str = "/etc/modelrelay/keys";
 const TLS_PATH: &str = "/etc/modelrelay/tls";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Everything below is the operator's.
+/// The folder whose content belongs to the operator.
 pub const RESERVED_PATH: &str = "/etc/modelrelay";
-/// Volumes of the operator; a user's must have other names.
+/// The operator's volumes; a user's volumes must have other names.
 pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-access", "tls"];
-/// Tells a relay that speaks TLS, and where its certificate is.
+/// Enables TLS in a relay: the path of its certificate.
 pub const TLS_ENV: &str = "TLS_CERT_FILE";
-/// Tells a relay how many bytes of bodies it may hold. A user may say another number.
+/// The number of bytes of bodies that a relay may hold. A user may set another value.
 const BODY_BUDGET_ENV: &str = "MAX_BUFFERED_BYTES";
-/// Variables that the operator sets; a user's must have other names.
+/// Variables that the operator sets; a user's variables must have other names.
 pub const RESERVED_ENV: [&str; 15] = [
     "LISTEN_ADDR",
     "WORKER_LISTEN_ADDR",
@@ -56,11 +56,11 @@ pub const RESERVED_ENV: [&str; 15] = [
     "API_KEYS_FILE",
     TLS_ENV,
     "TLS_KEY_FILE",
-    // Workers of pools have tokens for the usual one.
+    // Workers of pools have tokens for the default audience.
     "WORKER_TOKEN_AUDIENCE",
 ];
 
-/// Labels that tell a Provider's relay Pods from everything else. They never change: a Deployment's selector cannot.
+/// Returns the labels that select a Provider's relay Pods. They never change, because a Deployment's selector cannot.
 pub fn selector(provider: &str) -> BTreeMap<String, String> {
     let pairs = [
         ("app.kubernetes.io/name", "modelrelay"),
@@ -70,7 +70,7 @@ pub fn selector(provider: &str) -> BTreeMap<String, String> {
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// The relay's Deployment. It always carries the number of replicas: left out once, it would fall to one.
+/// Returns the relay's Deployment. It always contains the number of replicas: omitted once, it would drop to one.
 pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Manifest {
     let mut metadata = provider.metadata(&names::relay(&provider.name));
     if let Some(labels) = metadata.get_mut("labels").and_then(Value::as_object_mut) {
@@ -86,13 +86,13 @@ pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts
     object(ApiResource::erase::<Deployment>(&()), metadata, "spec", spec)
 }
 
-/// What the relay runs as.
+/// Returns the relay's ServiceAccount.
 pub fn service_account(provider: &ValidatedProvider) -> Manifest {
     let metadata = provider.metadata(&names::relay(&provider.name));
     object(ApiResource::erase::<ServiceAccount>(&()), metadata, "automountServiceAccountToken", json!(false))
 }
 
-/// What the relay may do: write its clients' keys.
+/// Returns the Role that allows the relay to write its clients' keys.
 pub fn role(provider: &ValidatedProvider) -> Manifest {
     let rules = json!([{
         "apiGroups": [""], "resources": ["secrets"], "resourceNames": [names::api_keys_secret(&provider.name)],
@@ -101,7 +101,7 @@ pub fn role(provider: &ValidatedProvider) -> Manifest {
     object(ApiResource::erase::<Role>(&()), provider.metadata(&names::relay(&provider.name)), "rules", rules)
 }
 
-/// Who may do it.
+/// Returns the RoleBinding of that Role to the relay's ServiceAccount.
 pub fn role_binding(provider: &ValidatedProvider) -> Manifest {
     let name = names::relay(&provider.name);
     let resource = ApiResource::erase::<RoleBinding>(&());
@@ -113,8 +113,8 @@ pub fn role_binding(provider: &ValidatedProvider) -> Manifest {
     Manifest::of_json(resource, value)
 }
 
-/// One relay at a time, at every count of replicas: `minAvailable` would let a single relay block a node's drain for ever, and
-/// so would one that is unready.
+/// Returns a budget that allows one relay at a time to be disrupted, for every number of replicas: with `minAvailable`,
+/// a single relay, or an unready one, would block a node's drain indefinitely.
 pub fn disruption_budget(provider: &ValidatedProvider) -> Manifest {
     let spec = json!({
         "maxUnavailable": 1,
@@ -129,7 +129,7 @@ fn pod_metadata(provider: &ValidatedProvider) -> Value {
     let template = &provider.spec.relay.pod_template;
     let mut labels = template.labels.clone();
     labels.extend(names::provider_labels(Component::Relay, &provider.name));
-    // Who scrapes by other means may say no; what the operator itself reads, nobody else says.
+    // Users may override the scrape annotations, but not the ones that the operator itself reads.
     let defaults = [
         ("prometheus.io/scrape", "true".to_owned()),
         ("prometheus.io/port", names::ADMIN_PORT.to_string()),
@@ -262,8 +262,8 @@ fn resources<'a>(relay: &'a Relay, defaults: &'a RelayDefaults) -> Option<&'a Va
     first_object(&relay.resources, &defaults.resources)
 }
 
-/// Half of what the container may have: with all of it in bodies the kernel would end the relay, and every stream with it,
-/// where it should have refused one more request.
+/// Returns half of the container's memory limit. If bodies could use all of it, the kernel would kill the relay, and
+/// every stream with it, where it should have rejected one more request.
 fn body_budget(relay: &Relay, defaults: &RelayDefaults) -> Option<u64> {
     let limit = quantity::bytes(resources(relay, defaults)?.pointer("/limits/memory")?)?;
     Some(limit / 2).filter(|bytes| *bytes > 0)
@@ -296,12 +296,12 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     Value::Array(volumes)
 }
 
-/// Whether the relay has anything to say to the API server: keys to write, or tokens of workers to have reviewed.
+/// True if the relay uses the API server: to write keys, or to have worker tokens reviewed.
 fn asks_the_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
     mounts_api_keys || !provider.spec.worker_service_accounts.is_empty()
 }
 
-/// What `automountServiceAccountToken` would mount, only where the API is used.
+/// Returns the volume that `automountServiceAccountToken` would mount; it is mounted only if the API is used.
 fn api_access() -> Value {
     json!({"name": "api-access", "projected": {"defaultMode": 0o440, "sources": [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
@@ -310,7 +310,7 @@ fn api_access() -> Value {
     ]}})
 }
 
-/// Whole folders: a `subPath` never sees a change.
+/// Mounts whole folders: a `subPath` never sees a change.
 fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
@@ -328,7 +328,7 @@ fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     Value::Array(mounts)
 }
 
-/// Kubelets take any certificate.
+/// Returns a probe. Kubelets accept any certificate.
 fn probe(relay: &Relay, path: &str, period: i32, failures: i32) -> Value {
     let mut probe = json!({
         "httpGet": {"path": path, "port": "admin"},
@@ -340,7 +340,7 @@ fn probe(relay: &Relay, path: &str, period: i32, failures: i32) -> Value {
     probe
 }
 
-/// The restricted one, with the user's fields over it.
+/// Returns the restricted security context, overridden by the user's fields.
 fn pod_security(users: &RawObject) -> Value {
     let mut context = json!({
         "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
@@ -352,7 +352,7 @@ fn pod_security(users: &RawObject) -> Value {
     context
 }
 
-/// Over host names where possible: two relays on one node go down together.
+/// Spreads relays over hosts where possible: two relays on one node fail together.
 fn spread(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     let template = &provider.spec.relay.pod_template;
     if let Some(constraints) = first_list(&template.topology_spread_constraints, &defaults.topology_spread_constraints)

@@ -1,4 +1,4 @@
-//! The Secrets that may outlive their Provider: what workers present, the admin token, the clients' keys.
+//! The Secrets that may outlive their Provider: the worker secret, the admin token and the API keys.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -16,10 +16,10 @@ use crate::provider::rotation::Plan;
 /// Key of the admin token in its Secret.
 pub const ADMIN_TOKEN: &str = "token";
 
-/// Key of the clients' keys in their Secret.
+/// Key of the API keys in their Secret.
 pub const API_KEYS: &str = "keys.json";
 
-/// What workers mount.
+/// Returns the Secret that workers mount.
 pub fn worker_secret(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
     let mut metadata = provider.retained_metadata(&names::worker_secret(&provider.name));
     let changed_at = plan.worker_changed_at.to_string();
@@ -27,19 +27,19 @@ pub fn worker_secret(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
     secret(metadata, data([(WORKER_SECRET, plan.worker.expose())]))
 }
 
-/// The token of the relay's admin API, where the user names none.
+/// Returns the Secret with the token of the relay's admin API, if the user names none.
 pub fn admin_secret(provider: &ValidatedProvider, token: &SecretText) -> Manifest {
     let metadata = provider.retained_metadata(&names::admin_secret(&provider.name));
     secret(metadata, data([(ADMIN_TOKEN, token.expose())]))
 }
 
-/// The clients' keys. Their content is the relays' alone; here is only where they may write it.
+/// Returns the Secret of the API keys. Only the relays manage its content; this creates the object that they write to.
 pub fn api_keys_secret(provider: &ValidatedProvider) -> Manifest {
     let metadata = provider.retained_metadata(&names::api_keys_secret(&provider.name));
     secret(metadata, Map::new())
 }
 
-/// A Secret with these values.
+/// Builds a Secret with these values.
 pub(super) fn secret(metadata: Map<String, Value>, data: Map<String, Value>) -> Manifest {
     let mut manifest = object(ApiResource::erase::<Secret>(&()), metadata, "type", json!("Opaque"));
     if let (Some(secret), false) = (manifest.value.as_object_mut(), data.is_empty()) {
@@ -48,7 +48,7 @@ pub(super) fn secret(metadata: Map<String, Value>, data: Map<String, Value>) -> 
     manifest
 }
 
-/// Values as a Secret's `data` carries them.
+/// Encodes values as a Secret's `data`.
 pub(super) fn data<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Map<String, Value> {
     let encode = |text: &str| json!(ByteString(text.as_bytes().to_vec()));
     entries.into_iter().map(|(key, text)| (key.to_owned(), encode(text))).collect()

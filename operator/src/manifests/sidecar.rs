@@ -1,20 +1,20 @@
-//! The worker in a Pod: the one builder for the webhook, for templates and for standalone pools.
+//! Builds the worker in a Pod, for the webhook, for templates and for standalone pools.
 //!
-//! It works on a Pod as raw JSON, never on a typed one: whatever a newer API server or another injector put there and this
-//! program has not heard of must come out as it went in. What it adds, and why:
+//! It works on a Pod as raw JSON, never on a typed one: fields that a newer API server or another injector added and
+//! this program does not know must be preserved. It adds:
 //! - the worker's container, last of the init containers (so that model downloads run first) or last of the containers,
-//!   with the whole security context that the Pod Security Standard `restricted` asks for;
-//! - its volumes: the pool's worker.yaml, the Provider's secret (optional, so that a rotation or an absent Provider holds
-//!   up no backend), and the backend's key; and an empty folder in place of the Pod's ServiceAccount token, which the
-//!   API server would mount into it as well;
-//! - a preStop hook on the backend's container that waits in the worker's `/drain`. The kubelet runs all preStop hooks at
-//!   once and sends SIGTERM to a container when its own hook has ended, so only a container with the hook outlives its
-//!   requests. Which containers need it is [`backend`]'s decision;
-//! - time for all that in `terminationGracePeriodSeconds`;
-//! - annotations for Prometheus, unless the Pod has some of its own, and for what of a multiplexer a running worker cannot
-//!   take over.
+//!   with the whole security context that the Pod Security Standard `restricted` requires;
+//! - its volumes: the pool's worker.yaml, the Provider's secret (optional, so that a rotation or an absent Provider
+//!   delays no backend), and the backend's key; and an empty folder in place of the Pod's ServiceAccount token, which
+//!   the API server would mount into the worker as well;
+//! - a preStop hook on the backend's container that waits in the worker's `/drain`. The kubelet runs all preStop hooks
+//!   at once and sends SIGTERM to a container when its own hook has ended, so only a container with the hook outlives
+//!   its requests. [`backend`] decides which containers need it;
+//! - enough time for all that in `terminationGracePeriodSeconds`;
+//! - annotations for Prometheus, unless the Pod has its own, and for the parts of a multiplexer that a running worker
+//!   cannot reload.
 //!
-//! A worker that starts its engines itself runs in their image instead: that is [`engine`].
+//! A worker that starts its engines itself runs in their image instead: see [`engine`].
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -34,25 +34,25 @@ pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volum
 pub use engine::{run_in_engine, runs_in_engine};
 pub use refusal::{Note, Refusal};
 
-/// Header in which a preStop hook shows the drain token.
+/// The header in which a preStop hook sends the drain token.
 pub const DRAIN_TOKEN_HEADER: &str = "x-modelrelay-drain-token";
 
-/// Seconds that a backend may take from SIGTERM to its end, once no request runs any more. Engines that hold a GPU take
-/// 2 to 15 to free it.
+/// The seconds that a backend may take from SIGTERM to its end, once no request runs. Engines that hold a GPU take 2 to
+/// 15 to free it.
 const BACKEND_STOP_SECS: i64 = 20;
-/// Seconds for what the kubelet does in between, and for the worker to end after the backend has.
+/// The seconds for the kubelet's work in between, and for the worker to end after the backend.
 const MARGIN_SECS: i64 = 10;
-/// What the API server fills in where a Pod says nothing.
+/// The API server's default for a Pod that sets no grace period.
 const DEFAULT_GRACE_SECS: i64 = 30;
 
-/// What a worker's container is built from.
+/// The inputs of a worker's container.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
     /// Its pool.
     pub pool: &'a WorkerPool,
-    /// What the pool leaves out.
+    /// Defaults for fields that the pool omits.
     pub defaults: &'a WorkerDefaults,
-    /// Only who knows it can drain the worker: per Pod when injected, per pool in a template.
+    /// The token that a request to drain the worker must present: per Pod when injected, per pool in a template.
     pub drain_token: &'a str,
 }
 
@@ -66,8 +66,8 @@ impl Inputs<'_> {
     }
 }
 
-/// Puts the worker into `pod`, which is `{metadata, spec}`: a Pod, or the template of a Deployment. One that has a worker
-/// stays as it is. A refusal leaves `pod` untouched.
+/// Adds the worker to `pod`, which is `{metadata, spec}`: a Pod, or the template of a Deployment. A Pod that has a
+/// worker is unchanged. A refusal leaves `pod` untouched.
 pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
     if has_worker(pod) {
         return Ok(Vec::new());
@@ -79,15 +79,15 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
 
     check(&spec, inputs)?;
     let mut worker = container(inputs, false);
-    // Where the Pod as a whole has resources, the API server has made its requests the sum of its containers' before this
-    // one came, and would refuse more. The worker lives on what the Pod has, unless the pool says otherwise.
+    // If the Pod has resources at Pod level, the API server has already set its requests to the sum of its containers'
+    // and would reject more. The worker then shares the Pod's resources, unless the pool sets others.
     let has_whole = spec.get("resources").is_some_and(|resources| !resources.is_null());
     if has_whole && inputs.spec().sidecar.resources.is_empty() {
         worker.as_object_mut().map(|worker| worker.remove("resources"));
     }
     let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
-    // The kubelet starts all hooks of a Pod at once, the worker's own too. So where a backend stops in a way of its own, the
-    // worker takes nothing new from that moment, and the backend's hook is the time that running requests have.
+    // The kubelet starts all hooks of a Pod at once, including the worker's. If a backend has its own preStop hook, the
+    // worker accepts no new requests from that moment, and running requests have as long as the backend's hook takes.
     if notes.iter().any(|note| matches!(note, Note::HasPreStop { .. }))
         && let Some(worker) = worker.as_object_mut()
     {
@@ -119,8 +119,8 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     Ok(notes)
 }
 
-/// Tells later whether the worker that `pod` was just given is the one that it would be given then. For injected Pods: those
-/// of a template are told by the template.
+/// Records the hash of the worker that `pod` was just given, so that a later change can be detected. Only for injected
+/// Pods; for those of a template, the template itself shows changes.
 pub fn mark(pod: &mut Value, inputs: &Inputs<'_>) {
     let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
@@ -129,7 +129,8 @@ pub fn mark(pod: &mut Value, inputs: &Inputs<'_>) {
     }
 }
 
-/// Of what pool and defaults put into a Pod: nothing that depends on the Pod, and not the drain token, which each has of its own.
+/// Returns the hash of everything that pool and defaults put into a Pod. It covers nothing that depends on the Pod, nor
+/// the drain token, which differs for each Pod.
 pub fn hash(inputs: &Inputs<'_>) -> String {
     let inputs = Inputs { drain_token: "", ..*inputs };
     let written = json!([
@@ -144,18 +145,18 @@ pub fn hash(inputs: &Inputs<'_>) -> String {
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Of what of a multiplexer a running worker cannot take over; none without one.
+/// Returns the hash of the parts of a multiplexer that a running worker cannot reload, or `None` without one.
 pub fn slots_hash(spec: &WorkerPoolSpec) -> Option<String> {
     let fixed = serde_json::to_string(&spec.slots()?.fixed()).unwrap_or_default();
     Some(Sha256::digest(fixed)[..8].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Whether the Pod, or the template, has a worker.
+/// True if the Pod or template has a worker.
 pub fn has_worker(pod: &Value) -> bool {
     worker(pod).is_some()
 }
 
-/// The worker's container in a Pod or a template.
+/// Returns the worker's container in a Pod or a template.
 pub fn worker(pod: &Value) -> Option<&Value> {
     ["initContainers", "containers"]
         .iter()
@@ -164,15 +165,16 @@ pub fn worker(pod: &Value) -> Option<&Value> {
         .find(|container| container.get("name").and_then(Value::as_str) == Some(WORKER_CONTAINER))
 }
 
-/// The drain token in a Pod or a template: read back from the live object, so that rendering it again changes nothing.
+/// Returns the drain token in a Pod or a template. It is read back from the live object, so that rendering it again
+/// changes nothing.
 pub fn drain_token_of(pod: &Value) -> Option<&str> {
     let env = worker(pod)?.get("env")?.as_array()?;
     let token = env.iter().find(|variable| variable.get("name").and_then(Value::as_str) == Some("DRAIN_TOKEN"))?;
     token.get("value")?.as_str().filter(|token| !token.is_empty())
 }
 
-/// Why a Pod that carries a pool's label is left without a worker on purpose: only the leader of such a group answers
-/// requests, and its other members have no backend that could be asked.
+/// Returns the reason that a Pod with a pool's label is deliberately left without a worker: only the leader of such a
+/// group serves requests, and its other members have no reachable backend.
 pub fn exemption(labels: Option<&Value>) -> Option<&'static str> {
     let label = |name| labels?.get(name)?.as_str();
     if label("leaderworkerset.sigs.k8s.io/worker-index").is_some_and(|index| index != "0") {
@@ -181,17 +183,17 @@ pub fn exemption(labels: Option<&Value>) -> Option<&'static str> {
     (label("ray.io/node-type") == Some("worker")).then_some("a Ray worker")
 }
 
-/// Port of the worker's probes, drain and metrics.
+/// Returns the port of the worker's probes, drain and metrics.
 pub fn sidecar_port(spec: &WorkerPoolSpec) -> i32 {
     spec.sidecar.port.unwrap_or(SIDECAR_PORT)
 }
 
-/// Seconds that a Pod with a backend needs from its deletion to its end.
+/// Returns the seconds that a Pod with a backend needs from its deletion to its end.
 pub fn grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
     Ok(drain_seconds(spec)? + BACKEND_STOP_SECS)
 }
 
-/// The same for a worker alone. One that starts its backends ends them after the last request.
+/// Returns the same for a standalone worker. One that starts its backends stops them after the last request.
 pub fn standalone_grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
     let backends = if spec.runs_commands() { BACKEND_STOP_SECS } else { 0 };
     Ok(drain_seconds(spec)? + backends)
@@ -203,7 +205,7 @@ fn drain_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
     Ok(seconds + MARGIN_SECS)
 }
 
-/// What a worker in this Pod would break on, or break.
+/// Rejects a Pod that would break the worker, or that the worker would break.
 fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
     let pool = inputs.spec();
     let port = sidecar_port(pool);
@@ -211,14 +213,15 @@ fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> 
     if runs_windows(spec) {
         return Err(Refusal::Windows);
     }
-    // A port of the Pod would be one of the node, and two Pods of one pool would fight for it.
+    // A port of the Pod would be one of the node, and two Pods of one pool would conflict.
     if spec.get("hostNetwork").and_then(Value::as_bool) == Some(true) && pool.sidecar.port.is_none() {
         return Err(Refusal::HostNetwork);
     }
     if backend::ports(pool).contains(&port) {
         return Err(Refusal::BackendPort { port });
     }
-    // The worker binds first, so the other container would crash again and again. Only what runs beside it counts.
+    // The worker binds first, so the other container would crash repeatedly. Only containers that run at the same time
+    // matter.
     let init = items(spec, "initContainers")?.iter().filter(|container| restarts(container));
     for other in items(spec, "containers")?.iter().chain(init) {
         if backend::declares(other, port) {
@@ -234,29 +237,29 @@ fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// The worker is a Linux program, and the API server refuses its security context on Windows.
+/// True for a Windows Pod. The worker is a Linux program, and the API server rejects its security context on Windows.
 fn runs_windows(spec: &Map<String, Value>) -> bool {
     let os = spec.get("os").and_then(|os| os.get("name")).and_then(Value::as_str);
     let node = spec.get("nodeSelector").and_then(|labels| labels.get("kubernetes.io/os")).and_then(Value::as_str);
     os == Some("windows") || node == Some("windows")
 }
 
-/// Whether the Pod is meant to end by itself.
+/// True if the Pod is meant to end by itself.
 fn may_complete(spec: &Map<String, Value>) -> bool {
     matches!(spec.get("restartPolicy").and_then(Value::as_str), Some("Never" | "OnFailure"))
 }
 
-/// Whether an init container is one that stays.
+/// True if an init container keeps running.
 fn restarts(container: &Value) -> bool {
     container.get("restartPolicy").and_then(Value::as_str) == Some("Always")
 }
 
-/// Whether the kubelet would count the Pod as Guaranteed: every container has equal requests and limits.
+/// True if the kubelet would classify the Pod as Guaranteed: every container has equal requests and limits.
 fn is_guaranteed(spec: &Map<String, Value>) -> Result<bool, Refusal> {
     Ok(items(spec, "containers")?.iter().chain(items(spec, "initContainers")?).all(has_equal_limits))
 }
 
-/// Whether a container has limits of cpu and memory, and no requests besides them.
+/// True if a container has limits of cpu and memory, and no requests that differ from them.
 fn has_equal_limits(container: &Value) -> bool {
     let amount = |kind: &str, resource: &str| container.get("resources")?.get(kind)?.get(resource);
     ["cpu", "memory"].into_iter().all(|resource| {
@@ -278,7 +281,7 @@ fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Resul
     Ok(())
 }
 
-/// A Pod that says anything about scraping is scraped as it says: it has only one set of these.
+/// Adds annotations. A Pod with its own scrape annotations keeps them, because it can have only one set.
 fn annotate(metadata: &mut Map<String, Value>, spec: &WorkerPoolSpec) -> Result<(), Refusal> {
     let port = sidecar_port(spec);
     let mut annotations = take_object(metadata, "annotations")?;
@@ -301,7 +304,7 @@ fn as_object<'a>(value: &'a mut Value, field: &'static str) -> Result<&'a mut Ma
     value.as_object_mut().ok_or(Refusal::Malformed { field, wanted: "an object" })
 }
 
-/// Takes a field out; absent and null are an empty object, as the API reads them.
+/// Removes and returns a field; absent and null are an empty object, as in the API.
 fn take_object(parent: &mut Map<String, Value>, field: &'static str) -> Result<Map<String, Value>, Refusal> {
     match parent.remove(field) {
         None | Some(Value::Null) => Ok(Map::new()),
@@ -312,7 +315,7 @@ fn take_object(parent: &mut Map<String, Value>, field: &'static str) -> Result<M
     }
 }
 
-/// A list of the spec, made where it is absent or null.
+/// Returns a list of the spec, created if absent or null.
 fn array<'a>(spec: &'a mut Map<String, Value>, field: &'static str) -> Result<&'a mut Vec<Value>, Refusal> {
     let list = spec.entry(field).or_insert(Value::Null);
     if list.is_null() {
@@ -321,7 +324,7 @@ fn array<'a>(spec: &'a mut Map<String, Value>, field: &'static str) -> Result<&'
     list.as_array_mut().ok_or(Refusal::Malformed { field, wanted: "a list" })
 }
 
-/// A list of the spec; absent and null are empty.
+/// Returns a list of the spec; absent and null are empty.
 fn items<'a>(spec: &'a Map<String, Value>, field: &'static str) -> Result<&'a [Value], Refusal> {
     match spec.get(field) {
         None | Some(Value::Null) => Ok(&[]),

@@ -1,6 +1,6 @@
-//! Objects as they are built, kept as files: a change to what the operator applies shows in review as what it is.
+//! Snapshot tests of built objects: a change to what the operator applies shows up in review as a change of a file.
 //!
-//! `UPDATE_SNAPSHOTS=1 cargo test -p modelrelay-operator` writes them anew.
+//! `UPDATE_SNAPSHOTS=1 cargo test -p modelrelay-operator` rewrites them.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ pub(crate) fn check(name: &str, yaml: &str) {
     }
 }
 
-/// The first line in which two texts differ.
+/// Returns the first line in which two texts differ.
 fn difference<'a>(known: &'a str, now: &'a str) -> Option<(usize, (&'a str, &'a str))> {
     let mut known = known.lines();
     let mut now = now.lines();

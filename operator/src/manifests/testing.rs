@@ -15,7 +15,7 @@ pub(crate) fn pool(spec: &Value) -> WorkerPool {
     .unwrap()
 }
 
-/// As the chart gives them.
+/// Returns defaults like the chart's.
 pub(crate) fn defaults() -> WorkerDefaults {
     WorkerDefaults { image: "registry.example/modelrelay-worker:1.2.3".to_owned(), ..WorkerDefaults::default() }
 }

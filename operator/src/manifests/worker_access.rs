@@ -1,8 +1,7 @@
-//! What a worker may ask of the API server, where its multiplexer scales Deployments: to scale those and no other, and to see
-//! when their Pods are there and gone.
+//! The rights of a worker whose multiplexer scales Deployments: to scale those Deployments, and to watch their Pods.
 //!
-//! The Deployments are named one by one, so a worker that somebody takes over can stop its own backends and nothing else. Pods
-//! cannot be named beforehand; a worker sees those of its namespace, and changes none.
+//! The Deployments are listed by name, so a compromised worker can stop its own backends and nothing else. Pods cannot
+//! be named beforehand; a worker can read those of its namespace, and change none.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +15,8 @@ use super::Manifest;
 use crate::crd::WorkerPool;
 use crate::names::{self, Component};
 
-/// ServiceAccount, Role and RoleBinding `<pool>-worker` for these Deployments. A Role that names none would name all, so without any
-/// the manifests are good for finding and deleting only.
+/// Returns ServiceAccount, Role and RoleBinding `<pool>-worker` for these Deployments. A Role without names would allow
+/// all Deployments, so with an empty set the manifests may only be used to find and delete the objects.
 pub fn objects(pool: &WorkerPool, deployments: &BTreeSet<String>) -> [Manifest; 3] {
     let name = names::worker(pool.metadata.name.as_deref().unwrap_or_default());
     let rules = json!([
@@ -30,7 +29,7 @@ pub fn objects(pool: &WorkerPool, deployments: &BTreeSet<String>) -> [Manifest; 
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name});
     let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": pool.metadata.namespace}]);
     [
-        // Only the worker's own Pods ask for its token.
+        // Only the worker's own Pods request its token.
         object::<ServiceAccount>(pool, &name, [("automountServiceAccountToken", json!(false))]),
         object::<Role>(pool, &name, [("rules", rules)]),
         object::<RoleBinding>(pool, &name, [("roleRef", role), ("subjects", subjects)]),

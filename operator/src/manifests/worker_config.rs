@@ -1,11 +1,11 @@
-//! A pool's ConfigMap: the `worker.yaml` that its workers mount and read again when it changes.
+//! A pool's ConfigMap: the `worker.yaml` that its workers mount and reload when it changes.
 //!
-//! A worker refuses keys that it does not know, and a pool's workers may be older than the operator, because a new operator
-//! restarts none of them. So a key that came after the first release may be written only where the pool asks for what it
-//! does; the order of the keys means nothing.
+//! A worker rejects unknown keys, and a pool's workers may be older than the operator, because a new operator restarts
+//! none of them. A key that was added after the first release may therefore be written only if the pool uses its
+//! feature. The order of the keys has no meaning.
 //!
-//! What belongs to one Pod is not in it but in the Pod: the address beside it, files that it mounts, the port that its probes ask.
-//! A change of those makes new Pods, and those that run go on as they are.
+//! Settings of a single Pod are in the Pod instead: the backend's address, mounted files, the port of its probes. A
+//! change of those creates new Pods, and running ones continue unchanged.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,18 +18,18 @@ use crate::crd::{LogFormat, Multiplexer, WorkerPool};
 use crate::defaults::WorkerDefaults;
 use crate::names::{self, Component};
 
-/// Requests that one backend runs at once where the pool says nothing: engines on a GPU batch, and one at a time would
-/// waste most of it.
+/// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
+/// time would waste most of it.
 pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
 
-/// Key of the ConfigMap, and name of the file.
+/// The key of the ConfigMap, and the name of the file.
 const FILE: &str = "worker.yaml";
-/// Key of the relays' authority in the ConfigMap, and name of the file beside the other: both reach a Pod in one step.
+/// The key of the relays' authority in the ConfigMap, and the name of its file: both files reach a Pod in one step.
 const AUTHORITY: &str = "ca.crt";
 const AUTHORITY_FILE: &str = "/etc/modelrelay/config/ca.crt";
 const TLS_SCHEME: &str = "dns+https";
 
-/// What workers speak with their relays.
+/// The transport between workers and their relays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Speech {
     /// Plain HTTP.
@@ -37,13 +37,13 @@ pub enum Speech {
     Plain,
     /// TLS.
     Tls {
-        /// Whom to trust in PEM, besides the system's roots.
+        /// The additional authority to trust, in PEM, besides the system's roots.
         authority: Option<String>,
     },
 }
 
 impl Speech {
-    /// What a ConfigMap says that is there.
+    /// Returns the transport of an existing ConfigMap.
     pub fn of(config_map: &ConfigMap) -> Self {
         let entry = |key| config_map.data.as_ref().and_then(|data| data.get(key));
         let speaks_tls = |yaml: &String| yaml.lines().any(|line| line.starts_with(&format!("relay: {TLS_SCHEME}://")));
@@ -98,7 +98,7 @@ struct Backend {
     engine: &'static str,
 }
 
-/// The ConfigMap `<pool>-worker`.
+/// Returns the ConfigMap `<pool>-worker`.
 pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, speech));
@@ -116,7 +116,7 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech)
     })
 }
 
-/// Requests that one worker runs at once: those of its backend, or of all its slots.
+/// Returns the number of requests that one worker runs at once: those of its backend, or of all its slots.
 pub fn max_concurrency(pool: &WorkerPool) -> i32 {
     match pool.spec.slots() {
         Some(multiplexer) => multiplexer.capacity(),
@@ -127,7 +127,7 @@ pub fn max_concurrency(pool: &WorkerPool) -> i32 {
 fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
-    // Each slot says where its backends are and what they run; a worker refuses anything of that beside them.
+    // Each slot defines its own backends and models; a worker rejects the top-level fields alongside slots.
     let slots = spec.slots();
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
@@ -148,7 +148,7 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) ->
     serde_yaml::to_string(&file).unwrap_or_default()
 }
 
-/// Of a worker that is alone: it follows its backend to another address without a new Pod.
+/// Returns the backend of a standalone worker, which can move to another address without a new Pod.
 fn backend(pool: &WorkerPool) -> Option<Backend> {
     let spec = &pool.spec;
     (spec.mode() == Mode::Standalone && spec.slots().is_none())

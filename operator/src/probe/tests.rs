@@ -20,7 +20,7 @@ async fn connected() -> TcpStream {
     TcpStream::connect(address).await.unwrap()
 }
 
-/// What comes back until the connection ends; a reset ends it too.
+/// Returns everything received until the connection ends; a reset ends it too.
 async fn answer(mut stream: TcpStream, request: &str) -> String {
     let mut answer = Vec::new();
     let talk = async {

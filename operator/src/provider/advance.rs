@@ -23,13 +23,14 @@ use crate::crd::Provider;
 use crate::manifests::{Manifest, network};
 use crate::names;
 
-/// A user's own Secret tells nobody that it changed.
+/// No watch reports a change of the user's own Secret, so it is read at this interval.
 pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Brings the objects about as far as it goes. What fails is part of the outcome; of the rest as much as possible is done.
+/// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as
+/// possible.
 pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
     let generation = provider.metadata.generation;
-    // What was known before still is, where this pass does not get as far.
+    // Earlier results remain valid where this pass does not get as far.
     let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
     let kept = Outcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
@@ -61,13 +62,13 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         },
     );
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
-    // Without the right the relay serves all the same, and lets nobody in by a token.
+    // Without the right, the relay serves all the same, but admits no worker by a token.
     if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
         applied.failure.get_or_insert(Failure::from(&error));
     }
     let service = network::client_service(&valid);
     let has_service = memory.was_applied(&service);
-    // One that somebody only touched is still there, however its next application fared; one that went is not.
+    // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
     let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     Outcome {
@@ -100,7 +101,7 @@ async fn bind_reviewers(
     memory: &mut Memory,
 ) -> Result<(), reviewers::Error> {
     let mut relays = look.reviewers.clone();
-    // The cache may be behind the Provider that is worked on.
+    // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
     if valid.spec.worker_service_accounts.is_empty() {
         relays.remove(&relay)
@@ -116,7 +117,7 @@ async fn bind_reviewers(
             memory.bound = Some(relays);
             Ok(())
         }
-        // This one asks for nothing, so nothing of it fails.
+        // This Provider does not need the right, so the failure does not concern it.
         Err(error) if valid.spec.worker_service_accounts.is_empty() => {
             tracing::debug!(provider = valid.name, %error, "whether it may review tokens is left as it is");
             Ok(())
@@ -125,11 +126,11 @@ async fn bind_reviewers(
     }
 }
 
-/// What the Secrets should hold.
+/// The values that the Secrets should hold.
 struct Planned {
     plan: Plan,
     salt: Secret,
-    /// None where the user names one.
+    /// `None` if the user names a Secret.
     admin_token: Option<Secret>,
 }
 
@@ -151,7 +152,7 @@ fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timest
     Ok(Planned { plan, salt, admin_token })
 }
 
-/// 32 bytes from the operating system, as 43 characters that no file, header or URL minds.
+/// Returns 33 bytes from the operating system, as 44 characters that are safe in files, headers and URLs.
 fn fresh() -> Result<Secret, Failure> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut bytes = [0; 33];
@@ -166,20 +167,20 @@ fn fresh() -> Result<Secret, Failure> {
     Ok(Secret::new(text))
 }
 
-/// What cannot be asked for is taken to be there.
+/// Returns true if the object exists, or if the API server cannot be reached.
 async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
     let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), &manifest.namespace, &manifest.resource);
     !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
 }
 
 struct Applied {
-    /// Whether the configuration is what it should be.
+    /// True if the configuration is up to date.
     wrote_config: bool,
     failure: Option<Failure>,
 }
 
-/// Secrets first, and nothing that mounts them before they are there and ours. Of the rest, one object's failure does not keep
-/// back the others.
+/// Applies the Secrets first, and no object that mounts them before they exist and belong to this Provider. After that,
+/// one object's failure does not hold up the others.
 async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, memory: &mut Memory) -> Applied {
     let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: &valid.name };
     let mut wrote_config = false;
@@ -204,7 +205,7 @@ async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, 
             Err(error) => failures.push(error),
         }
     }
-    // What a person has to settle is said before what passes by itself.
+    // Failures that need a user's action are reported before those that pass by themselves.
     let failures = failures.iter().map(Failure::from);
     Applied { wrote_config, failure: failures.max_by_key(Failure::stalls) }
 }

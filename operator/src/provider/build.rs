@@ -1,4 +1,5 @@
-//! Everything that a Provider's namespace should hold, and what it should no longer hold. Pure: no client, no clock.
+//! Builds everything that a Provider's namespace should contain, and lists what it should no longer contain. Pure: no
+//! client, no clock.
 
 use modelrelay_protocol::secret::Secret;
 
@@ -11,39 +12,39 @@ use crate::manifests::{Manifest, config, network, relay, secrets};
 #[cfg(test)]
 mod tests;
 
-/// The outcome.
+/// The desired objects.
 pub(super) struct Desired {
-    /// To be applied in this order, before anything else: what the relay's Pods mount.
+    /// The Secrets that relay Pods mount: applied in this order, before anything else.
     pub(super) secrets: Vec<Manifest>,
-    /// To be applied then.
+    /// Applied after the Secrets.
     pub(super) objects: Vec<Manifest>,
-    /// To be deleted, where they are.
+    /// Deleted if they exist.
     pub(super) unwanted: Vec<Manifest>,
-    /// Whether relays mount the clients' keys.
+    /// True if relays mount the API keys.
     pub(super) mounts_api_keys: bool,
-    /// What the relays report once they run this configuration.
+    /// The hash that relays report once they run this configuration.
     pub(super) config_hash: String,
 }
 
-/// What building needs besides the Provider.
+/// The inputs besides the Provider.
 pub(super) struct Inputs<'a> {
-    /// What the Provider leaves out.
+    /// Defaults for fields that the Provider omits.
     pub(super) defaults: &'a RelayDefaults,
-    /// Where the operator lives.
+    /// The operator's location.
     pub(super) operator: &'a Place,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
     /// The configuration's salt.
     pub(super) salt: &'a Secret,
-    /// The admin token, where the user names none.
+    /// The admin token, if the user names no Secret.
     pub(super) admin_token: Option<&'a Secret>,
-    /// Whether there were keys before.
+    /// True if the Secret of the API keys exists.
     pub(super) has_api_keys: bool,
-    /// Whether clients have some.
+    /// True if it contains keys.
     pub(super) holds_api_keys: bool,
 }
 
-/// Builds it.
+/// Builds the desired objects.
 pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
     let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
@@ -52,14 +53,15 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
     }
     secrets.extend(inputs.admin_token.map(|token| secrets::admin_secret(provider, token)));
     let relay = &provider.spec.relay;
-    // Keys stay when they are not asked for: they are the clients'.
+    // Keys are kept while they are not required: they belong to the clients.
     if relay.require_api_keys || inputs.has_api_keys {
         secrets.push(secrets::api_keys_secret(provider));
     }
     let mut objects = vec![relay::service_account(provider)];
     let mut unwanted = Vec::new();
     let rights = [relay::role(provider), relay::role_binding(provider)];
-    // Asking for keys again reaches running relays within a second, a mount only new ones: those must know the keys already.
+    // Requiring keys again reaches running relays within a second, but a mount reaches only new Pods. Relays must
+    // therefore mount existing keys in advance.
     let mounts_api_keys = relay.require_api_keys || inputs.holds_api_keys;
     if mounts_api_keys {
         objects.extend(rights);

@@ -1,5 +1,5 @@
-//! What a Provider's next step depends on and is not in a cache: its Secrets, read by name, because the operator keeps no
-//! Secret in memory that it does not need.
+//! Reads the Secrets that a Provider's next step depends on. They are read by name and not cached, because the operator
+//! keeps no Secret in memory that it does not need.
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
@@ -15,66 +15,66 @@ use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::names;
 use crate::relay_tls::{self, RelayTls, Unusable};
 
-/// What the Secrets hold.
+/// The contents of the Secrets.
 #[derive(Debug, Default)]
 pub(super) struct Fetched {
-    /// What workers mount.
+    /// The Secret that workers mount.
     pub(super) worker: Option<WorkerSide>,
-    /// What relays mount.
+    /// The Secret that relays mount.
     pub(super) relay: Option<RelaySide>,
-    /// Hash of what relays mount.
+    /// The hash of the configuration that relays mount.
     pub(super) applied_hash: Option<String>,
-    /// Salt of what relays mount.
+    /// The salt of the configuration that relays mount.
     pub(super) salt: Option<SecretText>,
     /// The user's own worker secret.
     pub(super) own: Option<SecretText>,
-    /// What relays serve with.
+    /// The relays' certificate.
     pub(super) tls: Option<RelayTls>,
     /// The generated admin token.
     pub(super) admin_token: Option<SecretText>,
-    /// Whether the Secret with the clients' keys is there already.
+    /// True if the Secret of the API keys exists.
     pub(super) has_api_keys: bool,
-    /// Whether keys are in it.
+    /// True if it contains keys.
     pub(super) holds_api_keys: bool,
 }
 
-/// Why something could not be read.
+/// The reason that a Secret could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FetchError {
-    /// The user names a Secret or a key that is not there.
+    /// The user names a Secret or a key that does not exist.
     #[error("{place}: Secret {secret} {problem}")]
     SecretNotFound {
         /// The field of the spec.
         place: &'static str,
         /// The Secret.
         secret: String,
-        /// What is missing of it.
+        /// The missing part.
         problem: String,
     },
-    /// The user's Secret holds what cannot be used.
+    /// The content of the user's Secret cannot be used.
     #[error("{place}: Secret {secret} {problem}")]
     SecretInvalid {
         /// The field of the spec.
         place: &'static str,
         /// The Secret.
         secret: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// The API server did not answer.
+    /// The API server did not respond.
     #[error("Secret {secret}: {}", shown(source))]
     Api {
         /// The Secret.
         secret: String,
-        /// What went wrong.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
 }
 
-/// A worker secret is a line, and the relay takes none that is longer.
+/// A worker secret is one line, and the relay accepts none that is longer.
 const MAX_SECRET_CHARS: usize = 4096;
 
-/// Reads them all.
+/// Reads all Secrets.
 pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetched, FetchError> {
     let name = provider.name_any();
     let reader =
@@ -119,7 +119,7 @@ impl Reader<'_> {
         self.api.get_opt(name).await.map_err(fail)
     }
 
-    /// Of the operator's own making; a stranger's content is nobody's business.
+    /// Returns a Secret of the operator; another owner's Secret is treated as absent.
     async fn ours(&self, name: &str) -> Result<Option<Secret>, FetchError> {
         let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: self.name };
         Ok(self.get(name).await?.filter(|secret| owner.owns(&secret.metadata)))
@@ -146,7 +146,7 @@ impl Reader<'_> {
     }
 }
 
-/// A value without the newline that editors and `echo` leave; nothing where there is no text.
+/// Returns a value without the newline that editors and `echo` append, or `None` if it is no text or empty.
 fn text(secret: &Secret, key: &str) -> Option<String> {
     let bytes = secret.data.as_ref()?.get(key)?;
     let text = secret_of_file(std::str::from_utf8(&bytes.0).ok()?);

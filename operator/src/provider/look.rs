@@ -1,4 +1,4 @@
-//! What the caches know of a Provider's relays at one moment.
+//! A snapshot of the cached state of a Provider's relays.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,24 +17,25 @@ use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
 
-/// How long a Pod may take, from its kubelet's first sight of it, until its relay runs or fails. A large image over a slow line
-/// takes minutes.
+/// The time that a Pod may take, from the moment its kubelet first sees it, until its relay runs or fails. Pulling a
+/// large image over a slow line takes minutes.
 const STARTS_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 
-/// How long a relay is unready because no worker has dialled it yet, and a little for its kubelet to look and to tell.
+/// The time for which a relay is unready because no worker has connected yet, plus a little for its kubelet to check
+/// and report.
 pub(super) const AWAITS_FIRST_WORKER: Duration = Duration::from_secs(20);
 
-/// One moment.
+/// A snapshot of the cached state.
 pub(super) struct Look {
-    /// Relay Pods that are to stay.
+    /// Relay Pods that are neither being deleted nor finished.
     pub(super) relay_pods: Vec<Arc<Pod>>,
     /// The relay's Deployment.
     pub(super) deployment: Option<Arc<Deployment>>,
     /// Pools of the Provider.
     pub(super) pools: Vec<Arc<WorkerPool>>,
-    /// What the relays last reported.
+    /// The relays' last report.
     pub(super) reported: Option<Arc<RelaySnapshot>>,
-    /// Relays of the namespace that review tokens of workers.
+    /// Relays of the namespace that review workers' tokens.
     pub(super) reviewers: BTreeSet<String>,
 }
 
@@ -54,12 +55,12 @@ impl Look {
         }
     }
 
-    /// Pods that should run the newest configuration.
+    /// Returns the names of the Pods that should run the newest configuration.
     pub(super) fn pod_names(&self) -> BTreeSet<String> {
         self.relay_pods.iter().map(|pod| pod.name_any()).collect()
     }
 
-    /// Whether every relay that may run an older configuration runs the one with this hash.
+    /// True if every relay that may run an older configuration runs the one with this hash.
     pub(super) fn is_confirmed(&self, hash: &str, now: Timestamp) -> bool {
         let asked: Vec<String> =
             self.relay_pods.iter().filter(|pod| may_hold_older(pod, now)).map(|pod| pod.name_any()).collect();
@@ -67,17 +68,19 @@ impl Look {
     }
 }
 
-/// Whether the Pod's relay may run, or be about to run, with a configuration that it read before the newest was written. Who
-/// may not is not waited for: a Pod that cannot start would otherwise keep every rotation from its end.
+/// True if the Pod's relay may run, or may be about to run, with a configuration that it read before the newest was
+/// written. Other Pods are not waited for: a Pod that cannot start would otherwise block every rotation.
 ///
-/// - Without a node nothing is mounted yet.
-/// - A relay that runs, or ended a moment ago and is started again at once, holds what it read.
-/// - One that is being started (`ContainerCreating`, or nothing said yet) may have its files mounted already, and start with
-///   them before the kubelet has refreshed them. That passes: it starts, or it fails for a reason that is shown. Where neither
-///   comes ([`STARTS_WITHIN`]), as with a volume that cannot be mounted, the kubelet tries again and again.
-/// - Any other reason to wait (`ImagePullBackOff`, `CreateContainerConfigError`, `CrashLoopBackOff`) is a failure that the
-///   kubelet backs off from. No relay runs then, and each time the Pod is worked on anew, to which the annotation with the
-///   newest hash is a reason too, its files are refreshed. Between two crashes it does run, and is waited for like any other.
+/// - Without a node, nothing is mounted yet.
+/// - A relay that runs, or that just ended and is restarted at once, holds what it read.
+/// - A relay that is being started (`ContainerCreating`, or no state yet) may already have its files mounted, and may
+///   start with them before the kubelet has refreshed them. This ends: it starts, or it fails for a reason that is
+///   shown. If neither happens within [`STARTS_WITHIN`], as with a volume that cannot be mounted, the kubelet retries
+///   continuously.
+/// - Any other waiting reason (`ImagePullBackOff`, `CreateContainerConfigError`, `CrashLoopBackOff`) is a failure with
+///   a back-off in the kubelet. No relay runs then, and each time the kubelet handles the Pod again, which the
+///   annotation with the newest hash also triggers, its files are refreshed. Between two crashes the relay does run,
+///   and is waited for like any other.
 fn may_hold_older(pod: &Pod, now: Timestamp) -> bool {
     if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
         return false;
@@ -98,7 +101,7 @@ fn relay_state(pod: &Pod) -> Option<&ContainerState> {
     containers.find(|container| container.name == names::RELAY_CONTAINER)?.state.as_ref()
 }
 
-/// Whether the relay may still be waiting for its first worker.
+/// True if the relay may still be waiting for its first worker.
 pub(super) fn has_just_started(pod: &Pod, now: Timestamp) -> bool {
     let started = || relay_state(pod)?.running.as_ref()?.started_at.as_ref();
     started().is_some_and(|at| {
@@ -111,7 +114,7 @@ fn is_staying(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether the Pod's own condition says so.
+/// True if the Pod's `Ready` condition is true.
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
@@ -133,14 +136,14 @@ mod tests {
         Arc::new(serde_json::from_value(pod).unwrap())
     }
 
-    /// Its kubelet saw the Pod at minute 0.
+    /// The kubelet saw the Pod at minute 0.
     fn with_relay(state: &Value) -> Arc<Pod> {
         let of = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": false, "restartCount": 9, "image": "", "imageID": ""});
         let proxy = of("proxy", &json!({"running": {}}));
         pod(Some("n"), &json!({"startTime": at(0).to_string(), "containerStatuses": [proxy, of("relay", state)]}))
     }
 
-    /// Whether a configuration counts as confirmed that relay a runs and this Pod says nothing of.
+    /// True if a configuration is confirmed that relay `a` runs, while this Pod reports nothing.
     fn is_confirmed_beside(pod: Arc<Pod>, minutes: i64) -> bool {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
@@ -179,7 +182,7 @@ mod tests {
         }
         let silent = pod(Some("n"), &json!({"startTime": at(0).to_string()}));
         assert!(!is_confirmed_beside(silent.clone(), 9) && is_confirmed_beside(silent, 10));
-        // Its kubelet has not seen it yet.
+        // The kubelet has not seen it yet.
         assert!(!is_confirmed_beside(pod(Some("n"), &json!({})), 10_000));
     }
 

@@ -1,4 +1,4 @@
-//! What the controller remembers between two passes. All of it may be lost: it only saves questions and writes.
+//! The state that the controller keeps between two passes. All of it may be lost: it only saves requests and writes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -15,31 +15,31 @@ use crate::crd::ProviderStatus;
 use crate::manifests::Manifest;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// No longer, because nobody tells when a name is free again or a right is granted.
+/// No longer, because no event announces that a name is free again or that a right was granted.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// Of one Provider.
+/// The memory of one Provider.
 #[derive(Default)]
 pub(super) struct Memory {
-    /// Identity of the Provider that all this is about.
+    /// The uid of the Provider that this state belongs to.
     pub(super) uid: String,
-    /// What was applied, by kind and name.
+    /// The applied objects, by kind and name.
     applied: HashMap<String, Applied>,
-    /// When everything was applied last, whatever was known of it.
+    /// The time at which everything was last applied unconditionally.
     whole_since: Option<Instant>,
-    /// Objects that are not wanted and were seen not to be there.
+    /// Unwanted objects that are known not to exist.
     absent: HashSet<String>,
-    /// The namespace's relays that were last let review tokens.
+    /// The relays of the namespace that were last granted the right to review tokens.
     pub(super) bound: Option<BTreeSet<String>>,
-    /// By name, the resourceVersion of an applied Secret.
+    /// The resourceVersions of applied Secrets, by name.
     pub(super) versions: HashMap<String, String>,
-    /// What came of the last pass over the objects.
+    /// The outcome of the last pass over the objects.
     pub(super) outcome: Option<Outcome>,
-    /// The status that was written last, and when; the watch may still show the one before.
+    /// The status that was written last, and when; the watch may still deliver the previous one.
     pub(super) written: Option<(ProviderStatus, Instant)>,
-    /// Since when relays have not confirmed the configuration.
+    /// The time since which relays have not confirmed the configuration.
     pub(super) unconfirmed_since: Option<Instant>,
-    /// When a kubelet was last asked to look once more.
+    /// The time at which a kubelet was last nudged.
     pub(super) nudged_at: Option<Instant>,
     retries: Option<ExponentialBackoff>,
     retry_at: Option<Instant>,
@@ -47,17 +47,17 @@ pub(super) struct Memory {
 
 /// An object that was applied.
 struct Applied {
-    /// Of what was wanted.
+    /// The fingerprint of the desired object.
     fingerprint: u64,
-    /// Of what came of it.
+    /// The content version of the applied object.
     version: String,
 }
 
-/// The next try.
+/// The next attempt.
 pub(super) struct Retry {
-    /// From now.
+    /// The delay from now.
     pub(super) after: Duration,
-    /// Whether it was not planned already.
+    /// False if it was already scheduled.
     pub(super) is_new: bool,
 }
 
@@ -66,8 +66,8 @@ impl Memory {
         Self { uid, whole_since: Some(Instant::now()), ..Self::default() }
     }
 
-    /// Takes note of what watches showed. Whether anything changed that the operator did not do itself; what of its objects did is
-    /// applied again.
+    /// Records changes that watches reported. Returns true if anything changed that the operator did not do itself; a
+    /// changed object is applied again.
     pub(super) fn note(&mut self, changes: Changes) -> bool {
         let mut changed = changes.itself;
         for (object, seen) in changes.objects {
@@ -84,12 +84,12 @@ impl Memory {
         changed
     }
 
-    /// Once an hour nothing is taken for granted, in case something went unnoticed.
+    /// True once an hour, when everything is applied again in case a change was missed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         self.whole_since.is_some_and(|since| now - since >= IDLE_INTERVAL)
     }
 
-    /// Everything is applied again.
+    /// Makes the next pass apply everything again.
     pub(super) fn forget_objects(&mut self, now: Instant) {
         self.applied.clear();
         self.absent.clear();
@@ -101,7 +101,7 @@ impl Memory {
         self.applied.get(&manifest.display()).is_some_and(|applied| applied.fingerprint == fingerprint)
     }
 
-    /// Whether it was applied since anything changed, whatever it said then.
+    /// True if the object was applied and has not changed since, whatever its content was.
     pub(super) fn was_applied(&self, manifest: &Manifest) -> bool {
         self.applied.contains_key(&manifest.display())
     }
@@ -127,8 +127,8 @@ impl Memory {
         self.absent.remove(&manifest.display());
     }
 
-    /// When to try again after a failure: after twice as long each time, with jitter. A failure before that time, in a pass that a
-    /// change caused, changes nothing, and is none to talk about.
+    /// Returns the next attempt after a failure. The delay doubles each time, with jitter. A failure before that time,
+    /// in a pass that a change caused, leaves the schedule as it is and is not logged.
     pub(super) fn next_retry(&mut self, now: Instant) -> Retry {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Retry { after: at - now, is_new: false };
@@ -142,12 +142,12 @@ impl Memory {
         Retry { after, is_new: true }
     }
 
-    /// Whether the time of the next try has not come yet.
+    /// True if the next attempt is not due yet.
     pub(super) fn awaits_retry(&self, now: Instant) -> bool {
         self.retry_at.is_some_and(|at| at > now)
     }
 
-    /// It went well.
+    /// Resets the retries after a success.
     pub(super) fn reset_retries(&mut self) {
         self.retries = None;
         self.retry_at = None;

@@ -1,4 +1,4 @@
-//! What a person would ask about, told as Events: changes, never states.
+//! Events that users care about: changes, never states.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
@@ -23,7 +23,7 @@ struct Told {
     note: String,
 }
 
-/// Tells what changed between two statuses, and what a step of the rotation did.
+/// Publishes the changes between two statuses, and the result of a rotation step.
 pub(super) async fn tell(
     ctx: &Context,
     provider: &Provider,

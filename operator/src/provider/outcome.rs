@@ -1,4 +1,4 @@
-//! What came of bringing a Provider's objects about, and how a failure shows.
+//! The outcome of applying a Provider's objects, and how a failure is shown.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -13,53 +13,54 @@ use crate::crd::Provider;
 use crate::crd::provider::WorkerSecretStatus;
 use crate::names;
 
-/// Of one pass.
+/// The outcome of one pass.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// Generation of the spec that was acted on.
+    /// The generation of the spec that was acted on.
     pub(super) generation: Option<i64>,
-    /// What the relays report once they run the configuration; none before it was ever applied.
+    /// The hash that relays report once they run the configuration; `None` before it was first applied.
     pub(super) config_hash: Option<String>,
-    /// Generation of the spec that the applied configuration says.
+    /// The generation of the spec that the applied configuration is based on.
     pub(super) config_generation: Option<i64>,
-    /// Whether all that a request needs has been applied once, the configuration and the clients' Service, and is there.
+    /// True if the configuration and the clients' Service, which are all that a request needs, have been applied once
+    /// and exist.
     pub(super) may_serve: bool,
     /// The worker secret.
     pub(super) worker_secret: Option<WorkerSecret>,
-    /// resourceVersion of the Secret with the clients' keys, where relays mount it.
+    /// resourceVersion of the Secret with the API keys, if relays mount it.
     pub(super) api_keys_version: Option<String>,
     /// resourceVersion of the Secret with the relays' certificate.
     pub(super) tls_version: Option<String>,
     /// Models of pools that may be at zero.
     pub(super) cold_models: Vec<String>,
-    /// `expectWorkers` is asked for and ignored.
+    /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
-    /// What a step of the rotation did.
+    /// The results of a rotation step.
     pub(super) news: Vec<News>,
-    /// When to go through it all again.
+    /// The time of the next pass.
     pub(super) wake_at: Option<Timestamp>,
-    /// What went wrong.
+    /// The failure, if any.
     pub(super) failure: Option<Failure>,
 }
 
 impl Outcome {
-    /// What an operator that has just started knows: what the one before wrote into the status.
+    /// Returns what an operator that has just started knows: the status that its predecessor wrote.
     pub(super) fn before_the_first_pass(provider: &Provider) -> Self {
         let was_ready = provider.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, READY));
         Self { may_serve: was_ready, ..Self::default() }
     }
 }
 
-/// Where the worker secret stands.
+/// The state of the worker secret.
 #[derive(Clone, Debug)]
 pub(super) struct WorkerSecret {
     /// resourceVersion of the Secret that workers mount.
     pub(super) version: Option<String>,
-    /// Since when it has its value.
+    /// The time since which it has its value.
     pub(super) changed_at: Timestamp,
-    /// Whether the relays have yet to accept a new value.
+    /// True if the relays have yet to accept a new value.
     pub(super) awaits_relays: bool,
-    /// For people.
+    /// Shown in the Provider's status.
     pub(super) status: WorkerSecretStatus,
 }
 
@@ -79,34 +80,34 @@ impl WorkerSecret {
     }
 }
 
-/// What went wrong, as conditions show it.
+/// A failure, as conditions show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     /// One of [`reasons`].
     pub(super) reason: &'static str,
-    /// What is wrong and what to change.
+    /// The problem and the change that fixes it.
     pub(super) message: String,
-    /// What happens next.
+    /// The next step.
     pub(super) kind: FailureKind,
-    /// A word for metrics.
+    /// The label value for metrics.
     pub(super) word: &'static str,
 }
 
-/// What happens after a failure.
+/// The next step after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
-    /// Nothing, until a person changes the spec.
+    /// No retry until a user changes the spec.
     Final,
-    /// A person has to change something that nobody tells the operator of: it looks again, more and more seldom.
+    /// A user has to change something that no watch reports: retried less and less often.
     Stalled,
-    /// The user's Secret is looked for every few seconds.
+    /// The user's Secret is read every few seconds.
     Awaited,
-    /// It is tried again, with a back-off.
+    /// Retried with a back-off.
     Transient,
 }
 
 impl Failure {
-    /// Whether nothing goes on without a person.
+    /// True if only a user's action can resolve the failure.
     pub(super) fn stalls(&self) -> bool {
         match self.kind {
             FailureKind::Final | FailureKind::Stalled => true,
@@ -114,12 +115,12 @@ impl Failure {
         }
     }
 
-    /// Whether a user's Secret is waited for.
+    /// True if a user's Secret is awaited.
     pub(super) fn is_awaited(&self) -> bool {
         self.kind == FailureKind::Awaited
     }
 
-    /// The operating system gave no random bytes.
+    /// The operating system returned no random bytes.
     pub(super) fn no_random(error: &getrandom::Error) -> Self {
         Self::new(reasons::API_ERROR, FailureKind::Transient, "random", &format!("no random bytes: {error}"))
     }

@@ -1,29 +1,30 @@
-//! When a status that differs is written. Conditions are, at once; numbers change with every request and are written every ten
-//! seconds at most.
+//! Decides when a changed status is written. Conditions are written at once. Numbers change with every request and are
+//! written every ten seconds at most.
 //!
-//! That there are workers or models where there were none is news like a condition: somebody waits for it. It is written at
-//! once too, and cannot become a storm: it is told again only after their loss was, and that is a number like any other.
+//! The first worker or model after there were none matters like a condition, because users wait for it. It is written
+//! at once too, and cannot cause a storm: it is written again only after its loss was, and the loss is a number like
+//! any other.
 
 use std::time::Duration;
 
 use super::status::without_numbers;
 use crate::crd::ProviderStatus;
 
-/// Workers, depths and the like are written no more often than this.
+/// The minimum interval between writes of workers, queue depths and other numbers.
 pub(super) const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// When to write.
+/// The time of the next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// At once.
+    /// Immediately.
     Now,
     /// After this time.
     In(Duration),
-    /// There is nothing new.
+    /// There is nothing to write.
     Never,
 }
 
-/// `since` is the time since the last write; none if this operator has written nothing yet.
+/// Returns when to write. `since` is the time since the last write, `None` if this operator has written nothing yet.
 pub(super) fn due(before: &ProviderStatus, after: &ProviderStatus, since: Option<Duration>) -> Due {
     if before == after {
         return Due::Never;
@@ -33,7 +34,7 @@ pub(super) fn due(before: &ProviderStatus, after: &ProviderStatus, since: Option
     if !only_numbers || left.is_zero() || has_first(before, after) { Due::Now } else { Due::In(left) }
 }
 
-/// Whether there are workers or models now, and there were none.
+/// True if there are workers or models now, and there were none before.
 fn has_first(before: &ProviderStatus, after: &ProviderStatus) -> bool {
     let is_first = |before: Option<i32>, after: Option<i32>| before.unwrap_or(0) == 0 && after.unwrap_or(0) > 0;
     is_first(before.workers, after.workers) || is_first(before.model_count, after.model_count)
@@ -76,7 +77,7 @@ mod tests {
         assert_eq!(due(&status(1, 1, 0), &after, SECOND), Due::Now);
     }
 
-    /// A worker that comes and goes each second, for a minute.
+    /// A worker that connects and disconnects each second, for a minute.
     #[test]
     fn a_worker_that_comes_and_goes_makes_no_storm() {
         let (mut written, mut written_at, mut writes) = (status(0, 0, 0), 0, 0);
@@ -87,7 +88,7 @@ mod tests {
                 (written, written_at, writes) = (after, second, writes + 1);
             }
         }
-        // Two each ten seconds: the loss when its time has come, and the return at once.
+        // Two writes per ten seconds: the loss when it is due, and the return at once.
         assert!((6..=13).contains(&writes), "{writes}");
     }
 }

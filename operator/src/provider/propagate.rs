@@ -1,5 +1,5 @@
-//! Hurries what is mounted: a kubelet refreshes a Pod's Secrets within a minute, but at once when the Pod itself changes. So
-//! Pods get an annotation that says what they should have.
+//! Speeds up the refresh of mounted Secrets: a kubelet refreshes a Pod's Secrets within a minute, but at once when the
+//! Pod itself changes. Pods therefore get an annotation with the expected version.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::cache::Caches;
 use crate::context::Context;
 use crate::names;
 
-/// How many Pods are patched at once.
+/// The number of Pods that are patched at once.
 const AT_ONCE: usize = 8;
-/// After that a kubelet that saw the annotation before the Secret is asked again.
+/// The delay after which a kubelet that saw the annotation before the Secret is nudged again.
 const LATE_AFTER: Duration = Duration::from_secs(5);
-/// Clocks of the API server and of the operator may differ.
+/// The clocks of the API server and of the operator may differ.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(60);
 
-/// Annotates the Pods that need it; how many could not be.
+/// Annotates the Pods that need it.
 pub(super) async fn propagate(
     ctx: &Context,
     caches: &Caches,
@@ -102,7 +102,7 @@ fn is_nudge_due(look: &Look, hash: &str, memory: &mut Memory) -> bool {
     due
 }
 
-/// Workers that were there before the secret got its value; younger ones have mounted it so.
+/// Patches for workers created before the secret got its value; younger ones have mounted the new value.
 fn worker_patches(caches: &Caches, namespace: &str, look: &Look, secret: &WorkerSecret) -> Vec<PodPatch> {
     let Some(version) = &secret.version else { return Vec::new() };
     let pools: Vec<String> = look.pools.iter().map(|pool| pool.name_any()).collect();

@@ -1,11 +1,11 @@
-//! Every reason that a Provider's conditions and Events may show: programs compare them, the manual explains them.
+//! The reasons in a Provider's conditions and Events. Programs compare them, and the manual explains them.
 
-/// One reason.
+/// A reason and its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// As conditions show it.
+    /// The name in conditions.
     pub name: &'static str,
-    /// What it means and what to do.
+    /// The meaning, and what to do.
     pub meaning: &'static str,
 }
 
@@ -13,7 +13,7 @@ macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $constant:ident = $name:literal;)+) => {
         $($(#[doc = $doc])+ pub const $constant: &str = $name;)+
 
-        /// All of them, for the manual.
+        /// All reasons, for the manual.
         pub const ALL: &[Reason] = &[$(Reason { name: $name, meaning: concat!($($doc),+) }),+];
     };
 }

@@ -1,9 +1,10 @@
-//! The right of relays to have workers' tokens reviewed, and who has it.
+//! Manages which relays have the right to have workers' tokens reviewed.
 //!
-//! TokenReviews belong to no namespace, so the right to create them is a ClusterRole's, and no object of a namespace can own a
-//! binding to it. The chart makes both, the binding with nobody in it; the operator may change that one binding, and keeps the
-//! relays in it of Providers that list ServiceAccounts. So it can neither make nor delete a binding of the cluster's, and who
-//! takes the operator over can give away nothing but this. Several operators may share a cluster, each with a binding of its own.
+//! TokenReviews belong to no namespace, so the right to create them is a ClusterRole's, and no object of a namespace
+//! can own a binding to it. The chart creates both, the binding without subjects. The operator may change that one
+//! binding, and keeps the relays of Providers that list ServiceAccounts in it. So it can neither create nor delete
+//! cluster-wide bindings, and an attacker who takes over the operator can grant nothing but this right. Several
+//! operators may share a cluster, each with its own binding.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +17,10 @@ use crate::apply::ApplyError;
 use crate::crd::Provider;
 use crate::names;
 
-/// Races that are lost before the next pass is left to win one.
+/// The number of lost races after which the change is left to the next pass.
 const ATTEMPTS: usize = 4;
 
-/// Why relays cannot review tokens.
+/// The reason that relays cannot review tokens.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The chart gave the operator no binding.
@@ -28,12 +29,12 @@ pub(super) enum Error {
          chart with rbac.workerTokens=true, which needs somebody who may create ClusterRoles, or leave the field out"
     )]
     NoBinding,
-    /// It was not possible to change it.
+    /// The binding could not be changed.
     #[error("spec.workerServiceAccounts: {0}")]
     Binding(#[source] ApplyError),
 }
 
-/// Relays in a namespace whose Providers list ServiceAccounts.
+/// Returns the relays of a namespace whose Providers list ServiceAccounts.
 pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespace: &str) -> BTreeSet<String> {
     let reviews = |provider: &&Provider| {
         provider.metadata.namespace.as_deref() == Some(namespace)
@@ -43,7 +44,7 @@ pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespac
     providers.filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
 }
 
-/// Lets these relays of the namespace, and no others of it, create TokenReviews.
+/// Allows exactly these relays of the namespace to create TokenReviews.
 pub(super) async fn bind(
     client: &Client,
     binding: Option<&str>,
@@ -62,7 +63,7 @@ pub(super) async fn bind(
         if wanted == there {
             return Ok(());
         }
-        // Of that very version: two Providers may change it at once.
+        // Patches exactly this version: two Providers may change the binding at once.
         let patch = json!({"metadata": {"resourceVersion": live.resource_version()}, "subjects": wanted});
         let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch(name, &params, &Patch::Merge(&patch)).await {
@@ -74,7 +75,7 @@ pub(super) async fn bind(
     Ok(())
 }
 
-/// The subjects of other namespaces as they are, and of this one these.
+/// Returns the subjects of other namespaces unchanged, and these relays for this namespace.
 fn with(there: &[Subject], namespace: &str, relays: &BTreeSet<String>) -> Vec<Subject> {
     let elsewhere = there.iter().filter(|subject| subject.namespace.as_deref() != Some(namespace)).cloned();
     let here = relays.iter().map(|name| Subject {

@@ -1,14 +1,14 @@
-//! The life of the worker secret, as a pure function of what the cluster holds.
+//! The life cycle of the worker secret, as a pure function of the cluster's state.
 //!
-//! 1. The relays accept the new value beside the old one; workers still present the old one.
-//! 2. Once every relay Pod has said so, the Secret that workers mount changes, and then the old value gets its end: it stays
-//!    good for a day, for workers outside the cluster and for whoever is slow. That holds for each rotation, however soon
-//!    others follow, so relays may accept several old values, each until its own time.
-//! 3. Then it goes, and the relays drain and close what was connected with it.
+//! 1. The relays accept the new value alongside the old one; workers still present the old one.
+//! 2. Once every relay Pod has confirmed this, the Secret that workers mount changes, and the old value gets its end:
+//!    it stays valid for a day, for workers outside the cluster and for slow ones. That holds for each rotation,
+//!    however soon others follow, so relays may accept several old values, each until its own time.
+//! 3. Then the old value is removed, and the relays drain and close the links that used it.
 //!
-//! Nothing is remembered between two looks but what is in Secrets, so that an operator may stop anywhere. Two Secrets cannot
-//! be written at once, so their order matters: relays first learn what they will be shown, and lose only what nobody was
-//! given any more. A revocation is the exception, because it is in a hurry.
+//! The only state between two steps is in Secrets, so an operator may stop at any point. Two Secrets cannot be written
+//! at once, so their order matters: relays first learn the value that workers will present, and lose only values that
+//! workers no longer use. A revocation is the exception, because it is urgent.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use modelrelay_protocol::secret::Secret;
@@ -16,38 +16,39 @@ use modelrelay_protocol::secret::Secret;
 #[cfg(test)]
 mod tests;
 
-/// How long a value stays good after a rotation.
+/// The time for which a value stays valid after a rotation.
 pub const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
-/// Old values that relays accept at most; one more ends the oldest before its time. A relay takes 16 secrets in all.
+/// The maximum number of old values that relays accept; one more ends the oldest early. A relay accepts 16 secrets in
+/// all.
 pub const MAX_PREVIOUS: usize = 8;
-/// A rotation follows another after this time only: by then every kubelet has refreshed the mounted Secret (69 s were
-/// measured where nothing hurries it). So a value that has to end early was replaced 8 * 90 s before at least, and no worker
-/// in the cluster presents it any more.
+/// The minimum time between two rotations: by then every kubelet has refreshed the mounted Secret (69 s were measured
+/// without an annotation to speed it up). A value that has to end early was therefore replaced at least 8 * 90 s
+/// before, and no worker in the cluster presents it any more.
 const SETTLING: SignedDuration = SignedDuration::from_secs(90);
-/// An end that is later than a day and this from now was written by a clock that was wrong.
+/// An end that is more than a day and this tolerance from now was written by a wrong clock.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_hours(1);
 
-/// What the cluster holds.
+/// The current state of the cluster.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// In the Secret that workers mount.
+    /// The Secret that workers mount.
     pub worker: Option<WorkerSide>,
-    /// In the configuration that relays mount.
+    /// The configuration that relays mount.
     pub relay: Option<RelaySide>,
-    /// In the user's own Secret, where the Provider names one.
+    /// The value of the user's own Secret, if the Provider names one.
     pub own: Option<Secret>,
     /// The Provider's annotation.
     pub annotation: Option<String>,
-    /// Whether every relay Pod runs the configuration that is applied.
+    /// True if every relay Pod runs the applied configuration.
     pub confirmed: bool,
 }
 
 /// The Secret that workers mount.
 #[derive(Clone, Debug)]
 pub struct WorkerSide {
-    /// What they present.
+    /// The value that workers present.
     pub value: Secret,
-    /// Since when.
+    /// The time since which it has this value.
     pub changed_at: Option<Timestamp>,
 }
 
@@ -56,63 +57,64 @@ pub struct WorkerSide {
 pub struct RelaySide {
     /// The newest value.
     pub current: Secret,
-    /// Those before, newest first.
+    /// The previous values, newest first.
     pub previous: Vec<Previous>,
-    /// The value of the annotation that was acted on last.
+    /// The value of the annotation that was last acted on.
     pub acted_on: Option<String>,
 }
 
-/// A value from before a rotation.
+/// A value that a rotation replaced.
 #[derive(Clone, Debug)]
 pub struct Previous {
-    /// It.
+    /// The value.
     pub value: Secret,
-    /// Until when it is good. Only the newest may be without an end: while workers still present it.
+    /// The end of its validity. Only the newest may have none, while workers still present it.
     pub until: Option<Timestamp>,
 }
 
-/// What the cluster should hold.
+/// The desired state of the cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The newest value, for relays.
     pub current: Secret,
-    /// Those before, for relays, newest first; [`MAX_PREVIOUS`] at most.
+    /// The previous values for relays, newest first; [`MAX_PREVIOUS`] at most.
     pub previous: Vec<Previous>,
-    /// What workers present.
+    /// The value that workers present.
     pub worker: Secret,
-    /// Since when.
+    /// The time since which they present it.
     pub worker_changed_at: Timestamp,
     /// The value of the annotation that has been acted on.
     pub acted_on: Option<String>,
-    /// What this step does, for Events.
+    /// The actions of this step, for Events.
     pub news: Vec<News>,
-    /// When to look again.
+    /// The time of the next step.
     pub wake_at: Option<Timestamp>,
 }
 
-/// What a step did.
+/// An action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The relays are told of a new value.
+    /// The relays receive a new value.
     Started,
-    /// Workers get it.
+    /// Workers receive the new value.
     Published,
-    /// An old one ended, because its time had come or because somebody said so.
+    /// An old value ended, because its time was over or a user revoked it.
     Ended,
-    /// The oldest one ended before its time: there were too many.
+    /// The oldest value ended early, because there were too many.
     Crowded,
-    /// There is a new value and the old ones ended at once.
+    /// There is a new value, and the old ones ended at once.
     Revoked,
 }
 
 impl Plan {
-    /// Whether the relays have yet to accept the new value.
+    /// True if the relays have yet to accept the new value.
     pub fn awaits_relays(&self) -> bool {
         self.previous.first().is_some_and(Previous::is_presented)
     }
 
-    /// Whether workers must have their new value before the relays' configuration changes: with it the old value gets its
-    /// end, which must not come while workers still mount it, however long an operator stops between the two writes.
+    /// True if workers must receive their new value before the relays' configuration changes. The change sets the old
+    /// value's end, which must not pass while workers still mount it, however long an operator stops between the two
+    /// writes.
     pub fn tells_workers_first(&self) -> bool {
         self.news.contains(&News::Published)
     }
@@ -124,9 +126,9 @@ impl Previous {
     }
 }
 
-/// The next step. `fresh` is a new random value, used only where one is needed.
+/// Returns the next step. `fresh` is a new random value, used only if one is needed.
 pub fn plan(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
-    // Whole seconds: that is how they are written, and what is read must be what was meant.
+    // Whole seconds, because that is the written format, and the value read back must be the same.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let Some(relay) = &known.relay else { return first(now, known, fresh) };
     let mut relay = relay.clone();
@@ -135,7 +137,8 @@ pub fn plan(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     state.requested(fresh).unwrap_or_else(|| state.progressed())
 }
 
-/// There is no configuration yet. A value that workers already mount (the Provider was deleted and made again) stays.
+/// Handles the case without a configuration. A value that workers already mount (the Provider was deleted and created
+/// again) is kept.
 fn first(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     let kept = known.worker.as_ref().map(|worker| worker.value.clone());
     let current = known.own.clone().or_else(|| kept.clone()).unwrap_or_else(|| fresh.clone());
@@ -147,14 +150,14 @@ fn first(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), news })
 }
 
-/// What an operator that stopped left to be done, and what time alone does.
+/// Completes the work that an operator left when it stopped, and ends values whose time is over.
 fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<News> {
     let mut news = Vec::new();
     let end = now + PREVIOUS_LIVES;
     let workers_have_it = known.worker.as_ref().is_some_and(|worker| worker.value == relay.current);
     for (age, previous) in relay.previous.iter_mut().enumerate() {
         match previous.until {
-            // The operator stopped after it told the workers.
+            // The operator stopped after it had updated the workers' Secret.
             None if age == 0 && workers_have_it => {
                 news.push(News::Published);
                 previous.until = Some(end);
@@ -183,7 +186,7 @@ struct State<'a> {
     now: Timestamp,
     known: &'a Known,
     relay: RelaySide,
-    /// What catching up did.
+    /// The actions of catching up.
     news: Vec<News>,
 }
 
@@ -196,7 +199,7 @@ struct Step {
 }
 
 impl State<'_> {
-    /// A step that a person asked for: by the annotation, or by another value in their own Secret.
+    /// Returns the step that a user requested: by the annotation, or by another value in their own Secret.
     fn requested(&self, fresh: &Secret) -> Option<Plan> {
         let annotation = self.known.annotation.as_deref();
         let asked = annotation.is_some() && annotation != self.relay.acted_on.as_deref();
@@ -212,8 +215,8 @@ impl State<'_> {
         Some(self.rotate(new))
     }
 
-    /// Ends every old value at once. Where there is one, the new value is the one to keep: giving out yet another would turn
-    /// away whoever has just been given it.
+    /// Ends every old value at once. If there are old values, the newest one is kept: yet another value would reject
+    /// workers that have just received the newest.
     fn revoke(&self, replaced: Option<&Secret>, fresh: &Secret) -> Plan {
         let has_old = !self.relay.previous.is_empty();
         let current = match (replaced, has_old, &self.known.own) {
@@ -230,15 +233,16 @@ impl State<'_> {
         finish(self.now, self.known, Step { current, previous: Vec::new(), worker, acted_on, news })
     }
 
-    /// Starts a rotation to `new`, if now is the time.
+    /// Starts a rotation to `new`, if the previous one has settled.
     fn rotate(&self, new: &Secret) -> Plan {
         let acted_on = self.known.annotation.clone();
         match self.relay.previous.first() {
-            // Workers were not given the newest value yet, so another request needs no other value than that one.
+            // Workers do not have the newest value yet, so another request needs no other value.
             Some(Previous { until: None, .. }) if self.known.own.is_none() => Plan { acted_on, ..self.progressed() },
-            // The user went back to what workers present.
+            // The user reverted to the value that workers present.
             Some(Previous { until: None, value }) if value == new => self.publish(new, &self.relay.current, acted_on),
-            // The user was faster than the relays: the value that nobody presents yet is replaced.
+            // The user changed the value before the relays confirmed: the value that no worker presents yet is
+            // replaced.
             Some(Previous { until: None, value }) => self.begin(new, value, acted_on),
             Some(Previous { until: Some(until), .. }) => match settled_at(self.now, *until) {
                 Some(at) => {
@@ -261,7 +265,7 @@ impl State<'_> {
         self.turn(new, newest, new, acted_on, News::Published)
     }
 
-    /// `newest` comes before all that were promised a time already.
+    /// Puts `newest` before all values that already have an end.
     fn turn(&self, new: &Secret, newest: Previous, worker: &Secret, acted_on: Option<String>, news: News) -> Plan {
         let promised = |previous: &&Previous| !previous.is_presented() && previous.value != newest.value;
         let older: Vec<Previous> = self.relay.previous.iter().filter(promised).cloned().collect();
@@ -276,13 +280,13 @@ impl State<'_> {
         finish(self.now, self.known, Step { current, previous, worker, acted_on, news })
     }
 
-    /// The step that time and the relays allow.
+    /// Returns the step that the time and the relays allow.
     fn progressed(&self) -> Plan {
         let RelaySide { current, previous, acted_on } = self.relay.clone();
         let acted_on = match &self.known.own {
-            // A new value is the user's to write, so the annotation alone asks for nothing.
+            // The user writes new values, so the annotation alone requests nothing.
             Some(_) => self.known.annotation.clone(),
-            // Without the annotation, setting it to the same value later is a new wish.
+            // After the annotation was removed, setting it to the same value again is a new request.
             None => acted_on.filter(|_| self.known.annotation.is_some()),
         };
         let worker = match previous.first() {
@@ -300,10 +304,10 @@ impl State<'_> {
     }
 }
 
-/// When another rotation may follow the one whose old value is good until then; none if now.
+/// Returns when another rotation may follow the one whose old value is valid until `until`, or `None` if it may now.
 fn settled_at(now: Timestamp, until: Timestamp) -> Option<Timestamp> {
     let published = until - PREVIOUS_LIVES;
-    // Before it was published is another clock's time, which tells nothing.
+    // A time before publication comes from another clock and proves nothing.
     (published..published + SETTLING).contains(&now).then(|| published + SETTLING)
 }
 
@@ -320,7 +324,7 @@ fn finish(now: Timestamp, known: &Known, step: Step) -> Plan {
     }
 }
 
-/// `revoke`, or `revoke-` and anything, so that it can be said twice.
+/// True for `revoke`, or `revoke-` with any suffix, which allows another revocation.
 fn is_revocation(annotation: &str) -> bool {
     annotation == "revoke" || annotation.starts_with("revoke-")
 }

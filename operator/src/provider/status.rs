@@ -1,4 +1,5 @@
-//! What a Provider's status says. A pure function of what is known; what differs from the status before is written.
+//! Builds a Provider's status as a pure function of the known state. A status that differs from the previous one is
+//! written.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,19 +19,19 @@ use crate::words::one_or;
 #[cfg(test)]
 mod tests;
 
-/// As many as a status lists.
+/// The maximum number of models in a status.
 const SHOWN_MODELS: usize = 32;
-/// The longest name that a status lists.
+/// The longest model name in a status.
 const MAX_MODEL_CHARS: usize = 256;
 
-/// What there is to say.
+/// The inputs of the status.
 pub(super) struct Facts<'a> {
     pub(super) provider: &'a Provider,
     pub(super) look: &'a Look,
     pub(super) outcome: &'a Outcome,
 }
 
-/// The status; `before` is the one that is there.
+/// Returns the status; `before` is the current one.
 pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
     let generation = facts.outcome.generation;
     let wanted = [facts.ready(now.0), facts.programmed(), facts.reconciling(), facts.stalled()];
@@ -40,7 +41,7 @@ pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> 
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
         endpoint: Some(endpoint(facts.provider)),
         worker_endpoint: Some(worker_endpoint(facts.provider)),
-        // What this operator has not looked at yet is as the one before it said.
+        // The predecessor's value is kept until this operator has a result of its own.
         worker_secret: facts
             .outcome
             .worker_secret
@@ -54,7 +55,7 @@ pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> 
     }
 }
 
-/// The same without what changes with every request.
+/// Returns the status without the values that change with every request.
 pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
     ProviderStatus {
         workers: None,
@@ -134,7 +135,8 @@ impl Facts<'_> {
         Wanted::new(READY, true, reasons::SERVING, message)
     }
 
-    /// A passing error of the API server says nothing about the relays, which go on; before they ever took requests, it does.
+    /// Returns the failure, if it affects readiness. A passing error of the API server does not, because the relays
+    /// keep running, unless they have never served.
     fn failure_that_matters(&self) -> Option<&Failure> {
         let failure = self.outcome.failure.as_ref()?;
         (failure.stalls() || failure.is_awaited() || !self.outcome.may_serve).then_some(failure)
@@ -164,7 +166,8 @@ impl Facts<'_> {
         format!("{why}{}", self.what_it_waits_for(pod, now))
     }
 
-    /// Why a relay that answers is unready all the same, as far as it shows: its probes tell the kubelet only.
+    /// Explains why a relay that responds is still unready, as far as its state shows: the probe's result reaches only
+    /// the kubelet.
     fn what_it_waits_for(&self, pod: &Pod, now: Timestamp) -> String {
         let answers = |reported: &&RelaySnapshot| matches!(reported.relays.get(&pod.name_any()), Some(Ok(_)));
         let Some(reported) = self.look.reported.as_deref().filter(answers) else { return String::new() };
@@ -197,7 +200,7 @@ impl Facts<'_> {
                 |failure| no(failure.reason, failure.message.clone()),
             );
         };
-        // The relays may well run what was written last, but that is not what this generation says.
+        // The relays may run the configuration that was written last, but it is not that of this generation.
         let is_older = self.outcome.config_generation != self.outcome.generation;
         if let Some(failure) = failure.filter(|failure| is_older || failure.reason == reasons::INVALID_SPEC) {
             return no(failure.reason, failure.message.clone());
@@ -217,7 +220,8 @@ impl Facts<'_> {
         }
     }
 
-    /// A relay that refuses its configuration says more than one that was not heard yet.
+    /// Returns the first relay without the newest configuration. One that rejects it is more informative than one that
+    /// has not reported yet.
     fn first_that_lags(&self, hash: &str) -> Option<(&'static str, String)> {
         let mut waiting = None;
         for pod in &self.look.relay_pods {
@@ -295,7 +299,7 @@ impl Facts<'_> {
     }
 }
 
-/// What the Deployment's own controller says of a roll-out that does not get on.
+/// Returns the message of the Deployment's own controller about a stuck rollout.
 fn stuck(deployment: &Deployment) -> Option<String> {
     let status = deployment.status.as_ref()?;
     if status.observed_generation < deployment.metadata.generation {

@@ -1,4 +1,4 @@
-//! Whole passes against an API server in memory.
+//! Complete passes against an in-memory API server.
 
 #![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
@@ -29,7 +29,7 @@ struct World {
     api: FakeApi,
     shared: Arc<Shared>,
     pods: Writer<Pod>,
-    // The other ends of the triggers; without them nothing can be asked for.
+    // The receivers of the triggers, without which nothing can be requested.
     _requests: Requests,
 }
 
@@ -62,13 +62,13 @@ impl World {
         Self { api, shared, pods, _requests: requests }
     }
 
-    /// A pass after a change in the cluster.
+    /// Runs a pass after a change in the cluster.
     async fn changed(&self, provider: &Provider) -> Result<Action, Error> {
         self.shared.caches.triggers.provider("llm", "local");
         self.pass(provider).await
     }
 
-    /// Somebody, perhaps the operator itself, touched one of its objects.
+    /// Reports a change of one of its objects, perhaps by the operator itself.
     fn touched<K>(&self, name: &str, version: &str, now: Now)
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -84,7 +84,7 @@ impl World {
         reconcile(Arc::new(provider.clone()), self.shared.clone()).await
     }
 
-    /// Status and reason of a condition as it was written last.
+    /// Returns status and reason of a condition as last written.
     fn condition(&self, type_: &str) -> (String, String) {
         let status = self.api.object("providers/local/status").unwrap_or_default();
         let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -99,7 +99,7 @@ impl World {
         Some(String::from_utf8(bytes.0).unwrap())
     }
 
-    /// A relay Pod that reports this configuration.
+    /// Adds a relay Pod that reports this configuration.
     fn relay(&mut self, hash: &str) {
         let pod = json!({
             "metadata": {"name": "relay-1", "namespace": "llm", "labels": {"modelrelay.io/provider": "local"}},
@@ -113,7 +113,7 @@ impl World {
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
-    /// A relay that runs what it should, with these workers, each of which serves this model.
+    /// Adds an up-to-date relay with these workers, each of which serves this model.
     fn workers(&mut self, workers: &[&str], model: Option<&str>) {
         self.relay(&self.expected_hash());
         let before = self.shared.ctx.relays.of("llm", "local").unwrap();
@@ -128,7 +128,7 @@ impl World {
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
-    /// As if the time of the next try had come.
+    /// Makes the next attempt due.
     fn retry_is_due(&self) {
         self.shared.ledger().memories.values_mut().for_each(Memory::reset_retries);
     }
@@ -190,7 +190,7 @@ async fn only_what_somebody_else_touched_is_applied_again() {
         ("local", &ours, Now::There, &[]),
         ("local", "theirs", Now::There, &["PATCH services/local"]),
         ("local-workers", "any", Now::Gone, &["PATCH services/local-workers"]),
-        // Not wanted, and known not to be there.
+        // Not wanted, and known to be absent.
         ("local-lb", "any", Now::Gone, &[]),
     ];
     for (name, version, now, writes) in cases {
@@ -198,7 +198,7 @@ async fn only_what_somebody_else_touched_is_applied_again() {
         world.pass(&provider(json!({}))).await.unwrap();
         assert_eq!(world.api.take_writes(), writes, "{name} {version}");
     }
-    // The Provider itself: nothing of its objects is different.
+    // The Provider itself changed, but none of its objects differs.
     world.changed(&provider(json!({}))).await.unwrap();
     assert_eq!(world.api.take_writes(), Vec::<String>::new());
 }
@@ -239,7 +239,7 @@ async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
     assert!(writes.contains(&"PATCH deployments/local-relay".to_owned()), "{writes:?}");
     assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
     assert_eq!(world.condition("Reconciling").0, "False");
-    // It is free again: only what was missing is made.
+    // The name is free again: only the missing object is created.
     world.api.0.lock().unwrap().objects.remove("/api/v1/namespaces/llm/services/local");
     world.pass(&provider(json!({}))).await.unwrap();
     assert_eq!(world.api.take_writes(), ["PATCH services/local", "PATCH providers/local/status"]);
@@ -268,7 +268,7 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
         let first = retry(Arc::new(provider.clone()), &error, world.shared.clone());
         assert_ne!(first, Action::await_change(), "{code}");
         world.retry_is_due();
-        // The same failure writes no status, and touches no other object.
+        // The same failure writes no status and touches no other object.
         world.pass(&provider).await.unwrap_err();
         assert_eq!(world.api.take_writes(), ["PATCH deployments/local-relay"], "{code}");
         world.api.refuse(|_, _| None);
@@ -292,7 +292,7 @@ async fn without_its_service_a_provider_is_not_ready() {
         world.api.refuse(|_, _| None);
         world.changed(&provider).await.unwrap();
         assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
-        // Once it is there, a passing error takes nothing from it.
+        // Once the Service exists, a passing error does not affect readiness.
         world.touched::<Service>("local", "theirs", Now::There);
         world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
         world.changed(&provider).await.unwrap_err();
@@ -337,7 +337,7 @@ async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_wri
         let newer = with_metadata(json!({"generation": 2}), json!({"queue": {"maxLength": 7}}));
         world.changed(&newer).await.unwrap_err();
         assert_eq!(world.condition("Programmed"), ("False".into(), reason.into()));
-        // What ran before still serves.
+        // The running relays still serve.
         assert_eq!(world.condition("Ready").0, "True", "{reason}");
     }
 }
@@ -390,7 +390,7 @@ async fn what_relays_report_does_not_hurry_the_next_try() {
     world.pass(&provider).await.unwrap_err();
     let writes = world.api.take_writes();
     assert!(!writes.iter().any(|write| write.contains("deployments")), "{writes:?}");
-    // The report itself is told, and a change in the cluster waits for nothing.
+    // The report itself is published, and a change in the cluster is handled at once.
     assert_eq!(world.condition("Ready").0, "True");
     world.changed(&provider).await.unwrap_err();
     assert!(world.api.take_writes().contains(&"PATCH deployments/local-relay".to_owned()));
@@ -426,7 +426,7 @@ async fn a_relay_that_just_started_is_looked_at_again_when_it_awaits_no_first_wo
     assert_eq!(again, Action::requeue(AWAITS_FIRST_WORKER + Duration::from_millis(50)));
 }
 
-/// Its objects go one by one, and what is retained is listed again and again.
+/// Its objects are deleted one by one, and each new list contains the retained ones.
 #[tokio::test]
 async fn of_a_provider_that_is_gone_no_change_is_kept() {
     let world = World::new();

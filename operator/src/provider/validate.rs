@@ -1,4 +1,4 @@
-//! What the API server cannot check: what contradicts itself, and what the relay would refuse to load.
+//! Checks what the API server cannot check: contradictions, and values that the relay would reject.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -18,34 +18,34 @@ use crate::worker_pool::ticker;
 #[cfg(test)]
 mod tests;
 
-/// As many as the relay takes.
+/// The relay's own limit.
 const MAX_COLD_MODELS: usize = 1024;
 
-/// A spec that can be built.
+/// A valid spec.
 #[derive(Clone, Debug)]
 pub struct ValidatedProvider {
     /// Its name.
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Its identity, for owner references.
+    /// Its uid, for owner references.
     pub uid: String,
-    /// What it asks for.
+    /// Its spec.
     pub spec: ProviderSpec,
-    /// How long a stopping relay waits for running requests.
+    /// The time that a stopping relay waits for running requests.
     pub drain_secs: u64,
     /// Models of pools that may be at zero.
     pub cold_models: Vec<String>,
-    /// Whether such a pool exists.
+    /// True if such a pool exists.
     pub scales_from_zero: bool,
 }
 
-/// What is wrong, each with its place.
+/// The problems, each with its field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
 pub(super) struct InvalidSpec(pub(super) Vec<String>);
 
-/// Checks a Provider and the pools that are its.
+/// Checks a Provider and its pools.
 pub(super) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result<ValidatedProvider, InvalidSpec> {
     let spec = &provider.spec;
     let mut problems = Vec::new();
@@ -68,13 +68,13 @@ pub(super) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result
     })
 }
 
-/// Models for which a pool would be woken: those it lists, else those it last advertised.
+/// Returns the models for which a pool would be woken: the listed ones, otherwise those it last advertised.
 pub(super) fn cold_models(pools: &[Arc<WorkerPool>]) -> Vec<String> {
     let mut models = BTreeSet::new();
     for pool in pools.iter().filter(|pool| may_be_at_zero(pool)) {
         models.extend(ticker::wakeable_models(pool).cloned());
     }
-    // A name that the relay would refuse must not cost it the whole configuration.
+    // A name that the relay would reject must not invalidate the whole configuration.
     models.into_iter().filter(|model| is_model_name(model)).take(MAX_COLD_MODELS).collect()
 }
 
@@ -85,7 +85,7 @@ fn may_be_at_zero(pool: &WorkerPool) -> bool {
 }
 
 impl ValidatedProvider {
-    /// The ServiceAccounts of its workers, each with its namespace.
+    /// Returns the ServiceAccounts of its workers, each with its namespace.
     pub fn worker_accounts(&self) -> Vec<String> {
         let whole = |account: &String| match account.split_once('/') {
             Some(_) => account.clone(),
@@ -94,14 +94,14 @@ impl ValidatedProvider {
         self.spec.worker_service_accounts.iter().map(whole).collect()
     }
 
-    /// Metadata of an object that goes with the Provider.
+    /// Returns the metadata of an object that is deleted with the Provider.
     pub fn metadata(&self, name: &str) -> Map<String, Value> {
         let mut metadata = self.unowned_metadata(name);
         metadata.insert("ownerReferences".to_owned(), self.owner_references());
         metadata
     }
 
-    /// Metadata of a Secret that outlives the Provider, unless it says otherwise.
+    /// Returns the metadata of a Secret that outlives the Provider, unless the spec sets another policy.
     pub fn retained_metadata(&self, name: &str) -> Map<String, Value> {
         match self.spec.secrets_policy {
             SecretsPolicy::Retain => self.unowned_metadata(name),
@@ -117,7 +117,7 @@ impl ValidatedProvider {
         ])
     }
 
-    /// Without `blockOwnerDeletion`, which asks for rights on finalizers where that is enforced.
+    /// Without `blockOwnerDeletion`, which requires rights on finalizers where that is enforced.
     fn owner_references(&self) -> Value {
         json!([{
             "apiVersion": format!("{}/{}", crate::crd::GROUP, crate::crd::VERSION), "kind": "Provider",
@@ -151,7 +151,7 @@ fn catalogue(spec: &ProviderSpec, problems: &mut Vec<String>) {
     }
 }
 
-/// A model that is meant by another name, or by none: one of the catalogue, where there is one.
+/// Checks the target of an alias, a default or a fallback: it must be in the catalogue, if there is one.
 fn meant(place: &str, model: &str, catalogue: Option<&HashSet<&str>>, problems: &mut Vec<String>) {
     model_name(place, model, &mut HashSet::new(), problems);
     if catalogue.is_some_and(|catalogue| !catalogue.contains(model)) {
@@ -193,7 +193,7 @@ fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {
     }
 }
 
-/// In whole seconds, rounded up: the relay takes no other.
+/// Returns whole seconds, rounded up: the relay accepts no other unit.
 fn seconds(place: &str, duration: &DurationText, problems: &mut Vec<String>) -> u64 {
     match duration.parse() {
         Ok(duration) => duration.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
@@ -233,7 +233,7 @@ fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
     }
 }
 
-/// The relay's own rule: a word that is no level would be read as a target and silence everything else.
+/// The relay's own rule: a word that is not a level would be parsed as a target and silence everything else.
 fn is_log_filter(text: &str) -> bool {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());

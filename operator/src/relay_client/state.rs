@@ -1,5 +1,5 @@
-//! The part of a relay's `/admin/state` that the operator reads. Fields that it does not know are no error: relays of other
-//! versions answer too.
+//! The part of a relay's `/admin/state` that the operator reads. Unknown fields are ignored, because relays may have
+//! other versions.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ const MAX_SLOT_CHARS: usize = 64;
 const MAX_CODE_CHARS: usize = 64;
 const MAX_MESSAGE_CHARS: usize = 256;
 
-/// One relay's answer.
+/// The response of one relay.
 #[derive(Debug, Deserialize)]
 pub(super) struct RelayState {
     #[serde(default)]
@@ -65,17 +65,17 @@ struct WorkerState {
     is_draining: bool,
     instance_id: Option<String>,
     pool: Option<String>,
-    /// Of a worker with a multiplexer.
+    /// Present for a worker with a multiplexer.
     #[serde(default)]
     slots: Option<Vec<SlotSeen>>,
 }
 
-/// A slot, and what the relay remembers of it.
+/// A slot, with the relay's memory of its last failure.
 #[derive(Debug, Deserialize)]
 struct SlotSeen {
     #[serde(flatten)]
     slot: Slot,
-    /// Older relays remember nothing.
+    /// Older relays do not remember failures.
     #[serde(default)]
     last_failure: Option<FailureSeen>,
 }
@@ -90,7 +90,7 @@ struct FailureSeen {
 }
 
 impl RelayState {
-    /// What concerns the relay itself.
+    /// Returns the state of the relay itself.
     pub(super) fn report(&self) -> RelayReport {
         RelayReport {
             config_hash: self.config_hash.clone(),
@@ -100,7 +100,7 @@ impl RelayState {
         }
     }
 
-    /// Adds what concerns the provider. `staying` collects the workers that one relay at least may still give work to.
+    /// Adds the state of the provider. `staying` collects the workers to which at least one relay may still dispatch.
     pub(super) fn add_to(self, provider: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
         for state in self.providers.into_iter().filter(|state| state.name == provider) {
             snapshot.queue_depth += state.queue_depth;
@@ -118,7 +118,7 @@ impl RelayState {
 }
 
 impl WorkerState {
-    /// Workers of other programs state no instance; there each connection counts as a worker.
+    /// Adds a worker. Workers of other programs state no instance; each of their connections is a worker of its own.
     fn add_to(self, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
         let instance = self.instance_id.unwrap_or(self.worker_id);
         if !self.is_draining {
@@ -138,7 +138,7 @@ impl WorkerState {
         sum.max_concurrent = sum.max_concurrent.max(self.max_concurrent);
         sum.in_flight += self.in_flight_count;
         sum.links += 1;
-        // Every relay was told the same, one perhaps a moment before the other: the newest word counts.
+        // Every relay receives the same reports, at slightly different times: the newest one is used.
         let slots: Vec<SlotReport> = self.slots.into_iter().flatten().map(slot).collect();
         let began = |slots: &[SlotReport]| slots.iter().map(|slot| slot.since.0).max();
         let others = if began(&slots) > began(&sum.slots) { std::mem::replace(&mut sum.slots, slots) } else { slots };
@@ -151,7 +151,7 @@ impl WorkerState {
     }
 }
 
-/// Another relay remembers this. One that has only begun remembers less than those that were told.
+/// Adds a failure that another relay remembers. A relay that has just started remembers fewer than the others.
 fn remember(slot: &mut SlotReport, last: LastFailure) {
     let is_over = slot.resident.as_ref() == Some(&last.failure.model);
     if !is_over && slot.last_failure.as_ref().is_none_or(|known| known.at < last.at) {
@@ -166,7 +166,7 @@ fn slot(seen: SlotSeen) -> SlotReport {
         at: ago(last.age_ms),
     });
     let failed = slot.models.into_iter().filter(|model| model.status == SlotModelStatus::Failed);
-    // Snapshots for machines have the words of one failure of each slot.
+    // Machine-readable snapshots contain the message of only one failure per slot.
     let with_words = |model: SlotModel| {
         let current = failure(&model.id, model.code.as_deref(), model.message.as_deref());
         let last = last_failure.as_ref().map(|last| &last.failure);
@@ -212,7 +212,7 @@ fn state(state: WireState) -> SlotState {
     }
 }
 
-/// One line, and what the status's schema takes: a worker may say more.
+/// Returns a single line of at most the length that the status's schema allows; a worker's text may be longer.
 fn shorten(text: &str, longest: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().take(longest).collect()

@@ -36,7 +36,7 @@ fn unscheduled(pod: &str) -> Answer {
     Answer { pod, answer: Err(Unanswered::Silent("it has no address yet".into())) }
 }
 
-/// As `/admin/state` looks, with a field that this program does not know.
+/// A response of `/admin/state`, with an unknown field.
 fn state(hash: &str, draining: bool) -> Value {
     json!({
         "relay_id": "r", "version": "0.1.0", "config_hash": hash, "config_error": null, "phase": "running", "newer": 1,
@@ -105,7 +105,7 @@ fn the_last_failure_of_a_slot_gives_its_words_and_any_relay_may_remember_it() {
     let with = |pod: &str, resident: &str, status: &str, last: Value| {
         let mut state = state("h", false);
         let bad = json!({"id": "bad", "status": status, "code": "backend_unavailable"});
-        // Whoever knows of the load has the newer word.
+        // The relay that knows of the load has the newer report.
         let since_ms = if status == "resident" { 1_000 } else { 5_000 };
         state["providers"][0]["workers"][0]["slots"] = json!([{
             "id": "gpu0", "state": "ready", "resident": resident, "since_ms": since_ms, "models": [bad],
@@ -160,7 +160,7 @@ fn the_first_workers_of_a_pool_and_all_of_one_that_scales_are_looked_for_every_s
     assert_eq!(interval(&resting, &idle), BRISK_INTERVAL);
     assert_eq!(interval(&resting, &serving), INTERVAL);
     assert_eq!(interval(&scaled, &serving), BRISK_INTERVAL);
-    // Nobody is expected, or nobody would be seen.
+    // No worker is expected, or none would be visible.
     assert_eq!(interval(&[], &idle), INTERVAL);
     assert_eq!(interval(&resting, &silent), INTERVAL);
 }
@@ -217,7 +217,7 @@ async fn what_is_no_relay_is_told_from_one() {
     assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
 }
 
-/// What is said to an answer of `body`.
+/// Returns the error for a response with this body.
 async fn judged(body: String) -> String {
     let router = Router::new().route("/admin/state", get(async move || body));
     why(request(&http_client(), &serve(router).await, &token()).await.1)
@@ -267,7 +267,7 @@ async fn an_answer_of_a_thousand_workers_with_multiplexers_is_taken_in() {
     assert_eq!(judged(body).await, "answered");
 }
 
-/// A relay with this certificate.
+/// Starts a relay with this certificate.
 async fn serve_tls(certificate: &str, key: &str) -> String {
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! How the operator trusts a relay that speaks TLS: by the authority of its Secret, and by the name that workers dial.
+//! Verifies a relay that uses TLS: by the authority in its Secret, and by the name that workers dial.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::crd::Provider;
 use crate::names;
 use crate::relay_tls::{RelayTls, Unusable, judge};
 
-/// A client for relays of this Provider; `None` where they speak plain HTTP.
+/// Returns a client for relays of this Provider, or `None` if they use plain HTTP.
 pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<reqwest::Client, String>> {
     let tls = provider.spec.relay.tls.as_ref()?;
     let namespace = provider.namespace().unwrap_or_default();
@@ -32,7 +32,7 @@ pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<
     Some(client.map_err(|why| format!("it cannot be asked over TLS: Secret {name} {why}")))
 }
 
-/// Trusts whom workers of the Provider trust.
+/// Builds a client that trusts the same authorities as the Provider's workers.
 pub(super) fn client_of(tls: &RelayTls, host: &str) -> Result<reqwest::Client, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -53,8 +53,8 @@ pub(super) fn client_of(tls: &RelayTls, host: &str) -> Result<reqwest::Client, S
     super::client_builder().tls_backend_preconfigured(config).build().map_err(|error| failed(&error))
 }
 
-/// Verifies all that is verified of any certificate, but for one name: Pods are asked at their addresses, which no
-/// certificate knows.
+/// Verifies a certificate as usual, but for one fixed name: Pods are polled at their addresses, which no certificate
+/// contains.
 #[derive(Debug)]
 struct Named {
     inner: Arc<WebPkiServerVerifier>,

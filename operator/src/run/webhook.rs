@@ -1,4 +1,4 @@
-//! The webhook of one replica: its server, its certificate, and whether it can answer.
+//! The webhook of one replica: its server, its certificate, and its readiness.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::context::Context;
 use crate::inject;
 use crate::probe::Readiness;
 
-/// How often the metric of the certificate's end is brought up to date.
+/// The interval at which the metric of the certificate's expiry is updated.
 const METRIC_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Running, or switched off.
+/// The webhook, running or disabled.
 pub(super) struct Webhook {
     running: Option<Running>,
 }
@@ -33,7 +33,7 @@ struct Running {
 }
 
 impl Webhook {
-    /// Begins to serve, if the webhook is wanted; handshakes fail until there is a certificate.
+    /// Starts serving, if the webhook is enabled. Handshakes fail until there is a certificate.
     pub(super) async fn start(args: &RunArgs, context: &Arc<Context>) -> Result<Self, RunError> {
         if args.webhook_configuration.is_empty() {
             return Ok(Self { running: None });
@@ -54,7 +54,7 @@ impl Webhook {
         Ok(Self { running: Some(Running { certificates, shutdown, server: tokio::spawn(served), helpers }) })
     }
 
-    /// Without a certificate the API server's reviews would fail here.
+    /// Returns the readiness check: without a certificate, the API server's reviews would fail here.
     pub(super) fn readiness(&self) -> Readiness {
         let Some(running) = &self.running else { return Arc::new(|| Ok(())) };
         let certificates = running.certificates.clone();
@@ -65,7 +65,7 @@ impl Webhook {
         )
     }
 
-    /// What the leader does for the certificates; nothing where somebody else does it.
+    /// Returns the leader's management of the certificates, which does nothing if they come from elsewhere.
     pub(super) fn manage(
         &self,
         args: &RunArgs,
@@ -79,7 +79,7 @@ impl Webhook {
         certs::run_manager(client.clone(), settings(args), policy, leading).boxed()
     }
 
-    /// Answers for the grace, then ends.
+    /// Serves for the grace period, then ends.
     pub(super) async fn finish(self) {
         let Some(running) = self.running else { return };
         running.shutdown.cancel();

@@ -1,10 +1,10 @@
-//! What a pool's worker may do to Deployments, and what becomes of those that it shall scale no more.
+//! A worker's rights on Deployments, and the handling of Deployments that leave the pool.
 //!
-//! A worker that ends leaves its resident loaded, and the next one knows only what it is told of: a Deployment that was taken out of
-//! the pool would hold its GPU for ever. So the operator scales it to 0, once, after the worker that may still use it is gone. Which
-//! it was is remembered in the Role, where a new operator finds it: the Role names a Deployment until that is done. A pool at zero
-//! has no worker, so it has no rights either, and what they were about goes the same way. A Deployment that another pool names, or
-//! that ModelRelay made, is left alone.
+//! A worker that ends leaves its resident loaded, and the next one knows only its own configuration: a Deployment that
+//! was removed from the pool would hold its GPU indefinitely. The operator therefore scales it to 0, once, after the
+//! worker that may still use it is gone. The Role records such Deployments, where a new operator finds them: it names a
+//! Deployment until that is done. A pool at zero has no worker and therefore no rights, and its Deployments are
+//! released the same way. A Deployment that another pool names, or that ModelRelay created, is left alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::crd::{Multiplexer, WorkerPool};
 use crate::manifests::{Manifest, sidecar, worker_access};
 use crate::names;
 
-/// Brings about what the worker needs while `runs`, and nothing while it does not.
+/// Creates the worker's rights while `runs`, and removes them otherwise.
 pub(super) async fn bring(
     pool: &WorkerPool,
     shared: &Shared,
@@ -42,12 +42,12 @@ pub(super) async fn bring(
     match named.is_empty() {
         false => grant(pool, shared, &named.union(&granted).cloned().collect()).await,
         true if granted.is_empty() => withdraw(pool, shared).await,
-        // Its worker still ends.
+        // Its worker is still stopping.
         true => Ok(()),
     }
 }
 
-/// Takes from a pool that has rights those to Deployments that are not its own to scale.
+/// Revokes a pool's rights on Deployments that it may not scale.
 pub(super) async fn withhold(pool: &WorkerPool, shared: &Shared) -> Result<(), ReconcileError> {
     let granted = granted(pool, shared).await?;
     let is_left = |deployment: &&String| claims::objection(&shared.caches, pool, deployment).is_none();
@@ -66,14 +66,14 @@ async fn grant(pool: &WorkerPool, shared: &Shared, deployments: &BTreeSet<String
     Ok(())
 }
 
-/// Without the two the account, which goes with the pool, may do nothing.
+/// Deletes Role and RoleBinding. Without them the account, which is deleted with the pool, has no rights.
 async fn withdraw(pool: &WorkerPool, shared: &Shared) -> Result<(), ReconcileError> {
     let [_, role, binding] = worker_access::objects(pool, &BTreeSet::new());
     bring::gone(shared, pool, &binding).await?;
     Ok(bring::gone(shared, pool, &role).await?)
 }
 
-/// The Deployments that the pool's Role names.
+/// Returns the Deployments that the pool's Role names.
 async fn granted(pool: &WorkerPool, shared: &Shared) -> Result<BTreeSet<String>, ReconcileError> {
     let [_, role, _] = worker_access::objects(pool, &BTreeSet::new());
     if shared.memory.with(pool, |entry| entry.absent.contains(&role.display())) {
@@ -91,7 +91,7 @@ fn named(live: &DynamicObject, role: &Manifest) -> BTreeSet<String> {
     names.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Whether a worker is left that was made for other slots than those of now, or for any while none shall run.
+/// True if a worker exists that was created for other slots, or any worker if none should run.
 fn is_used(pool: &WorkerPool, pods: &[Arc<Pod>], runs: bool) -> bool {
     let now = sidecar::slots_hash(&pool.spec);
     let has_ended = |pod: &Pod| {
@@ -102,7 +102,7 @@ fn is_used(pool: &WorkerPool, pods: &[Arc<Pod>], runs: bool) -> bool {
     pods.iter().any(|pod| is_former(pod) && !has_ended(pod))
 }
 
-/// Scales to 0 what is nobody's any more.
+/// Scales a Deployment to 0 that no pool names any more.
 async fn release(
     pool: &WorkerPool,
     shared: &Shared,

@@ -1,8 +1,8 @@
-//! Brings a pool's objects about, and leaves alone what is as it should be.
+//! Applies a pool's objects, and leaves up-to-date ones alone.
 //!
-//! A pool is looked at whenever one of its Pods changes, and most of these looks change nothing. So what was applied is
-//! remembered with the version that the object had then: while both the wish and the object are the same, nothing is sent.
-//! What the API server refused for its content is not sent again either, until the content changes.
+//! A pool is reconciled whenever one of its Pods changes, and most reconciliations change nothing. Each applied object
+//! is therefore remembered with its resulting version: while both the desired object and the live version are the same,
+//! nothing is sent. Content that the API server rejected is not sent again either, until it changes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,16 +15,16 @@ use crate::crd::WorkerPool;
 use crate::manifests::Manifest;
 use crate::names;
 
-/// An object as it is now.
+/// The result of applying an object.
 #[derive(Debug)]
 pub struct Brought {
     /// The object, unless it was not read because nothing had to change.
     pub object: Option<DynamicObject>,
-    /// Whether anything was sent.
+    /// True if a request was sent.
     pub applied: bool,
 }
 
-/// Brings an object about that nobody has read yet.
+/// Applies an object that has not been read yet.
 pub async fn unread(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<Brought, ApplyError> {
     let api: Api<DynamicObject> =
         Api::namespaced_with(shared.ctx.client.clone(), &manifest.namespace, &manifest.resource);
@@ -33,7 +33,7 @@ pub async fn unread(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> 
     ensure(shared, pool, manifest, there.map(|there| there.metadata).as_ref()).await
 }
 
-/// Brings an object about of which the metadata is known.
+/// Applies an object whose metadata is known.
 pub async fn ensure(
     shared: &Shared,
     pool: &WorkerPool,
@@ -54,7 +54,7 @@ pub async fn ensure(
     let applied = apply::apply(&shared.ctx.client, owner(pool), manifest).await;
     let result = match &applied {
         Ok(object) => Some(AttemptResult::Done(version(&object.metadata))),
-        // What a policy forbids today it may allow tomorrow; the rest is about the content.
+        // A policy's decision may change; other rejections depend only on the content.
         Err(error @ ApplyError::Refused { code, message, .. }) if !error.is_forbidden() => {
             Some(AttemptResult::Refused { code: *code, message: message.clone() })
         }
@@ -70,7 +70,7 @@ pub async fn ensure(
     applied.map(|object| Brought { object: Some(object), applied: true })
 }
 
-/// Sees to it that an object of the pool's is not there. Asked for once: whoever makes it again means it.
+/// Deletes an object of the pool. This happens once: if the object is created again, that is intended.
 pub async fn gone(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
     let key = manifest.display();
     if shared.memory.with(pool, |entry| entry.absent.contains(&key)) {
@@ -88,7 +88,7 @@ pub(super) fn owner(pool: &WorkerPool) -> Owner<'_> {
     Owner { kind: "WorkerPool", label: names::POOL_LABEL, name: pool.metadata.name.as_deref().unwrap_or_default() }
 }
 
-/// Of what the object is, and of what its template was rendered from.
+/// Returns the object's content version together with the inputs of its template.
 fn version(meta: &ObjectMeta) -> String {
     format!("{} {}", apply::content_version(meta), rendered(meta).map_or("", String::as_str))
 }

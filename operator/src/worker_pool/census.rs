@@ -1,4 +1,4 @@
-//! A pool's Pods, counted: pure.
+//! Counts a pool's Pods by state: pure.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,65 +12,66 @@ use crate::crd::WorkerPool;
 use crate::manifests::sidecar;
 use crate::names;
 
-/// What the pool's Pods are.
+/// The counts of the pool's Pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Pods that are neither leaving nor over.
+    /// Pods that are neither leaving nor finished.
     pub pods: i32,
-    /// Of these, ready ones.
+    /// Those of them that are ready.
     pub ready: i32,
-    /// Of these, those ready for longer than [`SETTLED`].
+    /// Those that have been ready for longer than [`SETTLED`].
     pub settled: i32,
-    /// Unready ones with a worker that is connected and has nothing to serve, for longer than [`LOADED`].
+    /// Unready Pods whose worker is connected but has had nothing to serve for longer than [`LOADED`].
     pub silent: i32,
-    /// When the next one becomes such a Pod.
+    /// The time until the next Pod becomes silent.
     pub silent_in: Option<Duration>,
-    /// Pods that have the worker.
+    /// Pods with a worker.
     pub injected: i32,
-    /// Of those, the ones whose worker is not the one that they would get now.
+    /// Those whose worker differs from the one that they would get now.
     pub outdated: i32,
-    /// Names of Pods that lack the worker and should not, sorted.
+    /// Sorted names of Pods that lack the worker and should have it.
     pub not_injected: Vec<String>,
     /// Pods that wait because there was no pool.
     pub gated: Vec<Gated>,
 }
 
-/// A Pod that cannot be scheduled until it is created anew.
+/// A Pod that cannot be scheduled until it is recreated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gated {
     /// Its name.
     pub name: String,
-    /// Which of that name.
+    /// Its uid, which distinguishes it from a successor of the same name.
     pub uid: String,
 }
 
-/// How long a worker of a ready Pod may take to register before that is worth a word.
+/// The time that the worker of a ready Pod may take to register before this is reported.
 pub const SETTLED: Duration = Duration::from_secs(30);
 
-/// How long the backend beside a worker may take to load its model before that is worth a word. Many take longer, so it is no more
-/// than a word.
+/// The time that a worker's backend may take to load its model before this is reported. Many take longer, so it is only
+/// reported.
 pub const LOADED: Duration = Duration::from_secs(600);
 
-/// A Pod that is created with the gate so long after its pool became usable did not get it from our webhook, and the next one
-/// would come with it again.
+/// A Pod that was created with the gate this long after its pool became usable did not get it from the operator's
+/// webhook, and its replacement would have it too.
 const LATE: Duration = Duration::from_secs(60);
 
-/// What Pods are compared to.
+/// The values that Pods are compared with.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure<'a> {
     /// Hash of the worker as Pods would get it now.
     pub hash: &'a str,
-    /// Its image, for Pods that carry no hash: those that an operator before this one injected.
+    /// Its image, for Pods without a hash: those that an older operator injected.
     pub image: &'a str,
-    /// Since when the pool can be used: what was gated before waited for that. `None` while it cannot, or could not until now.
+    /// The time since which the pool is usable; Pods that were gated before waited for that. `None` while it is not, or
+    /// was not until now.
     pub usable: Option<Timestamp>,
-    /// Pods whose workers are connected and have nothing to serve, by name.
+    /// Names of Pods whose workers are connected and have nothing to serve.
     pub idle: &'a BTreeSet<String>,
-    /// The present.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// Counts.
+/// Counts the Pods.
 pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> Census {
     let mut census = Census::default();
     for pod in pods {
@@ -105,7 +106,7 @@ fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
     match worker_image(pod) {
         Some(used) => {
             census.injected += 1;
-            // By the hash where there is one: another webhook may have rewritten the image since.
+            // By the hash if there is one: another webhook may have rewritten the image since.
             let same = worker_hash(pod).map_or(used == measure.image, |hash| hash == measure.hash);
             census.outdated += i32::from(!same);
         }
@@ -114,7 +115,7 @@ fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
     }
 }
 
-/// The image of the Pod's worker, told by the container: an annotation could say anything.
+/// Returns the image of the Pod's worker, identified by its container, because an annotation could be arbitrary.
 fn worker_image(pod: &Pod) -> Option<&str> {
     let spec = pod.spec.as_ref()?;
     let worker = spec
@@ -144,7 +145,7 @@ fn is_late(pod: &Pod, usable: Option<Timestamp>) -> bool {
     pod.0.duration_since(usable) > signed(LATE)
 }
 
-/// Since when a pool can be used, by its conditions so far: since it was created, or since it stalled last.
+/// Returns the time since which a pool is usable, by its conditions: its creation, or the end of its last stall.
 pub fn usable_since(pool: &WorkerPool, conditions: &[Condition]) -> Option<Timestamp> {
     let created = pool.metadata.creation_timestamp.as_ref().map(|time| time.0);
     match conditions.iter().find(|condition| condition.type_ == STALLED) {
@@ -158,7 +159,7 @@ fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
-/// Whether somebody creates it anew once it is deleted.
+/// True if a controller recreates the Pod after it is deleted.
 fn has_controller(pod: &Pod) -> bool {
     pod.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true))
 }
@@ -173,7 +174,7 @@ fn ready(pod: &Pod) -> Option<&PodCondition> {
     conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Since when a Pod whose containers may run is not ready. A sidecar is one of the things that initialize it.
+/// Returns the time since which a Pod whose containers may run is not ready. A sidecar is part of its initialization.
 fn unready_since(pod: &Pod) -> Option<Timestamp> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let since = |type_: &str, status: &str| {
@@ -282,7 +283,7 @@ mod tests {
         };
         assert_eq!(silence(&[waits("late", 400, 0)]), (1, None));
         assert_eq!(silence(&[waits("loading", 401, 0)]), (0, Some(1)));
-        // It was ready once.
+        // It was ready before.
         assert_eq!(silence(&[waits("loading", 0, 500)]), (0, Some(100)));
         assert_eq!(silence(&[waits("late", 0, 1), waits("loading", 0, 500), waits("idle", 0, 450)]), (1, Some(50)));
         assert_eq!(silence(&[waits("no-worker-of-it-is-idle", 0, 0), pod("idle", &json!({}))]), (0, None));

@@ -1,7 +1,8 @@
-//! Whose a Deployment is that pools with driver `kubernetes` name: two workers that scale one would take it from each other.
+//! Decides which pool may scale a Deployment, for pools with driver `kubernetes`: two workers that scale one Deployment
+//! would conflict.
 //!
-//! The schema sees one pool at a time, so this looks at all of the namespace: the older pool has the Deployment, and the younger one
-//! says whose it is. What ModelRelay made itself is no model's.
+//! The schema sees one pool at a time, so this checks all pools of the namespace: the older pool owns the Deployment,
+//! and the younger one reports the conflict. Deployments that ModelRelay created serve no model.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::cache::Caches;
 use crate::crd::{Multiplexer, WorkerPool};
 use crate::names;
 
-/// What is wrong with the Deployments that the pool names, by its field; nothing if they are the pool's to scale.
+/// Returns the first problem with the Deployments that the pool names, with its field, or `None` if the pool may scale
+/// them.
 pub(super) fn dispute(caches: &Caches, pool: &WorkerPool) -> Option<String> {
     let slots = pool.spec.slots()?;
     let named = slots.slots.iter().flat_map(|slot| slot.models.iter().map(move |model| (slot, model)));
@@ -25,7 +27,7 @@ pub(super) fn dispute(caches: &Caches, pool: &WorkerPool) -> Option<String> {
     )
 }
 
-/// Why this pool may not scale a Deployment.
+/// Returns the reason that this pool may not scale a Deployment.
 pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) -> Option<String> {
     let reference = ObjectRef::new(deployment).within(&pool.namespace().unwrap_or_default());
     if caches.deployments.get(&reference).is_some() {
@@ -39,12 +41,12 @@ pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) ->
     ))
 }
 
-/// Another pool that names the Deployment.
+/// Returns another pool that names the Deployment.
 pub(super) fn other(caches: &Caches, pool: &WorkerPool, deployment: &str) -> Option<Arc<WorkerPool>> {
     others(caches, pool, deployment).next()
 }
 
-/// Whether ModelRelay made it.
+/// True if ModelRelay created it.
 pub(super) fn is_own(deployment: &Deployment) -> bool {
     deployment.labels().get("app.kubernetes.io/managed-by").map(String::as_str) == Some(names::MANAGED_BY)
 }
@@ -59,7 +61,7 @@ fn others(caches: &Caches, pool: &WorkerPool, deployment: &str) -> impl Iterator
     caches.pools.state().into_iter().filter(is_other).collect::<Vec<_>>().into_iter()
 }
 
-/// Orders pools: made within the same second, by name.
+/// Returns a key that orders pools by age; pools created within the same second are ordered by name.
 fn age(pool: &WorkerPool) -> impl Ord + use<> {
     (pool.metadata.creation_timestamp.as_ref().map(|made| made.0), pool.name_any())
 }

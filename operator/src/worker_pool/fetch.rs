@@ -1,4 +1,4 @@
-//! Everything that a look at a pool depends on, read once.
+//! Reads everything that a reconciliation of a pool depends on.
 
 use std::sync::Arc;
 
@@ -19,32 +19,32 @@ use crate::manifests::backend::{RENDERED_ANNOTATION, Workload};
 use crate::manifests::worker_config::Speech;
 use crate::{names, relay_tls};
 
-/// Deployments of a namespace that are looked through.
+/// The maximum number of Deployments of a namespace that are searched.
 const DEPLOYMENTS: u32 = 500;
 
-/// Why it cannot be read.
+/// The reason that an object cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// An object that had to be read.
+    /// A required object could not be read.
     #[error("{object}: {source}")]
     Object {
         /// Kind and name.
         object: String,
-        /// What went wrong.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
 }
 
 impl FetchError {
-    /// Whether the API server does not let us.
+    /// True if the API server denies access.
     pub fn is_forbidden(&self) -> bool {
         let Self::Object { source, .. } = self;
         matches!(&**source, kube::Error::Api(status) if status.code == 403)
     }
 }
 
-/// The Deployment or DaemonSet as the API server has it, not as a cache had it: a drain token or a number of replicas that
-/// a cache does not show yet would be made up anew.
+/// Returns the Deployment or DaemonSet from the API server, not from a cache: a drain token or number of replicas that
+/// a cache does not show yet would be replaced by a new one.
 pub async fn workload(
     client: &Client,
     pool: &WorkerPool,
@@ -65,8 +65,8 @@ where
     api.get_opt(name).await.map_err(fail)
 }
 
-/// What the pool's workers speak with their relays. While the Provider is not there, or no relay can serve with its Secret,
-/// relays stay as they are, and so do workers.
+/// Returns the transport between the pool's workers and their relays. While the Provider does not exist, or no relay
+/// can serve with its Secret, relays and workers keep their transport.
 pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<Speech, FetchError> {
     let namespace = pool.namespace().unwrap_or_default();
     let provider = caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&namespace));
@@ -84,13 +84,13 @@ pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Resu
     Ok(there.as_ref().map(Speech::of).unwrap_or_default())
 }
 
-/// The Secret with the relays' certificate, if they should have one.
+/// Returns the name of the Secret with the relays' certificate, if they should have one.
 pub fn tls_secret(caches: &Caches, pool: &WorkerPool) -> Option<String> {
     let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
     caches.providers.get(&name)?.spec.relay.tls.as_ref().map(|tls| tls.secret_name.clone())
 }
 
-/// The Provider.
+/// Returns the state of the Provider.
 pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
     let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
     match caches.providers.get(&name) {
@@ -100,8 +100,9 @@ pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
     }
 }
 
-/// Why a Deployment of somebody else's, whose Pods would carry the pool's label, cannot create them. Other people's Deployments
-/// are not watched, and what else creates Pods does not say in its status why it cannot. Nothing where it cannot be read.
+/// Returns the reason that another owner's Deployment, whose Pods would carry the pool's label, cannot create them.
+/// Such Deployments are not watched, and other kinds do not report the reason in their status. Returns `None` if they
+/// cannot be read.
 pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
     let deployments = match api.list(&ListParams::default().limit(DEPLOYMENTS)).await {
@@ -120,7 +121,7 @@ pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
     })
 }
 
-/// The Pods that carry the pool's label.
+/// Returns the Pods that carry the pool's label.
 pub fn pods(caches: &Caches, pool: &WorkerPool) -> Vec<Arc<Pod>> {
     let (namespace, name) = (pool.namespace(), pool.name_any());
     let of = |pod: &Arc<Pod>| {
@@ -129,7 +130,7 @@ pub fn pods(caches: &Caches, pool: &WorkerPool) -> Vec<Arc<Pod>> {
     caches.pool_pods.state().into_iter().filter(of).collect()
 }
 
-/// What the renderer needs of the workload.
+/// Returns the parts of the workload that the renderer needs.
 pub fn live(workload: Option<&DynamicObject>) -> Live {
     let Some(object) = workload else { return Live::default() };
     Live {
@@ -138,7 +139,7 @@ pub fn live(workload: Option<&DynamicObject>) -> Live {
     }
 }
 
-/// The workload's replicas.
+/// Returns the workload's number of replicas.
 pub fn replicas(workload: &DynamicObject) -> Option<i32> {
     workload.data.pointer("/spec/replicas").and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok())
 }

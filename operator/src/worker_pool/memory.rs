@@ -1,4 +1,5 @@
-//! What the controller remembers of each pool between two looks. All of it may be lost: a new leader starts without.
+//! The state that the controller keeps of each pool between two reconciliations. All of it may be lost: a new leader
+//! starts without.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -21,67 +22,68 @@ pub type Key = (String, String);
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(300);
 
-/// Of every pool. Not `Debug`, because it knows drain tokens.
+/// The memory of all pools. Not `Debug`, because it contains drain tokens.
 #[derive(Default)]
 pub struct Memory {
-    // Held for one access, never over an await.
+    // Locked for one access, never across an await.
     pools: Mutex<HashMap<Key, Entry>>,
 }
 
-/// Of one pool.
+/// The memory of one pool.
 #[derive(Default)]
 pub struct Entry {
     uid: String,
-    /// Drain token for a workload that is not there yet: the same at each attempt, so that one that was refused is known again.
+    /// Drain token for a workload that does not exist yet: the same at each attempt, so that a rejected template is
+    /// recognized.
     pub drain_token: Option<String>,
-    /// What was applied last, by kind and name.
+    /// The last attempts to apply objects, by kind and name.
     pub applied: HashMap<String, Attempt>,
-    /// What was found or made absent, by kind and name.
+    /// Objects that are known to be absent, by kind and name.
     pub absent: HashSet<String>,
-    /// The status that was written last, and when.
+    /// The status that was last written, and when.
     pub written: Option<(Instant, WorkerPoolStatus)>,
-    /// What its load was.
+    /// The history of its load.
     pub history: History,
-    /// Who writes its replicas.
+    /// The writers of its replicas.
     pub writers: Writers,
-    /// Who writes those of its Deployment.
+    /// The writers of its Deployment's replicas.
     pub rivals: Rivals,
-    /// Whether it was said that Pods wait for the pool.
+    /// True if an Event about waiting Pods was published.
     pub told_waiting: bool,
-    /// What was said of its slots.
+    /// The Events that were published about its slots.
     pub told_slots: Told,
-    /// What relays and Provider last looked like.
+    /// Fingerprint of the last observed state of relays and Provider.
     pub seen: Option<u64>,
     reconciling: Delays,
     scaling: Delays,
-    /// When the replicas may be written again after a failure.
+    /// The time after which the replicas may be written again after a failure.
     pub scale_after: Option<Instant>,
 }
 
-/// What became of an object that was applied.
+/// An attempt to apply an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// Hash of what was wanted.
+    /// Hash of the desired object.
     pub desired: u64,
-    /// What came of it.
+    /// The result.
     pub result: AttemptResult,
 }
 
-/// What came of it.
+/// The result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptResult {
-    /// It was done, and the object was at this version of its content.
+    /// It succeeded, and the content had this version.
     Done(String),
-    /// The API server refused it, and will again.
+    /// The API server rejected it, and will again.
     Refused {
         /// HTTP status.
         code: u16,
-        /// What it said.
+        /// The API server's message.
         message: String,
     },
 }
 
-/// Growing delays with jitter, so that many pools that failed together do not try together.
+/// Growing delays with jitter, so that many pools that failed together do not retry together.
 #[derive(Debug, Default)]
 struct Delays {
     backoff: Option<ExponentialBackoff>,
@@ -103,7 +105,7 @@ impl Delays {
 }
 
 impl Memory {
-    /// Reads or writes what is remembered of a pool; of another one of the same name nothing is.
+    /// Accesses the memory of a pool; another pool of the same name starts with an empty one.
     pub fn with<R>(&self, pool: &WorkerPool, access: impl FnOnce(&mut Entry) -> R) -> R {
         let uid = pool.uid().unwrap_or_default();
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +116,7 @@ impl Memory {
         access(entry)
     }
 
-    /// Forgets all pools but those, and says which.
+    /// Removes all pools for which `there` is false, and returns their keys.
     pub fn retain(&self, there: impl Fn(&Key) -> bool) -> Vec<Key> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<Key> = pools.keys().filter(|key| !there(key)).cloned().collect();
@@ -126,29 +128,29 @@ impl Memory {
 }
 
 impl Entry {
-    /// How long to wait after another failure of a reconciliation.
+    /// Returns the delay after another failed reconciliation.
     pub fn reconciliation_failed(&mut self) -> Duration {
         self.reconciling.next()
     }
 
-    /// The next failure is a first one again.
+    /// Resets the delay after a success.
     pub fn reconciled(&mut self) {
         self.reconciling = Delays::default();
     }
 
-    /// The replicas could not be written.
+    /// Records that the replicas could not be written.
     pub fn scaling_failed(&mut self, now: Instant) {
         self.scale_after = Some(now + self.scaling.next());
     }
 
-    /// The replicas were written.
+    /// Records that the replicas were written.
     pub fn scaled(&mut self) {
         self.scaling = Delays::default();
         self.scale_after = None;
     }
 }
 
-/// Of a pool.
+/// Returns the key of a pool.
 pub fn key(pool: &WorkerPool) -> Key {
     (pool.namespace().unwrap_or_default(), pool.name_any())
 }
@@ -165,7 +167,7 @@ mod tests {
         let (memory, pool) = (Memory::default(), testing::pool(&json!({"provider": "local"})));
         let delays: Vec<u64> =
             (0..12).map(|_| memory.with(&pool, Entry::reconciliation_failed).as_millis() as u64).collect();
-        // Jitter adds up to as much again.
+        // Jitter at most doubles a delay.
         assert!((1_000..2_000).contains(&delays[0]), "{delays:?}");
         assert!((8_000..16_000).contains(&delays[3]), "{delays:?}");
         assert!(delays[11] >= 300_000, "{delays:?}");

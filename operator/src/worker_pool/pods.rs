@@ -1,4 +1,4 @@
-//! What the operator does to a pool's Pods: it lets go of those that waited for the pool, and says which are to go first.
+//! The operator's changes to a pool's Pods: it deletes those that waited for the pool, and ranks them for deletion.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
 
-/// ReplicaSets delete Pods with a lower cost first, among those that are ready alike.
+/// ReplicaSets delete Pods with a lower cost first, among equally ready ones.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// Of a Pod whose worker no relay knows: it serves nobody.
+/// The cost of a Pod whose worker no relay knows: it serves no request.
 const UNCONNECTED: i64 = -1;
-/// Pods that are written at once.
+/// The number of Pods that are written at once.
 const CONCURRENCY: usize = 8;
 
-/// Deletes Pods that were created before their pool could be used, so that their controllers create others, which get a worker.
-/// How many went.
+/// Deletes Pods that were created before their pool could be used, so that their controllers create new ones with a
+/// worker. Returns the number of deleted Pods.
 pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Result<usize, kube::Error> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
     let mut released = 0;
     for pod in gated {
         let params = DeleteParams {
-            // Its successor may have the name.
+            // A successor may have the same name.
             preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
             ..DeleteParams::default()
         };
@@ -41,7 +41,7 @@ pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Res
     Ok(released)
 }
 
-/// Makes the idlest Pods the first to go. A Pod that cannot be written is a lost hint, not an error.
+/// Makes the idlest Pods the first to be deleted. A failed write is a lost hint, not an error.
 pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapshot: &RelaySnapshot) {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
     let costs = costs(&pool.name_any(), pods, snapshot);
@@ -59,8 +59,8 @@ pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapsho
         .await;
 }
 
-/// The costs that have to be written, by Pod. Counted from the idlest, because no annotation means 0: where all are alike,
-/// as in a pool of a thousand idle Pods, there is nothing to write.
+/// Returns the costs that have to be written, by Pod. They are relative to the idlest Pod, because a missing annotation
+/// means 0: if all are equal, as in a pool of a thousand idle Pods, nothing is written.
 fn costs(pool: &str, pods: &[Arc<Pod>], snapshot: &RelaySnapshot) -> Vec<(String, String)> {
     let in_flight: HashMap<&str, u64> =
         snapshot.workers_of(pool).map(|worker| (worker.name.as_str(), worker.in_flight)).collect();

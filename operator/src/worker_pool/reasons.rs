@@ -1,23 +1,23 @@
-//! Every reason in a pool's conditions, with what it means and what to do: the one table that the code and the manual share.
+//! Every reason in a pool's conditions, with its meaning and what to do: the table that the code and the manual share.
 
 macro_rules! reasons {
     ($($name:ident: $help:literal,)*) => {
-        /// Why a condition of a WorkerPool is as it is.
+        /// The reason of a WorkerPool's condition.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Reason {
             $(#[doc = $help] $name,)*
         }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// As conditions and Events say it.
+            /// Returns the name in conditions and Events.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }
 
-            /// What it means, and what to do.
+            /// Returns the meaning, and what to do.
             pub fn help(self) -> &'static str {
                 match self { $(Self::$name => $help,)* }
             }

@@ -1,17 +1,17 @@
-//! Which Pod template a pool's workload gets: one rendered now, or the one that it has.
+//! Decides which Pod template a pool's workload gets: a newly rendered one, or the existing one.
 //!
-//! A new operator renders the worker differently, with its own release's image at least, and a changed Pod template restarts
-//! every backend, each of which may take minutes to load its model. So a template is rendered anew only when the pool asks
-//! for it: by its spec, or by another value of the annotation `modelrelay.io/upgrade`.
+//! A new operator renders the worker differently, at least with its own release's image, and a changed Pod template
+//! restarts every backend, each of which may take minutes to load its model. A template is therefore rendered again
+//! only when the pool requests it: by its spec, or by another value of the annotation `modelrelay.io/upgrade`.
 //!
-//! The workload therefore carries, in [an annotation](crate::manifests::backend::RENDERED_ANNOTATION), from what its template was rendered and what was added to the
-//! user's part, as a JSON patch. While neither spec nor annotation change, the user's part is what it was, and the patch on
-//! it gives the same template, byte for byte, whatever operator applies it. Somebody else's change to the template is still
-//! put right.
+//! The workload therefore carries, in [an annotation](crate::manifests::backend::RENDERED_ANNOTATION), the inputs of
+//! its template and the additions to the user's part, as a JSON patch. While neither spec nor annotation change, the
+//! user's part is the same, and the patch applied to it yields the same template, byte for byte, whichever operator
+//! applies it. External changes to the template are still reverted.
 //!
-//! "The same spec" is told in two ways, because either alone would restart backends for nothing. The generation does not
-//! change when a newer schema adds a field with a default, but does with every change of `replicas`. A hash of what the
-//! template depends on is the other way around. Each reconciliation writes both as this operator sees them.
+//! "The same spec" is determined in two ways, because either alone would restart backends for nothing. The generation
+//! does not change when a newer schema adds a field with a default, but does with every change of `replicas`. A hash of
+//! the template's inputs behaves the other way around. Each reconciliation writes both as this operator sees them.
 
 use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
@@ -24,10 +24,11 @@ use crate::manifests::backend::{self, Workload};
 use crate::manifests::sidecar::{self, Inputs, Note, Refusal};
 use crate::names;
 
-/// Fields that the template does not depend on: they are in worker.yaml, which workers read again, or say how many Pods.
+/// Fields that the template does not depend on: they are in worker.yaml, which workers reload, or set the number of
+/// Pods.
 const ELSEWHERE: [&str; 5] = ["maxConcurrency", "models", "replicas", "scaling", "standalone"];
 
-/// The workload as it is.
+/// The current workload.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     /// [`backend::RENDERED_ANNOTATION`].
@@ -43,15 +44,15 @@ pub struct Rendered {
     pub template: Value,
     /// The annotation to write with it.
     pub annotation: String,
-    /// Whether it was rendered now; otherwise it is what it was.
+    /// True if it was rendered now; otherwise it is the existing one.
     pub anew: bool,
-    /// Whether it is not what would be rendered now.
+    /// True if it differs from the one that would be rendered now.
     pub outdated: bool,
-    /// What a person should know of a template that was rendered now.
+    /// Notes for the user about a template that was rendered now.
     pub notes: Vec<Note>,
 }
 
-/// What the annotation holds.
+/// The content of the annotation.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -63,7 +64,7 @@ struct Record {
     added: json_patch::Patch,
 }
 
-/// Decides. `spare_token` becomes the drain token where there is none yet.
+/// Returns the template to apply. `spare_token` becomes the drain token if there is none yet.
 pub fn render(
     workload: Workload,
     pool: &WorkerPool,
@@ -75,7 +76,7 @@ pub fn render(
     let fresh = backend::template(workload, &Inputs { pool, defaults, drain_token });
     let given = backend::given(pool);
     if let Some((template, added)) = kept(pool, &given, live) {
-        // A template that this version would refuse still runs.
+        // A template that this version would reject still runs.
         let outdated = fresh.map_or(true, |(fresh, _)| fresh != template);
         return Ok(Rendered {
             template,
@@ -90,7 +91,7 @@ pub fn render(
     Ok(Rendered { template, annotation: annotation(pool, added), anew: true, outdated: false, notes })
 }
 
-/// The template that is there, if it still is what the pool asks for.
+/// Returns the existing template, if it still matches the pool.
 fn kept(pool: &WorkerPool, given: &Value, live: &Live) -> Option<(Value, json_patch::Patch)> {
     let record: Record = serde_json::from_str(live.rendered.as_deref()?).ok()?;
     let same_generation =
@@ -118,12 +119,12 @@ fn upgrade(pool: &WorkerPool) -> Option<&str> {
     pool.annotations().get(names::UPGRADE_ANNOTATION).map(String::as_str)
 }
 
-/// Of what the template depends on.
+/// Returns the hash of the template's inputs.
 fn fingerprint(pool: &WorkerPool) -> String {
     let mut spec = serde_json::to_value(&pool.spec).unwrap_or_default();
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|field, _| !ELSEWHERE.contains(&field.as_str()));
-        // Of a multiplexer the template depends on what a running worker cannot read again, and on that alone.
+        // Of a multiplexer, the template depends only on the parts that a running worker cannot reload.
         if let Some(multiplexer) = pool.spec.slots() {
             spec.insert("multiplexer".to_owned(), serde_json::to_value(multiplexer.fixed()).unwrap_or_default());
         }
@@ -162,7 +163,7 @@ mod tests {
         render(Workload::Backend, pool, &release(version), live, "spare").unwrap()
     }
 
-    /// As the workload is after the template was applied.
+    /// Returns the workload after the template was applied.
     fn applied(rendered: &Rendered) -> Live {
         Live { rendered: Some(rendered.annotation.clone()), template: rendered.template.clone() }
     }
@@ -191,7 +192,7 @@ mod tests {
         let scaled = pool(2, &json!({"replicas": 7, "models": ["a"], "maxConcurrency": 3}));
         let second = rendered(&scaled, "2", &applied(&first));
         assert_eq!((&second.template, second.anew), (&first.template, false));
-        // Nor does the next change of that kind.
+        // Nor does the next such change.
         let third = rendered(&pool(3, &json!({"replicas": 8})), "2", &applied(&second));
         assert_eq!(third.template, first.template);
     }
@@ -213,7 +214,7 @@ mod tests {
         let second = |part: &str, change: Value| {
             let mut full = nothing.clone();
             full[part] = change;
-            // By a new operator, whose worker is another.
+            // By a new operator with another worker image.
             rendered(&with(2, &full), "2", &applied(&first))
         };
         for (part, change) in [
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn another_place_of_the_backend_makes_new_pods() {
         let before = |change: Value| rendered(&pool(1, &change), "1", &Live::default());
-        // The container is named, so the port decides nothing else in the template.
+        // The container is named, so the port affects nothing else in the template.
         let first = before(json!({"backend": {"container": "vllm"}}));
         for change in [json!({"port": 9000}), json!({"basePath": "/v2"}), json!({"engine": "sglang", "port": 8000})] {
             let mut backend = json!({"backend": {"container": "vllm"}});
@@ -318,8 +319,8 @@ mod tests {
         assert_eq!((kept.template["spec"].clone(), kept.outdated), (json!({"old": true}), true));
     }
 
-    /// Where this changes with a release, a pool that is scaled while the operator is being upgraded restarts its backends:
-    /// give new fields no default that is written out.
+    /// If this changes with a release, a pool that is scaled while the operator is being upgraded restarts its
+    /// backends: new fields must have no default that is serialized.
     #[test]
     fn the_fingerprint_of_a_spec_is_the_same_in_every_release() {
         assert_eq!(fingerprint(&pool(1, &json!({}))), "bb5fff7542bd2702");

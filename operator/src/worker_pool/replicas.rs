@@ -1,10 +1,10 @@
-//! How many Pods a pool's Deployment gets, and the writing of `spec.replicas`.
+//! Chooses the number of Pods of a pool's Deployment, and writes `spec.replicas`.
 //!
-//! `kubectl scale` and autoscalers ask the API server for the pool's scale, which fails while `spec.replicas` is absent. So
-//! for a template the operator writes the number once that it uses anyway. Manifests that leave the field out keep on
-//! working: neither kind of `kubectl apply` removes what it never set, and where somebody does remove it, the Deployment's
-//! own number stays and is written again. For standalone pools nothing is written: there `standalone.replicas` counts while
-//! the field is absent, and to use the scale one sets it.
+//! `kubectl scale` and autoscalers read the pool's scale from the API server, which fails while `spec.replicas` is
+//! absent. For a template, the operator therefore writes the number that it uses anyway, once. Manifests that omit the
+//! field keep working: neither kind of `kubectl apply` removes what it never set, and if the field is removed, the
+//! Deployment's own number stays and is written again. For standalone pools nothing is written: `standalone.replicas`
+//! applies while the field is absent, and users who need the scale set it.
 
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
@@ -14,7 +14,8 @@ use crate::crd::WorkerPool;
 use crate::manifests::backend::Workload;
 use crate::names;
 
-/// What the Deployment should have; for a DaemonSet it means nothing. `live` is what it has.
+/// Returns the number of replicas that the Deployment should have, meaningless for a DaemonSet. `live` is its current
+/// number.
 pub fn choose(pool: &WorkerPool, workload: Workload, live: Option<i32>) -> i32 {
     let spec = &pool.spec;
     match workload {
@@ -27,7 +28,7 @@ pub fn choose(pool: &WorkerPool, workload: Workload, live: Option<i32>) -> i32 {
     }
 }
 
-/// Writes `spec.replicas`, if the pool is still what was looked at; the pool as it is then.
+/// Writes `spec.replicas`, if the pool has not changed since it was read, and returns the resulting pool.
 pub async fn write(client: &Client, pool: &WorkerPool, replicas: i32) -> Result<Option<WorkerPool>, kube::Error> {
     let api: Api<WorkerPool> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
     let mut metadata = json!({"resourceVersion": pool.metadata.resource_version});
@@ -38,7 +39,7 @@ pub async fn write(client: &Client, pool: &WorkerPool, replicas: i32) -> Result<
     let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
     match api.patch(&pool.name_any(), &params, &Patch::Merge(&patch)).await {
         Ok(pool) => Ok(Some(pool)),
-        // Somebody was quicker, and the change that they made brings the next look.
+        // The pool was changed or deleted first, and that change triggers the next reconciliation.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
         Err(error) => Err(error),
     }

@@ -1,4 +1,5 @@
-//! Writes what changed in a pool's status, and tells of transitions: conditions at once, numbers every ten seconds.
+//! Writes changes of a pool's status, and publishes Events about transitions: conditions at once, numbers every ten
+//! seconds.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,10 @@ use crate::conditions::{READY, STALLED};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::WorkerPoolStatus;
 
-/// Numbers are written no more often: with a thousand Pods that come and go, each of them would be a write.
+/// The minimum interval between writes of numbers: with a thousand changing Pods, each change would be a write.
 const NUMBERS_EVERY: Duration = Duration::from_secs(10);
 
-/// The status as it is, even where the cache does not show yet what was written a moment ago.
+/// Returns the current status, even if the cache does not show a recent write yet.
 pub fn previous(shared: &Shared, pool: &WorkerPool) -> WorkerPoolStatus {
     let recent = shared.memory.with(pool, |entry| {
         let (at, status) = entry.written.as_ref()?;
@@ -25,7 +26,7 @@ pub fn previous(shared: &Shared, pool: &WorkerPool) -> WorkerPoolStatus {
     recent.or_else(|| pool.status.clone()).unwrap_or_default()
 }
 
-/// Writes the status if it is time to; otherwise when that will be.
+/// Writes the status if it is due; otherwise returns the time until it is.
 pub async fn write(
     shared: &Shared,
     pool: &WorkerPool,
@@ -73,7 +74,8 @@ fn pace(previous: &WorkerPoolStatus, status: &WorkerPoolStatus, since: Option<Du
     }
 }
 
-/// What is worth an Event: a new reason of Ready that a person would ask about, and a conflict that stops the scaling.
+/// Returns the transitions that deserve an Event: a new reason of Ready that a user would care about, and a conflict
+/// that stops the scaling.
 fn transitions(before: &[Condition], after: &[Condition]) -> Vec<(EventType, Reason, String)> {
     let find = |list: &[Condition], type_: &str| list.iter().find(|condition| condition.type_ == type_).cloned();
     let mut told: Vec<(EventType, Reason, String)> = Vec::new();
@@ -100,7 +102,7 @@ fn conflict(reason: Reason) -> Option<EventType> {
 fn event_type(reason: Reason) -> Option<EventType> {
     match reason {
         Reason::Serving | Reason::ScaledToZero => Some(EventType::Normal),
-        // What passes by itself, and what the Provider's own Events are about.
+        // States that pass by themselves, and those that the Provider's own Events cover.
         Reason::WaitingForWorkers | Reason::RollingOut | Reason::RelaysUnknown | Reason::RelaysUnreachable => None,
         Reason::NotConnected
         | Reason::BackendsNotAnswering

@@ -1,9 +1,9 @@
-//! What the slots of a pool's workers hold: for its status, and for Events where a load failed or a slot takes nothing any more.
+//! The state of the slots of a pool's workers: for its status, and for Events about failed loads and quarantined slots.
 //!
-//! Slots change every few seconds, and a thousand workers that cannot load one model say it a thousand times. So the status lists
-//! some and counts all, and an Event is about a model in a slot of that name, whichever workers have it, once in
-//! [`AGAIN_AFTER`]. A failure's back-off may be over before anybody looks, so relays remember the last one of each slot: that is
-//! told too, unless an Event that came after it has.
+//! Slots change every few seconds, and a thousand workers that cannot load one model report it a thousand times. The
+//! status therefore lists some and counts all, and an Event covers a model in a slot of that name, whichever workers
+//! have it, once per [`AGAIN_AFTER`]. A failure's back-off may be over before a poll sees it, so relays remember the
+//! last failure of each slot. That one is published too, unless a later Event already covers it.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,66 +17,66 @@ use crate::crd::worker_pool::{SlotFailure, SlotState, SlotStatus, WorkerPoolStat
 use crate::relay_state::{LastFailure, RelaySnapshot, SAME_MOMENT};
 use crate::words::counted;
 
-/// Slots that the status lists.
+/// The maximum number of slots in the status.
 const LISTED: usize = 32;
 
-/// How long nothing more is said of what was said. A load that fails is tried again every minute.
+/// The time for which an Event is not repeated. A failing load is retried every minute.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// How long it is known that something was said: then nothing more, and then for as long as a relay may still remember a failure
-/// from before, with a minute to spare.
+/// The time for which an Event is remembered: the time without repetition, plus the time for which a relay may still
+/// remember an earlier failure, plus a minute to spare.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600 + 600 + 60);
 
-/// Failures of which something is said at once, and remembered: a pool has at most some hundred models.
+/// The maximum number of failures that are published and remembered: a pool has some hundred models at most.
 const REMEMBERED: usize = 1024;
 
-/// Event: a model could not be loaded.
+/// Event reason: a model could not be loaded.
 const LOAD_FAILED: &str = "LoadFailed";
-/// Event: the memory of a slot could not be freed.
+/// Event reason: the memory of a slot could not be freed.
 const SLOT_QUARANTINED: &str = "SlotQuarantined";
 
-/// All slots of a pool's workers, by worker and slot.
+/// All slots of a pool's workers, ordered by worker and slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
-    /// Those of workers that stay.
+    /// The slots of workers that are not draining.
     pub slots: Vec<Held>,
 }
 
-/// One slot.
+/// The state of one slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Its worker: the name of the Pod.
     pub worker: String,
     /// Its name.
     pub slot: String,
-    /// What it does.
+    /// Its state.
     pub state: SlotState,
     /// The model that it holds.
     pub resident: Option<String>,
-    /// The model that it is going to hold.
+    /// The model that it is loading or about to load.
     pub target: Option<String>,
-    /// Since when it does that.
+    /// The start of the current state.
     pub since: Timestamp,
-    /// Models that could not be loaded, and are not tried again yet.
+    /// Models that could not be loaded and are not retried yet.
     pub failures: Vec<SlotFailure>,
-    /// The last load that failed, perhaps minutes ago.
+    /// The last failed load, perhaps minutes ago.
     pub last_failure: Option<LastFailure>,
 }
 
-/// The part of the status.
+/// The fields of the status.
 pub(super) struct Summary {
     pub(super) listed: Vec<SlotStatus>,
     pub(super) count: Option<i32>,
     pub(super) quarantined: Option<i32>,
 }
 
-/// What was said, and when.
+/// The published Events, with their times.
 #[derive(Debug, Default)]
 pub struct Told {
     at: HashMap<Subject, Instant>,
 }
 
-/// What an Event is about.
+/// The subject of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Failure { slot: String, model: String, code: String },
@@ -84,7 +84,7 @@ enum Subject {
 }
 
 impl Residency {
-    /// Of a pool; nothing while no relay answers.
+    /// Returns the slots of a pool, or `None` while no relay responds.
     pub fn of(pool: &str, snapshot: Option<&RelaySnapshot>) -> Option<Self> {
         let snapshot = snapshot?;
         if !snapshot.relays.is_empty() && snapshot.relays.values().all(Result::is_err) {
@@ -107,12 +107,12 @@ impl Residency {
         Some(Self { slots })
     }
 
-    /// Those that take nothing.
+    /// Returns the quarantined slots.
     pub fn quarantined(&self) -> impl Iterator<Item = &Held> {
         self.slots.iter().filter(|slot| slot.state == SlotState::Quarantined)
     }
 
-    /// What the status says. What is not known stays as it was.
+    /// Returns the fields of the status. Unknown values stay as they were.
     pub(super) fn status(known: Option<&Self>, pool: &WorkerPool, previous: &WorkerPoolStatus) -> Summary {
         let number = |count: usize| i32::try_from(count).ok();
         match known {
@@ -131,7 +131,7 @@ impl Residency {
     }
 }
 
-/// Changes with everything that status and Events say of slots.
+/// Returns a hash that changes with everything that status and Events contain about slots.
 pub(super) fn fingerprint(pool: &str, snapshot: Option<&RelaySnapshot>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for slot in Residency::of(pool, snapshot).into_iter().flat_map(|residency| residency.slots) {
@@ -152,7 +152,7 @@ impl Held {
             state: self.state,
             resident: self.resident.clone(),
             target: self.target.clone(),
-            // Of whole seconds, as the API keeps them.
+            // In whole seconds, as the API stores them.
             since: Timestamp::from_second(self.since.as_second()).ok().map(Time),
             failure: self.last_failure.as_ref().map(|last| &last.failure).or(self.failures.first()).cloned(),
         };
@@ -167,7 +167,7 @@ impl Held {
         listed
     }
 
-    /// All that is known of loads that failed: those that are not tried again yet, and when the last of the others was.
+    /// Returns all known failures: those that are not retried yet, and the last other one with its time.
     fn failed(&self) -> impl Iterator<Item = (&SlotFailure, Option<Timestamp>)> {
         let is_current = |last: &&LastFailure| self.failures.iter().any(|current| is_same(current, &last.failure));
         let passed = self.last_failure.as_ref().filter(|last| !is_current(last));
@@ -175,7 +175,7 @@ impl Held {
         current.chain(passed.map(|last| (&last.failure, Some(last.at))))
     }
 
-    /// Why it takes nothing any more, as far as that has words.
+    /// Returns the reason for the quarantine, if there is a message.
     fn reason(&self) -> Option<&str> {
         self.failed().map(|(failure, _)| failure.message.as_str()).find(|message| !message.is_empty())
     }
@@ -186,7 +186,8 @@ fn is_same(one: &SlotFailure, other: &SlotFailure) -> bool {
 }
 
 impl Told {
-    /// What is worth an Event now, which is `clock` where failures have their times from: its reason and what it says.
+    /// Returns the Events to publish now, each with its reason and note. `clock` is the current time on the clock of
+    /// the failures' times.
     pub fn news(&mut self, residency: &Residency, now: Instant, clock: Timestamp) -> Vec<(&'static str, String)> {
         self.at.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED_FOR);
         let mut news = Vec::new();
@@ -216,7 +217,7 @@ impl Told {
         news
     }
 
-    /// Whether it was not said lately; and of what is over, and happened so long ago: whether it was not said since.
+    /// True if no Event was published recently; and for a past failure of this age, if none was published since.
     fn is_new(&mut self, subject: Subject, age: Option<Duration>, now: Instant) -> bool {
         let is_new = match self.at.get(&subject).map(|at| now.saturating_duration_since(*at)) {
             Some(ago) => ago >= AGAIN_AFTER && age.is_none_or(|age| age + SAME_MOMENT.unsigned_abs() < ago),

@@ -1,15 +1,17 @@
-//! Who else writes the number of a pool's Deployment, and whether it is left to them: pure, with the time handed in.
+//! Detects other writers of a Deployment's replicas, and decides whether to yield to them: pure, with the time passed
+//! in.
 //!
-//! The Deployment's replicas come from the pool. An autoscaler or a person that writes them there is found in the Deployment's
-//! `managedFields`: whoever changes the number takes it over from the operator, until the operator applies its own again. Nothing
-//! else tells a new leader, which remembers nothing. Two programs that correct each other restart backends for ever, so:
-//! - A number by somebody else is put right once. When that is undone within [`PEACE`], theirs stays until so long has gone by
-//!   without another.
-//! - An autoscaler's stays from the first: it would undo any correction within seconds. It stays until the pool asks for another
-//!   number, as it does when the autoscaler was pointed at the pool, where it belongs.
+//! The Deployment's replicas come from the pool. An autoscaler or a user that writes them directly is found in the
+//! Deployment's `managedFields`: a writer that changes the number takes the field over from the operator, until the
+//! operator applies its own number again. A new leader, which has no memory, has no other source. Two programs that
+//! correct each other would restart backends indefinitely, so:
+//! - Another writer's number is corrected once. If the correction is undone within [`PEACE`], their number stays until
+//!   that time has passed without another write.
+//! - An autoscaler's number stays from the start: it would undo any correction within seconds. It stays until the pool
+//!   requests another number, as it does when the autoscaler is pointed at the pool, as it should be.
 //!
-//! A number that is left to somebody is not applied while it is theirs, so that it stays theirs alone, and so that one that they
-//! write between the operator's reading and its writing stays too.
+//! While the operator yields, it does not apply the number, so that the other writer remains its sole owner, and so
+//! that a write between the operator's read and its own write survives too.
 
 use std::time::{Duration, Instant};
 
@@ -17,40 +19,40 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 
 use crate::names;
 
-/// How long nobody else may have written before a number is put right again; and how long a correction is worth a word.
+/// The time without other writes after which a number is corrected again, and for which a correction is reported.
 const PEACE: Duration = Duration::from_secs(600);
 
-/// Somebody whose number the Deployment has.
+/// Another writer of the Deployment's replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rival {
-    /// As `managedFields` names them.
+    /// Its name in `managedFields`.
     pub manager: String,
-    /// Whether it is a program that scales.
+    /// True if it is an autoscaler.
     pub autoscaler: bool,
-    /// When they wrote, as the API server noted it.
+    /// The time of its write, as the API server recorded it.
     at: Option<String>,
 }
 
-/// A number that two write.
+/// A conflict over the number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dispute {
-    /// Theirs was put right.
+    /// Their number was corrected.
     Settled(Rival),
-    /// Theirs stays.
+    /// Their number stays.
     Left(Rival),
 }
 
-/// What is known of such numbers.
+/// The history of such conflicts.
 #[derive(Clone, Debug, Default)]
 pub struct Rivals {
-    /// What somebody else wrote.
+    /// The number that another writer set.
     theirs: Option<Theirs>,
-    /// What was put right last, and when.
+    /// The last correction, and when.
     settled: Option<(Instant, Rival)>,
-    /// When a correction was undone, or somebody wrote again after one had been.
+    /// The time at which a correction was undone, or at which another write followed one.
     undone: Option<Instant>,
-    /// The number in which pool and Deployment agreed last, and who else had written it: where it differs later and nobody has
-    /// written since, it is the pool that asks for another.
+    /// The last number in which pool and Deployment agreed, and its other writer. If the numbers differ later without
+    /// another write, the pool requests a new one.
     agreed: Option<(i32, Option<Rival>)>,
 }
 
@@ -58,14 +60,15 @@ pub struct Rivals {
 struct Theirs {
     rival: Rival,
     number: i32,
-    /// The pool's number when it began.
+    /// The pool's number at the beginning of the conflict.
     ours: i32,
-    /// When the two were last different.
+    /// The time at which the two numbers last differed.
     differed: Instant,
 }
 
 impl Rival {
-    /// Whoever else wrote the Deployment's replicas last, as they are: the operator may have applied that number too.
+    /// Returns the last other writer of the Deployment's current replicas; the operator may have applied the same
+    /// number too.
     pub fn of(meta: &ObjectMeta) -> Option<Self> {
         let owners = meta.managed_fields.iter().flatten().filter(|entry| owns_replicas(entry));
         let others = owners.filter(|entry| manager(entry) != names::FIELD_MANAGER);
@@ -77,7 +80,7 @@ impl Rival {
         })
     }
 
-    /// For people.
+    /// Returns a human-readable description.
     pub fn describe(&self) -> String {
         let manager = &self.manager;
         match self.autoscaler {
@@ -89,7 +92,8 @@ impl Rival {
 }
 
 impl Rivals {
-    /// Looks at a Deployment that has `has` Pods, of which the pool asks for `ours`. What is left to somebody else is to stay.
+    /// Observes a Deployment that has `has` Pods while the pool requests `ours`. On [`Dispute::Left`], the current
+    /// number must stay.
     pub fn observe(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) -> Option<Dispute> {
         if has == ours {
             return self.agree(now, rival, ours);
@@ -98,7 +102,7 @@ impl Rivals {
         if self.theirs.is_some() || !was_agreed {
             self.note(now, rival, has, ours);
         }
-        // A number that nobody else wrote is one that the pool asked for before.
+        // A number without another writer is one that the pool requested before.
         let Some(theirs) = self.theirs.as_mut().filter(|theirs| theirs.number == has) else { return self.recent(now) };
         theirs.differed = now;
         let asked_for_another = theirs.ours != ours;
@@ -111,7 +115,7 @@ impl Rivals {
         self.recent(now)
     }
 
-    /// An autoscaler may come by the pool's number on its way, and has not gone for that.
+    /// Handles equal numbers. An autoscaler may pass through the pool's number on its way without having stopped.
     fn agree(&mut self, now: Instant, rival: Option<Rival>, ours: i32) -> Option<Dispute> {
         let other = rival.as_ref().is_some_and(|rival| !rival.autoscaler);
         self.agreed = Some((ours, rival));
@@ -123,7 +127,7 @@ impl Rivals {
 
     fn note(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) {
         let Some(rival) = rival else { return };
-        // What was to be put right and could not be yet is nothing new.
+        // A conflict that was to be corrected and could not be yet is not new.
         if self.settled.as_ref().is_some_and(|(_, known)| *known == rival) {
             return;
         }
@@ -156,7 +160,8 @@ fn owns_replicas(entry: &ManagedFieldsEntry) -> bool {
     entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:replicas").is_some())
 }
 
-/// The controller manager runs the HorizontalPodAutoscaler, under its own name or that of the part.
+/// True for autoscalers. The controller manager runs the HorizontalPodAutoscaler, under its own name or that of the
+/// part.
 fn is_autoscaler(manager: &str) -> bool {
     matches!(manager, "kube-controller-manager" | "horizontal-pod-autoscaler") || manager.starts_with("keda")
 }

@@ -1,29 +1,29 @@
-//! How far a Deployment or DaemonSet is, from its own status: pure, on raw JSON.
+//! The progress of a Deployment or DaemonSet, from its own status: pure, on raw JSON.
 
 use serde_json::Value;
 
 use crate::manifests::backend::Workload;
 use crate::words;
 
-/// How far it is.
+/// The progress of a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rollout {
-    /// Whether it has a number of replicas that somebody chose.
+    /// True if its number of replicas is configurable.
     pub scaled: bool,
-    /// Pods that should be.
+    /// The desired number of Pods.
     pub desired: i32,
-    /// Pods of an older template.
+    /// The number of Pods of an older template.
     pub old: i32,
-    /// Whether every Pod is of the newest template and available, and none is left over.
+    /// True if every Pod has the newest template and is available, and none is left over.
     pub done: bool,
-    /// For people.
+    /// Human-readable progress.
     pub message: String,
-    /// Why Pods cannot be created.
+    /// The reason that Pods cannot be created.
     pub failure: Option<String>,
 }
 
 impl Rollout {
-    /// Of the object as the API server shows it.
+    /// Returns the progress of the object as the API server returned it.
     pub fn of(workload: Workload, object: &Value) -> Self {
         let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
         let (desired, total, updated, available) = match workload {
@@ -57,7 +57,8 @@ impl Rollout {
     }
 }
 
-/// Why a Deployment's Pods cannot be created, in the words of its own controller; anybody's Deployment.
+/// Returns the reason that a Deployment's Pods cannot be created, as its own controller reports it; works for any
+/// Deployment.
 pub fn failure(object: &Value) -> Option<String> {
     let conditions = object.pointer("/status/conditions")?.as_array()?;
     let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;

@@ -1,98 +1,100 @@
-//! How many Pods a pool should have, from what its relays report: pure, with the time handed in.
+//! Decides how many Pods a pool should have, from the reports of its relays: pure, with the time passed in.
 //!
-//! - Up at once: as many Pods as give each its target of queued and running requests.
-//! - Down only when fewer were enough for the whole of `scaleDownDelay`: to the greatest number that was needed within it.
-//!   A short lull costs nothing, where a model takes minutes to load.
-//! - To zero only when nothing waits and nothing runs, and only when it is known which models may wake the pool again.
-//! - What is not known never scales down. While a relay does not answer, while the operator has watched for less than one
-//!   whole delay (it starts anew with each leader), and after a pause in watching, the number can only rise.
+//! - Scales up at once: to as many Pods as give each its target of queued and running requests.
+//! - Scales down only when fewer were enough for the whole of `scaleDownDelay`: to the greatest number that was needed
+//!   within it. A short lull therefore unloads no model, which could take minutes to load again.
+//! - Scales to zero only when nothing waits and nothing runs, and only when it is known which models may wake the pool
+//!   again.
+//! - Never scales down on incomplete information. While a relay does not respond, while the operator has observed for
+//!   less than one whole delay (this restarts with each leader), and after a gap in the observation, the number can
+//!   only rise.
 
 pub mod share;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A pause in looking after which what was seen before proves nothing. Looks are a second apart.
+/// The gap after which earlier observations prove nothing. Observations are a second apart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the pool asks for, validated.
+/// The pool's validated settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Pods at least.
+    /// The minimum number of Pods.
     pub min: i32,
-    /// Pods at most.
+    /// The maximum number of Pods.
     pub max: i32,
-    /// Requests that one Pod should have.
+    /// The number of requests that one Pod should have.
     pub target: u32,
-    /// How long fewer Pods must be enough.
+    /// The time for which fewer Pods must be enough.
     pub delay: Duration,
 }
 
-/// What the relays say about the pool.
+/// The load of the pool, from the relays' reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests that wait and that this pool should serve.
+    /// Waiting requests that this pool should serve.
     pub waiting: u64,
     /// Requests that its workers run.
     pub running: u64,
-    /// Requests that workers which are leaving still run: no reason for another Pod, but for not being at zero.
+    /// Requests that draining workers still run: no reason for another Pod, but a reason not to be at zero.
     pub ending: u64,
-    /// Whether every relay answered. If not, there may be more.
+    /// True if every relay responded. Otherwise, the load may be higher.
     pub complete: bool,
 }
 
-/// What is known at one moment.
+/// The inputs of one decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inputs {
-    /// Pods that are asked for now.
+    /// The number of Pods that is requested now.
     pub current: i32,
-    /// Nothing where no relay has reported yet.
+    /// `None` if no relay has reported yet.
     pub load: Option<Load>,
-    /// Whether a request could wake the pool: it lists its models, or has advertised some.
+    /// True if a request could wake the pool: it lists its models, or has advertised some.
     pub wakeable: bool,
 }
 
-/// How many, and why.
+/// The number of Pods, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Pods to ask for.
+    /// The number of Pods to request.
     pub replicas: i32,
-    /// Why that many.
+    /// The reason for that number.
     pub why: Why,
-    /// When time alone could change the decision.
+    /// The time until the decision could change without new input.
     pub next_look: Option<Duration>,
 }
 
-/// Why so many.
+/// The reason for a number of Pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// As many as the load needs.
+    /// The load needs this number.
     Load,
     /// Fewer would do, but not for long enough yet.
     Delay,
     /// Fewer have been enough for the whole delay.
     Idle,
-    /// The present number was outside of minReplicas and maxReplicas.
+    /// The current number was outside of minReplicas and maxReplicas.
     Bounds,
-    /// Not enough is known to go down.
+    /// Too little is known to scale down.
     Unknown,
-    /// Nothing needs it, but once at zero nothing could wake it.
+    /// No Pod is needed, but once at zero, no request could wake the pool.
     ModelsUnknown,
 }
 
-/// What was needed lately.
+/// The numbers that were needed recently.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Since when there is no gap.
+    /// The time since which there is no gap.
     since: Option<Instant>,
     last: Option<Instant>,
-    /// Needs that later ones have not exceeded, oldest and greatest first: strictly falling, so never more than the range
-    /// from minReplicas to maxReplicas.
+    /// Needs that later ones have not exceeded, oldest and greatest first. They strictly decrease, so there are never
+    /// more than the range from minReplicas to maxReplicas.
     needs: VecDeque<(Instant, i32)>,
 }
 
 impl History {
-    /// Decides, and remembers what was needed.
+    /// Decides, and records the current need.
     pub fn decide(&mut self, now: Instant, config: &Config, inputs: &Inputs) -> Decision {
         let bounded = inputs.current.clamp(config.min, config.max);
         let Some(load) = inputs.load else {
@@ -125,7 +127,7 @@ impl History {
         hold(inputs, bounded, why, self.next_expiry(now, config.delay).filter(|_| needed < bounded))
     }
 
-    /// Somebody else chose the number: it gets a whole delay.
+    /// Restarts the delay after another writer chose the number.
     pub fn begin_again(&mut self, now: Instant) {
         self.needs.clear();
         self.since = Some(now);
@@ -157,7 +159,7 @@ impl History {
     }
 }
 
-/// Pods that the load alone asks for, within the bounds.
+/// Returns the number of Pods that the load alone requires, within the bounds.
 fn needed(config: &Config, load: &Load) -> i32 {
     let requests = load.waiting.saturating_add(load.running);
     let pods = requests.div_ceil(u64::from(config.target.max(1)));

@@ -1,8 +1,8 @@
-//! The status of a pool, from everything that is known about it: pure, with the time handed in.
+//! Builds the status of a pool from the known state: pure, with the time passed in.
 //!
-//! Conditions as kstatus reads them: Ready says whether the pool serves, or is at zero on purpose; Reconciling that it is on
-//! its way; Stalled that somebody has to change something. What is not known changes nothing: a new operator has heard from
-//! no relay yet, and a pool that serves is not unready for that.
+//! The conditions follow kstatus: Ready if the pool serves, or is at zero on purpose; Reconciling while it makes
+//! progress; Stalled if a user has to change something. Missing information changes nothing: a new operator has no
+//! report from a relay yet, which does not make a serving pool unready.
 
 use std::collections::BTreeSet;
 
@@ -22,82 +22,83 @@ use crate::names;
 use crate::relay_state::RelaySnapshot;
 use crate::words;
 
-/// Names that the status lists: models, and Pods without a worker.
+/// The maximum number of names in the status: models, and Pods without a worker.
 const LISTED: usize = 32;
-/// Names that a message lists.
+/// The maximum number of names in a message.
 const NAMED: usize = 3;
 
-/// Everything that the status depends on.
+/// The inputs of the status.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     /// The pool.
     pub pool: &'a WorkerPool,
-    /// Its status so far.
+    /// Its current status.
     pub previous: &'a WorkerPoolStatus,
-    /// Why it cannot be brought about, if it cannot.
+    /// The reason that it cannot be applied, if any.
     pub stall: Option<(Reason, String)>,
     /// Its Provider.
     pub provider: ProviderState,
     /// Its Pods.
     pub census: &'a Census,
-    /// Why somebody else's Deployment cannot create Pods of it.
+    /// The reason that another owner's Deployment cannot create its Pods.
     pub not_created: Option<String>,
     /// Its workers.
     pub workers: Workers,
-    /// The slots of their multiplexers; nothing while that is not known.
+    /// The slots of their multiplexers; `None` while unknown.
     pub residency: Option<Residency>,
     /// Its Deployment or DaemonSet.
     pub rollout: Option<Rollout>,
-    /// Whether a request could wake it from zero.
+    /// True if a request could wake it from zero.
     pub wakeable: bool,
-    /// Who writes the number of replicas.
+    /// The writers of its number of replicas.
     pub standing: Standing,
-    /// Who else writes that of the Deployment.
+    /// The conflict over the Deployment's number of replicas.
     pub dispute: Option<Dispute>,
-    /// Pods whose worker is not the one that would be rendered now.
+    /// The number of Pods whose worker differs from the one that would be rendered now.
     pub outdated: i32,
 }
 
-/// The Provider of a pool.
+/// The state of a pool's Provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProviderState {
-    /// There is none.
+    /// It does not exist.
     Missing,
-    /// It takes no workers.
+    /// It rejects workers.
     Disabled,
-    /// It is there.
+    /// It exists and is enabled.
     Present,
 }
 
-/// What the relays say about the pool's workers.
+/// The relays' reports of the pool's workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workers {
-    /// No relay was asked yet.
+    /// No relay was polled yet.
     Unknown,
-    /// None answers.
+    /// No relay responds.
     Silent,
-    /// These.
+    /// The workers are known.
     Known {
-        /// Workers that some relay knows.
+        /// The number of workers that some relay knows.
         connected: i32,
-        /// Of these, those that take requests: they stay, and advertise a model.
+        /// Those of them that accept requests: they are not draining, and advertise a model.
         serving: i32,
-        /// Of these, those that stay and advertise none: workers link before their backends are healthy.
+        /// Those that are not draining and advertise none: workers link before their backends are healthy.
         idle: i32,
-        /// Everything they advertise.
+        /// All models that they advertise.
         models: BTreeSet<String>,
     },
 }
 
 impl Workers {
-    /// Those of a pool that are connected and have nothing to serve, by name: on Kubernetes that of their Pod.
+    /// Returns the names of a pool's workers that are connected and have nothing to serve; on Kubernetes, the names of
+    /// their Pods.
     pub fn idle(pool: &str, snapshot: Option<&RelaySnapshot>) -> BTreeSet<String> {
         let workers = snapshot.into_iter().flat_map(|snapshot| snapshot.workers_of(pool));
         let idle = workers.filter(|worker| !worker.draining && worker.models.is_empty());
         idle.map(|worker| worker.name.clone()).collect()
     }
 
-    /// Of a pool.
+    /// Returns the workers of a pool.
     pub fn of(pool: &str, snapshot: Option<&RelaySnapshot>) -> Self {
         let Some(snapshot) = snapshot else { return Self::Unknown };
         if !snapshot.relays.is_empty() && snapshot.relays.values().all(Result::is_err) {
@@ -114,7 +115,7 @@ impl Workers {
     }
 }
 
-/// The status that says it all.
+/// Returns the complete status.
 pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
     let previous = facts.previous;
     let (models, model_count) = models(facts);
@@ -143,7 +144,8 @@ pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
     }
 }
 
-/// What the workers advertise; what they last did while none does, because a request for it may wake the pool.
+/// Returns the models that the workers advertise; while none does, the last advertised ones, because a request for them
+/// may wake the pool.
 fn models(facts: &Facts<'_>) -> (Vec<String>, Option<i32>) {
     match &facts.workers {
         Workers::Known { models, .. } if !models.is_empty() => {
@@ -155,7 +157,7 @@ fn models(facts: &Facts<'_>) -> (Vec<String>, Option<i32>) {
     }
 }
 
-/// What one condition says.
+/// The content of one condition.
 struct Verdict {
     status: Status,
     reason: Reason,
@@ -196,7 +198,7 @@ fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
     [ready.wanted(READY), reconciling.wanted(RECONCILING), stalled.wanted(STALLED)]
 }
 
-/// What Stalled says where somebody else writes the number of replicas: true where it is left to them.
+/// Returns the Stalled condition for other writers of the number of replicas: true if the operator yields to them.
 fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
     let of = |stalls: bool, message: String| Some(Verdict::new(stalls, Reason::ScalingConflict, message));
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
@@ -286,7 +288,7 @@ fn ready(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// Workers take requests.
+/// Returns the verdict for a pool whose workers accept requests.
 fn serving_verdict(facts: &Facts<'_>, serving: i32) -> Verdict {
     match not_injected(facts) {
         Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
@@ -298,7 +300,7 @@ fn serving_verdict(facts: &Facts<'_>, serving: i32) -> Verdict {
     }
 }
 
-/// Slots that take nothing until somebody has looked at them.
+/// Slots that accept nothing until a user has acted.
 enum Quarantine {
     Whole(String),
     Part(String),
@@ -312,13 +314,13 @@ fn quarantined(facts: &Facts<'_>, serving: i32) -> Option<Quarantine> {
     let more = if number > 1 { " first" } else { "" };
     let slots = words::counted(number, "slot is", "slots are");
     let message = format!("{slots} quarantined of {all}, {where_}{more}: its memory could not be freed");
-    // Workers without slots, as Pods of before the multiplexer have, are none the worse for it.
+    // Workers without slots, such as those of Pods from before the multiplexer, are unaffected.
     let workers: BTreeSet<&str> = residency.slots.iter().map(|held| held.worker.as_str()).collect();
     let others = usize::try_from(serving).is_ok_and(|serving| serving > workers.len());
     Some(if number == all && !others { Quarantine::Whole(message) } else { Quarantine::Part(message) })
 }
 
-/// Pods, or none, and no worker that serves. `idle` ones are connected and have nothing to serve.
+/// Returns the verdict for a pool without a serving worker. `idle` workers are connected and have nothing to serve.
 fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     let census = facts.census;
     if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
@@ -343,7 +345,8 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         let workers = words::counted(idle, "worker is", "workers are");
         let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };
         let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
-        // A Pod may be ready only when its backend has loaded, and then one that never does is told by the time that has gone by.
+        // A Pod may become ready only when its backend has loaded its model. A backend that never does is then
+        // recognized by the elapsed time.
         return match (census.settled, census.silent) {
             (0, 0) => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
             (0, silent) => {
@@ -374,7 +377,7 @@ fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
     }
 }
 
-/// Whether no Pod is asked for, where that is a number that somebody chose.
+/// True if no Pod is requested, and the number is configurable.
 fn at_zero(facts: &Facts<'_>) -> bool {
     facts.rollout.as_ref().is_some_and(|rollout| rollout.scaled && rollout.desired == 0)
 }
@@ -389,11 +392,11 @@ fn not_injected(facts: &Facts<'_>) -> Option<String> {
         .then(|| format!("{} of {all} Pods {have} no worker: {first}{more}; delete {them}", missing.len()))
 }
 
-/// The verdict that stands, where nothing new is known.
+/// Returns the previous verdict, which stands while nothing new is known.
 fn as_before(facts: &Facts<'_>) -> Option<Verdict> {
     let before: &Condition = facts.previous.conditions.iter().find(|condition| condition.type_ == READY)?;
     let reason = *Reason::ALL.iter().find(|reason| reason.as_str() == before.reason)?;
-    // What was at zero, or waited for something that is there now, must be judged anew.
+    // A pool that was at zero, or waited for something that now exists, must be evaluated again.
     let lasting = matches!(
         reason,
         Reason::Serving

@@ -1,4 +1,4 @@
-//! The controller against an API server that can fail in ways that a real one cannot be made to.
+//! The controller against an API server that can fail in ways that a real one cannot be made to fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -33,13 +33,13 @@ const STATUS: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/ll
 const UNTYPEABLE: &str =
     "failed to create typed patch object (llm/llama-backend): .spec.x: field not declared in schema";
 
-/// Keeps what is applied, and fails where it is told to.
+/// Stores applied objects, and fails as configured.
 #[derive(Default)]
 struct Server {
     objects: HashMap<String, Value>,
-    /// By method and path: status and message.
+    /// Status and message, by method and path.
     faults: HashMap<(Method, &'static str), (u16, &'static str)>,
-    /// Who scales the Deployment to what in the moment before the next apply of it, and after it was read.
+    /// The manager that scales the Deployment, and the number, after it was read and just before the next apply.
     race: Option<(&'static str, i32)>,
     writes: Vec<String>,
     events: Vec<String>,
@@ -102,7 +102,7 @@ impl Server {
         }
     }
 
-    /// Somebody scales the Deployment itself.
+    /// Scales the Deployment directly, as another manager.
     fn scale(&mut self, manager: &str, number: i32) {
         self.version += 1;
         let deployment = self.objects.get_mut(DEPLOYMENT).unwrap();
@@ -162,7 +162,7 @@ impl Scene {
         }
     }
 
-    /// The pool as the server has it: the cache is up to date.
+    /// Returns the pool as the server has it: the cache is up to date.
     pub(super) fn pool(&self) -> Arc<WorkerPool> {
         Arc::new(serde_json::from_value(self.server.lock().unwrap().objects[POOL].clone()).unwrap())
     }
@@ -179,7 +179,7 @@ impl Scene {
         self.server.lock().unwrap().faults.clear();
     }
 
-    /// What was written since the last time.
+    /// Returns and clears the writes since the last call.
     pub(super) fn writes(&self) -> Vec<String> {
         std::mem::take(&mut self.server.lock().unwrap().writes)
     }
@@ -195,12 +195,12 @@ impl Scene {
         (one.status, one.reason)
     }
 
-    /// Delays of the next attempts, were they to fail.
+    /// Returns the delays of the next three attempts if each fails.
     fn delays(&self, error: &ReconcileError) -> Vec<Action> {
         (0..3).map(|_| retry(self.pool(), error, self.shared.clone())).collect()
     }
 
-    /// From now on the Provider has a certificate, in Secret relay-tls.
+    /// Gives the Provider a certificate, in Secret relay-tls.
     pub(super) fn certify(&mut self) {
         let mut provider = provider();
         provider.spec.relay.tls = Some(crate::crd::provider::Tls { secret_name: "relay-tls".to_owned() });
@@ -324,7 +324,7 @@ async fn a_template_that_cannot_be_typed_is_not_sent_twice() {
         scene.writes();
         scene.look().await.unwrap();
         assert_eq!(scene.writes(), [""; 0]);
-        // A changed pool is another matter.
+        // A changed pool is applied again.
         scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);
         scene.look().await.unwrap();
         assert_eq!(scene.writes(), written(&[DEPLOYMENT]));
@@ -367,7 +367,7 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
     scene.providers.apply_watcher_event(&watcher::Event::Apply(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[DEPLOYMENT, STATUS]));
-    // And one that runs is not taken down when the Provider goes.
+    // A running one is kept when the Provider is deleted.
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));

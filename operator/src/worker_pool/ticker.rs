@@ -1,5 +1,5 @@
-//! Looks at every pool once a second, without asking the API server anything: who has to be reconciled because its relays
-//! or its Provider changed, how many Pods the pools need that scale, and which pools are gone.
+//! Checks every pool once a second, without requests to the API server: which pools have to be reconciled because their
+//! relays or their Provider changed, how many Pods the scaling pools need, and which pools are gone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,17 +24,17 @@ use crate::relay_state::{RelaySnapshot, WorkerReport};
 use crate::words::one_or;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// Pools whose replicas are written at once.
+/// The number of pools whose replicas are written at once.
 const CONCURRENCY: usize = 4;
 
-/// Ticks until it is dropped, and then leaves no numbers behind.
+/// Ticks until it is dropped, and then removes its share of the metrics.
 pub struct Ticker {
     shared: Arc<Shared>,
-    /// Pools by whether they are ready, as they were last counted.
+    /// The last counts of pools that are not ready and ready.
     counted: [i64; 2],
 }
 
-/// A number of replicas that should be written.
+/// A number of replicas to write.
 #[derive(Debug)]
 struct Change {
     pool: Arc<WorkerPool>,
@@ -44,12 +44,12 @@ struct Change {
 }
 
 impl Ticker {
-    /// Of these pools.
+    /// Creates the ticker.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared, counted: [0, 0] }
     }
 
-    /// Never returns.
+    /// Runs indefinitely.
     pub async fn run(mut self) {
         let mut interval = tokio::time::interval(EVERY);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -73,7 +73,7 @@ impl Ticker {
         self.show([all - ready, ready]);
     }
 
-    /// By differences, because several sets of controllers, one for each watched namespace, count into the same gauge.
+    /// Updates the gauge by differences, because several sets of controllers, one for each watched namespace, share it.
     fn show(&mut self, counts: [i64; 2]) {
         let gauge = &self.shared.ctx.metrics.resources;
         for (index, ready) in ["false", "true"].into_iter().enumerate() {
@@ -91,7 +91,7 @@ impl Ticker {
         }
     }
 
-    /// Asks for a look at every pool whose Provider or workers changed.
+    /// Requests a reconciliation of every pool whose Provider or workers changed.
     fn notice(&self, pools: &[Arc<WorkerPool>]) {
         for pool in pools {
             let (namespace, name) = key(pool);
@@ -124,13 +124,13 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
         }
     }
     residency::fingerprint(&pool.name_any(), snapshot).hash(&mut hasher);
-    // Whoever writes the replicas shows in the conditions.
+    // The conditions show other writers of the replicas.
     let standing = shared.standing(pool, Instant::now());
     format!("{standing:?}").hash(&mut hasher);
     hasher.finish()
 }
 
-/// The pools that scale and need another number.
+/// Returns the scaling pools that need another number.
 fn plan(shared: &Shared, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change> {
     let mut by_provider: HashMap<(String, &str), Vec<&Arc<WorkerPool>>> = HashMap::new();
     for pool in pools.iter().filter(|pool| pool.metadata.deletion_timestamp.is_none()) {
@@ -156,9 +156,9 @@ fn config(pool: &WorkerPool) -> Option<Config> {
     validate::validate(pool).ok()?.scaling
 }
 
-/// Which of the waiting requests are whose.
+/// Assigns the waiting requests to pools.
 fn share_out(snapshot: &RelaySnapshot, pools: &[&Arc<WorkerPool>]) -> BTreeMap<String, u64> {
-    // One that cannot be brought about must not keep another asleep.
+    // A pool that cannot be applied must not keep another asleep.
     let able = |pool: &&&Arc<WorkerPool>| !is_stuck(pool);
     share::share(&snapshot.models, pools.iter().filter(able).map(|pool| sharer(snapshot, pool)).collect())
 }
@@ -179,7 +179,7 @@ fn sharer(snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
     Sharer { asleep: pool.spec.replicas == Some(0), name, places }
 }
 
-/// What a pool that scales could take on at its greatest size.
+/// Returns the room that a scaling pool has at its greatest size.
 fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &Config) -> Place {
     let mut models: BTreeSet<String> = wakeable_models(pool).cloned().collect();
     let mut running = 0_u64;
@@ -193,13 +193,14 @@ fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &Config) -> Plac
     Place { models, room: most.saturating_sub(running) }
 }
 
-/// What a worker could take on now.
+/// Returns the room that a worker has now.
 fn free(worker: &WorkerReport) -> Place {
     Place { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
 }
 
-/// Models that a request may wake the pool for: those it lists, those of its slots, and, where it asks its backends, those they
-/// last had. What a pool advertised before its list was changed it will not serve again.
+/// Returns the models for which a request may wake the pool: those it lists, those of its slots, and, if it takes its
+/// models from its backends, those they last had. Models that a pool advertised before its list was changed are
+/// excluded, because it will not serve them again.
 pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
     let slots = pool.spec.slots();
     let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
@@ -208,7 +209,7 @@ pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
     pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
 }
 
-/// Whether a request could wake the pool from zero.
+/// True if a request could wake the pool from zero.
 pub fn is_wakeable(pool: &WorkerPool) -> bool {
     wakeable_models(pool).next().is_some()
 }
@@ -226,9 +227,9 @@ fn load(snapshot: &RelaySnapshot, pool: &str, shares: &BTreeMap<String, u64>) ->
     load
 }
 
-/// Looks at one pool that scales.
+/// Decides on one scaling pool.
 fn look(shared: &Shared, pool: &Arc<WorkerPool>, config: &Config, load: Option<Load>, now: Instant) -> Option<Change> {
-    // The first number is written by the reconciliation that makes the Deployment.
+    // The reconciliation that creates the Deployment writes the first number.
     let current = pool.spec.replicas?;
     let noted = pool.annotations().get(names::SCALED_ANNOTATION).and_then(|number| number.parse().ok());
     let generation = pool.metadata.generation.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the schema cannot check, checked once; the rest of the controller has it parsed.
+//! Checks what the schema cannot check, and parses the values for the rest of the controller.
 
 mod multiplexer;
 
@@ -11,38 +11,38 @@ use crate::crd::worker_pool::Scaling;
 use crate::manifests::backend::Workload;
 use crate::manifests::worker_config;
 
-/// A pool whose spec can be brought about.
+/// A pool with a valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Validated {
-    /// What runs its Pods, if the operator does.
+    /// The workload of its Pods, if the operator runs them.
     pub workload: Option<Workload>,
-    /// How it scales, if the operator does that.
+    /// Its scaling, if the operator scales it.
     pub scaling: Option<Config>,
 }
 
-/// What is wrong with a spec.
+/// A problem of a spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidateError {
-    /// Something of the multiplexer that its workers would refuse.
+    /// A setting of the multiplexer that its workers would reject.
     #[error("{field}: {problem}")]
     Multiplexer {
-        /// Where.
+        /// The field.
         field: String,
-        /// What is wrong with it, and what to change.
+        /// The problem, and the change that fixes it.
         problem: String,
     },
-    /// A duration that the schema let pass.
+    /// An invalid duration that the schema does not catch.
     #[error("{field}: {source}")]
     Duration {
-        /// Where.
+        /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The parse error.
         source: UnitError,
     },
 }
 
 impl ValidateError {
-    /// The condition's reason.
+    /// Returns the condition's reason.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Multiplexer { .. } | Self::Duration { .. } => Reason::InvalidSpec,
@@ -70,7 +70,7 @@ fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<Config, ValidateError>
     let target = scaling.target_requests_per_replica.unwrap_or_else(|| worker_config::max_concurrency(pool));
     let max = scaling.max_replicas.max(1);
     Ok(Config {
-        // The schema refuses more than maxReplicas, and an older one that did not must not bring a panic.
+        // The schema rejects more than maxReplicas; an older schema did not, and that must not cause a panic.
         min: scaling.min_replicas.clamp(0, max),
         max,
         target: u32::try_from(target).unwrap_or(1).max(1),

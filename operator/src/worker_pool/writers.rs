@@ -1,49 +1,51 @@
-//! Who else writes `spec.replicas` of a pool that the operator scales: pure, with the time handed in.
+//! Detects other writers of `spec.replicas` of a pool that the operator scales: pure, with the time passed in.
 //!
-//! A number that the operator did not write is somebody else's: a person's, an autoscaler's, or that of a manifest that is
-//! applied again and again. One such write is respected like load, so it is not lowered for one scale-down delay, while
-//! waiting requests may still raise it. Two within a delay are a program that disagrees, and two programs that correct each
-//! other restart backends for ever: then the operator yields, and writes nothing until a whole delay has gone by in peace.
+//! A number that the operator did not write comes from a user, an autoscaler, or a manifest that is applied repeatedly.
+//! One such write is respected like load: it is not lowered for one scale-down delay, while waiting requests may still
+//! raise it. Two within a delay mean a program that disagrees, and two programs that correct each other would restart
+//! backends indefinitely: the operator then yields, and writes nothing until a whole delay has passed without another
+//! write.
 
 use std::time::{Duration, Instant};
 
-/// What is known of the number's writers.
+/// The history of the number's writers.
 #[derive(Clone, Debug, Default)]
 pub struct Writers {
-    /// The number as it was last seen or written.
+    /// The number that was last seen or written.
     known: Option<i32>,
-    /// Generation of our last write: what a cache shows of an earlier one is old.
+    /// Generation of the operator's last write: a cached object with an earlier one is outdated.
     wrote: i64,
-    /// The last two writes by somebody else, the newer first.
+    /// The last two writes by others, the newer first.
     foreign: [Option<Instant>; 2],
 }
 
-/// What a look at the number shows.
+/// The result of observing the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// The object is older than our own last write.
+    /// The object is older than the operator's last write.
     Stale,
-    /// Nobody else wrote.
+    /// There was no other write.
     Same,
-    /// Somebody else wrote.
+    /// Another writer changed it.
     Foreign,
 }
 
-/// Whose number it is.
+/// The owner of the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// Ours.
+    /// The operator.
     #[default]
     Alone,
-    /// Somebody wrote once, lately.
+    /// Another writer changed it once, recently.
     Shared,
-    /// Somebody keeps writing: we do not.
+    /// Another writer keeps changing it: the operator does not write.
     Yielding,
 }
 
 impl Writers {
-    /// Looks at the pool. `noted` is what the pool itself says that the operator last wrote. It comes with the number in one
-    /// write, so where both are the same the number is ours, even if the answer to that write was lost, or another leader's.
+    /// Observes the pool. `noted` is the number that, according to the pool, the operator last wrote. It is part of the
+    /// same write as the number, so if both are equal, the number is the operator's, even if the response to that write
+    /// was lost or another leader wrote it.
     pub fn observe(&mut self, now: Instant, generation: i64, replicas: i32, noted: Option<i32>) -> Seen {
         if generation < self.wrote {
             return Seen::Stale;
@@ -57,13 +59,13 @@ impl Writers {
         Seen::Foreign
     }
 
-    /// We wrote the number, which gave the pool this generation.
+    /// Records the operator's own write, which gave the pool this generation.
     pub fn wrote(&mut self, generation: i64, replicas: i32) {
         self.known = Some(replicas);
         self.wrote = generation;
     }
 
-    /// Whose number it is now.
+    /// Returns who owns the number now.
     pub fn standing(&self, now: Instant, delay: Duration) -> Standing {
         let recent = self.foreign.iter().flatten().filter(|at| now.saturating_duration_since(**at) < delay).count();
         match recent {
@@ -116,10 +118,10 @@ mod tests {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.wrote(1, 2);
         writers.observe(now, 1, 2, Some(2));
-        // It timed out, and was done all the same.
+        // The write timed out, but succeeded.
         assert_eq!(writers.observe(now, 2, 5, Some(5)), Seen::Same);
         assert_eq!(writers.standing(now, DELAY), Standing::Alone);
-        // Whoever writes the number alone leaves the note as it was.
+        // A writer that changes only the number leaves the note unchanged.
         assert_eq!(writers.observe(now, 3, 3, Some(5)), Seen::Foreign);
     }
 

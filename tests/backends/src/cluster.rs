@@ -1,9 +1,10 @@
-//! A Kubernetes API server, as far as a worker may ask one: the scale of Deployments, and a list and a watch of Pods. Pods are
-//! processes of this machine.
+//! A fake Kubernetes API server with the parts that a worker uses: the scale of Deployments, and a list and a watch of
+//! Pods. Pods are processes of this machine.
 //!
-//! As the real one it leaves a scale of zero out of the specification, answers with `Status` objects, sends bookmarks, ends
-//! watches, and does nothing at once: a controller makes Pods a while after a Deployment was scaled, a kubelet finds them
-//! ready a while later, and a deleted one lingers. What is not documented is not answered, and every request is noted.
+//! Like the real one, it omits a scale of zero from the specification, responds with `Status` objects, sends bookmarks,
+//! ends watches, and does nothing at once: a controller creates Pods some time after a Deployment was scaled, a kubelet
+//! finds them ready some time later, and a deleted one lingers. Undocumented requests are not served, and every request
+//! is recorded.
 
 mod api;
 mod kubelet;
@@ -19,19 +20,19 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Where everything is.
+/// The namespace of all objects.
 pub const NAMESPACE: &str = "llm";
 
-/// A Deployment, and how slow its Pods are.
+/// A Deployment, and the delays of its Pods.
 #[derive(Clone, Debug)]
 pub struct Deployment {
-    /// What its container runs.
+    /// The command of its container.
     pub command: Vec<String>,
-    /// Where that listens: its container port.
+    /// Its container port.
     pub port: u16,
-    /// From being scaled up to having a Pod.
+    /// The delay from scaling up to the Pod's creation.
     pub created_after: Duration,
-    /// From being deleted to being gone; its process runs meanwhile.
+    /// The delay from deletion to removal; its process runs meanwhile.
     pub lingers: Duration,
     /// The status of its Pods, if they never run.
     pub trouble: Option<Value>,
@@ -48,9 +49,9 @@ pub struct Cluster {
 
 #[derive(Debug)]
 struct Shared {
-    /// Never held over an await.
+    /// Never locked across an await.
     state: Mutex<State>,
-    /// Says that something has changed.
+    /// Signals a change.
     version: watch::Sender<u64>,
 }
 
@@ -59,20 +60,20 @@ struct State {
     token: String,
     deployments: BTreeMap<String, (Deployment, u32)>,
     pods: BTreeMap<String, Value>,
-    /// What changed, and at which version.
+    /// The changes, with their versions.
     log: Vec<(u64, Value)>,
     version: u64,
     forbidden: BTreeSet<String>,
     deleted: BTreeSet<String>,
     is_away: bool,
-    /// Requests so far, and those of them that were turned away because it is away.
+    /// The number of requests so far, and of those that were rejected because it is away.
     received: u32,
     turned_away: u32,
-    /// Deployments that have a Pod, or whose controller is about to make one.
+    /// Deployments that have a Pod, or whose controller is about to create one.
     busy: BTreeSet<String>,
-    /// How long each answer takes, but for what a watch brings.
+    /// The delay of each response, except watch events.
     delay: Duration,
-    /// How many of the next requests of a kind are answered with 503.
+    /// The number of next requests of a kind to which it responds with 503.
     hiccups: BTreeMap<String, u32>,
     has_expired: bool,
     asked: BTreeSet<String>,
@@ -81,7 +82,7 @@ struct State {
 }
 
 impl Deployment {
-    /// A quick one.
+    /// A fast Deployment.
     #[must_use]
     pub fn new(command: Vec<String>, port: u16) -> Self {
         let short = Duration::from_millis(50);
@@ -90,10 +91,10 @@ impl Deployment {
 }
 
 impl Cluster {
-    /// A cluster with these Deployments, all at zero.
+    /// Starts a cluster with these Deployments, all at zero.
     ///
     /// # Panics
-    /// When it cannot listen.
+    /// If it cannot listen.
     pub async fn start(deployments: Vec<(&str, Deployment)>) -> Self {
         let account = tempfile::tempdir().expect("a folder can be made");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
@@ -130,99 +131,100 @@ impl Cluster {
         Self { shared, access, account, _tasks: tasks }
     }
 
-    /// How a worker in one of its Pods would reach it.
+    /// Returns the access data of a worker in one of its Pods.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access.clone()
     }
 
-    /// Scales as `kubectl`, an HPA or GitOps would.
+    /// Scales a Deployment as `kubectl`, an HPA or GitOps would.
     pub fn scale(&self, deployment: &str, replicas: u32) {
         self.shared.scale(deployment, replicas);
     }
 
-    /// Deletes it, and so its Pods.
+    /// Deletes a Deployment, and with it its Pods.
     pub fn delete(&self, deployment: &str) {
         self.shared.state().deleted.insert(deployment.to_owned());
         self.shared.scale(deployment, 0);
     }
 
-    /// How many Pods a Deployment should have.
+    /// Returns a Deployment's desired number of Pods.
     ///
     /// # Panics
-    /// When there is none of that name.
+    /// If it does not exist.
     #[must_use]
     pub fn replicas(&self, deployment: &str) -> u32 {
         self.shared.state().deployments[deployment].1
     }
 
-    /// Pods that there are, those that are ending too.
+    /// Returns the number of Pods, including terminating ones.
     #[must_use]
     pub fn pods(&self) -> usize {
         self.shared.state().pods.len()
     }
 
-    /// The most Pods that there have been at once.
+    /// Returns the largest number of Pods at once.
     #[must_use]
     pub fn most_pods(&self) -> usize {
         self.shared.state().most_pods
     }
 
-    /// Deployments that have a Pod, or whose controller is about to make one, whatever has been said since.
+    /// Returns the Deployments that have a Pod, or whose controller is about to create one, regardless of later
+    /// changes.
     #[must_use]
     pub fn busy(&self) -> Vec<String> {
         self.shared.state().busy.iter().cloned().collect()
     }
 
-    /// Requests so far, those too that wait for their answer.
+    /// Returns the number of requests so far, including pending ones.
     #[must_use]
     pub fn received(&self) -> u32 {
         self.shared.state().received
     }
 
-    /// Requests so far that came while it was away.
+    /// Returns the number of requests so far that arrived while it was away.
     #[must_use]
     pub fn turned_away(&self) -> u32 {
         self.shared.state().turned_away
     }
 
-    /// Every kind of request so far, such as `patch deployments/scale`.
+    /// Returns every kind of request so far, such as `patch deployments/scale`.
     #[must_use]
     pub fn asked(&self) -> Vec<String> {
         self.shared.state().asked.iter().cloned().collect()
     }
 
-    /// Takes a right away: `get deployments/scale`, `watch pods`.
+    /// Revokes a right: `get deployments/scale`, `watch pods`.
     pub fn forbid(&self, right: &str) {
         self.shared.state().forbidden.insert(right.to_owned());
     }
 
-    /// Gives it back.
+    /// Grants it again.
     pub fn allow(&self, right: &str) {
         self.shared.state().forbidden.remove(right);
     }
 
-    /// Whether it answers nothing but 503, and ends its watches.
+    /// If true, responds to everything with 503, and ends its watches.
     pub fn set_away(&self, is_away: bool) {
         self.shared.change(|state| state.is_away = is_away);
     }
 
-    /// From now on each answer takes this long.
+    /// Sets the delay of each response.
     pub fn set_delay(&self, delay: Duration) {
         self.shared.state().delay = delay;
     }
 
-    /// The next request of this kind, such as `get deployments/scale`, is answered with 503.
+    /// Makes the next request of this kind, such as `get deployments/scale`, fail with 503.
     pub fn fail_next(&self, right: &str) {
         *self.shared.state().hiccups.entry(right.to_owned()).or_default() += 1;
     }
 
-    /// From now on every watch is told that its version is too old.
+    /// From now on, every watch receives an error that its version is too old.
     pub fn expire_watches(&self) {
         self.shared.change(|state| state.has_expired = true);
     }
 
-    /// Takes only another token, which the kubelet brings.
+    /// Accepts only another token from now on, which the kubelet delivers.
     pub fn rotate_token(&self) {
         "token-2".clone_into(&mut self.shared.state().token);
         write_token(self.account.path(), "token-2");
@@ -256,7 +258,7 @@ impl Shared {
         });
     }
 
-    /// A new Pod, or a new status of one.
+    /// Adds a Pod or updates its status.
     fn put_pod(&self, mut pod: Value) {
         self.change(|state| {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
-//! Real inference servers with models of random weights. Each runs on one thread: two models of this size gain nothing by
-//! more, and where a machine is busy their threads wait for each other.
+//! Real inference servers with models of random weights. Each runs on one thread: two models of this size gain nothing
+//! from more, and on a busy machine their threads would wait for each other.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,10 +15,11 @@ pub const VLLM_MODEL: &str = "tiny";
 /// A bound for vLLM's start, which takes one to three minutes of a processor.
 pub const VLLM_START: Duration = Duration::from_secs(600);
 
-/// Words of a llama-server beside its model, its name and its port.
+/// Options of a llama-server besides its model, its name and its port.
 pub const LLAMA_OPTIONS: [&str; 6] = ["-t", "1", "-tb", "1", "--no-warmup", "--metrics"];
 
-/// Links the models' weights into a folder as `PREFIXname`. The folder's path then marks every process that has them open.
+/// Links the models' weights into a folder as `PREFIXname`. The folder's path then identifies every process that has
+/// them open.
 #[must_use]
 pub fn weights(folder: &Path, prefix: &str, models: &[&str]) -> Option<Vec<PathBuf>> {
     let link = |model: &&str| {
@@ -29,7 +30,7 @@ pub fn weights(folder: &Path, prefix: &str, models: &[&str]) -> Option<Vec<PathB
     models.iter().map(link).collect()
 }
 
-/// The command line of a llama-server for so many requests at once, each of up to 32,768 tokens.
+/// Returns the command line of a llama-server for this number of concurrent requests, each of up to 32,768 tokens.
 #[must_use]
 pub fn llama_command(weights: &Path, name: &str, slots: usize, port: &str) -> Option<Vec<String>> {
     let (program, weights) = (real("bin/llama-server")?, weights.to_string_lossy().into_owned());
@@ -39,7 +40,7 @@ pub fn llama_command(weights: &Path, name: &str, slots: usize, port: &str) -> Op
     Some([&[program.as_str()], &words[..], &LLAMA_OPTIONS].concat().into_iter().map(str::to_owned).collect())
 }
 
-/// A llama-server for so many requests at once that has loaded its model.
+/// Starts a llama-server for this number of concurrent requests and waits until it has loaded its model.
 pub async fn llama_server(weights: &Path, name: &str, slots: usize) -> Option<Server> {
     let port = free_port();
     let server = Server::start(&llama_command(weights, name, slots, &port.to_string())?, &[], port).await;
@@ -47,13 +48,13 @@ pub async fn llama_server(weights: &Path, name: &str, slots: usize) -> Option<Se
     Some(server)
 }
 
-/// It listens before it is ready.
+/// Waits until the server is healthy: it listens before it is ready.
 async fn until_healthy(server: &Server) {
     let is_healthy = async || server::get(&server.url, "/health").await.is_some_and(|(status, _)| status == 200);
     server::until("llama-server is healthy", is_healthy).await;
 }
 
-/// A llama-server as a router of these sections of a preset.
+/// Starts a llama-server as a router with these sections of a preset.
 pub async fn llama_router(folder: &Path, preset: &str) -> Option<Server> {
     let (program, port) = (real("bin/llama-server")?, free_port());
     let file = folder.join("models.ini");
@@ -67,17 +68,17 @@ pub async fn llama_router(folder: &Path, preset: &str) -> Option<Server> {
     Some(server)
 }
 
-/// The command line of a vLLM that serves the model [`VLLM_MODEL`].
+/// Returns the command line of a vLLM that serves the model [`VLLM_MODEL`].
 #[must_use]
 pub fn vllm_command(port: &str) -> Option<Vec<String>> {
     let program = vllm("bin/serve")?.to_string_lossy().into_owned();
     Some(vec![program, "--port".to_owned(), port.to_owned()])
 }
 
-/// The address of the vLLM that `scripts/backends/vllm run` has started, once that is ready.
+/// Returns the address of the vLLM that `scripts/backends/vllm run` has started, once it is ready.
 ///
 /// # Panics
-/// When it ends, or is not ready within [`VLLM_START`].
+/// If it ends, or is not ready within [`VLLM_START`].
 pub async fn shared_vllm() -> Option<Url> {
     vllm("bin/serve")?;
     let variable =
@@ -95,7 +96,7 @@ pub async fn shared_vllm() -> Option<Url> {
     Some(url)
 }
 
-/// An Ollama with these models, none of them loaded. What it stores is in the folder.
+/// Starts an Ollama with these models, none of them loaded. Its storage is in the folder.
 pub async fn ollama(folder: &Path, models: &[&str]) -> Option<Server> {
     let (program, port) = (real("bin/ollama")?, free_port());
     let server = ollama_on(folder, port).await?;
@@ -111,7 +112,7 @@ pub async fn ollama(folder: &Path, models: &[&str]) -> Option<Server> {
     Some(server)
 }
 
-/// An Ollama on this port, with what was stored in the folder.
+/// Starts an Ollama on this port, with the storage in the folder.
 pub async fn ollama_on(folder: &Path, port: u16) -> Option<Server> {
     let program = real("bin/ollama")?.to_string_lossy().into_owned();
     let env = [

@@ -1,7 +1,7 @@
-//! The command lines of `fake-engine`, which plays SGLang, and vLLM with the failures that a CPU does not show. Its behaviour is in
-//! `src/bin/fake-engine`.
+//! The command lines of `fake-engine`, which simulates SGLang, and vLLM with the failures that do not occur on a CPU.
+//! Its behaviour is in `src/bin/fake-engine`.
 
-/// Which of them.
+/// The simulated engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// vLLM with sleep mode and developer mode.
@@ -15,7 +15,7 @@ pub enum Kind {
 pub struct Fake(Vec<String>);
 
 impl Fake {
-    /// `program`: the built fake. It says that it serves `model`, on `port`.
+    /// Creates the command. `program` is the built fake; it serves `model` on `port`.
     #[must_use]
     pub fn new(program: &str, kind: Kind, model: &str, port: &str) -> Self {
         let kind = match kind {
@@ -25,14 +25,14 @@ impl Fake {
         Self([program, kind, model, port].map(str::to_owned).to_vec())
     }
 
-    /// With one of the defects that the fake knows.
+    /// Adds one of the fake's defects.
     #[must_use]
     pub fn with(mut self, defect: &str) -> Self {
         self.0.push(defect.to_owned());
         self
     }
 
-    /// The command.
+    /// Returns the command.
     #[must_use]
     pub fn command(self) -> Vec<String> {
         self.0

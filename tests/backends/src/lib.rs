@@ -1,9 +1,9 @@
-//! The servers that the tests of the worker run against: real inference servers, and a fake of vLLM and SGLang for their
-//! failures on a GPU.
+//! The servers for the worker's tests: real inference servers, and a fake of vLLM and SGLang for their failures on a
+//! GPU.
 //!
-//! In `tests/drivers` and `tests/plain` the drivers are linked, unlike anything in the other black-box suites, because they
-//! are a library of their own inside the worker. Everything else is a program: the servers, the supervisor that is
-//! `modelrelay-worker` itself, and in `tests/plain` and `tests/workers` the whole worker with a relay in front of it.
+//! `tests/drivers` and `tests/plain` link the drivers, unlike the other black-box suites, because the drivers form a
+//! library inside the worker. Everything else is a program: the servers, the supervisor, which is `modelrelay-worker`
+//! itself, and in `tests/plain` and `tests/workers` the whole worker with a relay in front of it.
 
 pub mod cluster;
 pub mod engines;
@@ -13,10 +13,11 @@ pub mod tap;
 
 use std::path::PathBuf;
 
-/// The worker's program, which is also the supervisor: in `MODELRELAY_BIN_DIR`, else in the workspace's `target/debug`.
+/// Returns the worker's program, which is also the supervisor: in `MODELRELAY_BIN_DIR`, otherwise in the workspace's
+/// `target/debug`.
 ///
 /// # Panics
-/// When it was not built.
+/// If it was not built.
 #[must_use]
 pub fn worker_program() -> PathBuf {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug");
@@ -26,14 +27,14 @@ pub fn worker_program() -> PathBuf {
     program
 }
 
-/// A file of the folder that `scripts/backends/build` or `scripts/backends/wheel` prints, which `MODELRELAY_BACKENDS` names. Without
-/// it the test cannot run and reports so; under `CI=true` it fails.
+/// Returns a file of the folder that `scripts/backends/build` or `scripts/backends/wheel` prints, which
+/// `MODELRELAY_BACKENDS` names. Without it the test cannot run and reports so; under `CI=true` it fails.
 #[must_use]
 pub fn real(file: &str) -> Option<PathBuf> {
     file_of("MODELRELAY_BACKENDS", "scripts/backends/build", file)
 }
 
-/// As [`real`], of the folder that `scripts/backends/vllm` prints, which `MODELRELAY_VLLM` names.
+/// Like [`real`], for the folder that `scripts/backends/vllm` prints, which `MODELRELAY_VLLM` names.
 #[must_use]
 pub fn vllm(file: &str) -> Option<PathBuf> {
     file_of("MODELRELAY_VLLM", "scripts/backends/vllm", file)

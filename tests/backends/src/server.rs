@@ -1,4 +1,4 @@
-//! Servers that a test starts itself, and what the operating system says about processes.
+//! Servers that a test starts itself, and information about processes.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -14,21 +14,21 @@ use url::Url;
 
 use crate::worker_program;
 
-/// A server and everything that it starts. Dropping it kills all of that: it runs under our own supervisor.
+/// A server and everything that it starts. Dropping it kills all of that, because it runs under a supervisor.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Where it listens.
+    /// Its address.
     pub url: Url,
     log: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// Starts a command that listens on `port` of loopback and waits until somebody does.
+    /// Starts a command that listens on `port` of loopback, and waits until it listens.
     ///
     /// # Panics
-    /// When it does not within [`PATIENCE`].
+    /// If it does not listen within [`PATIENCE`].
     pub async fn start(command: &[String], env: &[(&str, String)], port: u16) -> Self {
         let folder = tempfile::tempdir().expect("a folder for a log can be made");
         let log = folder.path().join("log");
@@ -50,52 +50,52 @@ impl Server {
         assert!(ended.is_ok(), "the supervisor ends after its standard input");
     }
 
-    /// What it printed.
+    /// Returns its output.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 }
 
-/// Ports below those that the kernel gives to connections and to listeners of tests that run at the same time.
+/// Ports below those that the kernel assigns to connections and to listeners of concurrent tests.
 const PORTS: std::ops::Range<u32> = 10_000..32_000;
 
-/// A port that was free a moment ago. Nobody gets it who does not ask for it by its number.
+/// Returns a port that was free a moment ago, and that the kernel does not assign by itself.
 ///
 /// # Panics
-/// When there is none.
+/// If there is none.
 #[must_use]
 pub fn free_port() -> u16 {
     static ASKED: AtomicU32 = AtomicU32::new(0);
-    // Each process of a test begins elsewhere.
+    // Each test process starts at a different port.
     let begin = std::process::id().wrapping_mul(101);
     let numbers = PORTS.map(|_| begin.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32);
     let mut ports = numbers.map(|number| u16::try_from(PORTS.start + number).expect("below 2^16"));
     ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("there is a free port")
 }
 
-/// Whether somebody listens on that port of loopback.
+/// True if a program listens on that port of loopback.
 pub async fn is_listening(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).await.is_ok()
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 ///
 /// # Panics
-/// After [`PATIENCE`], saying `what` was waited for.
+/// After [`PATIENCE`], with `what`.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let came = poll_for(PATIENCE, async || is_so().await.then_some(())).await;
     assert!(came.is_some(), "waited {PATIENCE:?} in vain until {what}");
 }
 
-/// Whether a process runs, by its id. A zombie does not.
+/// True if the process with this id runs and is no zombie.
 #[must_use]
 pub fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// The processes whose command line holds this text, supervisors left out.
+/// Returns the processes whose command line contains this text, except supervisors.
 #[must_use]
 pub fn processes_with(text: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -108,7 +108,7 @@ pub fn processes_with(text: &str) -> Vec<u32> {
     pids.filter(is_it).collect()
 }
 
-/// Waits until a file has a line, and reads that.
+/// Waits until a file has a line, and returns it.
 pub async fn line_of(file: &Path) -> String {
     until(&format!("{} is written", file.display()), async || {
         std::fs::read_to_string(file).is_ok_and(|text| text.ends_with('\n'))
@@ -117,7 +117,7 @@ pub async fn line_of(file: &Path) -> String {
     std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
-/// Sends a request to a server and reads its status; `None` where nobody answers.
+/// Sends a request to a server and returns its status and body; `None` without a response.
 pub async fn post(url: &Url, path: &str, body: &serde_json::Value) -> Option<(u16, String)> {
     ask(url, "POST", path, &body.to_string()).await
 }

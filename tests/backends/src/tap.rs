@@ -1,5 +1,5 @@
-//! A proxy in front of a server that keeps a copy of all that the server sends. A test can then compare the bytes of one
-//! response at both ends.
+//! A proxy in front of a server that keeps a copy of everything that the server sends. A test can then compare the
+//! bytes of one response at both ends.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ impl Tap {
     /// Starts a proxy for this server.
     ///
     /// # Panics
-    /// When there is no free port, or the server has no address.
+    /// If there is no free port, or the server has no address.
     pub async fn on(server: &Url) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("it is bound")).parse().expect("this is a URL");
@@ -36,10 +36,10 @@ impl Tap {
         Self { url, copies, _task: task }
     }
 
-    /// The bodies of all responses that were sent completely so far.
+    /// Returns the bodies of all complete responses so far.
     ///
     /// # Panics
-    /// When one of them is not HTTP.
+    /// If one of them is not HTTP.
     #[must_use]
     pub fn bodies(&self) -> Vec<Vec<u8>> {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +54,7 @@ async fn accept(listener: TcpListener, server: SocketAddr, copies: Copies) {
     }
 }
 
-/// Carries bytes both ways until either side closes its connection, and then closes the other.
+/// Forwards bytes both ways until either side closes its connection, and then closes the other.
 async fn carry(mut client: TcpStream, server: SocketAddr, copies: Copies) {
     let Ok(mut server) = TcpStream::connect(server).await else { return };
     let number = {
@@ -79,7 +79,7 @@ async fn carry(mut client: TcpStream, server: SocketAddr, copies: Copies) {
     }
 }
 
-/// The complete bodies among the responses of one connection, without the framing of chunks.
+/// Returns the complete bodies among the responses of one connection, without the framing of chunks.
 fn bodies(mut sent: &[u8]) -> Vec<Vec<u8>> {
     let mut bodies = Vec::new();
     while let Some((head, rest)) = split(sent, b"\r\n\r\n") {

@@ -1,14 +1,15 @@
-//! A request, and the one right answer to it.
+//! A request, and the one correct response to it.
 //!
-//! Everything that the backend has to know stands in the query string, which relay and worker keep: so it is known before
-//! the body is read. The answer holds a digest of the body, so that a changed upload is a wrong answer.
+//! Everything that the backend has to know is in the query string, which relay and worker preserve, so it is known
+//! before the body is read. The response contains a digest of the body, so that a changed upload yields a wrong
+//! response.
 
 use bytes::Bytes;
 use serde_json::json;
 
 use crate::dice::Dice;
 
-/// Where the backend stops for ever.
+/// The stage at which the backend hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stall {
     /// The body of the request is never read.
@@ -17,36 +18,36 @@ pub enum Stall {
     Head,
     /// The head was sent, nothing else.
     FirstByte,
-    /// Half of the answer was sent.
+    /// Half of the response was sent.
     Middle,
-    /// All of the answer was sent but its end.
+    /// All of the response was sent but its end.
     End,
 }
 
-/// Every place where a backend can stop.
+/// Every stage at which a backend can hang.
 pub const STALLS: [Stall; 5] = [Stall::Upload, Stall::Head, Stall::FirstByte, Stall::Middle, Stall::End];
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// Which one it is, in all logs.
+    /// Its number in all logs.
     pub nonce: u64,
-    /// As server-sent events, or as one JSON body.
+    /// True for server-sent events, false for one JSON body.
     pub stream: bool,
-    /// In so many pieces.
+    /// The number of pieces.
     pub pieces: u64,
-    /// Each of about so many bytes.
+    /// The approximate size of each, in bytes.
     pub piece_bytes: usize,
-    /// After a pause each, in milliseconds.
+    /// The pause before each, in milliseconds.
     pub gap_ms: u64,
-    /// Bytes of the request's body.
+    /// The size of the request's body, in bytes.
     pub upload_bytes: usize,
-    /// Where the backend stops.
+    /// The stage at which the backend hangs.
     pub stall: Option<Stall>,
 }
 
 impl Ask {
-    /// A stream of so many events, one each `gap_ms`.
+    /// A stream of this number of events, one each `gap_ms`.
     #[must_use]
     pub fn stream(nonce: u64, pieces: u64, gap_ms: u64) -> Self {
         Self { nonce, stream: true, pieces, piece_bytes: 100, gap_ms, upload_bytes: 0, stall: None }
@@ -58,25 +59,25 @@ impl Ask {
         Self { stream: false, ..Self::stream(nonce, 1, wait_ms) }
     }
 
-    /// With a body of so many bytes.
+    /// Sets the size of the body, in bytes.
     #[must_use]
     pub fn upload(self, bytes: usize) -> Self {
         Self { upload_bytes: bytes, ..self }
     }
 
-    /// With pieces of so many bytes.
+    /// Sets the size of the pieces, in bytes.
     #[must_use]
     pub fn pieces_of(self, bytes: usize) -> Self {
         Self { piece_bytes: bytes, ..self }
     }
 
-    /// Stopping there.
+    /// Sets the stage at which the backend hangs.
     #[must_use]
     pub fn stalling(self, stall: Stall) -> Self {
         Self { stall: Some(stall), ..self }
     }
 
-    /// What the scenarios ask for mostly: streams, plain answers, and some uploads of 100 to 600 kB.
+    /// The usual mix of the scenarios: streams, plain responses, and some uploads of 100 to 600 kB.
     #[must_use]
     pub fn mixed(nonce: u64, dice: &mut Dice) -> Self {
         let upload = if dice.percent(15) { dice.between(100_000..=600_000) as usize } else { 0 };
@@ -88,7 +89,7 @@ impl Ask {
         ask.upload(upload)
     }
 
-    /// The path with its query string.
+    /// Returns the path with its query string.
     #[must_use]
     pub fn target(&self) -> String {
         let stall = self.stall.and_then(|stall| STALLS.iter().position(|it| *it == stall));
@@ -103,7 +104,7 @@ impl Ask {
         )
     }
 
-    /// As the backend reads it; `None` of anything else.
+    /// Parses a request in the backend; `None` for anything else.
     #[must_use]
     pub fn parse(target: &str) -> Option<Self> {
         let query = target.split_once('?')?.1;
@@ -122,13 +123,13 @@ impl Ask {
         })
     }
 
-    /// The request's body.
+    /// Returns the request's body.
     #[must_use]
     pub fn body(&self) -> Bytes {
         json!({"model": "m", "stream": self.stream, "user": noise(self.nonce, self.upload_bytes)}).to_string().into()
     }
 
-    /// The pieces in which the backend answers a request whose body has this digest.
+    /// Returns the pieces of the backend's response to a request whose body has this digest.
     #[must_use]
     pub fn answer(&self, digest: u64) -> Vec<Vec<u8>> {
         let noise = |number| noise(self.nonce.rotate_left(32) ^ number, self.piece_bytes);
@@ -152,7 +153,7 @@ impl Ask {
         (0..self.pieces).map(piece).collect()
     }
 
-    /// The whole answer.
+    /// Returns the whole response.
     #[must_use]
     pub fn expected(&self) -> Vec<u8> {
         self.answer(digest(&self.body())).concat()
@@ -165,10 +166,11 @@ pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// How long a text is until it repeats: no divisor of any buffer's size, so that a piece in a wrong place is seen.
+/// The length after which a text repeats: no divisor of any buffer's size, so that a piece in a wrong place is
+/// detected.
 const NOISE_PERIOD: usize = 1021;
 
-/// Letters that no other seed gives.
+/// Returns text that is unique to the seed.
 fn noise(seed: u64, bytes: usize) -> String {
     let mut dice = Dice::of(seed);
     let mut text = String::with_capacity(NOISE_PERIOD + 16);

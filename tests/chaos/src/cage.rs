@@ -1,4 +1,4 @@
-//! A memory limit of the kernel's, for one process: a cgroup of version 2, or of version 1 where that has the memory.
+//! A kernel memory limit for one process: a cgroup of version 2, or of version 1 if that controls the memory.
 
 use std::{fs, path::PathBuf};
 
@@ -10,20 +10,20 @@ pub struct Cage {
 }
 
 impl Cage {
-    /// With so many bytes at most; the reason where this machine has none.
+    /// Creates a cgroup with this limit in bytes, or returns the reason that this machine has none.
     ///
     /// # Errors
-    /// No cgroup with memory can be made here.
+    /// If no cgroup with memory can be created here.
     pub fn new(bytes: u64) -> Result<Self, String> {
         let name = format!("modelrelay-chaos-{}", std::process::id());
         let places = [("/sys/fs/cgroup", 2), ("/sys/fs/cgroup/memory", 1)];
         for (root, version) in places {
             let limit = if version == 2 { "memory.max" } else { "memory.limit_in_bytes" };
             let cage = Self { dir: PathBuf::from(root).join(&name), version };
-            // A folder made anywhere else would be just a folder, and a limit in it just a file.
+            // A folder created anywhere else would be just a folder, and a limit in it just a file.
             let is_cgroup = fs::create_dir(&cage.dir).is_ok() && cage.dir.join(limit).exists();
             if is_cgroup && fs::write(cage.dir.join(limit), bytes.to_string()).is_ok() {
-                // Where there is swap, it must not be what saves the process.
+                // If there is swap, it must not be what saves the process.
                 let _ = fs::write(cage.dir.join("memory.swap.max"), "0");
                 return Ok(cage);
             }
@@ -31,13 +31,13 @@ impl Cage {
         Err("no cgroup with a memory limit can be made here, which needs root".to_owned())
     }
 
-    /// A shell script that goes into it and on as the command that follows.
+    /// Returns a shell script that enters the cgroup and executes the command that follows.
     #[must_use]
     pub fn enter(&self) -> String {
         format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display())
     }
 
-    /// How often the kernel killed for it.
+    /// Returns how often the kernel killed a process in it.
     #[must_use]
     pub fn kills(&self) -> u64 {
         let events = if self.version == 2 { "memory.events" } else { "memory.oom_control" };
@@ -45,7 +45,7 @@ impl Cage {
         events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 
-    /// The most that was used.
+    /// Returns the peak usage in bytes.
     #[must_use]
     pub fn peak(&self) -> u64 {
         let peak = if self.version == 2 { "memory.peak" } else { "memory.max_usage_in_bytes" };

@@ -1,8 +1,8 @@
-//! Chance that can be had again: everything random in a scenario comes from one printed seed.
+//! Reproducible randomness: everything random in a scenario comes from one printed seed.
 
 use std::{ops::RangeInclusive, time::SystemTime};
 
-/// Names the seed, to see a failure again.
+/// Sets the seed, to reproduce a failure.
 const SEED: &str = "MODELRELAY_CHAOS_SEED";
 
 /// `SplitMix64`.
@@ -13,29 +13,29 @@ pub struct Dice {
 }
 
 impl Dice {
-    /// From `MODELRELAY_CHAOS_SEED`, else from the clock.
+    /// Takes the seed from `MODELRELAY_CHAOS_SEED`, otherwise from the clock.
     ///
     /// # Panics
-    /// When the variable is no number.
+    /// If the variable is not a number.
     #[must_use]
     pub fn thrown() -> Self {
         let clock = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007);
         Self::of(std::env::var(SEED).map_or_else(|_| clock(), |seed| seed.parse().expect("a number in the seed")))
     }
 
-    /// From this seed.
+    /// Takes this seed.
     #[must_use]
     pub fn of(seed: u64) -> Self {
         Self { seed, state: seed }
     }
 
-    /// Where it began.
+    /// Returns the seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn throw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
@@ -44,12 +44,12 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of the range.
+    /// Returns a number in the range.
     pub fn between(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.throw() % (range.end() - range.start() + 1)
     }
 
-    /// One of so many.
+    /// Returns an index below `count`.
     pub fn below(&mut self, count: usize) -> usize {
         self.throw() as usize % count
     }

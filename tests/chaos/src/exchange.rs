@@ -1,5 +1,5 @@
-//! One request over a connection of its own, and what came of it. The wire is read here, not by an HTTP client, because the
-//! difference between an answer that ends and one that is cut is what this is about.
+//! One request over its own connection, and its result. The response is parsed here, not by an HTTP client, because the
+//! difference between a complete response and a truncated one matters.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -13,63 +13,63 @@ use tokio::{
 
 use crate::{ask::Ask, executions::now};
 
-/// Bodies of more than this are sent in pieces with pauses, so that faults fall into the middle of uploads.
+/// Larger bodies are sent in pieces with pauses, so that faults occur during uploads.
 const UPLOAD_PIECE: usize = 64 << 10;
 
 const UPLOAD_PAUSE: Duration = Duration::from_millis(5);
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of the right answer, and its end.
+    /// The correct response, with its end.
     Answered,
     /// The request failed with a reason: a status and an error code, or an error frame as the last event of a stream.
     Failed(String),
-    /// We left.
+    /// The client disconnected on purpose.
     Cancelled,
-    /// The connection to the relay broke, and nobody said why: to be excused only where the relay was killed.
+    /// The connection to the relay broke without a reason: allowed only if the relay was killed.
     Broken(String),
-    /// What may never be: no end before the deadline, a wrong answer, a truncated one that looks complete.
+    /// Never allowed: no end before the deadline, a wrong response, or a truncated one that looks complete.
     Lost(String),
 }
 
 /// A request that has ended.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// Which.
+    /// Its number.
     pub nonce: u64,
     /// When it was sent.
     pub began: u64,
-    /// When the head of an answer came, which is its first byte.
+    /// When the head of a response arrived, which is its first byte.
     pub first_byte: Option<u64>,
     /// When it ended.
     pub ended: u64,
-    /// How.
+    /// Its result.
     pub outcome: Outcome,
-    /// Whether a refusal named a time to come back.
+    /// True if a rejection contained `Retry-After`.
     pub retry_after: bool,
 }
 
-/// What the client does beside reading.
+/// The client's behaviour besides reading.
 #[derive(Debug, Clone)]
 pub struct Manner {
-    /// By then it must have ended.
+    /// The time by which it must have ended.
     pub deadline: Duration,
-    /// Leaves after that time.
+    /// The time after which the client disconnects.
     pub leaves: Option<Duration>,
-    /// Shows this API key.
+    /// The API key to present.
     pub key: Option<String>,
 }
 
 impl Manner {
-    /// Waits so long, and shows no key.
+    /// Waits up to this deadline, and presents no key.
     #[must_use]
     pub fn patient(deadline: Duration) -> Self {
         Self { deadline, leaves: None, key: None }
     }
 }
 
-/// Sends a request, reads its answer, and judges it.
+/// Sends a request, reads its response, and evaluates it.
 pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
     let key = manner.key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
     let mut client = Client { ask, key, first_byte: None, retry_after: false };
@@ -89,7 +89,7 @@ struct Client<'a> {
     retry_after: bool,
 }
 
-/// The head of an answer.
+/// The head of a response.
 struct Head {
     status: u16,
     length: Option<usize>,
@@ -114,7 +114,7 @@ impl Client<'_> {
         tokio::pin!(upload);
         let read = self.read(Wire { reader, buffer: BytesMut::new() });
         tokio::pin!(read);
-        // The relay may answer before it has read everything, and may break while it reads: its word counts.
+        // The relay may respond before it has read everything, and may close while it reads: its response decides.
         let mut uploading = true;
         let mut _writer = None;
         loop {
@@ -153,7 +153,8 @@ impl Client<'_> {
         }
     }
 
-    /// A cut answer must be the begin of the right one. A stream must say why; a JSON body has no place for it.
+    /// Evaluates a truncated response, which must be the beginning of the correct one. A stream must contain a reason;
+    /// a JSON body has no place for it.
     fn judge_cut(&self, body: &[u8], error: &io::Error) -> Outcome {
         if let Some(outcome) = self.judge_frame(body, true) {
             return outcome;
@@ -167,13 +168,13 @@ impl Client<'_> {
         Outcome::Broken(format!("in the answer, after {} bytes: {error}", body.len()))
     }
 
-    /// Returns the reason of a stream's error frame, if it has one. Before it comes the begin of the right answer; only where the connection
-    /// breaks behind it may that end in the middle of an event.
+    /// Returns the reason in a stream's error frame, if it has one. The frame must follow the beginning of the correct
+    /// response, which may end in the middle of an event only if the connection breaks after the frame.
     fn judge_frame(&self, body: &[u8], is_cut: bool) -> Option<Outcome> {
         const FRAME: &[u8] = b"data: {\"error\"";
         let at = body.windows(FRAME.len()).rposition(|window| window == FRAME)?;
         let (came, expected) = (&body[..at], self.ask.expected());
-        // Where an event was cut in the middle, an empty line keeps the frame out of it.
+        // If an event was truncated, an empty line separates it from the frame.
         let parted = came.strip_suffix(b"\n\n").filter(|_| is_cut).unwrap_or(came);
         let is_between_events = came.is_empty() || came.ends_with(b"\n\n");
         if !(is_cut || is_between_events) || !expected.starts_with(came) && !expected.starts_with(parted) {
@@ -189,7 +190,7 @@ impl Client<'_> {
     }
 }
 
-/// Sends it all, and keeps the connection open.
+/// Sends everything, and keeps the connection open.
 async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Result<OwnedWriteHalf> {
     let mut first = head.into_bytes();
     let at_once = body.len().min(UPLOAD_PIECE);
@@ -203,7 +204,7 @@ async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Re
     Ok(writer)
 }
 
-/// The bytes of an answer.
+/// The bytes of a response.
 struct Wire {
     reader: OwnedReadHalf,
     buffer: BytesMut,
@@ -269,7 +270,7 @@ impl Wire {
     }
 }
 
-/// The end of a body, for a message.
+/// Returns the end of a body, for a message.
 fn tail(body: &[u8]) -> String {
     format!("…{:?}", String::from_utf8_lossy(&body[body.len().saturating_sub(200)..]))
 }
@@ -280,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of exactly these bytes, after which the connection is closed.
+    /// Returns the result for exactly these bytes, after which the connection is closed.
     async fn judged(ask: &Ask, answer: Vec<u8>) -> Outcome {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let relay = listener.local_addr().expect("it is bound");

@@ -1,4 +1,4 @@
-//! The books: every request that was sent, how it ended, and what the whole of it says.
+//! The ledger: every request that was sent, its result, and the summary.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{
     executions::{Executions, now},
 };
 
-/// Marks the lines that are printed for people, also through a namespace's output.
+/// Marks the human-readable lines, also in a namespace's output.
 pub const REPORT: &str = "chaos: ";
 
 /// Records of requests and of faults.
@@ -25,47 +25,47 @@ pub struct Ledger {
     counts: watch::Sender<Counts>,
 }
 
-/// How many so far.
+/// The numbers so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
-    /// Sent, whether or not they have ended.
+    /// Requests sent, whether or not they have ended.
     pub sent: usize,
-    /// Answered in full.
+    /// Requests with a complete response.
     pub answered: usize,
-    /// Ended in any way.
+    /// Requests that ended in any way.
     pub ended: usize,
 }
 
-/// What the books say at the end.
+/// The summary at the end.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     /// Requests sent.
     pub sent: usize,
-    /// Answered in full and byte by byte.
+    /// Complete and correct byte by byte.
     pub answered: usize,
-    /// Failed, by the reason that was stated.
+    /// Failed, by stated reason.
     pub failed: BTreeMap<String, usize>,
-    /// We left.
+    /// Cancelled by the client.
     pub cancelled: usize,
-    /// Executed again, before their clients had seen a byte.
+    /// Executed again, before their clients had received a byte.
     pub repeated: usize,
-    /// Lost, and how.
+    /// Lost, with the reason.
     pub lost: Vec<String>,
-    /// Executed again, though their clients had seen a byte.
+    /// Executed again, though their clients had received a byte.
     pub doubled: Vec<u64>,
-    /// From a fault to the first answer of a request sent after it, at the longest.
+    /// The longest time from a fault to the first successful request sent after it.
     pub served_again: Option<Duration>,
-    /// From a fault to the last failure before the next one, at the longest.
+    /// The longest time from a fault to the last failure before the next one.
     pub last_failure: Option<Duration>,
 }
 
 impl Ledger {
-    /// A request is being sent.
+    /// Records that a request is being sent.
     pub fn sent(&self) {
         self.counts.send_modify(|counts| counts.sent += 1);
     }
 
-    /// A request has ended.
+    /// Records that a request has ended.
     pub fn ended(&self, record: Record) {
         let answered = usize::from(record.outcome == Outcome::Answered);
         lock(&self.records).push(record);
@@ -75,21 +75,21 @@ impl Ledger {
         });
     }
 
-    /// A fault begins now.
+    /// Records that a fault begins now.
     pub fn fault(&self) {
         lock(&self.faults).push(now());
     }
 
-    /// How many so far.
+    /// Returns the numbers so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         *self.counts.borrow()
     }
 
-    /// Waits until so many more were answered.
+    /// Waits until this number of further requests has succeeded.
     ///
     /// # Panics
-    /// When they are not within `patience`.
+    /// If they do not within `patience`.
     pub async fn answers_within(&self, more: usize, patience: Duration) {
         let mut counts = self.counts.subscribe();
         let goal = self.counts().answered + more;
@@ -97,17 +97,17 @@ impl Ledger {
         assert!(waited.is_ok(), "waited {patience:?} in vain for {more} answers: {:?}", self.counts());
     }
 
-    /// As [`Self::answers_within`], as long as a request may take at all.
+    /// As [`Self::answers_within`], with the longest time that a request may take.
     pub async fn answers(&self, more: usize) {
         self.answers_within(more, Duration::from_secs(60)).await;
     }
 
-    /// Gives all records to a check of its own.
+    /// Returns all records, for a custom check.
     pub fn records(&self) -> Vec<Record> {
         lock(&self.records).clone()
     }
 
-    /// Adds everything up.
+    /// Returns the summary.
     #[must_use]
     pub fn summary(&self, executions: &Executions) -> Summary {
         let (records, faults) = (lock(&self.records), lock(&self.faults));
@@ -142,7 +142,8 @@ impl Ledger {
     }
 }
 
-/// Between a fault and the next: until the first answer to what was sent after it, and until the last failure.
+/// Returns the times between a fault and the next: until the first success of a request sent after it, and until the
+/// last failure.
 fn after(records: &[Record], fault: u64, next: u64) -> (Option<Duration>, Option<Duration>) {
     let within = records.iter().filter(|record| record.ended > fault && record.ended < next);
     let served = |record: &&Record| record.outcome == Outcome::Answered && record.began > fault;
@@ -152,10 +153,10 @@ fn after(records: &[Record], fault: u64, next: u64) -> (Option<Duration>, Option
 }
 
 impl Summary {
-    /// Prints one line, and fails when anything was lost or doubled.
+    /// Prints one line and checks the summary.
     ///
     /// # Panics
-    /// Then.
+    /// If nothing succeeded, or any request was lost or doubled.
     pub fn check(&self, scenario: &str) {
         say(&format!("{scenario}: {self}"));
         assert!(self.sent > 0 && self.answered > 0, "{scenario}: nothing was answered: {self:?}");
@@ -163,7 +164,7 @@ impl Summary {
         assert!(self.doubled.is_empty(), "{scenario}: executed again after the first byte: {:?}", self.doubled);
     }
 
-    /// How many failed, for whatever reason.
+    /// Returns the number of failures, for any reason.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failed.values().sum()
@@ -195,7 +196,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Prints a line past the capture of a test's output.
+/// Prints a line, bypassing the capture of a test's output.
 pub fn say(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{REPORT}{line}");

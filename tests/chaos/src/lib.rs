@@ -1,9 +1,9 @@
-//! The real relay and worker processes under faults, with a checked load running.
+//! The real relay and worker processes under faults and a verified load.
 //!
-//! Every request has a nonce of its own and an answer that is known beforehand ([`ask`]). What became of it is one of four
-//! things ([`ledger`]): answered, byte for byte; failed for a reason that somebody stated; cancelled by us; or lost, which
-//! no scenario permits. The backends, processes too, write down what they execute ([`executions`]), so that a request which
-//! was executed again after its client had seen a first byte is found.
+//! Every request has a unique nonce and a response that is known beforehand ([`ask`]). It has one of four results
+//! ([`ledger`]): complete, byte for byte; failed for a stated reason; cancelled by the client; or lost, which no
+//! scenario permits. The backends, also processes, record their executions ([`executions`]), so that a request that was
+//! executed again after its client had received a first byte is detected.
 
 pub mod ask;
 pub mod cage;

@@ -1,4 +1,4 @@
-//! Clients that ask without a pause, each with one request at a time, and keep the books.
+//! Clients that send requests continuously, one at a time each, and record the results.
 
 use std::{
     net::SocketAddr,
@@ -18,13 +18,14 @@ use crate::{
     ledger::Ledger,
 };
 
-/// By then every request must have ended: far beyond the request timeout of every scenario's relays, and what a busy machine adds to it.
+/// The deadline of every request: far beyond the request timeout of every scenario's relays, and the delays of a busy
+/// machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Where a killed relay's client comes back to.
+/// The pause of a killed relay's client before its next request.
 const PAUSE_AFTER_BROKEN: Duration = Duration::from_millis(20);
 
-/// A relay as clients see it, also across its deaths.
+/// A relay as clients see it, across restarts.
 #[derive(Debug)]
 pub struct Target {
     addr: Mutex<SocketAddr>,
@@ -35,35 +36,35 @@ pub struct Target {
 }
 
 impl Target {
-    /// The relay at this address.
+    /// Creates the target for the relay at this address.
     #[must_use]
     pub fn new(addr: SocketAddr) -> Arc<Self> {
         let (kills, down, out) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { addr: Mutex::new(addr), kills, down, out, key: OnceLock::new() })
     }
 
-    /// It is about to be killed: what breaks until [`Self::is_back`] has its reason.
+    /// Records that it is about to be killed: connections that break until [`Self::is_back`] are excused.
     pub fn is_killed(&self) {
         self.down.store(true, Ordering::SeqCst);
         self.kills.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It listens again.
+    /// Records that it listens again.
     pub fn is_back(&self) {
         self.down.store(false, Ordering::SeqCst);
     }
 
-    /// Wants this API key from now on.
+    /// Sets the API key to present from now on.
     pub fn wants(&self, key: &str) {
         let _ = self.key.set(key.to_owned());
     }
 
-    /// Takes it out of the balancing, or puts it back, as a load balancer does by its readiness.
+    /// Removes it from the balancing, or adds it again, as a load balancer does by its readiness.
     pub fn balance(&self, into: bool) {
         self.out.store(!into, Ordering::SeqCst);
     }
 
-    /// It is somewhere else now.
+    /// Sets its new address.
     pub fn moved(&self, addr: SocketAddr) {
         *self.addr.lock().unwrap_or_else(PoisonError::into_inner) = addr;
     }
@@ -72,7 +73,7 @@ impl Target {
         *self.addr.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a request; a broken connection is excused where the relay was killed meanwhile.
+    /// Sends a request; a broken connection is excused if the relay was killed meanwhile.
     pub async fn exchange(&self, ask: &Ask, manner: Manner) -> Record {
         let kills = self.kills.load(Ordering::SeqCst);
         let down = self.down.load(Ordering::SeqCst);
@@ -91,36 +92,36 @@ impl Target {
     }
 }
 
-/// What a client asks next.
+/// Returns a client's next request.
 pub type Next = dyn Fn(u64, &mut Dice) -> Ask + Send + Sync;
 
-/// How the clients behave.
+/// The clients' behaviour.
 pub struct Plan {
-    /// How many at once.
+    /// The number of clients.
     pub clients: usize,
-    /// How many of 100 requests their clients leave.
+    /// The percentage of requests that their clients abandon.
     pub leave_percent: u64,
-    /// A pause between two requests of a client, at most.
+    /// The longest pause between two requests of a client.
     pub pause: Duration,
-    /// What they ask.
+    /// The requests.
     pub next: Box<Next>,
 }
 
 impl Plan {
-    /// So many clients, [`Ask::mixed`], of which some leave.
+    /// This number of clients with [`Ask::mixed`] requests, some of which are abandoned.
     #[must_use]
     pub fn mixed(clients: usize) -> Self {
         Self { leave_percent: 5, ..Self::of(clients, Ask::mixed) }
     }
 
-    /// So many clients that ask this and never leave.
+    /// This number of clients with these requests, none of which is abandoned.
     #[must_use]
     pub fn of(clients: usize, next: impl Fn(u64, &mut Dice) -> Ask + Send + Sync + 'static) -> Self {
         Self { clients, leave_percent: 0, pause: Duration::from_millis(20), next: Box::new(next) }
     }
 }
 
-/// Clients at work. They stop when they are told, or are dropped.
+/// Running clients. They stop with [`Self::finish`], or when dropped.
 pub struct Load {
     ledger: Arc<Ledger>,
     stop: Arc<AtomicBool>,
@@ -128,7 +129,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Sends them off, to all targets in turn.
+    /// Starts the clients, which use all targets in turn.
     #[must_use]
     pub fn start(plan: Plan, targets: &[Arc<Target>], dice: &mut Dice) -> Self {
         let (ledger, stop) = (Arc::new(Ledger::default()), Arc::new(AtomicBool::new(false)));
@@ -147,16 +148,16 @@ impl Load {
         Self { ledger, stop, clients }
     }
 
-    /// The books.
+    /// Returns the ledger.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Sends nothing more, waits for what was sent, and gives the books.
+    /// Sends nothing more, waits for pending requests, and returns the ledger.
     ///
     /// # Panics
-    /// When a client does.
+    /// If a client panics.
     pub async fn finish(mut self) -> Arc<Ledger> {
         self.stop.store(true, Ordering::SeqCst);
         while let Some(client) = self.clients.join_next().await {
@@ -166,7 +167,7 @@ impl Load {
     }
 }
 
-/// A nonce that no other request of this run has.
+/// Returns a nonce that no other request of this run has.
 #[must_use]
 pub fn new_nonce() -> u64 {
     static NONCE: AtomicU64 = AtomicU64::new(1);
@@ -208,7 +209,7 @@ impl Client {
         }
     }
 
-    /// The next that the balancer has.
+    /// Returns the next target in the balancing.
     fn target(&self) -> Option<Arc<Target>> {
         let all = self.targets.len();
         let first = self.turn.fetch_add(1, Ordering::SeqCst);

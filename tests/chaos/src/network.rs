@@ -1,38 +1,38 @@
-//! Another machine, as far as the network goes: a second namespace, with a cable between it and the test's own.
+//! A simulated second machine: another network namespace, with a cable between it and the test's own.
 
 use modelrelay_harness::process::{Process, Spawn};
 use tokio::process::Command;
 
-/// Our end of the cable.
+/// The near end of the cable.
 pub const HERE: &str = "10.77.0.1";
-/// The other end.
+/// The far end.
 pub const THERE: &str = "10.77.0.2";
 
 const CABLE: &str = "chaos-here";
 const FAR_CABLE: &str = "chaos-there";
 
-/// What a cable does not carry.
+/// The direction in which a cable drops packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// From there to here.
+    /// From the far side to the near side.
     Incoming,
-    /// From here to there.
+    /// From the near side to the far side.
     Outgoing,
     /// Both ways.
     Both,
 }
 
-/// The other machine, which exists as long as this. To be made inside a namespace of the test's own.
+/// The other machine, which exists as long as this value. It must be created inside the test's own namespace.
 #[derive(Debug)]
 pub struct FarSide {
     keeper: Process,
 }
 
 impl FarSide {
-    /// With a cable to it.
+    /// Creates it with a cable.
     ///
     /// # Panics
-    /// When `ip` cannot make it.
+    /// If `ip` fails.
     pub async fn new() -> Self {
         let script = "ip link set lo up && echo ready && exec sleep infinity";
         let keeper = Spawn::program("/usr/bin/env").arg("unshare").arg("--net").arg("sh").arg("-c").arg(script).start();
@@ -47,13 +47,13 @@ impl FarSide {
         far
     }
 
-    /// What a program is run under to be there.
+    /// Returns the command prefix that runs a program there.
     #[must_use]
     pub fn enter(&self) -> [String; 4] {
         ["nsenter".to_owned(), "-t".to_owned(), self.pid().to_string(), "-n".to_owned()]
     }
 
-    /// Drops everything in that direction, without a word to anybody.
+    /// Drops everything in that direction silently.
     pub async fn cut(&self, cut: Cut) {
         if cut != Cut::Outgoing {
             run(&format!("iptables -w -A INPUT -i {CABLE} -j DROP")).await;
@@ -63,12 +63,12 @@ impl FarSide {
         }
     }
 
-    /// Carries everything again.
+    /// Restores the cable.
     pub async fn heal(&self) {
         run("iptables -w -F").await;
     }
 
-    /// Lets so many megabits a second through, each way.
+    /// Limits the bandwidth to this number of megabits per second, each way.
     pub async fn limit(&self, megabits: u32) {
         let tbf = |cable| format!("tc qdisc replace dev {cable} root tbf rate {megabits}mbit burst 16kb latency 100ms");
         run(&tbf(CABLE)).await;
@@ -89,7 +89,7 @@ async fn run(command: &str) {
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Why this machine cannot play another one, if it cannot. Asked inside a namespace.
+/// Returns the reason that this machine cannot simulate another one, if any. Must be called inside a namespace.
 pub async fn missing() -> Option<String> {
     for tool in ["iptables -w -L", "tc -V", "nsenter -V"] {
         let tried = Command::new("sh").args(["-c", tool]).output().await;

@@ -1,4 +1,4 @@
-//! The processes of a scenario: relays, workers, each with a backend of its own, and what is done to them.
+//! The processes of a scenario: relays, and workers with a backend each, and the faults applied to them.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     load::{Load, Plan, Target},
 };
 
-/// For what takes a heartbeat's loss and a back-off on a busy machine.
+/// The timeout for the loss of a heartbeat and a back-off on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 
 /// A backend process.
@@ -37,7 +37,7 @@ impl Backend {
         self.process.wait_for_line("listening on").await;
     }
 
-    /// The value for `BACKEND_URL`.
+    /// Returns the value for `BACKEND_URL`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
@@ -63,7 +63,7 @@ impl Worker {
         self.process = self.builder.clone().start().await;
     }
 
-    /// Ends it in peace and starts another in its place, which may come first.
+    /// Replaces it gracefully: starts another one, possibly before the old one ends.
     pub async fn roll(&mut self) {
         let next = self.builder.clone().start().await;
         let mut old = std::mem::replace(&mut self.process, next);
@@ -72,11 +72,11 @@ impl Worker {
     }
 }
 
-/// A relay process, always at one address.
+/// A relay process with a fixed address.
 pub struct RelayNode {
     /// The process.
     pub relay: Relay,
-    /// As clients see it.
+    /// The relay as clients see it.
     pub target: Arc<Target>,
     builder: RelayBuilder,
 }
@@ -89,19 +89,19 @@ impl RelayNode {
         Self { target: Target::new(relay.addr()), relay, builder }
     }
 
-    /// Kills it: what breaks at its clients until it is back has its reason.
+    /// Kills it: connections of its clients that break until it is back are excused.
     pub async fn kill(&mut self) {
         self.target.is_killed();
         self.relay.process().kill().await;
     }
 
-    /// Starts it again at its address.
+    /// Restarts it at its address.
     pub async fn restart(&mut self) {
         self.relay = self.builder.clone().start().await;
         self.target.is_back();
     }
 
-    /// Waits until it may send work to so many workers: registered, serving the model, and with slots granted.
+    /// Waits until it can dispatch to this number of workers: registered, serving the model, and with granted slots.
     pub async fn has_workers(&self, count: usize) {
         let serves = |worker: &&Value| worker["models"].as_array().is_some_and(|models| !models.is_empty());
         eventually(&format!("{count} workers"), async || {
@@ -112,7 +112,7 @@ impl RelayNode {
     }
 }
 
-/// Everything of one scenario. Dropping it kills all.
+/// All parts of one scenario. Dropping it kills everything.
 pub struct Site {
     /// The relays.
     pub relays: Vec<RelayNode>,
@@ -120,14 +120,15 @@ pub struct Site {
     pub workers: Vec<Worker>,
     /// Their backends, in the same order.
     pub backends: Vec<Backend>,
-    /// All chance comes from here.
+    /// The source of all randomness.
     pub dice: Dice,
     chaos_backend: PathBuf,
     dir: TempDir,
 }
 
 impl Site {
-    /// Nothing yet. `chaos_backend` is where the program of the backends is, which only a test of this crate knows.
+    /// Creates an empty site. `chaos_backend` is the path of the backends' program, which only a test of this crate
+    /// knows.
     #[must_use]
     pub fn new(chaos_backend: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
@@ -135,7 +136,7 @@ impl Site {
         Self { relays, workers, backends, dice: Dice::thrown(), chaos_backend: chaos_backend.into(), dir }
     }
 
-    /// One relay and so many workers, ready to serve.
+    /// Starts one relay and this number of workers, ready to serve.
     pub async fn with_workers(
         chaos_backend: &str,
         count: usize,
@@ -152,14 +153,14 @@ impl Site {
         site
     }
 
-    /// A relay that finds dead links in three seconds and gives no request more than ten.
+    /// A relay that detects dead links in three seconds and limits each request to ten.
     #[must_use]
     pub fn relay() -> RelayBuilder {
         let relay = Relay::builder().env("HEARTBEAT_INTERVAL", "1").env("REQUEST_TIMEOUT_SECS", "10");
         relay.env("LOG_LEVEL", "info").env("DRAIN_TIMEOUT_SECS", "20").env("MAX_QUEUE_LEN", "1000")
     }
 
-    /// A backend and a worker of eight slots in front of it.
+    /// Adds a backend and a worker of eight slots in front of it.
     pub async fn add_worker(&mut self, relay: &str, settings: impl Fn(WorkerBuilder) -> WorkerBuilder) {
         let backend = self.backend("127.0.0.1:0").await;
         let worker = WorkerProcess::builder().relay(relay).backend(backend.url()).concurrency(8);
@@ -168,12 +169,12 @@ impl Site {
         self.backends.push(backend);
     }
 
-    /// A backend of its own at this address.
+    /// Starts a backend at this address.
     pub async fn backend(&self, address: &str) -> Backend {
         self.backend_under(address, |spawn| spawn).await
     }
 
-    /// The same, started in another way.
+    /// Starts a backend in another way.
     pub async fn backend_under(&self, address: &str, how: impl Fn(Spawn) -> Spawn) -> Backend {
         let journal = self.journal().to_string_lossy().into_owned();
         let program = self.chaos_backend.to_string_lossy().into_owned();
@@ -191,7 +192,7 @@ impl Site {
         }
     }
 
-    /// Clients of all relays, who have had some answers when this returns.
+    /// Starts clients of all relays, and returns when they have received some responses.
     pub async fn load(&mut self, plan: Plan) -> Load {
         let targets: Vec<_> = self.relays.iter().map(|relay| Arc::clone(&relay.target)).collect();
         let load = Load::start(plan, &targets, &mut self.dice);
@@ -199,7 +200,7 @@ impl Site {
         load
     }
 
-    /// Lets the load end, adds up, prints and checks.
+    /// Ends the load, prints the summary and checks it.
     pub async fn check(&self, scenario: &str, load: Load) -> Summary {
         let ledger = load.finish().await;
         let summary = self.summary(&ledger);
@@ -210,13 +211,13 @@ impl Site {
         summary
     }
 
-    /// What the books and the backends say together.
+    /// Returns the combined summary of the ledger and the backends.
     #[must_use]
     pub fn summary(&self, ledger: &Ledger) -> Summary {
         ledger.summary(&self.executions())
     }
 
-    /// What the backends have executed so far.
+    /// Returns the backends' executions so far.
     #[must_use]
     pub fn executions(&self) -> Executions {
         Executions::read(&self.journal())
@@ -226,7 +227,7 @@ impl Site {
         self.dir.path().join("journal")
     }
 
-    /// All logs, for a failure.
+    /// Prints all logs, for a failure.
     fn tell(&self) {
         for relay in &self.relays {
             say(&relay.relay.log().dump());
@@ -237,10 +238,10 @@ impl Site {
     }
 }
 
-/// Waits for what may take longer than a test usually waits.
+/// Waits for a condition that may take longer than usual.
 ///
 /// # Panics
-/// When it does not come.
+/// If it does not hold in time.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let came = poll_for(LONG, async || condition().await.then_some(())).await;
     assert!(came.is_some(), "waited {LONG:?} in vain for {what}");

@@ -1,4 +1,4 @@
-"""What the headless coding agents print, and how they are interrupted."""
+"""Parses the output of the headless coding agents, and interrupts them."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ PATIENCE = 60  # seconds
 
 
 def events_of(process):
-    """The events that it printed, one JSON object a line."""
+    """Returns the events that it printed, one JSON object per line."""
     out, err = process.communicate(timeout=PATIENCE)
     events = [json.loads(line) for line in out.splitlines()]
     assert events, out + err
@@ -15,20 +15,20 @@ def events_of(process):
 
 
 def outcome(process):
-    """The events of an agent that prints `stream-json`, as Claude Code does, and its verdict."""
+    """Returns the events of an agent that prints `stream-json`, as Claude Code does, and its verdict."""
     events = events_of(process)
     assert events[-1]["type"] == "result", events
     return events, events[-1]
 
 
 def streamed_words(events):
-    """The text of `stream-json`, in the pieces in which it came."""
+    """Returns the text of `stream-json`, in the pieces in which it arrived."""
     inner = [event["event"] for event in events if event["type"] == "stream_event"]
     return [event["delta"]["text"] for event in inner if event["type"] == "content_block_delta"]
 
 
 def tool_results(events):
-    """What the tools returned, of `stream-json`."""
+    """Returns the results of the tools in `stream-json`."""
     parts = [part for event in events if event["type"] == "user" for part in event["message"]["content"]]
     return [part["content"] for part in parts if part["type"] == "tool_result"]
 

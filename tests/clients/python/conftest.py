@@ -1,4 +1,4 @@
-"""Stacks for the Python suites, by way of `control.py`."""
+"""Stacks for the Python suites, through `control.py`."""
 
 import glob
 import json
@@ -28,7 +28,7 @@ def call(method, path, body=None):
 
 
 class Stack:
-    """A relay with workers, and a tag by which the backend knows this test's requests."""
+    """A relay with workers, and a tag that identifies this test's requests to the backend."""
 
     def __init__(self, relay=None, workers=None):
         made = call("POST", "/stacks", {"relay": relay or {}, "workers": [{}] if workers is None else workers})
@@ -42,7 +42,7 @@ class Stack:
         return {"model": MODEL, "messages": [{"role": "user", "content": self.say(deed, tag)}]} | more
 
     def seen(self, state=None, count=1, tag=None):
-        """The backend's requests of this test, once there are `count` in `state`."""
+        """Returns the backend's requests of this test, once there are `count` in `state`."""
         state = f"&state={state}" if state else ""
         requests = call("GET", f"/seen?tag={tag or self.tag}&count={count}{state}")
         assert len(requests) >= count, f"the backend saw {requests}"
@@ -70,7 +70,7 @@ class Stack:
             return json.load(response)
 
     def occupy(self, create):
-        """Takes a worker's only slot by `create`, an SDK's call; returns what gives it back."""
+        """Occupies a worker's only slot through `create`, an SDK's call; returns a function that frees it."""
         tag = f"occupy-{self.tag}"
         thread = in_background(create, **self.ask("hold", tag))
         self.seen("running", tag=tag)
@@ -83,7 +83,7 @@ class Stack:
 
 
 def llama():
-    """A worker's settings for a real llama-server."""
+    """Returns a worker's settings for a real llama-server."""
     url = call("GET", "/llama")["url"]
     if url is None:
         missing = "no llama-server is in the cache: run scripts/backends/wheel"
@@ -110,10 +110,10 @@ def free_port():
 
 
 class Attempts:
-    """Counts the HTTP requests of one SDK client, its own retries included."""
+    """Counts the HTTP requests of one SDK client, including its own retries."""
 
     def __init__(self):
-        import httpx2  # openai and anthropic bring it; what else is installed with this file need not
+        import httpx2  # a dependency of openai and anthropic; other users of this file may lack it
 
         self.count = 0
         self.last = None
@@ -146,7 +146,7 @@ def stack():
 
 @pytest.fixture
 def headless(tmp_path):
-    """Starts a program in an empty folder, with an empty home and these variables and no others."""
+    """Starts a program in an empty folder, with an empty home and only these environment variables."""
     started = []
     (tmp_path / "work").mkdir()
 
@@ -163,7 +163,7 @@ def headless(tmp_path):
 
 
 def installed(pattern):
-    """The file of an npm package; of several builds of a program, the one for the oldest processors."""
+    """Returns the file of an npm package; of several builds of a program, the one for the oldest processors."""
     return sorted(glob.glob(os.path.join(os.environ["CLIENTS_NODE_MODULES"], "node_modules", pattern)))[-1]
 
 

@@ -9,7 +9,7 @@ from conftest import MODEL, TEXT
 
 @pytest.fixture
 def aider(headless, tmp_path):
-    # A list of prices that is new enough, so that it fetches none.
+    # A list of prices that is recent enough, so that it fetches none.
     (tmp_path / ".aider/caches").mkdir(parents=True)
     (tmp_path / ".aider/caches/model_prices_and_context_window.json").write_text('{"none": {}}')
 

@@ -28,7 +28,7 @@ def test_a_chat_is_answered_with_usage(stack, api):
 
 def test_a_chat_stream_ends_whole_and_carries_usage(stack, api):
     stack = stack()
-    more = {"stream_usage": True} if api == "openai" else {}  # off by itself where the address is not OpenAI's
+    more = {"stream_usage": True} if api == "openai" else {}  # off by default where the address is not OpenAI's
     whole = None
     for chunk in chat(stack, api, **more).stream(stack.say("echo")):
         whole = chunk if whole is None else whole + chunk
@@ -81,7 +81,7 @@ def test_embeddings_arrive_as_numbers(stack, api):
     if api == "anthropic":
         pytest.skip("Anthropic's API has no embeddings")
     stack = stack()
-    # Else it sends numbers of OpenAI's own tokens, which mean something else to every other model.
+    # Otherwise it sends OpenAI's own token ids, which have another meaning for every other model.
     maker = OpenAIEmbeddings(model=MODEL, base_url=f"{stack.url}/v1", api_key="any", check_embedding_ctx_length=False)
     assert maker.embed_documents([stack.say("echo"), "b"]) == [[0.5, -0.25, 1.0]] * 2
 

@@ -1,4 +1,4 @@
-"""LiteLLM as a library against relay and worker, by both of its ways to reach one."""
+"""LiteLLM as a library against relay and worker, through both of its ways to reach one."""
 
 import litellm
 import pytest

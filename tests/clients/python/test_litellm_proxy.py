@@ -1,4 +1,4 @@
-"""LiteLLM's proxy before a relay, spoken to by openai-python."""
+"""LiteLLM's proxy in front of a relay, called by openai-python."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ KEY = "sk-suite-0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
-    """A stack, and the SDK pointed at a proxy before it: the proxy starts slowly, so all tests share one."""
+    """Yields a stack, and the SDK pointed at a proxy in front of it. The proxy starts slowly, so all tests share one."""
     stack = Stack()
     folder = tmp_path_factory.mktemp("proxy")
     (folder / "config.yaml").write_text(
@@ -26,7 +26,7 @@ def proxied(tmp_path_factory):
     )
     port = free_port()
     program = os.path.join(os.path.dirname(sys.executable), "litellm")
-    # Nothing is fetched: the list of prices is that of the package.
+    # Fetches nothing: the price list is that of the package.
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with open(folder / "log", "wb") as log:
         proxy = subprocess.Popen([program, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"],

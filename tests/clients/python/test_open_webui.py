@@ -1,6 +1,6 @@
-"""What Open WebUI's backend sends, against relay and worker.
+"""The requests of Open WebUI's backend, against relay and worker.
 
-Its calls, not the application, which brings gigabytes of models' libraries: the same HTTP library at the same version, the
+Its calls, not the application, which needs gigabytes of model libraries: the same HTTP library at the same version, the
 requests of `backend/open_webui/routers/openai.py` and `utils/headers.py` of RELEASE.
 """
 
@@ -23,7 +23,7 @@ def headers(key="any"):
 
 
 def post(stack, body, key="any", read=None, path="chat/completions"):
-    """Status and body; a stream's body is what `read` makes of its lines."""
+    """Returns status and body; a stream's body is the result of `read` for its lines."""
 
     async def send():
         async with aiohttp.ClientSession(trust_env=True) as session:
@@ -44,7 +44,7 @@ def test_models_are_listed(stack):
     stack = stack()
 
     async def send():
-        # First whether the connection works, then the list, as its settings page and its chat do.
+        # First the check of the connection, then the list, like its settings page and its chat.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10), trust_env=True) as session:
             for sent in (headers(), {"Authorization": "Bearer any"}):
                 async with session.get(f"{stack.url}/v1/models", headers=sent) as answer:
@@ -58,7 +58,7 @@ def test_models_are_listed(stack):
 
 def test_a_chat_is_answered_and_nothing_of_its_user_reaches_the_backend(stack):
     stack = stack()
-    # Titles and tags of chats are asked for like this, without a stream.
+    # Requests for titles and tags of chats have this form, without a stream.
     status, answer = post(stack, stack.ask(stream=False, max_tokens=1000))
     assert (status, answer["choices"][0]["message"]["content"]) == (200, TEXT)
     [request] = stack.seen("done")
@@ -110,7 +110,7 @@ def test_a_worker_killed_in_mid_stream_is_an_error_in_the_stream(stack):
             if " from" in seen[-1]:
                 await asyncio.to_thread(stack.kill_worker)
 
-    # Were the connection broken, Open WebUI would drop the text that it has shown.
+    # If the connection were broken, Open WebUI would drop the text that it has shown.
     post(stack, stack.ask("hold", stream=True), read=read)
     assert json.loads([line for line in seen if line.strip()][-1].removeprefix("data: "))["error"]["message"]
     assert not any("[DONE]" in line for line in seen)
@@ -121,7 +121,7 @@ def test_leaving_a_stream_reaches_the_backend(stack):
 
     async def read(answer):
         await answer.content.readline()
-        answer.close()  # what stopping an answer comes to
+        answer.close()  # as when a user stops a response
 
     post(stack, stack.ask("hold", stream=True), read=read)
     stack.seen("left")

@@ -62,7 +62,7 @@ def test_a_response_is_answered_whole_and_streamed(stack, attempts):
 def test_embeddings_arrive_as_numbers(stack, attempts):
     stack = stack()
     client = sdk(stack, attempts)
-    for more in ({}, {"encoding_format": "float"}):  # the SDK asks for base64 unless told otherwise
+    for more in ({}, {"encoding_format": "float"}):  # the SDK requests base64 by default
         answer = client.embeddings.create(model=MODEL, input=[stack.say("echo"), "b"], **more)
         assert [item.embedding for item in answer.data] == [[0.5, -0.25, 1.0]] * 2
 

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK against relay and worker, over either of OpenAI's APIs."""
+"""OpenAI's Agents SDK against relay and worker, with both of OpenAI's APIs."""
 
 import asyncio
 

@@ -13,7 +13,7 @@ def opencode(headless):
         options = {"baseURL": f"{stack.url}/v1", "apiKey": key}
         provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {MODEL: {"limit": {"context": 100_000, "output": 4096}}}}
         config = {"model": f"relay/{MODEL}", "provider": {"relay": provider}, "share": "disabled", "permission": {"bash": "allow"}}
-        # Without a title of its own it would ask the model for one.
+        # Without a title it would request one from the model.
         return headless(
             installed("opencode-*/bin/opencode"), "run", "--pure", "--format", "json", "--title", "a test", stack.say(deed),
             OPENCODE_CONFIG_CONTENT=json.dumps(config), OPENCODE_DISABLE_AUTOUPDATE="1", OPENCODE_DISABLE_MODELS_FETCH="1",
@@ -24,7 +24,7 @@ def opencode(headless):
 
 
 def parts(process, kind):
-    """What it printed of this kind."""
+    """Returns the parts of this kind that it printed."""
     return [event.get("part") or event["error"] for event in events_of(process) if event["type"] == kind]
 
 

@@ -84,7 +84,7 @@ def test_leaving_a_stream_reaches_the_backend(stack):
         async with agent(stack).run_stream(stack.say("hold")) as streamed:
             assert await anext(streamed.stream_text(delta=True, debounce_by=None)) == "Hello"
             await asyncio.to_thread(stack.seen, "running")
-            asyncio.current_task().cancel()  # as a web server does whose own client has left
+            asyncio.current_task().cancel()  # like a web server whose own client has disconnected
             await asyncio.sleep(0)
 
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-//! What the API server's audit log says of the cluster's ServiceAccounts: what was asked, and what was refused.
+//! Requests of the cluster's ServiceAccounts in the API server's audit log, and those that were denied.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,23 +12,23 @@ use crate::Cluster;
 /// One finished request of a ServiceAccount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// Its user name, `system:serviceaccount:NAMESPACE:NAME`.
+    /// The user name, `system:serviceaccount:NAMESPACE:NAME`.
     pub user: String,
     /// `get`, `watch`, `patch` and so on.
     pub verb: String,
-    /// `pods`, `providers/status`; empty where nothing of a kind was asked for.
+    /// `pods`, `providers/status`; empty if the request is about no resource.
     pub resource: String,
     /// The path.
     pub uri: String,
-    /// Whether its rights did not suffice.
+    /// True if the account lacked the rights.
     pub refused: bool,
-    /// What the API server said of it, and when; nothing where it went well.
+    /// The API server's message and its time; empty on success.
     pub said: String,
 }
 
 impl Cluster {
-    /// What the ServiceAccounts of one namespace were refused so far, and never allowed: who, verb, what, when and why. For
-    /// telling whether a program's rights suffice.
+    /// Returns the requests that were always denied to the ServiceAccounts of a namespace so far: account, verb, path,
+    /// time and reason. Shows whether a program's rights suffice.
     #[must_use]
     pub fn refusals(&self, namespace: &str) -> Vec<String> {
         let asked = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
@@ -36,25 +36,25 @@ impl Cluster {
         lacking(&asked).into_iter().map(told).collect()
     }
 
-    /// Everything that a ServiceAccount asked for so far. Of the one that is there now: an earlier one of that name may
-    /// have lost its rights before its Pods ended, as when a release was uninstalled.
+    /// Returns all requests of a ServiceAccount so far. Only the current account is included: an earlier one of the
+    /// same name may have lost its rights before its Pods ended, as when a release is uninstalled.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the account does not exist.
     pub async fn asked_by(&self, namespace: &str, name: &str) -> Vec<Asked> {
         let account = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace).get(name).await;
         let account = account.unwrap_or_else(|error| panic!("no ServiceAccount {name} in {namespace}: {error}"));
         self.audited(&account.uid().expect("objects have a uid"))
     }
 
-    /// Records that contain `mark`, which spares parsing the rest.
+    /// Returns the records that contain `mark`, which avoids parsing the rest.
     fn audited(&self, mark: &str) -> Vec<Asked> {
         let log = fs::read_to_string(self.dir.join("logs/audit.log")).unwrap_or_default();
         log.lines().filter(|line| line.contains(mark)).filter_map(asked).collect()
     }
 }
 
-/// Requests that were refused whenever they were made. Others were refused at a time only: an API server that has just
+/// Returns the requests that were denied every time. Others were denied only temporarily: an API server that has just
 /// started knows no rights yet, and a program that is being uninstalled may lose them before it ends.
 #[must_use]
 pub fn lacking(asked: &[Asked]) -> Vec<&Asked> {
@@ -74,7 +74,7 @@ fn asked(record: &str) -> Option<Asked> {
         resource = format!("{resource}/{part}");
     }
     let status = &record["responseStatus"];
-    // Nothing can be created where everything is being deleted, and that is told by the same number.
+    // Nothing can be created in a namespace that is being deleted, which has the same status code.
     let why = text(&status["message"]);
     let ending = why.contains("because it is being terminated");
     let at = text(&record["requestReceivedTimestamp"]);

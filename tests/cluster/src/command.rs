@@ -1,4 +1,4 @@
-//! `kubectl` and `helm`, run without blocking the test's own clients; a failure shows the command and all it said.
+//! Runs `kubectl` and `helm` without blocking the test's own clients; a failure shows the command and its output.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,10 +11,10 @@ use std::{
 
 use tokio::io::AsyncWriteExt;
 
-/// No command of a test takes longer, `helm --wait` and `kubectl wait` included.
+/// The longest time for a command of a test, `helm --wait` and `kubectl wait` included.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// A command in the making. Awaiting it gives its standard output, and panics when it fails; see also [`Self::output`].
+/// A command to run. Awaiting it returns its standard output and panics on failure; see also [`Self::output`].
 #[must_use]
 #[derive(Debug)]
 pub struct Command {
@@ -24,10 +24,10 @@ pub struct Command {
     input: Option<String>,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Whether it ended with 0.
+    /// True if it exited with 0.
     pub success: bool,
     /// Its standard output.
     pub stdout: String,
@@ -36,13 +36,13 @@ pub struct Output {
 }
 
 impl Command {
-    /// A program by its path.
+    /// Creates a command from the path of a program.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let program = program.as_ref().to_owned();
         Self { program, arguments: Vec::new(), environment: Vec::new(), input: None }
     }
 
-    /// Adds one argument, white space and all.
+    /// Adds one argument, without splitting it.
     pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
         self.arguments.push(argument.as_ref().to_owned());
         self
@@ -59,16 +59,16 @@ impl Command {
         self
     }
 
-    /// Gives it something to read.
+    /// Sets its standard input.
     pub fn input(mut self, text: impl Into<String>) -> Self {
         self.input = Some(text.into());
         self
     }
 
-    /// Runs it, whatever its end.
+    /// Runs it and returns its output, whether or not it succeeds.
     ///
     /// # Panics
-    /// When it cannot be started, or takes longer than five minutes.
+    /// If it cannot be started, or takes longer than five minutes.
     pub async fn output(self) -> Output {
         let shown = self.to_string();
         let mut command = tokio::process::Command::new(&self.program);
@@ -77,7 +77,7 @@ impl Command {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start `{shown}`: {error}"));
         let (stdin, input) = (child.stdin.take(), self.input);
-        // A command that ends without reading everything says why itself.
+        // A command that ends without reading everything reports the reason itself.
         let feed = async {
             if let (Some(mut stdin), Some(input)) = (stdin, input) {
                 let _ = stdin.write_all(input.as_bytes()).await;
@@ -90,10 +90,10 @@ impl Command {
         ended.into()
     }
 
-    /// Runs it, expects that it fails, and gives what it wrote to standard error.
+    /// Runs it, expects a failure, and returns its standard error.
     ///
     /// # Panics
-    /// When it succeeds.
+    /// If it succeeds.
     pub async fn expect_failure(self) -> String {
         let shown = self.to_string();
         let output = self.output().await;
@@ -103,7 +103,7 @@ impl Command {
 }
 
 impl Output {
-    /// All that it wrote.
+    /// Returns standard output and standard error.
     #[must_use]
     pub fn said(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)

@@ -1,4 +1,4 @@
-//! Single HTTP requests, for what tests ask relays and workers themselves. Clients under load are [`crate::traffic`].
+//! Single HTTP requests that tests send to relays and workers. For clients under load, see [`crate::traffic`].
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -9,10 +9,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// For a whole exchange.
+/// The timeout for a whole exchange.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// Its status.
@@ -24,29 +24,30 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// A header's value; empty where there is none.
+    /// Returns a header's value, empty if absent.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
     }
 }
 
-/// `METHOD /path` with these headers, and with a JSON body unless it is null; why there is no answer, as text.
+/// Sends `METHOD /path` with these headers, and with a JSON body unless it is null. Without a response, the error
+/// explains why.
 ///
 /// # Errors
-/// When nobody answers, not within 20 s, or not in HTTP.
+/// If there is no valid HTTP response within 20 s.
 ///
 /// # Panics
-/// When the request is not well-formed.
+/// If the request is malformed.
 pub async fn fetch(to: SocketAddr, what: &str, headers: &[(&str, &str)], body: &Value) -> Result<Reply, String> {
     let (method, path) = what.split_once(' ').expect("METHOD /path");
     let mut request = Request::builder().method(method).uri(path).header("host", to.to_string());
@@ -67,7 +68,7 @@ async fn exchange(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply
     let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect to {to}: {error}"))?;
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| format!("no HTTP connection: {error}"))?;
-    // It ends with the answer; an error of it reaches the reader below.
+    // It ends with the response; its errors reach the reader below.
     tokio::spawn(async move {
         let _ = connection.await;
     });

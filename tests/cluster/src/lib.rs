@@ -1,7 +1,7 @@
-//! Tests on a real cluster, and what they stand on.
+//! Tests on a real cluster, and their common parts.
 //!
-//! `tests/cluster/run` brings the cluster up, loads the images, installs the chart once and runs the tests; a test alone
-//! only connects. To write and repeat one by hand:
+//! `tests/cluster/run` starts the cluster, loads the images, installs the chart once and runs the tests; a single test
+//! only connects. To write and repeat one manually:
 //!
 //! ```text
 //! scripts/images && scripts/cluster/up && scripts/cluster/load target/images/*.tar
@@ -9,7 +9,7 @@
 //! scripts/cluster/down
 //! ```
 //!
-//! A test asks for a [`Namespace`] of its own, applies manifests as text, waits for what it expects with a deadline, and
+//! A test creates its own [`Namespace`], applies manifests as text, waits for the expected state with a deadline, and
 //! keeps clients busy meanwhile:
 //!
 //! ```no_run
@@ -29,9 +29,9 @@
 //! ```
 //!
 //! Rules:
-//! - Nothing of our own programs is linked, and nothing waits without a deadline that names what it waited for.
-//! - Tests run in parallel, each in its namespace, so they touch nothing that is the cluster's. A test that must (an upgrade of the
-//!   chart, say) is in a binary that `.config/nextest.toml` gives the whole cluster.
+//! - None of ModelRelay's own crates is linked, and every wait has a deadline that names what it waited for.
+//! - Tests run in parallel, each in its namespace, so they change no cluster-wide object. A test that must (an upgrade
+//!   of the chart, for example) gets the whole cluster in `.config/nextest.toml`.
 //! - Commands run as tokio processes: a blocked thread would stall the clients of the same test.
 
 pub mod audit;
@@ -51,13 +51,14 @@ use modelrelay_harness::poll_every;
 pub use command::{Command, Output};
 pub use namespace::Namespace;
 
-/// How long anything may take on a busy machine before a test fails.
+/// The default deadline of a wait, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The pause between two polls of a state.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Name of the release that `tests/cluster/run` installs the chart as, with the images `localhost/modelrelay-*:dev`.
+/// The name of the release as which `tests/cluster/run` installs the chart, with the images
+/// `localhost/modelrelay-*:dev`.
 pub const RELEASE: &str = "modelrelay";
 
 /// Namespace of that release.
@@ -66,18 +67,18 @@ pub const SYSTEM_NAMESPACE: &str = "mr-system";
 /// The running cluster.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Speaks to its API server as an administrator.
+    /// A client of its API server, as an administrator.
     pub client: Client,
     dir: PathBuf,
 }
 
 impl Cluster {
-    /// The cluster that `scripts/cluster/up` brought up, in `MODELRELAY_CLUSTER_DIR` or at its default.
+    /// Connects to the cluster that `scripts/cluster/up` started, in `MODELRELAY_CLUSTER_DIR` or at its default.
     ///
     /// # Panics
-    /// When there is none: these tests have nothing else to test.
+    /// If there is no cluster.
     pub async fn connect() -> Self {
-        // Whichever test comes first installs it; the others find it done.
+        // The first test installs it; the others find it installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = cluster_dir();
         let path = dir.join("admin.kubeconfig");
@@ -92,7 +93,7 @@ impl Cluster {
         Self { client, dir }
     }
 
-    /// A new namespace whose name begins with `prefix`; it enforces the Pod security standard `restricted`.
+    /// Creates a namespace whose name begins with `prefix`; it enforces the Pod security standard `restricted`.
     pub async fn namespace(&self, prefix: &str) -> Namespace {
         Namespace::create(self, prefix, "restricted").await
     }
@@ -102,23 +103,23 @@ impl Cluster {
         Namespace::create(self, prefix, pod_security).await
     }
 
-    /// Waits until what earlier tests left behind is deleted: the operator has work with that too.
+    /// Waits until the namespaces of earlier tests are deleted, because that causes work for the operator too.
     pub async fn nothing_is_leaving(&self) {
         let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(self.client.clone());
         let leaving = ListParams::default().fields("status.phase=Terminating");
-        // All of them at once, on a machine that does other things too.
+        // Longer than usual: many namespaces at once, on a busy machine.
         wait_until("the namespaces of earlier tests to be gone", PATIENCE * 3, async || {
             namespaces.list(&leaving).await.is_ok_and(|list| list.items.is_empty())
         })
         .await;
     }
 
-    /// `kubectl` with these arguments, split at white space.
+    /// Returns a `kubectl` command with these arguments, split at white space.
     pub fn kubectl(&self, arguments: &str) -> Command {
         self.program("kubectl").args(arguments.split_whitespace())
     }
 
-    /// Helm of a major version (3 or 4) with these arguments, split at white space.
+    /// Returns a command of Helm 3 or 4 with these arguments, split at white space.
     pub fn helm(&self, major: u8, arguments: &str) -> Command {
         let home = self.dir.join(format!("helm{major}"));
         let command = self.program(&format!("helm{major}")).args(arguments.split_whitespace());
@@ -126,7 +127,7 @@ impl Cluster {
         folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
     }
 
-    /// Runs `kubectl`, `helm3` or `helm4` without a runtime, for what a test puts back even in a panic.
+    /// Runs `kubectl`, `helm3` or `helm4` without a runtime, for clean-up that must happen even in a panic.
     #[must_use]
     pub fn blocking(&self, program: &str, arguments: &str) -> Output {
         let output = std::process::Command::new(self.dir.join("bin").join(program))
@@ -139,34 +140,35 @@ impl Cluster {
         }
     }
 
-    /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, and starts it again
-    /// `down_for` later; comes back once the API server answers. For binaries of their own: every test feels it.
+    /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, starts it again
+    /// `down_for` later, and returns once the API server responds. Every other test is affected, so it is for tests
+    /// that run alone.
     pub async fn restart(&self, process: &str, down_for: Duration) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/cluster/restart");
         let seconds = down_for.as_secs_f32().to_string();
         Command::new(script).env("MODELRELAY_CLUSTER_DIR", &self.dir).args([process, &seconds]).await;
     }
 
-    /// Gives an image of the node a second name, as a registry would have it under another tag.
+    /// Gives an image of the node a second name, like another tag in a registry.
     pub async fn tag_image(&self, image: &str, other: &str) {
         let socket = self.dir.join("containerd/containerd.sock");
         let command = Command::new("ctr").arg("--address").arg(socket);
         command.args(["--namespace", "k8s.io", "images", "tag", "--force", image, other]).await;
     }
 
-    /// A program of the cluster's own folder, with its kubeconfig.
+    /// Returns a command for a program in the cluster's own folder, with its kubeconfig.
     fn program(&self, name: &str) -> Command {
         Command::new(self.dir.join("bin").join(name)).env("KUBECONFIG", self.dir.join("admin.kubeconfig"))
     }
 }
 
-/// Asks until `condition` holds; a deadline that passes is a panic that names `what`. For what cannot be watched.
+/// Polls until `condition` holds; panics with `what` when the deadline passes. For states that cannot be watched.
 pub async fn wait_until(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let held = poll_for(deadline, async || condition().await.then_some(())).await;
     held.unwrap_or_else(|| panic!("waited {deadline:?} in vain for: {what}"));
 }
 
-/// Asks until `find` gives something, which is `None` when the deadline passes before.
+/// Polls until `find` returns a value; returns `None` if the deadline passes first.
 pub async fn poll_for<T>(deadline: Duration, find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     poll_every(POLL_INTERVAL, deadline, find).await
 }

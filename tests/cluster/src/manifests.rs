@@ -1,4 +1,4 @@
-//! Manifests that many tests apply: what a user would have, not what the operator makes.
+//! Manifests that many tests apply: objects of a user, not of the operator.
 
 use serde_json::{Value, json};
 
@@ -8,10 +8,10 @@ pub const WORKER_IMAGE: &str = "localhost/modelrelay-worker:dev";
 /// The image of the relay.
 pub const RELAY_IMAGE: &str = "localhost/modelrelay-relay:dev";
 
-/// Name of the only model that the demo backend serves.
+/// The only model that the demo backend serves.
 pub const DEMO_MODEL: &str = "demo";
 
-/// What `restricted` asks of a container, plus a read-only root.
+/// The security context that `restricted` requires of a container, plus a read-only root.
 #[must_use]
 pub fn container_security() -> Value {
     json!({
@@ -23,7 +23,7 @@ pub fn container_security() -> Value {
     })
 }
 
-/// A container `vllm` with the demo backend on port 8000, which takes 40 ms for each word.
+/// A container `vllm` with the demo backend on port 8000, which takes 40 ms per word.
 #[must_use]
 pub fn demo_container() -> Value {
     json!({
@@ -37,8 +37,8 @@ pub fn demo_container() -> Value {
     })
 }
 
-/// A Deployment of demo backends with its Service on port 80, labelled `app: NAME`. Nothing of ours is in it; add
-/// `modelrelay.io/pool` to the template's labels, or edit it otherwise, before it is applied.
+/// A Deployment of demo backends with its Service on port 80, labelled `app: NAME`. It contains nothing of
+/// ModelRelay's; add `modelrelay.io/pool` to the template's labels, or edit it otherwise, before applying it.
 #[must_use]
 pub fn demo_backend(name: &str, replicas: u32) -> Vec<Value> {
     let deployment = json!({
@@ -56,7 +56,7 @@ pub fn demo_backend(name: &str, replicas: u32) -> Vec<Value> {
     vec![deployment, service(name, name, 80, 8000)]
 }
 
-/// A Service of type ClusterIP that sends `port` to `target` of the Pods labelled `app: APP`.
+/// A Service of type ClusterIP that forwards `port` to `target` of the Pods labelled `app: APP`.
 #[must_use]
 pub fn service(name: &str, app: &str, port: u16, target: u16) -> Value {
     json!({
@@ -78,7 +78,7 @@ pub fn worker_pool(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": name}, "spec": spec})
 }
 
-/// What a pool says that runs the demo backend itself, from a template with [`demo_container`].
+/// The spec of a pool that runs the demo backend itself, from a template with [`demo_container`].
 #[must_use]
 pub fn demo_pool(provider: &str) -> Value {
     json!({

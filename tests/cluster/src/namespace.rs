@@ -1,4 +1,4 @@
-//! A namespace for one test: made for it, printed when it fails, removed after it.
+//! A namespace for one test: created for it, printed on failure, deleted afterwards.
 
 use std::{env, fmt, io::Write, net::SocketAddr, time::Duration};
 
@@ -15,16 +15,16 @@ use tokio::net::TcpStream;
 
 use crate::{Cluster, Command, PATIENCE, wait_until};
 
-/// Set it to keep the namespaces of tests, to look at them afterwards.
+/// Set this variable to keep the namespaces of tests for inspection.
 const KEEP: &str = "MODELRELAY_KEEP_NAMESPACES";
 
-/// How long a connection to a Service may take, on a slow machine.
+/// The timeout for a connection to a Service, on a slow machine.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Log lines of each container that a failed test prints.
+/// The number of log lines per container that a failed test prints.
 const LOG_LINES: u32 = 60;
 
-/// A namespace. Dropping it deletes it, without waiting for its end; in a panic its objects, events and logs are printed.
+/// A namespace. Dropping it deletes it without waiting; in a panic its objects, events and logs are printed.
 pub struct Namespace {
     /// The cluster that it is in.
     pub cluster: Cluster,
@@ -44,27 +44,27 @@ impl Namespace {
         Self { cluster: cluster.clone(), name }
     }
 
-    /// `kubectl` in this namespace, with arguments split at white space.
+    /// Returns a `kubectl` command in this namespace, with arguments split at white space.
     pub fn kubectl(&self, arguments: &str) -> Command {
         self.cluster.kubectl(&format!("--namespace {}", self.name)).args(arguments.split_whitespace())
     }
 
-    /// Applies manifests (server-side), as `kubectl apply` would a user's file.
+    /// Applies manifests server-side, as `kubectl apply` does.
     pub async fn apply(&self, manifests: &[Value]) {
         self.apply_command(manifests).await;
     }
 
-    /// As [`Self::apply`], and expects a refusal; gives its message.
+    /// Applies manifests, expects a rejection, and returns its message.
     pub async fn refused(&self, manifests: &[Value]) -> String {
         self.apply_command(manifests).expect_failure().await
     }
 
-    /// Applies YAML, of one document or more.
+    /// Applies YAML with one or more documents.
     pub async fn apply_yaml(&self, yaml: &str) {
         self.kubectl("apply --server-side --force-conflicts --filename -").input(yaml).await;
     }
 
-    /// Objects of a kind that k8s-openapi knows, such as `v1::Pod`.
+    /// Returns the API of a kind that k8s-openapi defines, such as `v1::Pod`.
     #[must_use]
     pub fn api<K>(&self) -> Api<K>
     where
@@ -74,10 +74,11 @@ impl Namespace {
         Api::namespaced(self.cluster.client.clone(), &self.name)
     }
 
-    /// Providers, WorkerPools or other objects without a type here: `custom("modelrelay.io/v1alpha1", "Provider")`.
+    /// Returns the API of Providers, WorkerPools or other kinds without a type here: `custom("modelrelay.io/v1alpha1",
+    /// "Provider")`.
     ///
     /// # Panics
-    /// When the version has no group.
+    /// If the version has no group.
     #[must_use]
     pub fn custom(&self, api_version: &str, kind: &str) -> Api<DynamicObject> {
         let (group, version) = api_version.split_once('/').expect("GROUP/VERSION");
@@ -85,11 +86,11 @@ impl Namespace {
         Api::namespaced_with(self.cluster.client.clone(), &self.name, &resource)
     }
 
-    /// Watches an object until it is there and `condition` holds, and gives it. A watch that breaks, as when the API server
-    /// restarts, is begun again.
+    /// Watches an object until it exists and `condition` holds, and returns it. A watch that breaks, as when the API
+    /// server restarts, is restarted.
     ///
     /// # Panics
-    /// After [`PATIENCE`], with `what` and the object as it was last.
+    /// After [`PATIENCE`], with `what` and the object's last state.
     pub async fn wait_for<K>(&self, api: &Api<K>, name: &str, what: &str, condition: impl Fn(&K) -> bool) -> K
     where
         K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
@@ -97,7 +98,7 @@ impl Namespace {
         self.wait_at_most(PATIENCE, api, name, what, condition).await
     }
 
-    /// As [`Self::wait_for`], with a deadline of its own: for rules that state a time.
+    /// As [`Self::wait_for`], with its own deadline: for rules that state a time.
     pub async fn wait_at_most<K>(
         &self,
         deadline: Duration,
@@ -144,27 +145,27 @@ impl Namespace {
             .await
     }
 
-    /// Waits until a Deployment or DaemonSet (`deployment/NAME`) runs its latest template, and nothing else.
+    /// Waits until a Deployment or DaemonSet (`deployment/NAME`) runs only its latest template.
     pub async fn rolled_out(&self, workload: &str) {
         self.kubectl(&format!("rollout status --timeout {}s {workload}", PATIENCE.as_secs())).await;
     }
 
-    /// The address of a Service's first port at its ClusterIP, which is reached from this machine as from a Pod. Waits
-    /// until somebody accepts connections there: a Pod that is ready is not yet an endpoint, nor that yet a rule.
+    /// Returns the address of a Service's first port at its ClusterIP, which this machine reaches like a Pod does.
+    /// Waits until connections are accepted there: a ready Pod is not yet an endpoint, and an endpoint not yet a rule.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the Service does not exist.
     pub async fn service_address(&self, name: &str) -> SocketAddr {
         let accepts = async || self.service_accepts(name).await;
         wait_until(&format!("connections to Service {name}"), PATIENCE, accepts).await;
         self.cluster_address(name).await
     }
 
-    /// Whether somebody accepts connections there now. A rule can still lead to a Pod that is gone, which answers nothing at
-    /// all: the kernel would go on asking it for two minutes.
+    /// True if connections are accepted there now. A rule can still lead to a Pod that is gone and never responds: the
+    /// kernel would retry for two minutes.
     ///
     /// # Panics
-    /// When there is no such Service.
+    /// If the Service does not exist.
     pub async fn service_accepts(&self, name: &str) -> bool {
         let address = self.cluster_address(name).await;
         let connected = tokio::time::timeout(CONNECT, TcpStream::connect(address)).await;
@@ -182,14 +183,14 @@ impl Namespace {
         SocketAddr::new(ip, port)
     }
 
-    /// The Pods with these labels (`app=NAME`) that are not being deleted.
+    /// Returns the Pods with these labels (`app=NAME`) that are not being deleted.
     pub async fn pods(&self, selector: &str) -> Vec<v1::Pod> {
         let list = kube::api::ListParams::default().labels(selector);
         let pods = self.api::<v1::Pod>().list(&list).await.expect("Pods can be listed");
         pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
     }
 
-    /// Their names, in order.
+    /// Returns their names, sorted.
     pub async fn pod_names(&self, selector: &str) -> Vec<String> {
         let mut names: Vec<String> = self.pods(selector).await.iter().map(ResourceExt::name_any).collect();
         names.sort();
@@ -201,7 +202,7 @@ impl Namespace {
         self.kubectl("apply --server-side --force-conflicts --filename -").input(list.to_string())
     }
 
-    /// Everything that tells why a test failed. Blocking, for it runs in a panic.
+    /// Prints everything that helps to explain a failure. Blocking, because it runs in a panic.
     fn print_state(&self) {
         let mut text = format!("\n---- namespace {} ----\n", self.name);
         let shown = [
@@ -216,7 +217,7 @@ impl Namespace {
             text += &format!("---- logs of {pod}\n");
             text += &self.blocking(&format!("logs {pod} --all-containers --prefix --tail {LOG_LINES}"));
         }
-        // In one piece, past the capture of a test's output: several tests may fail at once.
+        // Written in one piece, bypassing the capture of a test's output: several tests may fail at once.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 
@@ -250,7 +251,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Whether a condition has this status, and was written for the object's latest generation.
+/// True if a condition has this status, and was written for the object's latest generation.
 #[must_use]
 pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     let conditions = object.data["status"]["conditions"].as_array();

@@ -1,12 +1,12 @@
-//! Processes of Pods: the cluster's only node is this machine, so they are this machine's too.
+//! Processes of Pods: the cluster's only node is this machine, so they run on it.
 
 use std::{fs, process::Command};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Sends SIGKILL to the one process of this Pod whose command line matches. Unlike the deletion of a Pod, even one with `--force`, this leaves
-/// the process no time to end what it does. Arguments in the command line are separated by NUL.
+/// Sends SIGKILL to the one process of this Pod whose command line matches. Unlike the deletion of a Pod, even with
+/// `--force`, this leaves the process no time to finish. Arguments in the command line are separated by NUL.
 pub fn kill_process(pod: &Pod, matches: impl Fn(&str) -> bool) {
     let uid = pod.uid().expect("Pods have one");
     let of_pod = |pid: &str| {

@@ -1,9 +1,9 @@
-//! Clients that keep a Service busy while something happens to what is behind it.
+//! Clients that keep a Service busy while its Pods change.
 //!
-//! Every client sends one streaming request after the other, each over a connection of its own (so that the Service
-//! chooses anew), and checks the demo backend's answer word by word: the backend repeats the prompt, which differs from
-//! request to request, so an answer that is cut, doubled or somebody else's is noticed. Nothing is retried here: what a
-//! user's SDK would have to retry is what the tests count.
+//! Every client sends one streaming request after the other, each over its own connection, so that the Service selects
+//! a Pod each time. It checks the demo backend's response word by word: the backend repeats the prompt, which differs
+//! from request to request, so a truncated, duplicated or foreign response is detected. Nothing is retried here: the
+//! tests count the requests that a user's SDK would have to retry.
 
 mod exchange;
 
@@ -26,7 +26,7 @@ pub struct Traffic {
     model: String,
 }
 
-/// Clients at work. Dropping them ends them, and their requests, at once.
+/// Running clients. Dropping them ends them and their requests at once.
 #[derive(Debug)]
 pub struct Running {
     clients: JoinSet<()>,
@@ -34,43 +34,44 @@ pub struct Running {
     stop: watch::Sender<bool>,
 }
 
-/// What became of the requests so far.
+/// The results of the requests so far.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
-    /// Requests whose answer has begun and not ended.
+    /// Requests whose response has begun and not ended.
     pub underway: usize,
-    /// Requests that were answered wholly, word by word.
+    /// Requests with a complete and correct response.
     pub answered: usize,
-    /// Requests that were turned away before an answer began, in a way that every SDK retries.
+    /// Requests that were rejected before a response began, in a way that every SDK retries.
     pub retryable: Vec<String>,
-    /// Answers that broke off after they had begun; how they read to the client.
+    /// Responses that ended prematurely, as the client received them.
     pub cut: Vec<String>,
-    /// Everything else: refusals that nobody retries, wrong answers, silence.
+    /// All other failures: rejections that SDKs do not retry, wrong responses, timeouts.
     pub failed: Vec<String>,
 }
 
 impl Traffic {
-    /// Ten clients of the demo model at this address, whose answers take about three seconds each.
+    /// Ten clients of the demo model at this address, whose responses take about three seconds each.
     pub fn to(service: SocketAddr) -> Self {
         Self { service, streams: 10, words: 60, api_key: None, model: crate::manifests::DEMO_MODEL.to_owned() }
     }
 
-    /// So many clients at once.
+    /// Sets the number of clients.
     pub fn streams(self, streams: usize) -> Self {
         Self { streams, ..self }
     }
 
-    /// So many words to repeat, at most 80, on top of the 13 that introduce them: at 40 ms each, how long answers take.
+    /// Sets the number of words to repeat, at most 80, in addition to the 13 introductory ones. At 40 ms each, this
+    /// sets the duration of responses.
     pub fn words(self, words: usize) -> Self {
         Self { words, ..self }
     }
 
-    /// A client key to present.
+    /// Sets the API key.
     pub fn api_key(self, key: &str) -> Self {
         Self { api_key: Some(key.to_owned()), ..self }
     }
 
-    /// Another model name, such as an alias.
+    /// Sets the model name, such as an alias.
     pub fn model(self, model: &str) -> Self {
         Self { model: model.to_owned(), ..self }
     }
@@ -90,24 +91,24 @@ impl Traffic {
 }
 
 impl Running {
-    /// What became of the requests so far.
+    /// Returns the results so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts.borrow().clone()
     }
 
-    /// Waits until so many answers are being streamed at once.
+    /// Waits until this number of responses is being streamed at once.
     pub async fn wait_for_underway(&self, number: usize) {
         self.wait_for(&format!("{number} answers at once"), |counts| counts.underway >= number).await;
     }
 
-    /// Waits until so many further requests are answered: time for what a change did to show.
+    /// Waits for this number of further responses: time for the effects of a change to appear.
     pub async fn wait_for_answers(&self, number: usize) {
         let goal = self.counts().answered + number;
         self.wait_for(&format!("{number} further answers"), |counts| counts.answered >= goal).await;
     }
 
-    /// Lets every client finish its request, and gives the counts.
+    /// Lets every client finish its request, and returns the results.
     pub async fn finish(mut self) -> Counts {
         self.stop.send_replace(true);
         while let Some(ended) = self.clients.join_next().await {
@@ -124,13 +125,14 @@ impl Running {
 }
 
 impl Counts {
-    /// Panics unless every request was answered.
+    /// Panics unless every request succeeded.
     pub fn expect_all_answered(&self) {
         let only_answers = self.retryable.is_empty() && self.cut.is_empty() && self.failed.is_empty();
         assert!(only_answers && self.answered > 0, "not every request was answered: {self}");
     }
 
-    /// Panics when a request failed in a way that no client retries, or when none was answered. Broken answers may be.
+    /// Panics if a request failed in a way that no client retries, or if none succeeded. Truncated responses are
+    /// allowed.
     pub fn expect_no_final_failure(&self) {
         assert!(self.failed.is_empty() && self.answered > 0, "requests failed for good: {self}");
     }
@@ -157,7 +159,8 @@ impl fmt::Display for Counts {
     }
 }
 
-/// One client. After a request that was not answered it pauses: a Service without endpoints refuses thousands a second.
+/// Runs one client. It pauses after each failed request, because a Service without endpoints rejects thousands a
+/// second.
 async fn send_until(
     stopped: watch::Receiver<bool>,
     client: usize,

@@ -1,4 +1,5 @@
-//! What the API server takes and refuses of the two kinds, and with which words: the first help that a person gets.
+//! Objects of the two kinds that the API server accepts or rejects, and the messages, which are the first help that a
+//! user gets.
 
 use modelrelay_cluster::{Cluster, Namespace};
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ fn provider(name: &str, spec: &Value) -> Value {
 }
 
 fn pool(name: &str, spec: &Value) -> Value {
-    // A Provider that does not exist: nothing is made of these.
+    // A Provider that does not exist: nothing is created for these.
     let mut spec = spec.clone();
     if spec.get("provider").is_none() {
         spec["provider"] = json!("nobody");
@@ -16,7 +17,7 @@ fn pool(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": name}, "spec": spec})
 }
 
-/// A template that suffices.
+/// A minimal valid template.
 fn template() -> Value {
     json!({"spec": {"containers": [{"name": "vllm", "image": "example/vllm"}]}})
 }

@@ -1,5 +1,5 @@
-//! An HPA on a pool, with a metric: a metrics API of the test's own takes the place of prometheus-adapter's. It is
-//! registered for the whole cluster while it runs, so `.config/nextest.toml` runs this alone.
+//! An HPA on a pool, with a metric: the test's own metrics API replaces that of prometheus-adapter. It is registered
+//! for the whole cluster while it runs, so `.config/nextest.toml` runs this test alone.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -30,19 +30,19 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Address of the node, where Pods and the API server find what runs on this machine.
+/// The node's address, at which Pods and the API server reach this machine.
 const NODE: &str = "{.items[0].status.addresses[?(@.type==\"InternalIP\")].address}";
 
-/// A metrics API has this group, and one version.
+/// The group and version of the metrics API.
 const METRICS_API: &str = "v1beta1.external.metrics.k8s.io";
 
-/// The metric that the example asks for.
+/// The metric that the example uses.
 const METRIC: &str = "modelrelay_requests_qwen";
 
-/// The HPA looks every 15 s, and first has to learn of the kinds.
+/// The HPA polls every 15 s, and first has to discover the kinds.
 const LOOKS: Duration = Duration::from_secs(120);
 
-/// A metrics API that knows one metric. Dropping it takes its registration back.
+/// A metrics API with one metric. Dropping it removes its registration.
 struct Metrics {
     cluster: Cluster,
     requests: Arc<AtomicUsize>,
@@ -50,7 +50,7 @@ struct Metrics {
 }
 
 impl Metrics {
-    /// Serves it on the node's address and registers it.
+    /// Serves it at the node's address and registers it.
     async fn register(namespace: &Namespace) -> Self {
         let node = namespace.kubectl("get nodes --output").arg(format!("jsonpath={NODE}")).await;
         let node: Ipv4Addr = node.parse().expect("the node has an address");
@@ -68,12 +68,12 @@ impl Metrics {
 impl Drop for Metrics {
     fn drop(&mut self) {
         self.server.abort();
-        // One that stays would keep every namespace from ending.
+        // A leftover registration would keep every namespace from ending.
         let _ = self.cluster.blocking("kubectl", &format!("delete apiservice {METRICS_API} --ignore-not-found"));
     }
 }
 
-/// A Service without Pods that leads to this process, and the registration of the API behind it.
+/// A Service without Pods that leads to this process, and the registration of its API.
 fn registration(namespace: &str, address: SocketAddr) -> [Value; 3] {
     [
         json!({
@@ -113,7 +113,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, requests: Arc<Atomi
 }
 
 async fn serve_one(stream: TcpStream, acceptor: TlsAcceptor, requests: Arc<AtomicUsize>) {
-    // A probe that only connects, or leaves early, is nobody's failure here.
+    // A probe that only connects, or disconnects early, is no failure here.
     let Ok(stream) = acceptor.accept(stream).await else { return };
     let service = service_fn(move |request| {
         let answer = answer(&request, requests.load(Ordering::SeqCst));
@@ -146,7 +146,7 @@ fn answer(request: &Request<Incoming>, requests: usize) -> Response<Full<Bytes>>
     answer
 }
 
-/// The shipped example, for a pool of ours and without its patience.
+/// The shipped example, adapted to this test's pool and without its stabilization window.
 fn example(pool: &str) -> Value {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/hpa.yaml"));
     let mut hpa: Value = serde_yaml::from_str(&text.expect("the example is there")).expect("the example is YAML");
@@ -167,7 +167,7 @@ async fn an_hpa_scales_a_pool_by_the_relays_requests() {
     metrics.requests.store(60, Ordering::SeqCst);
     namespace.apply(&[example("qwen")]).await;
 
-    // 24 requests for each replica, as the example has it.
+    // 24 requests per replica, as in the example.
     let settled_at = async |number: u64| {
         let holds = |pool: &DynamicObject| {
             let (spec, status) = (&pool.data["spec"], &pool.data["status"]);

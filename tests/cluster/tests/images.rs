@@ -1,11 +1,12 @@
-//! The Dockerfiles and `make images` give the same image: people who build with a container engine run what is tested.
+//! The Dockerfiles and `make images` produce the same image: users who build with a container engine run what is
+//! tested.
 
 use std::{collections::BTreeMap, path::Path};
 
 use modelrelay_cluster::Command;
 use serde_json::Value;
 
-/// What of an image matters where it runs.
+/// The parts of an image that matter at run time.
 #[derive(Debug, PartialEq, Eq)]
 struct Image {
     config: BTreeMap<String, Value>,
@@ -20,7 +21,7 @@ async fn same_image_both_ways(program: &str) {
     assert!(archive.exists(), "{} is missing: run scripts/images", archive.display());
     let folder = tempfile::tempdir().expect("a folder");
     let buildah = |arguments: &str| {
-        // No daemon, no overlay, no user namespace: what runs inside a container, too.
+        // No daemon, no overlay, no user namespace, so that this works inside a container too.
         let storage = ["root", "runroot"].map(|part| format!("--{part}={}", folder.path().join(part).display()));
         Command::new("buildah").args(storage).arg("--storage-driver=vfs").args(arguments.split_whitespace())
     };
@@ -41,7 +42,7 @@ async fn same_image_both_ways(program: &str) {
     assert_eq!(packed.config["Entrypoint"], serde_json::json!([format!("/modelrelay-{program}")]));
 }
 
-/// All of it but buildah's own label.
+/// Everything but buildah's own label.
 fn config_of(config: &Value) -> BTreeMap<String, Value> {
     let mut config: BTreeMap<String, Value> = serde_json::from_value(config.clone()).expect("the config is an object");
     if let Some(labels) = config.get_mut("Labels").and_then(Value::as_object_mut) {

@@ -1,4 +1,4 @@
-//! Pods that get a worker by their label: that they serve, keep what is theirs, and are told what is wrong.
+//! Pods that get a worker by their label: they serve, keep their own fields, and report problems.
 
 mod admission;
 mod foreign;

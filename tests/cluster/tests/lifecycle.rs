@@ -1,6 +1,8 @@
-//! The chart comes, changes and goes, and is not the only way to install. What users made stays, and goes on serving.
+//! Installing, changing and uninstalling the chart, and installing without it. The users' objects stay and keep
+//! serving.
 //!
-//! Each of these tests removes the release that all others share, and installs it again, so `.config/nextest.toml` runs each alone.
+//! Each of these tests removes the release that all others share, and installs it again, so `.config/nextest.toml` runs
+//! each alone.
 
 mod certificates;
 mod kustomize;

@@ -1,5 +1,6 @@
-//! Real Prometheus over live relays, workers and the operator: what the shipped scrape jobs find, whether everything that
-//! alerts and dashboards ask for is there, what the autoscaling queries give, and that the API server takes the examples.
+//! A real Prometheus with live relays, workers and the operator: the targets of the shipped scrape jobs, the presence
+//! of all series that alerts and dashboards query, the results of the autoscaling queries, and the validity of the
+//! examples.
 
 mod prometheus;
 
@@ -24,10 +25,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// Kinds among the examples whose definitions no cluster has by itself.
+/// Kinds among the examples whose definitions a cluster lacks by default.
 const FOREIGN_KINDS: [&str; 4] = ["ClientSettingsPolicy", "HTTPRoute", "ProxySettingsPolicy", "ScaledObject"];
 
-/// A Provider `local`, ready, and pools.
+/// A ready Provider `local`, and pools.
 async fn serving(prefix: &str, pools: &[Value]) -> Namespace {
     let namespace = Cluster::connect().await.namespace(prefix).await;
     namespace.apply(&[&[provider("local", &json!({}))], pools].concat()).await;
@@ -41,7 +42,7 @@ async fn wait_for_pool(namespace: &Namespace, name: &str) {
     namespace.wait_for_condition(&pools, name, "Ready", "True").await;
 }
 
-/// What Prometheus should look at: the Pods of the test, and the operator.
+/// The Pods that Prometheus should scrape: those of the test, and the operator's.
 async fn pods(namespace: &Namespace) -> Vec<Pod> {
     let system = Api::<Pod>::namespaced(namespace.cluster.client.clone(), SYSTEM_NAMESPACE);
     let operator =
@@ -58,7 +59,7 @@ async fn relay_address(namespace: &Namespace, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an address"), port)
 }
 
-/// Addresses that the Pods' own annotations offer, as `http://ADDRESS/PATH`.
+/// Returns the addresses in the Pods' own annotations, as `http://ADDRESS/PATH`.
 fn annotated(pods: &[Pod]) -> BTreeSet<String> {
     let url = |pod: &Pod| {
         let annotation = |name: &str| pod.annotations().get(&format!("prometheus.io/{name}")).cloned();
@@ -69,7 +70,7 @@ fn annotated(pods: &[Pod]) -> BTreeSet<String> {
     pods.iter().filter_map(url).collect()
 }
 
-/// What a PodMonitor of the chart selects, by job.
+/// Returns the targets that a PodMonitor of the chart selects, by job.
 async fn monitored(namespace: &Namespace, pods: &[Pod]) -> BTreeMap<String, BTreeSet<String>> {
     let rendered = namespace
         .cluster
@@ -101,7 +102,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(format!("{ROOT}/{path}")).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Rules of a kind, `alert` or `record`, by their names: what they ask.
+/// Returns the queries of rules of a kind, `alert` or `record`, by name.
 fn rules(kind: &str) -> BTreeMap<String, String> {
     let rules: Value = serde_yaml::from_str(&read("charts/modelrelay/files/rules/modelrelay.yaml")).expect("YAML");
     let rules = rules["groups"].as_array().expect("groups").iter().flat_map(|group| group["rules"].as_array().unwrap());
@@ -109,7 +110,8 @@ fn rules(kind: &str) -> BTreeMap<String, String> {
     named.map(|(name, query)| (name.to_owned(), query.to_owned())).collect()
 }
 
-/// What only workers with slots export, of which there is none here; the contract tests ask a real one for all of it.
+/// Returns the metrics that only workers with slots export, which are absent here; the contract tests check them on a
+/// real one.
 fn metrics_of_slots() -> BTreeSet<String> {
     let rules: Value = serde_yaml::from_str(&read("charts/modelrelay/files/rules/modelrelay.yaml")).expect("YAML");
     let groups = rules["groups"].as_array().expect("groups").iter().filter(|group| group["name"] == "modelrelay-slots");
@@ -117,7 +119,8 @@ fn metrics_of_slots() -> BTreeSet<String> {
     rules.flat_map(|rule| metrics(rule["expr"].as_str().expect("text"))).collect()
 }
 
-/// Every query of the dashboards, those of their variables included, with `variables` filled in; and whose it is.
+/// Returns every query of the dashboards, those of their variables included, with `variables` filled in, and its
+/// source.
 fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut queries = Vec::new();
     for dashboard in ["operator", "relay", "workers"] {
@@ -146,16 +149,16 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     queries
 }
 
-/// Names of series in a query, but for those that a rule records: they have colons in their names.
+/// Returns the names of series in a query, except those that a rule records, which contain colons.
 fn metrics(query: &str) -> BTreeSet<String> {
-    // What is between quotes are values of labels.
+    // Quoted parts are label values.
     let outside: String = query.split('"').step_by(2).collect::<Vec<_>>().join(" ");
     let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
     let ours = |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
     words.filter(ours).map(str::to_owned).collect()
 }
 
-/// One of everything that leaves a number behind: counters are there from their first event on.
+/// Triggers every event that a metric counts: counters exist only after their first event.
 async fn use_everything(namespace: &Namespace) {
     let client = namespace.service_address("local").await;
     let traffic = Traffic::to(client).streams(4).words(10).start();
@@ -167,17 +170,18 @@ async fn use_everything(namespace: &Namespace) {
         http::fetch(client, "POST /v1/chat/completions", &retried, &chat(DEMO_MODEL)).await.expect("an answer");
     assert_eq!(answer.status, 200, "{answer:?}");
 
-    // A client that leaves.
+    // A client that disconnects.
     let leaving = Traffic::to(client).streams(1).words(80).start();
     leaving.wait_for_underway(1).await;
     drop(leaving);
-    // Somebody who has no business there.
+    // An unauthorized request.
     let stranger = [("authorization", "Bearer wrong")];
     let refused = http::fetch(relay_address(namespace, 8082).await, "GET /admin/state", &stranger, &Value::Null).await;
     assert_eq!(refused.expect("an answer").status, 403);
 
-    // A worker that is killed before it has answered anything: its requests go back into the queue, and to the others. They run for 8 s,
-    // and the worker ends at once. Deleting its Pod, even with `--force`, would give it the time to finish them.
+    // A worker that is killed before it has responded to anything: its requests return to the queue and go to the
+    // others. They run for 8 s, and the worker ends at once. Deleting its Pod, even with `--force`, would give it time
+    // to finish them.
     let slow = json!({"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word ".repeat(200)}]});
     let mut answers = JoinSet::new();
     for _ in 0..12 {
@@ -196,13 +200,13 @@ async fn use_everything(namespace: &Namespace) {
         let answer = answer.expect("a client does not panic").expect("an answer");
         assert_eq!(answer.status, 200, "{answer:?}");
     }
-    // And one that leaves.
+    // A worker that leaves.
     namespace.kubectl("delete wp elsewhere").await;
 }
 
 #[tokio::test]
 async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
-    // One pool of each way.
+    // One pool of each mode.
     let elsewhere = json!({"provider": "local", "backend": {"url": "http://vllm"}, "standalone": {}});
     let pools = [
         worker_pool("templated", &demo_pool("local")),
@@ -216,7 +220,7 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     for pool in ["templated", "injected", "elsewhere"] {
         wait_for_pool(&namespace, pool).await;
     }
-    // A sidecar registers before its Pod is ready, and is scraped no earlier than its Pod runs.
+    // A sidecar registers before its Pod is ready, and is scraped only once its Pod runs.
     for deployment in ["templated-backend", "vllm", "elsewhere-worker"] {
         namespace.rolled_out(&format!("deployment/{deployment}")).await;
     }
@@ -245,7 +249,7 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
         .chain(queries.iter().map(|(_, query)| query))
         .flat_map(|it| metrics(it))
         .collect();
-    // What only relays with a certificate export, of which there is none here; the contract tests ask one for it.
+    // Metrics that only relays with a certificate export are absent here; the contract tests check them.
     let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
     let asked = &(&asked - &metrics_of_slots()) - &of_tls;
     assert!(asked.len() > 40, "the queries are not found: {asked:?}");
@@ -258,7 +262,7 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
         );
     }
 
-    // Not only the names: with its labels, every query of every panel finds something.
+    // Beyond the names: with its labels, every query of every panel returns something.
     let mut silent = Vec::new();
     for (whose, query) in queries {
         if prometheus.query(&query).await.is_empty() {
@@ -268,7 +272,7 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     assert!(silent.is_empty(), "queries that find nothing:\n{}", silent.join("\n"));
 }
 
-/// The scrape jobs, the Pods' annotations and the chart's monitors agree.
+/// Checks that the scrape jobs, the Pods' annotations and the chart's monitors agree.
 async fn expect_the_same_targets(namespace: &Namespace, prometheus: &Prometheus, pods: &[Pod]) {
     let (scraped, _) = prometheus.scraped().await;
     let mut by_job: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -317,7 +321,7 @@ async fn the_alerts_load_and_are_evaluated_and_a_healthy_installation_raises_non
     wait_until("no alert, pending or firing, about what is well", PATIENCE, quiet).await;
 }
 
-/// The query of the KEDA example, for this namespace's Provider and model.
+/// Returns the query of the KEDA example, for this namespace's Provider and model.
 fn keda_query(namespace: &str) -> String {
     let object = documents(&read("deploy/examples/keda-scaledobject.yaml")).remove(0);
     let query = object["spec"]["triggers"][0]["metadata"]["query"].as_str().expect("a query").to_owned();
@@ -327,7 +331,7 @@ fn keda_query(namespace: &str) -> String {
     adapted
 }
 
-/// The query that the HPA example gives to prometheus-adapter, as the adapter would ask it.
+/// Returns the query that the HPA example configures in prometheus-adapter, as the adapter would send it.
 fn adapter_query(namespace: &str) -> String {
     let text = read("deploy/examples/hpa.yaml");
     let query = text.lines().find_map(|line| line.split_once("metricsQuery: '")?.1.strip_suffix('\''));
@@ -348,7 +352,7 @@ async fn the_autoscaling_queries_give_the_requests_that_wait_and_run_from_zero_o
     prometheus.discover(&pods(&namespace).await);
     let queries = [keda_query(&namespace.name), adapter_query(&namespace.name)];
 
-    // At zero a number, not silence: KEDA takes that for an error.
+    // At zero the result must be a number: KEDA treats an empty result as an error.
     expect_number(&prometheus, &queries, 0.0).await;
     let traffic = Traffic::to(namespace.service_address("local").await).streams(3).words(80).start();
     expect_number(&prometheus, &queries, 3.0).await;

@@ -1,5 +1,5 @@
-//! Workers that hold one model at a time, as a cluster's users have them: clients of several models stream while the models
-//! take each other's place, and no answer is cut.
+//! Workers that hold one model at a time, as in production: clients of several models stream while the models replace
+//! each other, and no response is truncated.
 
 mod deployments;
 mod failures;

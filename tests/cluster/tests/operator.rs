@@ -1,6 +1,8 @@
-//! The operator as a program on a cluster: two replicas, their certificates, what they ask for, hold, write and never say.
+//! The operator as a program on a cluster: two replicas, their certificates, their requests and writes, their memory,
+//! and their secrecy.
 //!
-//! Each of these tests disturbs the operator, or checks what it does while nothing happens, so `.config/nextest.toml` runs each alone.
+//! Each of these tests disturbs the operator, or checks its behaviour while idle, so `.config/nextest.toml` runs each
+//! alone.
 
 mod certificates;
 mod deep;

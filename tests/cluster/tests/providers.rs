@@ -1,4 +1,4 @@
-//! Providers as their users meet them: made, asked, changed, broken, deleted.
+//! Providers from the user's view: created, used, changed, broken, deleted.
 
 mod certificates;
 mod configuration;

@@ -1,4 +1,4 @@
-//! The cluster's own processes end and come back; what serves goes on serving.
+//! The cluster's own processes end and restart while relays and workers keep serving.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Pools by number: scaled by the operator, from zero too, by hand, and by an HPA; and the pools that have no number of
-//! their own, one Pod a node or workers before somebody else's backend.
+//! The number of Pods of pools: scaled by the operator, also from zero, manually, and by an HPA; and pools without
+//! their own number, with one Pod per node or with workers in front of an external backend.
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Applies both, with `change` made to a pool of demo backends, and waits until the Provider is ready.
+    /// Applies both, with `change` applied to a pool of demo backends, and waits until the Provider is ready.
     async fn new(pool: &'static str, provider_spec: Value, change: Value) -> Self {
         Self::of(pool, provider_spec, with(demo_pool("local"), change)).await
     }
@@ -43,7 +43,7 @@ impl Scene {
         self.namespace.service_address("local").await
     }
 
-    /// Waits until a condition has this status and this reason; gives the pool.
+    /// Waits until a condition has this status and this reason; returns the pool.
     async fn condition(&self, kind: &str, status: &str, reason: &str) -> DynamicObject {
         let what = format!("{kind}={status}, reason {reason}");
         let holds =
@@ -51,7 +51,8 @@ impl Scene {
         self.namespace.wait_for(&self.pools, self.pool, &what, holds).await
     }
 
-    /// Waits until the pool asks for so many Pods, so many of its workers are connected, and no other Pod is left.
+    /// Waits until the pool requests this number of Pods, as many of its workers are connected, and no other Pod is
+    /// left.
     async fn settled_at(&self, number: u64) -> DynamicObject {
         let what = format!("{number} Pods asked for, there and connected");
         let holds = |pool: &DynamicObject| {
@@ -78,19 +79,19 @@ impl Scene {
         self.namespace.kubectl(&format!("scale wp {} --replicas {replicas}", self.pool)).await;
     }
 
-    /// What `GET /scale` says: replicas asked for, replicas there, selector.
+    /// Returns the result of `GET /scale`: desired replicas, actual replicas, selector.
     async fn scale_read(&self) -> (i64, i64, Value) {
         let (namespace, pool) = (&self.namespace.name, self.pool);
         let path = format!("/apis/modelrelay.io/v1alpha1/namespaces/{namespace}/workerpools/{pool}/scale");
         let scale = self.namespace.kubectl(&format!("get --raw {path}")).await;
         let mut scale: Value = serde_json::from_str(&scale).expect("a Scale is JSON");
         assert_eq!(scale["kind"], "Scale");
-        // The kind leaves a zero out.
+        // The kind omits a zero.
         let asked = scale["spec"]["replicas"].as_i64().unwrap_or_default();
         (asked, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
     }
 
-    /// Waits until the relay knows that requests for a model may wait, though no worker serves it.
+    /// Waits until the relay queues requests for a model that no worker serves.
     async fn wait_for_cold(&self, model: &str) {
         let label = format!("model=\"{model}\"");
         let known = async || {
@@ -107,7 +108,7 @@ impl Scene {
         http::fetch(address, "GET /metrics", &[], &Value::Null).await.map(|reply| reply.body).unwrap_or_default()
     }
 
-    /// Whether the relay holds so many requests for want of a worker.
+    /// Waits until the relay holds this number of requests for lack of a worker.
     async fn wait_for_waiting(&self, number: usize) {
         let waiting = async || {
             let metrics = self.relay_metrics().await;
@@ -142,7 +143,7 @@ async fn a_request_waits_for_a_pool_at_zero_wakes_it_and_is_answered_and_the_poo
     assert_eq!(scene.pods().await.len(), 0);
     scene.wait_for_cold(DEMO_MODEL).await;
 
-    // Each answer takes longer than the delay, so a pool that slept while one is running would cut it.
+    // Each response takes longer than the delay, so a pool that slept during one would truncate it.
     let traffic = Traffic::to(scene.address().await).streams(3).words(80).start();
     scene.condition("Ready", "True", "Serving").await;
     traffic.wait_for_answers(6).await;
@@ -160,7 +161,7 @@ async fn a_request_waits_for_a_pool_at_zero_wakes_it_and_is_answered_and_the_poo
 
 #[tokio::test]
 async fn requests_for_a_model_that_no_pool_lists_wake_nothing() {
-    // The catalogue has a model that no pool lists: requests for it wait like others, and nobody is to blame.
+    // The catalogue has a model that no pool lists: requests for it wait like others.
     let catalogue = json!({"models": [{"id": DEMO_MODEL}, {"id": "lonely"}], "queue": {"coldTimeout": "6s"}});
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "5m"});
     let scene = Scene::new("listed", catalogue, json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
@@ -174,11 +175,11 @@ async fn requests_for_a_model_that_no_pool_lists_wake_nothing() {
     let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("an answer");
     let waited = started.elapsed();
     assert!(matches!(lonely.status, 503 | 504), "{lonely:?}");
-    // Several looks of the operator, which come every second.
+    // Several polls of the operator, which happen every second.
     assert!(waited > Duration::from_secs(5), "it did not wait in the queue, but {waited:?}: {lonely:?}");
     assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "woken for a model that it does not list");
 
-    // The same request for the other model does wake it, or the above proves nothing.
+    // The same request for the other model does wake it; otherwise the above proves nothing.
     let body = chat(DEMO_MODEL);
     let listed = http::fetch(address, "POST /v1/chat/completions", &[], &body);
     let woken =
@@ -199,7 +200,7 @@ async fn a_pool_grows_with_its_load_and_shrinks_with_it_and_cuts_nothing() {
     scene.settled_at(3).await;
     burst.wait_for_answers(8).await;
     burst.finish().await.expect_all_answered();
-    // The steady ones go on while the Pods leave that they may run on.
+    // The steady clients continue while Pods that may run their requests leave.
     scene.settled_at(1).await;
     steady.wait_for_answers(2).await;
     steady.finish().await.expect_all_answered();
@@ -222,7 +223,7 @@ async fn kubectl_scale_works_and_the_scale_says_what_is() {
     scene.settled_at(0).await;
     scene.condition("Ready", "True", "ScaledToZero").await;
     assert_eq!(scene.scale_read().await, (0, 0, selector));
-    // A number that somebody set is theirs: nothing but they change it, and a refusal names the field.
+    // A number that a user set changes only by the user, and a rejection names the field.
     let refused = scene.namespace.kubectl("scale wp manual --replicas -1").expect_failure().await;
     assert!(refused.contains("replicas"), "{refused}");
 }
@@ -247,7 +248,7 @@ async fn an_hpa_scales_a_pool_through_its_scale() {
         },
     });
     scene.namespace.apply(&[hpa]).await;
-    // Nothing serves that metric here, and the HPA needs none to keep its minimum.
+    // That metric is not served here, and the HPA needs none to keep its minimum.
     let pool = scene.settled_at(2).await;
     assert_eq!(condition(&pool, "Stalled")["status"], "False", "an HPA on a pool without scaling is no conflict");
     let able = "get hpa autoscaled --output jsonpath={.status.conditions[?(@.type==\"AbleToScale\")].status}";
@@ -270,7 +271,7 @@ async fn somebody_elses_number_shows_and_is_yielded_to_and_taken_back_after_the_
     assert!(message.contains("spec.replicas") && message.contains("spec.scaling"), "{message}");
     assert_eq!(pool.data["spec"]["replicas"], 2, "while yielding, the operator leaves the number alone");
 
-    // In peace, the operator scales again: to zero, for there is no load.
+    // Without further writes, the operator scales again: to zero, because there is no load.
     scene.settled_at(0).await;
     let pool = scene.condition("Ready", "True", "ScaledToZero").await;
     assert_eq!(condition(&pool, "Stalled")["status"], "False");
@@ -286,7 +287,7 @@ async fn a_pool_at_zero_that_knows_no_model_says_so_and_one_run_teaches_it() {
     assert!(message.contains("spec.models") && message.contains("spec.replicas"), "{message}");
 
     scene.scale(1).await;
-    // Up it is known, then it sleeps on its own and remembers.
+    // Once up, its model is known; then it sleeps by itself and remembers it.
     let pool = scene.namespace.wait_for(&scene.pools, scene.pool, "models in its status", |pool| {
         pool.data["status"]["models"] == json!([DEMO_MODEL])
     });
@@ -346,7 +347,7 @@ async fn standalone_workers_serve_a_backend_at_a_url() {
 
 #[tokio::test]
 async fn a_multiplexer_that_its_workers_would_refuse_is_refused_clearly() {
-    // The schema takes it: slots may be left out where the block is empty.
+    // The schema accepts it: slots may be omitted if the block is empty.
     let mut spec = with(demo_pool("local"), json!({"multiplexer": {"loadTimeout": "5m"}}));
     spec.as_object_mut().expect("a spec").remove("backend");
     let scene = Scene::of("juggler", json!({}), spec).await;

@@ -1,7 +1,8 @@
 //! Two hundred requests in flight while everything behind them is deleted, replaced, resized, re-keyed or reconfigured.
 //!
-//! The relays here are a Provider's and the backends a WorkerPool's, as users have them. Where the grace of all that ends
-//! allows it no request fails; where a process is killed, only what every SDK retries, and what it had begun to answer.
+//! The relays belong to a Provider and the backends to a WorkerPool, as in production. If the grace periods allow it,
+//! no request fails. If a process is killed, only requests that every SDK retries fail, and those with a partial
+//! response.
 
 mod backends;
 mod operator;

@@ -1,11 +1,11 @@
-//! Whether the operator's rights sufficed for everything that the other tests had it do. `.config/nextest.toml`
-//! runs it last.
+//! Checks that the operator's rights sufficed for everything that the other tests required. `.config/nextest.toml` runs
+//! it last.
 
 use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, manifests::provider, poll_for, wait_until};
 use serde_json::{Value, json};
 
-/// Requests that a release makes while it carries out one Provider; without them the log shows nothing. What it asks only
-/// when it starts may be in an older file of the log by now.
+/// Requests that a release sends while it creates one Provider; without them the log proves nothing. Requests that it
+/// sends only at its start may be in an older file of the log by now.
 const MADE: [(&str, &str); 9] = [
     ("get", "leases"),
     ("patch", "providers/status"),
@@ -26,7 +26,7 @@ async fn nothing_that_the_operator_asked_for_was_refused() {
     let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
     namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
 
-    // The log is written a moment later than what it is about.
+    // The log is written shortly after the requests.
     let mut missing = Vec::new();
     let all = async || {
         let asked = cluster.asked_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;

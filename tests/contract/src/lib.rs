@@ -1,1 +1,1 @@
-//! Crate root.
+//! An empty library: this crate contains only tests.

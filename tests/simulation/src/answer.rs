@@ -1,4 +1,4 @@
-//! What a request and its answer are, byte for byte: both sides know it from the plan.
+//! The bytes of a request and its response: both sides derive them from the plan.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use crate::plan::RequestPlan;
 use crate::secrets;
 
-/// What a backend says that refuses.
+/// The body of a backend's error response.
 pub const BACKEND_ERROR: &str = r#"{"error":{"message":"planned","type":"server_error","code":"planned"}}"#;
 
-/// The request's body.
+/// Returns the request's body.
 pub fn prompt(plan: &RequestPlan) -> Bytes {
     let content = format!("{} {}", secrets::PROMPT, filler(plan.nonce, plan.prompt_bytes));
     let body = json!({
@@ -21,13 +21,13 @@ pub fn prompt(plan: &RequestPlan) -> Bytes {
     Bytes::from(body.to_string())
 }
 
-/// Which request a body is of.
+/// Returns the number of the request with this body.
 pub fn nonce_of(body: &[u8]) -> Option<usize> {
     let body: Value = serde_json::from_slice(body).ok()?;
     usize::try_from(body.get("nonce")?.as_u64()?).ok()
 }
 
-/// The answer, as the backend writes it.
+/// Returns the response in the pieces that the backend writes.
 pub fn pieces(plan: &RequestPlan) -> Vec<Bytes> {
     let answer = &plan.answer;
     let texts = (0..answer.pieces).map(|index| filler(plan.nonce * 1000 + index, answer.piece_bytes));
@@ -43,12 +43,12 @@ pub fn pieces(plan: &RequestPlan) -> Vec<Bytes> {
     }
 }
 
-/// The answer as a whole.
+/// Returns the whole response.
 pub fn whole(plan: &RequestPlan) -> Vec<u8> {
     pieces(plan).concat()
 }
 
-/// Text of that length that no other seed of it has.
+/// Returns text of that length that is unique to the seed.
 fn filler(seed: usize, bytes: usize) -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz012345";
     let mut state = seed as u64 + 1;

@@ -1,4 +1,4 @@
-//! The inference servers: one for each worker, on one host.
+//! The inference servers: one for each worker, all on one host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -37,14 +37,14 @@ pub struct Backend {
     ledger: Ledger,
     is_up: watch::Receiver<bool>,
     executions: Cell<usize>,
-    /// How many run of each request's model.
+    /// The number of running requests of each model.
     running: RefCell<BTreeMap<&'static str, usize>>,
     router: Option<RefCell<Router>>,
     seen: RefCell<Vec<String>>,
 }
 
 impl Backend {
-    /// Of the worker of that number; it serves while `is_up`.
+    /// Creates the backend of this worker; it serves while `is_up`.
     pub fn new(worker: usize, plan: Rc<Plan>, ledger: Ledger, is_up: watch::Receiver<bool>) -> Rc<Self> {
         let own = &plan.workers[worker];
         let router = own.slot.clone().map(|slot| RefCell::new(Router::new(slot, &own.models)));
@@ -60,7 +60,7 @@ impl Backend {
         })
     }
 
-    /// Serves for ever.
+    /// Serves indefinitely.
     pub async fn serve(self: Rc<Self>) -> io::Result<()> {
         let mut is_up = self.is_up.clone();
         loop {
@@ -130,7 +130,7 @@ impl Backend {
         }
     }
 
-    /// Lists, loads and unloads.
+    /// Lists, loads and unloads models.
     async fn manage(&self, router: &RefCell<Router>, path: &str, body: Incoming) -> Result<Response<Body>, io::Error> {
         let now = determinism::elapsed();
         if path == "/models" {
@@ -163,7 +163,7 @@ impl Backend {
     }
 
     fn wrong(&self, what: String) {
-        // A retry would say it again.
+        // A retry would report it again.
         if !self.seen.borrow().contains(&what) {
             self.seen.borrow_mut().push(what.clone());
             self.ledger.note(Event::Wrong(what));
@@ -171,7 +171,7 @@ impl Backend {
     }
 }
 
-/// Ends when its connection does, as that of an inference server.
+/// Ends with its connection, like that of an inference server.
 struct Execution {
     backend: Rc<Backend>,
     number: usize,
@@ -195,7 +195,7 @@ impl Drop for Execution {
     }
 }
 
-/// The answer is the connection's, and ends with it.
+/// The response belongs to the connection, and ends with it.
 fn begin(execution: Execution, plan: &RequestPlan) -> Response<Body> {
     let kind = if plan.answer.streams { "text/event-stream" } else { "application/json" };
     let pieces = answer::pieces(plan);

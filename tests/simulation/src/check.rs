@@ -1,11 +1,13 @@
-//! Whether what happened is allowed: six invariants, each with its number here, and that nobody overtakes.
+//! Checks that the recorded events are allowed: six invariants, each with its number here, and the order of requests.
 //!
-//! 1. A request ends exactly once: answered, failed for a stated reason, or cancelled. None hangs past its deadline.
-//! 2. No byte of an answer reaches a client twice, nor another client (a client compares each byte itself).
-//! 3. A worker never holds more than it acknowledged, in models (a backend looks itself) or in number.
-//! 4. A truncated answer never looks complete.
+//! 1. A request ends exactly once: it succeeds, fails for a stated reason, or is cancelled. None hangs past its
+//!    deadline.
+//! 2. No byte of a response reaches a client twice, or another client (a client compares each byte itself).
+//! 3. A worker never holds more than it acknowledged, in models (a backend checks itself) or in number.
+//! 4. A truncated response never looks complete.
 //! 5. Nothing that a peer does stops a process (a panic anywhere fails the seed).
-//! 6. Nothing secret is logged, or forwarded to a party it is not for (a backend looks itself); and no key lets in what it may not do.
+//! 6. No secret is logged, or forwarded to a party that must not have it (a backend checks itself); and no key exceeds
+//!    its permissions.
 
 mod keys;
 #[cfg(test)]
@@ -20,7 +22,7 @@ use crate::log::Line;
 use crate::plan::{Fault, FaultKind, Plan, RequestPlan, Trouble};
 use crate::secrets;
 
-/// Codes that a relay may end a request with here.
+/// Codes with which a relay may end a request here.
 const REASONS: [&str; 9] = [
     "queue_full",
     "queue_timeout",
@@ -33,29 +35,29 @@ const REASONS: [&str; 9] = [
     "worker_lost",
 ];
 
-/// Those of them that need nothing to go wrong.
+/// Those of them that occur without a fault.
 const REASONS_OF_LOAD: [&str; 3] = ["queue_full", "queue_timeout", "request_timeout"];
 
-/// Those that a worker with a slot adds, and that need nothing to go wrong but loads.
+/// Those that a worker with a slot adds, and that occur without faults other than failed loads.
 const REASONS_OF_SLOTS: [&str; 3] = ["model_loading", "severed_by_swap", "backend_unavailable"];
 
-/// The end of a request for a model that no worker has ever listed.
+/// The code for a model that no worker has ever listed.
 const UNKNOWN_MODEL: &str = "model_not_found";
 
-/// What a worker that gives no code with an error is taken to mean, as old ones do.
+/// The code that is assumed for a worker that sends no code with an error, as old ones do.
 const REASON_OF_OLD_WORKERS: &str = "worker_error";
 
-/// A request is begun so often at most before its first byte: it is sent to a worker once and three times again, and a worker
-/// asks its backend once more when a connection that it had kept turns out to be closed.
+/// The maximum number of times that a request is begun before its first byte: it is sent to a worker once and three
+/// times again, and a worker sends it to its backend once more if a kept connection turns out to be closed.
 const MAX_EXECUTIONS: usize = 8;
 
-/// How late the end of a request may be: timers, and the way to its client.
+/// The allowed delay of a request's end: timers, and the way to its client.
 const SLACK: Duration = Duration::from_secs(8);
 
-/// A backend hears so late that its worker has let go of a request, besides the time that a packet takes.
+/// The delay after which a backend notices that its worker has abandoned a request, besides the latency of a packet.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Everything that is not allowed; one line each.
+/// Returns all violations, one line each.
 pub fn check(plan: &Plan, entries: &[Entry], lines: &[Line]) -> Vec<String> {
     let history = History::new(plan, entries);
     let mut wrong: Vec<String> = entries
@@ -85,7 +87,7 @@ struct History<'a> {
     executions: HashMap<usize, Vec<Duration>>,
     /// Begin and end of each execution, by worker.
     work: BTreeMap<usize, BTreeMap<usize, (Duration, Option<Duration>)>>,
-    /// When a host was gone, until it was there again.
+    /// The periods in which a host was gone.
     gone: HashMap<&'a str, Vec<(Duration, Duration)>>,
 }
 
@@ -122,7 +124,7 @@ impl<'a> History<'a> {
             }
             Event::Gone(host) => self.gone.entry(host).or_default().push((at, Duration::MAX)),
             Event::Started(host) => {
-                // Each starts once without having been gone.
+                // Each host starts once without having been gone.
                 if let Some((_, back)) = self.gone.get_mut(host.as_str()).and_then(|gone| gone.last_mut()) {
                     *back = at;
                 }
@@ -131,7 +133,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// 1: a request ends exactly once, in time, and for a reason. 4: what breaks off says so.
+    /// 1: a request ends exactly once, in time, and for a reason. 4: a truncated response is recognizable.
     fn check_ending(&self, request: &RequestPlan) -> Option<String> {
         let ends = self.ended.get(&request.nonce).map_or(&[][..], Vec::as_slice);
         let (Some(sent), [(at, how)]) = (self.sent.get(&request.nonce), ends) else {
@@ -139,7 +141,7 @@ impl<'a> History<'a> {
         };
         let connected = self.connected(request);
         let relay_went = self.relay_went(request.relay, connected, *at);
-        // An answer that has begun came from the relay as it was then.
+        // A response that has begun came from the relay as it was then.
         let has_excuse =
             self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
         if let Some(why) = self.check_refusal(request, how) {
@@ -149,7 +151,7 @@ impl<'a> History<'a> {
             Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
             Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
-            // Whatever else breaks a document off cannot be told in it.
+            // A document cannot contain any other reason for its truncation.
             Ending::BrokenOff
                 if (request.answer.streams || (self.is_quiet(request) && !self.has_slots()))
                     && !has_excuse
@@ -175,8 +177,8 @@ impl<'a> History<'a> {
         (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
     }
 
-    /// When the connection that the request went over was made, at the earliest: for the first of those of its client that came
-    /// one after the other without losing it.
+    /// Returns the earliest time at which the request's connection was made: that of the first in the client's sequence
+    /// of requests that kept the connection.
     fn connected(&self, request: &RequestPlan) -> Duration {
         let sent = |of: &RequestPlan| self.sent.get(&of.nonce).copied().unwrap_or_default();
         let how = |of: &RequestPlan| self.ended.get(&of.nonce)?.first().map(|(_, how)| *how);
@@ -187,14 +189,14 @@ impl<'a> History<'a> {
     }
 
     fn check_reason(&self, request: &RequestPlan, code: &str) -> Option<String> {
-        // A stream that has begun with a comment has said 200, and says the backend's error in-band.
+        // A stream that has begun with a comment has sent 200, and reports the backend's error in-band.
         let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
         let by_key = code == "key_limit" || self.refusal(request) == Some(code);
         let by_old_worker = code == REASON_OF_OLD_WORKERS && self.plan.workers.iter().any(|worker| worker.is_old);
         if own_error || by_key || (self.has_slots() && REASONS_OF_SLOTS.contains(&code)) {
             None
         } else if code == UNKNOWN_MODEL {
-            // A relay that was started anew may not have heard of it yet.
+            // A restarted relay may not know it yet.
             let may_be_unknown = !self.plan.is_served(request.model, request.relay) || !self.plan.faults.is_empty();
             (!may_be_unknown).then(|| "a model that a worker serves was unknown".to_owned())
         } else if !REASONS.contains(&code) && !by_old_worker {
@@ -210,7 +212,7 @@ impl<'a> History<'a> {
         self.plan.workers.iter().any(|worker| worker.slot.is_some())
     }
 
-    /// Nothing goes wrong here but load, and swaps where there are slots.
+    /// True if nothing goes wrong except load, and swaps if there are slots.
     fn is_quiet(&self, request: &RequestPlan) -> bool {
         self.plan.faults.is_empty() && request.answer.trouble == Trouble::None
     }
@@ -225,7 +227,7 @@ impl<'a> History<'a> {
             + read
     }
 
-    /// Faults between clients and that relay, and how long each may delay a packet.
+    /// Returns the faults between clients and that relay, and how long each may delay a packet.
     fn delays(&self, relay: usize) -> impl Iterator<Item = (&Fault, Duration)> {
         let relay = format!("relay-{relay}");
         self.plan.faults.iter().filter_map(move |fault| match &fault.kind {
@@ -235,7 +237,7 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Whether anything of that time may have come late.
+    /// True if anything in that period may have been delayed.
     fn is_hard_to_reach(&self, relay: usize, from: Duration, to: Duration) -> bool {
         self.delays(relay).any(|(fault, by)| fault.at <= to && fault.at + fault.lasts + by >= from)
     }
@@ -243,7 +245,7 @@ impl<'a> History<'a> {
     fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
         let host = format!("relay-{relay}");
         let gone = self.gone.get(host.as_str()).map_or(&[][..], Vec::as_slice);
-        // A relay that ends takes no connection for a while before it is gone.
+        // A relay that shuts down accepts no connection for a while before it is gone.
         let early = Duration::from_secs(self.plan.settings.drain_timeout + 2);
         gone.iter().any(|(begin, back)| {
             begin.saturating_sub(early) <= to && back.saturating_add(self.plan.latency * 4) >= from
@@ -258,7 +260,7 @@ impl<'a> History<'a> {
         })
     }
 
-    /// What a relay logs, and counts, of a request is what its client saw.
+    /// Checks that the outcome that a relay logs and counts is the one that its client saw.
     fn check_log(&self, request: &RequestPlan, lines: &[Line]) -> Option<String> {
         let (at, how) = self.ended.get(&request.nonce)?.first()?;
         let id = client::id(request.nonce);
@@ -281,7 +283,7 @@ impl<'a> History<'a> {
         (!is_told).then(|| format!("its client saw {how:?}, and the log says {outcome}"))
     }
 
-    /// 2: nobody works on a request once its client has a part of the answer, and not too many do before.
+    /// 2: no request is begun after its client has received a part of the response, and none is begun too often before.
     fn check_executions(&self, request: &RequestPlan) -> Option<String> {
         let begun = self.executions.get(&request.nonce).map_or(&[][..], Vec::as_slice);
         if begun.len() > MAX_EXECUTIONS {
@@ -291,8 +293,8 @@ impl<'a> History<'a> {
         begun.iter().any(|begin| begin > first).then(|| "was begun again behind its first byte".to_owned())
     }
 
-    /// 3: a worker never has more than it acknowledged. Its backend, beside it, hears a little later that it let go of something,
-    /// or was killed.
+    /// 3: a worker never has more than it acknowledged. Its backend notices slightly later that the worker abandoned a
+    /// request, or was killed.
     fn check_capacity(&self, worker: usize) -> Option<String> {
         let host = format!("worker-{worker}");
         let capacity = self.plan.workers[worker].capacity;
@@ -307,14 +309,14 @@ impl<'a> History<'a> {
     }
 }
 
-/// Requests for the same model are sent to workers in the order in which they came; a requeue has its place of before.
+/// Checks that requests for the same model are sent to workers in order of arrival; a requeued one keeps its place.
 fn check_order(lines: &[Line]) -> Vec<String> {
     let mut submitted: HashMap<(&str, &str), usize> = HashMap::new();
     // The latest request that was sent of each model, by relay.
     let mut latest: HashMap<(&str, &str), (usize, &str)> = HashMap::new();
     let mut sent: HashSet<(&str, &str)> = HashSet::new();
     let mut wrong = Vec::new();
-    // What is logged without a host is a killed process being taken apart, in which nothing would run any more.
+    // Lines without a host come from a killed process being dropped, in which nothing would run any more.
     for (place, line) in lines.iter().enumerate().filter(|(_, line)| !line.host.is_empty()) {
         let Some(id) = line.request_id.as_deref() else { continue };
         let key = (line.host.as_str(), id);
@@ -338,7 +340,7 @@ fn check_order(lines: &[Line]) -> Vec<String> {
     wrong
 }
 
-/// 6: nothing secret is logged.
+/// 6: no secret is logged.
 fn check_secrets(lines: &[Line]) -> Option<String> {
     lines.iter().find_map(|line| {
         let secret = secrets::NOT_FOR_LOGS.iter().find(|secret| line.text.contains(**secret))?;
@@ -346,7 +348,7 @@ fn check_secrets(lines: &[Line]) -> Option<String> {
     })
 }
 
-/// How many requests ended how, for people.
+/// Returns the number of requests by outcome, in human-readable form.
 pub fn outcomes(entries: &[Entry]) -> BTreeMap<String, usize> {
     let mut outcomes = BTreeMap::new();
     for entry in entries {

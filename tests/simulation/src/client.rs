@@ -1,4 +1,4 @@
-//! Clients: each request on a connection of its own, or on one that is kept for as long as it lasts.
+//! Clients: each request uses its own connection, or one that is kept for as long as it lasts.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::plan::RequestPlan;
 use crate::secrets;
 use crate::{answer, keys};
 
-/// Where relays listen.
+/// The relays' port.
 pub const RELAY_PORT: u16 = 8080;
 
-/// After so long without an end a client gives up. Every deadline of a relay is over long before.
+/// The time without an end after which a client gives up. Every deadline of a relay is over long before.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A connection that may be used again.
+/// A connection that may be reused.
 type Kept = Option<SendRequest<Full<Bytes>>>;
 
-/// Sends these requests, one after the other, each when it is planned or as soon as the one before has ended.
+/// Sends these requests in order, each at its planned time or as soon as the previous one has ended.
 pub async fn ask_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
     let mut kept = None;
     for request in &requests {
@@ -36,7 +36,7 @@ pub async fn ask_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
     }
 }
 
-/// Sends one request as it is planned, and notes how it ends.
+/// Sends one request as planned, and records how it ends.
 async fn ask(plan: &RequestPlan, ledger: &Ledger, kept: &mut Kept) {
     let nonce = plan.nonce;
     ledger.note(Event::Sent { nonce });
@@ -58,7 +58,7 @@ struct Exchange<'a> {
     ledger: &'a Ledger,
     kept: &'a mut Kept,
     received: Vec<u8>,
-    /// Something of the answer itself is there, and not only a comment.
+    /// True once a part of the response itself, not only a comment, has arrived.
     has_begun: bool,
 }
 
@@ -78,14 +78,14 @@ impl Exchange<'_> {
         }
     }
 
-    /// The connection is no longer kept: what becomes of it is known at the answer's end.
+    /// Sends the request. The connection is no longer kept: whether it can be is known at the end of the response.
     async fn send(&mut self) -> Option<(SendRequest<Full<Bytes>>, Response<Incoming>)> {
         if let Some(mut sender) = self.kept.take()
             && sender.ready().await.is_ok()
         {
             match sender.send_request(self.request()).await {
                 Ok(response) => return Some((sender, response)),
-                // The relay had closed it, and got nothing of the request.
+                // The relay had closed it, and received nothing of the request.
                 Err(error) if error.is_canceled() => {}
                 Err(_) => return None,
             }
@@ -112,7 +112,7 @@ impl Exchange<'_> {
         request.expect("a fixed head")
     }
 
-    /// Whether it came to its end.
+    /// Returns true if the body was complete.
     async fn read(&mut self, mut body: Incoming, status: u16) -> bool {
         loop {
             let frame = match body.frame().await {
@@ -172,7 +172,7 @@ impl Exchange<'_> {
             return;
         }
         let body = self.body();
-        // What was read so far may end anywhere, also in a comment or in an error frame.
+        // The received part may end anywhere, also in a comment or in an error frame.
         let (part, _) = split_error(&body);
         let part = &part[..part.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1)];
         let whole = answer::whole(self.plan);
@@ -181,7 +181,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// What was received without the comments that keep a connection alive.
+    /// Returns the received bytes without keep-alive comments.
     fn body(&self) -> Vec<u8> {
         if !self.plan.answer.streams {
             return self.received.clone();
@@ -205,24 +205,24 @@ impl Exchange<'_> {
     }
 }
 
-/// The id that a request has everywhere.
+/// Returns the id of a request, which is the same everywhere.
 pub fn id(nonce: usize) -> String {
     format!("n-{nonce}")
 }
 
-/// The part of the backend's answer, and the code of the error frame behind it.
+/// Splits a body into the part of the backend's response, and the code of the error frame after it.
 fn split_error(body: &[u8]) -> (&[u8], Option<String>) {
     let marker = b"data: {\"error\"";
     let Some(at) = body.windows(marker.len()).position(|window| window == marker) else { return (body, None) };
     let frame = String::from_utf8_lossy(&body[at + "data: ".len()..]).into_owned();
     let error: Value = serde_json::from_str(frame.trim()).unwrap_or_default();
     let code = error["error"]["code"].as_str().or(error["error"]["message"].as_str()).unwrap_or("unreadable");
-    // The relay ends a frame of the backend that was cut before it begins its own.
+    // The relay ends a truncated event of the backend before it begins its own frame.
     let part = body[..at].strip_suffix(b"\n\n").filter(|part| !part.ends_with(b"}")).unwrap_or(&body[..at]);
     (part, Some(code.to_owned()))
 }
 
-/// Asks until there is an answer: whether there is one in time. Only what must not be is noted.
+/// Retries until a request succeeds; fails if none does in time. Only violations are recorded.
 pub async fn probe(plan: &RequestPlan, patience: Duration, ledger: &Ledger) -> Result<(), Ending> {
     let mut last = Ending::Hung;
     let trying = async {

@@ -1,11 +1,11 @@
-//! Time and randomness, which a seed decides.
+//! Makes time and randomness depend on the seed.
 //!
-//! What a program asks the world for is the network, the time and random bytes. turmoil gives the first, and tokio's timers;
-//! the other two are asked of libc, by std (for `Instant`, `SystemTime` and the keys of every `HashMap`) and by the crates.
-//! Those two functions are answered here, for threads that have [`entered`](enter) a simulation, so that the code under test
-//! stays exactly as it is. All other threads get the kernel's answer.
+//! A program's external inputs are the network, the time and random bytes. turmoil provides the first, and tokio's
+//! timers. std (for `Instant`, `SystemTime` and the keys of every `HashMap`) and the crates get the other two from
+//! libc. This file replaces those two functions, for threads that have [`entered`](enter) a simulation, so that the
+//! code under test stays unchanged. All other threads get the kernel's results.
 
-// To take the place of two C functions is what this file is for.
+// The purpose of this file is to replace two C functions.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -14,26 +14,26 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, c_void, clockid_t, size_t, ssize_t, timespec};
 
-/// What the monotonic clock shows at the begin: late enough that subtracting hours is no underflow.
+/// The monotonic clock at the start: late enough that subtracting hours does not underflow.
 const START: Duration = Duration::from_secs(10_000_000);
 
-/// What the wall clock shows at the begin: 2026-01-01.
+/// The wall clock at the start: 2026-01-01.
 const WALL_START: Duration = Duration::from_secs(1_767_225_600);
 
 thread_local! {
-    /// Randomness, while this thread simulates.
+    /// The state of the random generator while this thread simulates.
     static RANDOM: Cell<Option<u64>> = const { Cell::new(None) };
-    /// Time since [`START`] as far as the driver knows: what counts where no host runs.
+    /// Time since [`START`] as known to the driver: used where no host runs.
     static ELAPSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// The `Instant` that is [`START`].
     static EPOCH: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// How far the wall clock is off, in milliseconds.
+    /// The offset of the wall clock, in milliseconds.
     static WALL_OFFSET: Cell<i64> = const { Cell::new(0) };
-    /// Asking tokio for the time may end up here again.
+    /// Reading tokio's clock may call this code again.
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `simulation` on a thread of its own, whose time and randomness come from `seed` alone.
+/// Runs `simulation` on its own thread, whose time and randomness depend only on `seed`.
 pub fn enter<T: Send + 'static>(seed: u64, simulation: impl FnOnce() -> T + Send + 'static) -> thread::Result<T> {
     let thread = thread::Builder::new().name(format!("seed {seed}")).stack_size(16 << 20).spawn(move || {
         RANDOM.set(Some(seed));
@@ -43,17 +43,17 @@ pub fn enter<T: Send + 'static>(seed: u64, simulation: impl FnOnce() -> T + Send
     thread.expect("the system gives a thread").join()
 }
 
-/// Tells how much time has passed, between two steps of the simulation.
+/// Sets the elapsed time, between two steps of the simulation.
 pub fn advance_to(elapsed: Duration) {
     ELAPSED.set(elapsed);
 }
 
-/// Moves the wall clock of all hosts; the monotonic one goes on.
+/// Moves the wall clock of all hosts; the monotonic one is unaffected.
 pub fn jump_wall_clock(by_ms: i64) {
     WALL_OFFSET.set(WALL_OFFSET.get() + by_ms);
 }
 
-/// Time since the begin: the running host's, to the millisecond of its timers.
+/// Returns the time since the start: that of the running host, with the millisecond resolution of its timers.
 pub fn elapsed() -> Duration {
     if ASKING.replace(true) {
         return ELAPSED.get();
@@ -67,7 +67,7 @@ pub fn elapsed() -> Duration {
     elapsed
 }
 
-/// SplitMix64: every seed gives another sequence, neighbours too.
+/// SplitMix64: every seed yields a different sequence, also neighbouring ones.
 fn next_random() -> Option<u64> {
     let state = RANDOM.get()?.wrapping_add(0x9e37_79b9_7f4a_7c15);
     RANDOM.set(Some(state));
@@ -76,31 +76,31 @@ fn next_random() -> Option<u64> {
     Some(mixed ^ (mixed >> 31))
 }
 
-/// Takes the place of libc's.
+/// Replaces libc's function.
 ///
 /// # Safety
-/// As of libc's: `buffer` is valid for `len` bytes.
+/// As for libc's function: `buffer` is valid for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getrandom(buffer: *mut c_void, len: size_t, flags: c_uint) -> ssize_t {
     if RANDOM.get().is_none() {
-        // SAFETY: the caller's promises are those that the system call asks for.
+        // SAFETY: the caller guarantees what the system call requires.
         return unsafe { libc::syscall(libc::SYS_getrandom, buffer, len, flags) } as ssize_t;
     }
     let mut written = 0;
     while written < len {
         let bytes = next_random().unwrap_or_default().to_ne_bytes();
         let part = bytes.len().min(len - written);
-        // SAFETY: `written + part <= len`, and the caller promised `len` bytes.
+        // SAFETY: `written + part <= len`, and the caller guarantees `len` bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast::<u8>().add(written), part) };
         written += part;
     }
     len as ssize_t
 }
 
-/// Takes the place of libc's.
+/// Replaces libc's function.
 ///
 /// # Safety
-/// As of libc's: `time` is valid for writing.
+/// As for libc's function: `time` is valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) -> c_int {
     let now = match clock {
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
         _ => Duration::ZERO,
     };
     if RANDOM.get().is_none() || now.is_zero() {
-        // SAFETY: the caller's promises are those that the system call asks for.
+        // SAFETY: the caller guarantees what the system call requires.
         return unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) } as c_int;
     }
     let mut now = now + elapsed();
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
         let by = Duration::from_millis(offset.unsigned_abs());
         now = if offset < 0 { now.saturating_sub(by) } else { now + by };
     }
-    // SAFETY: the caller promised that it may be written.
+    // SAFETY: the caller guarantees that it is valid for writing.
     unsafe {
         (*time).tv_sec = now.as_secs() as libc::time_t;
         (*time).tv_nsec = libc::c_long::from(now.subsec_nanos());
@@ -138,7 +138,7 @@ mod tests {
     fn everything_random() -> (Vec<u32>, [u8; 16], u64) {
         let order: HashSet<u32> = (0..100).collect();
         let mut bytes = [0; 16];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the given length.
         unsafe { getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let jitter = modelrelay_worker::relay_link::random();
         (order.into_iter().collect(), bytes, jitter.to_bits())

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use crate::plan::KeyPlan;
 use crate::secrets;
 
-/// The key in that place, as a client shows it.
+/// Returns the key at that index, as a client presents it.
 pub fn text(place: usize) -> String {
     format!("mr-{}-{}", id(place), secrets::RELAY_KEY)
 }
@@ -15,7 +15,7 @@ fn id(place: usize) -> String {
     format!("key{place}")
 }
 
-/// What `API_KEYS_FILE` holds.
+/// Returns the content of `API_KEYS_FILE`.
 pub fn file(keys: &[KeyPlan]) -> String {
     let key = |(place, key): (usize, &KeyPlan)| {
         let digest = Sha256::digest(text(place)).iter().map(|byte| format!("{byte:02x}")).collect::<String>();

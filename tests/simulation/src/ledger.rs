@@ -1,4 +1,4 @@
-//! What everybody saw, in the order in which it happened.
+//! The observations of all hosts, in chronological order.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,53 +13,53 @@ pub struct Ledger(Rc<RefCell<Vec<Entry>>>);
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// When, since the begin.
+    /// The time since the start.
     pub at: Duration,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A client asks.
+    /// A client sends a request.
     Sent {
-        /// Which request.
+        /// The request.
         nonce: usize,
     },
-    /// A client has the first byte of an answer's body whose status is 200.
+    /// A client has the first byte of a response's body whose status is 200.
     FirstByte {
-        /// Which request.
+        /// The request.
         nonce: usize,
     },
     /// A client's request ended.
     Ended {
-        /// Which request.
+        /// The request.
         nonce: usize,
-        /// How.
+        /// The result.
         how: Ending,
     },
     /// A backend begins to work on a request.
     Began {
-        /// Which request.
+        /// The request.
         nonce: usize,
-        /// Whose backend.
+        /// The worker of the backend.
         worker: usize,
-        /// Of this backend's work.
+        /// The number of this backend's execution.
         execution: usize,
     },
-    /// A backend is done with it, or its connection is gone.
+    /// A backend has finished an execution, or its connection is gone.
     Finished {
-        /// Whose backend.
+        /// The worker of the backend.
         worker: usize,
-        /// Of this backend's work.
+        /// The number of this backend's execution.
         execution: usize,
     },
-    /// Something that must not be, seen at once.
+    /// A violation that was detected immediately.
     Wrong(String),
-    /// A host starts, again or for the first time.
+    /// A host starts, for the first time or again.
     Started(String),
-    /// A host is gone: killed, or at its end.
+    /// A host is gone: killed or ended.
     Gone(String),
     /// A fault begins.
     Fault(String),
@@ -68,38 +68,38 @@ pub enum Event {
 /// How a client's request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// The whole answer.
+    /// A complete response.
     Answered,
     /// The backend's own error.
     BackendError,
-    /// A relay's error, by its code, in place of an answer.
+    /// A relay's error, by its code, instead of a response.
     Failed(String),
-    /// An error frame's code, or its message where it has none, behind a part of the answer.
+    /// An error frame after a part of the response: its code, or its message without one.
     BrokenStream(String),
-    /// The body broke off behind a part of the answer.
+    /// The body ended prematurely after a part of the response.
     BrokenOff,
-    /// The client left.
+    /// The client disconnected.
     Left,
-    /// There was no connection, or it broke without an answer.
+    /// There was no connection, or it broke without a response.
     Unconnected,
-    /// Nothing more came.
+    /// Nothing more arrived.
     Hung,
 }
 
 impl Ending {
-    /// Whether the body may have come to its end, also behind an error frame, so that its connection is used again.
+    /// True if the body may have ended, also after an error frame, so that its connection is reused.
     pub fn keeps_the_connection(&self) -> bool {
         matches!(self, Self::Answered | Self::BackendError | Self::Failed(_) | Self::BrokenStream(_))
     }
 }
 
 impl Ledger {
-    /// Notes what happens now.
+    /// Records an event at the current time.
     pub fn note(&self, event: Event) {
         self.0.borrow_mut().push(Entry { at: determinism::elapsed(), event });
     }
 
-    /// All of it.
+    /// Returns all events.
     pub fn entries(&self) -> Vec<Entry> {
         self.0.borrow().clone()
     }

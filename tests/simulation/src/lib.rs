@@ -1,8 +1,9 @@
-//! The real relay and worker on a simulated network, under faults that a seed decides.
+//! The real relay and worker on a simulated network, under faults that depend on a seed.
 //!
-//! A seed makes a [`plan`]: relays, workers, requests and faults. A [`world`] runs it with the code of the programs, on
-//! turmoil's network and on a clock and randomness that the seed decides too ([`determinism`]), so that a failing seed fails
-//! again. Everybody writes down what they saw ([`ledger`], [`log`]), and in the end that is [`check`]ed.
+//! A seed determines a [`plan`]: relays, workers, requests and faults. A [`world`] runs it with the code of the
+//! programs, on turmoil's network and on a clock and randomness that depend on the seed too ([`determinism`]), so that
+//! a failing seed fails again. All hosts record their observations ([`ledger`], [`log`]), which are [`check`]ed at the
+//! end.
 
 pub mod answer;
 pub mod backend;

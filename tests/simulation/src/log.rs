@@ -1,4 +1,4 @@
-//! The programs' own logs: what the checker reads of them, and what must not be in them.
+//! The programs' own logs: the lines that the checker uses, and the search for secrets in them.
 
 use std::cell::RefCell;
 use std::fmt::{Debug, Write};
@@ -16,42 +16,42 @@ use crate::determinism;
 /// One line of a host's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// When.
+    /// The time.
     pub at: Duration,
-    /// Whose.
+    /// The host.
     pub host: String,
-    /// What, without the fields.
+    /// The message, without the fields.
     pub message: String,
-    /// The field `request_id`, where there is one.
+    /// The field `request_id`, if present.
     pub request_id: Option<String>,
-    /// The field `model`, where there is one.
+    /// The field `model`, if present.
     pub model: Option<String>,
-    /// All of it.
+    /// The whole line.
     pub text: String,
 }
 
 thread_local!(static LINES: RefCell<Option<Vec<Line>>> = const { RefCell::new(None) });
 
-/// Collects the logs of simulations, for as long as the process lives.
+/// Collects the logs of simulations, for the lifetime of the process.
 pub fn install() {
     let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target().starts_with("modelrelay");
     let subscriber = Registry::default().with(Collector.with_filter(filter_fn(ours).with_max_level_hint(Level::DEBUG)));
     tracing::subscriber::set_global_default(subscriber).expect("there is one");
 }
 
-/// Begins to collect on this thread.
+/// Starts collecting on this thread.
 pub fn begin() {
     LINES.set(Some(Vec::new()));
 }
 
-/// What was logged on this thread since.
+/// Returns the lines that were logged on this thread since.
 pub fn take() -> Vec<Line> {
     LINES.take().unwrap_or_default()
 }
 
 struct Collector;
 
-/// The host that a span of turmoil's stands for.
+/// The host of a span of turmoil's.
 struct Host(String);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {

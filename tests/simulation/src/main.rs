@@ -1,4 +1,4 @@
-//! Runs seeds and says what went wrong.
+//! Runs seeds and reports failures.
 
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
@@ -11,7 +11,7 @@ use clap::Parser;
 use modelrelay_simulation::log;
 use modelrelay_simulation::world::{self, Report};
 
-/// Seeds that failed once; they run before all others.
+/// Seeds that failed once; they run first.
 const KEPT: &str = include_str!("../seeds.txt");
 
 /// Runs the real relay and worker on a simulated network, under faults that a seed decides.
@@ -67,7 +67,7 @@ fn report(seed: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a seed in a process of its own, where nothing is left of another.
+/// Runs a seed in its own process, without leftovers of another seed.
 fn run_apart(seed: u64) -> Report {
     let program = std::env::current_exe().expect("this program has a path");
     let output = Command::new(program).arg(format!("--seed={seed}")).arg("--report").output();
@@ -90,7 +90,7 @@ struct Summary {
 #[allow(clippy::print_stdout)]
 fn run_all(args: &Args) -> ExitCode {
     let kept: Vec<u64> = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok()).collect();
-    // The wall clock is random enough, and a seed of eight digits can be copied by hand.
+    // The wall clock is random enough, and a seed of eight digits can be copied manually.
     let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
     let first = args.first.unwrap_or(now % 100_000_000);
     let jobs = args.jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));

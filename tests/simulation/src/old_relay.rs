@@ -1,6 +1,6 @@
-//! A relay of the published program, played by hand: it speaks the first messages of the wire and no others, and knows no grants,
-//! credits or drains. It sends a worker as much as that registered for, in the order in which it came, and counts a cancelled
-//! request until its worker completes it.
+//! A fake relay of the published program: it uses only the first messages of the protocol, and has no grants, credits
+//! or drains. It sends a worker as many requests as its registered capacity, in order of arrival, and includes a
+//! cancelled request until its worker completes it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -35,18 +35,18 @@ use crate::old_worker::{SILENCE, Stop};
 use crate::plan::Plan;
 use crate::secrets;
 
-/// The only version that it takes.
+/// The only version that it accepts.
 const VERSION: &str = "2026-04-bridge-v1";
 
-/// A request that its worker was lost with is sent again so often.
+/// The maximum number of requeues of a request whose worker was lost.
 const MAX_REQUEUES: usize = 3;
 
-/// All that a worker may say to it.
+/// The messages that a worker may send to it.
 const KNOWN: [&str; 4] = ["models_update", "response_chunk", "response_complete", "pong"];
 
 type Body = Either<Full<Bytes>, StreamBody<LocalBoxStream<'static, io::Result<Frame<Bytes>>>>>;
 
-/// Serves until it is told to stop, and then what it has.
+/// Serves until it is stopped, and then finishes its requests.
 pub async fn serve(plan: Rc<Plan>, ledger: Ledger, mut stop: Stop) -> io::Result<()> {
     let drain = Duration::from_secs(plan.settings.drain_timeout);
     let relay = Rc::new(Relay { plan, ledger, state: RefCell::default(), is_stopping: Cell::new(false) });
@@ -79,7 +79,7 @@ struct Relay {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Waiting>,
-    /// By their place in the order of registration.
+    /// By registration number.
     workers: BTreeMap<usize, Worker>,
     joined: usize,
     submitted: usize,
@@ -87,12 +87,12 @@ struct State {
 }
 
 struct Waiting {
-    /// Its place in the order of arrival, and what its client calls it.
+    /// Its arrival number, and the model name that its client uses.
     number: usize,
     model: String,
     message: Value,
     client: mpsc::UnboundedSender<Word>,
-    /// Its client has a part of the answer.
+    /// True if its client has received a part of the response.
     has_begun: bool,
     requeues: usize,
 }
@@ -104,7 +104,7 @@ struct Worker {
     running: BTreeMap<String, Waiting>,
 }
 
-/// What a client's request learns.
+/// A message to a client's request.
 enum Word {
     Chunk(String),
     Complete(Value),
@@ -116,7 +116,7 @@ impl State {
         self.queue.is_empty() && self.workers.values().all(|worker| worker.running.is_empty())
     }
 
-    /// Sends what can be sent: the oldest first, each to the worker that has least.
+    /// Sends the requests that can be sent: the oldest first, each to the least loaded worker.
     fn dispatch(&mut self) {
         let mut place = 0;
         while let Some(waiting) = self.queue.get(place) {
@@ -128,7 +128,7 @@ impl State {
                 continue;
             };
             let Some(waiting) = self.queue.remove(place) else { return };
-            // Every relay of this program counts so, each life anew.
+            // Every relay of this program numbers like this, starting again after each restart.
             self.sent += 1;
             let id = format!("request-{}", self.sent);
             let mut message = waiting.message.clone();
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// A worker is gone: what its clients have nothing of is sent again, before all that came later.
+    /// Handles the loss of a worker: requests without a response so far are sent again, before all that arrived later.
     fn lose(&mut self, worker: usize) {
         let running = self.workers.remove(&worker).map(|worker| worker.running).unwrap_or_default();
         for mut waiting in running.into_values().filter(|waiting| !waiting.client.is_closed()) {
@@ -155,7 +155,7 @@ impl State {
         self.dispatch();
     }
 
-    /// Nobody waits for that request any more.
+    /// Cancels a request that is no longer wanted.
     fn cancel(&mut self, number: usize, reason: &str) {
         self.queue.retain(|waiting| waiting.number != number);
         for worker in self.workers.values() {
@@ -184,7 +184,7 @@ impl Drop for Asked {
 }
 
 impl Asked {
-    /// What comes next; a deadline is a failure.
+    /// Returns the next message; a deadline is a failure.
     async fn next(&mut self) -> Word {
         loop {
             let is_queued = self.relay.state.borrow().queue.iter().any(|waiting| waiting.number == self.number);
@@ -262,7 +262,7 @@ fn whole(status: u16, body: String) -> Response<Body> {
     response.body(Either::Left(Full::new(Bytes::from(body)))).expect("a fixed head")
 }
 
-/// The first word decides what kind of answer it is.
+/// The first message determines the kind of response.
 async fn respond(mut asked: Asked) -> Response<Body> {
     match asked.next().await {
         Word::Failed(code) => failure(code),
@@ -280,14 +280,14 @@ async fn respond(mut asked: Asked) -> Response<Body> {
 
 enum Streaming {
     Goes(Asked, Option<String>),
-    /// The error frame is out, and the body is to break off.
+    /// The error frame was sent, and the body must now fail.
     Failed,
 }
 
 impl Streaming {
     async fn next(self) -> Option<(io::Result<Frame<Bytes>>, Self)> {
         let Self::Goes(mut asked, first) = self else {
-            // Of a body that fails, hyper drops what it has not written yet.
+            // When a body fails, hyper drops what it has not written yet.
             sleep(Duration::from_millis(50)).await;
             return Some((Err(io::Error::other("failed")), Self::Failed));
         };
@@ -326,7 +326,7 @@ impl Relay {
         response.body(Either::Left(Full::default())).expect("a fixed head")
     }
 
-    /// A worker's socket, to its end.
+    /// Serves a worker's socket to its end.
     async fn attend(&self, mut socket: WebSocketStream<TokioIo<Upgraded>>) -> Option<()> {
         let Message::Text(text) = socket.next().await?.ok()? else { return None };
         let register: Value = serde_json::from_str(&text).ok()?;
@@ -374,7 +374,7 @@ impl Relay {
         number
     }
 
-    /// `None`: the socket is to end, as it does on any error.
+    /// Returns `None` if the socket must end, as it does on any error.
     fn handle(&self, number: usize, message: &Value) -> Option<()> {
         let kind = message["type"].as_str().unwrap_or_default();
         if !KNOWN.contains(&kind) {
@@ -409,7 +409,7 @@ impl Relay {
     }
 }
 
-/// A socket that ends leaves its worker's requests behind, however it ends.
+/// When a socket ends, in whatever way, its worker's requests are lost.
 struct Left<'a> {
     relay: &'a Relay,
     number: usize,

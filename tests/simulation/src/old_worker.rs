@@ -1,5 +1,5 @@
-//! A worker of the published program, played by hand: it speaks the first messages of the wire and no others, to one relay. It
-//! knows no grants, credits or drains, and leaves it to its relay not to send it too much.
+//! A fake worker of the published program: it uses only the first messages of the protocol, with one relay. It has no
+//! grants, credits or drains, and relies on its relay not to send it too much.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -27,20 +27,20 @@ use crate::client::RELAY_PORT;
 use crate::plan::Plan;
 use crate::secrets;
 
-/// Between a link's end and the next dial.
+/// The pause between a link's end and the next dial.
 const REDIAL: Duration = Duration::from_secs(2);
 
-/// After three heartbeats without a word a link is lost, for old peers of either kind. A published worker hears that from its kernel, whose peer answers with
-/// a reset; here packets of before a partition just vanish.
+/// The time after which a silent link is lost, three heartbeats, for old peers of either kind. A published worker
+/// learns of it from its kernel, whose peer responds with a reset; here, packets from before a partition are lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
 
-/// A dial takes no longer.
+/// The timeout of a dial.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// SIGTERM.
 pub type Stop = watch::Receiver<Option<StopSignal>>;
 
-/// Serves until it is told to stop, and then what runs.
+/// Serves until it is stopped, and then finishes its requests.
 pub async fn work(plan: Rc<Plan>, number: usize, mut stop: Stop) {
     while stop.borrow().is_none() {
         if let Ok(Some(socket)) = timeout(DIAL_TIMEOUT, dial(&plan, number)).await {
@@ -62,17 +62,17 @@ async fn dial(plan: &Plan, number: usize) -> Option<WebSocketStream<TcpStream>> 
     Some(tokio_tungstenite::client_async(request, stream).await.ok()?.0)
 }
 
-/// One socket, and what runs for it.
+/// One socket, and its running requests.
 struct Link<'a> {
     plan: &'a Plan,
     number: usize,
     running: HashMap<String, Running>,
-    /// What is to be sent, in this order.
+    /// Messages to send, in this order.
     says: mpsc::UnboundedSender<Value>,
     said: mpsc::UnboundedReceiver<Value>,
 }
 
-/// Ends with its link, or when it is cancelled.
+/// Ends with its link, or when cancelled.
 struct Running(JoinHandle<()>);
 
 impl Drop for Running {
@@ -138,7 +138,7 @@ impl<'a> Link<'a> {
             "cancel" => drop(self.running.remove(&id)),
             "ping" => self.say(json!({"type": "pong", "current_load": self.running.len(),
                 "timestamp_unix_ms": message["timestamp_unix_ms"]})),
-            // Of `graceful_shutdown` too: the relay closes the socket when all is answered.
+            // Including `graceful_shutdown`: the relay closes the socket when all requests are finished.
             _ => {}
         }
     }
@@ -148,7 +148,7 @@ fn kind(message: &Value) -> &str {
     message["type"].as_str().unwrap_or_default()
 }
 
-/// Asks the backend and says what it answers.
+/// Sends a request to the backend and forwards its response.
 async fn answer(number: usize, request: &Value, says: &mpsc::UnboundedSender<Value>) {
     let id = &request["request_id"];
     let failed = || json!({"type": "error", "request_id": id, "message": "backend error"});
@@ -174,11 +174,11 @@ async fn ask(number: usize, request: &Value) -> Option<Response<Incoming>> {
     sender.send_request(asked.body(Full::new(body)).ok()?).await.ok()
 }
 
-/// Sends chunks; gives the end, unless the backend breaks off.
+/// Sends chunks; returns the end, unless the backend's response is truncated.
 async fn stream(id: &Value, response: Response<Incoming>, says: &mpsc::UnboundedSender<Value>) -> Option<Value> {
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
-        // All that backends say here is ASCII, wherever it is cut.
+        // All backend output is ASCII here, so it can be split anywhere.
         let data = frame.ok()?.into_data().unwrap_or_default();
         let chunk = String::from_utf8(data.into()).ok()?;
         let _ = says.send(json!({"type": "response_chunk", "request_id": id, "chunk": chunk}));

@@ -1,4 +1,4 @@
-//! What a seed means: who there is, what is asked for, and what goes wrong when.
+//! The meaning of a seed: hosts, requests and faults, with their times.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// The models that there may be.
+/// The possible models.
 pub const MODELS: [&str; 3] = ["alpha", "beta", "gamma"];
 
-/// Faults begin in this time, and so do requests.
+/// The period in which faults and requests begin.
 const TROUBLE: Duration = Duration::from_secs(20);
 
 /// Everything that a seed decides.
@@ -17,47 +17,47 @@ const TROUBLE: Duration = Duration::from_secs(20);
 pub struct Plan {
     /// The seed.
     pub seed: u64,
-    /// How finely time passes. What happens within one tick on two hosts has no order.
+    /// The resolution of time. Events within one tick on two hosts have no order.
     pub tick: Duration,
-    /// Longest time that a packet takes while nothing is wrong.
+    /// The longest latency of a packet without faults.
     pub latency: Duration,
-    /// Relays, which are `relay-0`, `relay-1` and so on.
+    /// The number of relays, which are `relay-0`, `relay-1` and so on.
     pub relays: usize,
-    /// The last relay is a published one, which speaks the first messages of the wire alone.
+    /// True if the last relay is a published one, which uses only the first messages of the protocol.
     pub has_old_relay: bool,
-    /// Workers, which are `worker-0` and so on.
+    /// The workers, which are `worker-0` and so on.
     pub workers: Vec<WorkerPlan>,
     /// Settings of the relays.
     pub settings: Settings,
-    /// The API keys that the relays ask for; none of them: they ask for none.
+    /// The API keys that the relays require; empty if they require none.
     pub keys: Vec<KeyPlan>,
-    /// What clients ask for.
+    /// The clients' requests.
     pub requests: Vec<RequestPlan>,
-    /// What is asked in the end: one request for each model that somebody serves, at each relay.
+    /// The final requests: one for each served model, at each relay.
     pub probes: Vec<RequestPlan>,
-    /// What goes wrong, by the time that it begins.
+    /// The faults, in order of their start.
     pub faults: Vec<Fault>,
 }
 
 /// A worker and its backend.
 #[derive(Debug)]
 pub struct WorkerPlan {
-    /// What it serves.
+    /// The models that it serves.
     pub models: Vec<&'static str>,
-    /// How much of it at once.
+    /// Its capacity.
     pub capacity: usize,
-    /// Its multiplexer's only slot; `None`: its backend has all models at once.
+    /// Its multiplexer's only slot; `None` if its backend has all models at once.
     pub slot: Option<SlotPlan>,
-    /// It is a published worker, which speaks the first messages of the wire alone, and to one relay.
+    /// True if it is a published worker, which uses only the first messages of the protocol, with one relay.
     pub is_old: bool,
 }
 
 /// A slot that holds one model at a time.
 #[derive(Debug, Clone)]
 pub struct SlotPlan {
-    /// What a load takes.
+    /// The duration of a load.
     pub loads_in: Duration,
-    /// Each load of that number fails; 0: none does.
+    /// Every load whose number is a multiple of this fails; 0 if none does.
     pub fails_each: usize,
     /// `drainTimeout`, in seconds.
     pub drain_timeout: u64,
@@ -68,9 +68,9 @@ pub struct SlotPlan {
 pub struct KeyPlan {
     /// The only models that it may use.
     pub models: Option<Vec<&'static str>>,
-    /// How many requests it may have in flight at each relay.
+    /// The number of requests that it may have in flight at each relay.
     pub max_in_flight: Option<u32>,
-    /// Whether it was revoked.
+    /// True if it was revoked.
     pub revoked: bool,
 }
 
@@ -96,112 +96,113 @@ pub struct Settings {
 pub struct RequestPlan {
     /// Its place in [`Plan::requests`].
     pub nonce: usize,
-    /// When it is sent.
+    /// The time at which it is sent.
     pub at: Duration,
-    /// Which relay is asked.
+    /// The relay to which it is sent.
     pub relay: usize,
-    /// It is an old one.
+    /// True if that is an old relay.
     pub is_to_old_relay: bool,
     /// The model.
     pub model: &'static str,
-    /// Bytes of the prompt.
+    /// The size of the prompt in bytes.
     pub prompt_bytes: usize,
-    /// What the backend does with it.
+    /// The backend's response.
     pub answer: Answer,
-    /// The client leaves after so long.
+    /// The time after which the client disconnects.
     pub leaves_after: Option<Duration>,
-    /// The client reads a piece each so often, instead of at once.
+    /// The interval at which the client reads a piece, instead of reading at once.
     pub reads_each: Option<Duration>,
-    /// The place in [`Plan::keys`] of the key that the client shows; `None`: one that no relay knows.
+    /// The index in [`Plan::keys`] of the key that the client presents; `None` for one that no relay knows.
     pub key: Option<usize>,
-    /// The client that sends it, of those that keep their connection and send one after the other; `None`: one of its own.
+    /// The client that sends it, of those that keep their connection and send one request after the other; `None` for a
+    /// separate one.
     pub client: Option<usize>,
 }
 
-/// What a backend does with a request.
+/// A backend's response to a request.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Server-sent events, or one JSON document.
+    /// True for server-sent events, false for one JSON document.
     pub streams: bool,
-    /// Pieces of it.
+    /// The number of pieces.
     pub pieces: usize,
-    /// Bytes of each piece.
+    /// The size of each piece in bytes.
     pub piece_bytes: usize,
-    /// Before the head.
+    /// The delay before the head.
     pub thinks: Duration,
-    /// Between pieces.
+    /// The pause between pieces.
     pub pause: Duration,
-    /// What goes wrong, each time that it is asked.
+    /// The failure, on each attempt.
     pub trouble: Trouble,
 }
 
-/// How a backend fails.
+/// A backend's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// It does not.
+    /// No failure.
     None,
-    /// It says 500.
+    /// It returns 500.
     Refuses,
     /// It closes the connection without a head.
     ClosesBeforeHead,
     /// It closes the connection before the last piece.
     ClosesMidway,
-    /// It goes silent before the last piece.
+    /// It stalls before the last piece.
     HangsMidway,
-    /// It never answers.
+    /// It never responds.
     Hangs,
 }
 
-/// One thing that goes wrong.
+/// One fault.
 #[derive(Debug, Clone)]
 pub struct Fault {
-    /// When.
+    /// Its start.
     pub at: Duration,
-    /// For how long.
+    /// Its duration.
     pub lasts: Duration,
-    /// What.
+    /// Its kind.
     pub kind: FaultKind,
 }
 
-/// What goes wrong.
+/// The kinds of faults.
 #[derive(Debug, Clone)]
 pub enum FaultKind {
-    /// The process is killed and started again: its peers hear of it.
+    /// The process is killed and restarted: its peers are notified.
     Kill(String),
-    /// The machine loses power and comes back: nobody hears of it.
+    /// The machine loses power and comes back: its peers are not notified.
     PowerLoss(String),
-    /// SIGTERM; started again when it has ended and the time is over.
+    /// SIGTERM; restarted when it has ended and the duration is over.
     Terminate(String),
-    /// Packets between two hosts are lost, both ways: connections of before are half open ever after.
+    /// Packets between two hosts are lost, both ways: existing connections stay half open.
     Partition(String, String),
     /// Packets from one host to the other are lost.
     Deaf(String, String),
-    /// Packets between two hosts come later, all of them.
+    /// Packets between two hosts are all delayed.
     Hold(String, String),
-    /// Packets between two hosts take up to so long.
+    /// The latency between two hosts is up to this value.
     Slow(String, String, Duration),
-    /// The backend of a worker closes what is open and takes no connection.
+    /// The backend of a worker closes its connections and accepts none.
     BackendDown(usize),
-    /// The wall clock of everybody jumps.
+    /// The wall clock of all hosts jumps, in milliseconds.
     ClockJump(i64),
 }
 
 impl Plan {
-    /// What `seed` means. Of odd seeds some workers swap models; each third has API keys, and clients that keep their connections;
-    /// in each fifth some workers are old, and of two relays one may be.
+    /// Returns the plan of `seed`. With odd seeds some workers swap models; every third seed has API keys, and clients
+    /// that keep their connections; with every fifth some workers are old, and one of two relays may be.
     pub fn new(seed: u64) -> Self {
         let mut plan = Self::without_slots(seed);
         if seed.is_multiple_of(5) {
             let mut rng = SmallRng::seed_from_u64(seed.rotate_left(16));
             plan.workers.iter_mut().for_each(|worker| worker.is_old = rng.random_bool(0.5));
-            // An old relay knows no API keys.
+            // An old relay does not support API keys.
             plan.has_old_relay = plan.relays > 1 && !seed.is_multiple_of(3) && rng.random_bool(0.7);
             let old = plan.has_old_relay.then_some(plan.relays - 1);
             plan.requests.iter_mut().for_each(|request| request.is_to_old_relay = old == Some(request.relay));
             plan.probes = plan.probes();
         }
         if !seed.is_multiple_of(2) {
-            // From numbers of its own, so that all else of the seed stays as it is.
+            // From a separate generator, so that the rest of the seed stays unchanged.
             let mut rng = SmallRng::seed_from_u64(!seed);
             for worker in &mut plan.workers {
                 let slot = rng.random_bool(0.4).then(|| SlotPlan::new(&mut rng));
@@ -217,7 +218,7 @@ impl Plan {
         plan
     }
 
-    /// The first key may do all, and asks in the end.
+    /// The first key permits everything, and is used for the final requests.
     fn add_keys(&mut self, rng: &mut SmallRng) {
         let limited = (0..rng.random_range(1..=3)).map(|_| KeyPlan::new(rng));
         self.keys = [KeyPlan::default()].into_iter().chain(limited).collect();
@@ -266,14 +267,14 @@ impl Plan {
         plan
     }
 
-    /// Whether a worker serves the model to that relay, when nothing is in its way.
+    /// True if a worker serves the model to that relay, in the absence of faults.
     pub fn is_served(&self, model: &str, relay: usize) -> bool {
         let reaches = |number: usize| !self.workers[number].is_old || self.only_relay_of(number) == relay;
         let mut workers = self.workers.iter().enumerate();
         workers.any(|(number, worker)| worker.models.contains(&model) && reaches(number))
     }
 
-    /// One request for each model at each relay that a worker serves it to.
+    /// Returns one request for each model at each relay to which a worker serves it.
     fn probes(&self) -> Vec<RequestPlan> {
         let places = MODELS.iter().flat_map(|model| (0..self.relays).map(move |relay| (*model, relay)));
         let first = &self.requests[0];
@@ -294,22 +295,22 @@ impl Plan {
         places.filter(|(model, relay)| self.is_served(model, *relay)).enumerate().map(probe).collect()
     }
 
-    /// The relay that an old worker dials: never an old one.
+    /// Returns the relay that an old worker dials: never an old one.
     pub fn only_relay_of(&self, worker: usize) -> usize {
         worker % (self.relays - usize::from(self.has_old_relay))
     }
 
-    /// Whether the relay of that number is an old one.
+    /// True if this relay is an old one.
     pub fn is_old_relay(&self, relay: usize) -> bool {
         self.has_old_relay && relay + 1 == self.relays
     }
 
-    /// The request of that nonce, probes too.
+    /// Returns the request of that nonce, including probes.
     pub fn request(&self, nonce: usize) -> Option<&RequestPlan> {
         self.requests.iter().chain(&self.probes).nth(nonce)
     }
 
-    /// The last fault is over.
+    /// Returns the end of the last fault.
     pub fn healed_at(&self) -> Duration {
         self.faults.iter().map(|fault| fault.at + fault.lasts).max().unwrap_or_default()
     }
@@ -430,7 +431,7 @@ fn within(rng: &mut SmallRng, most: Duration) -> Duration {
 }
 
 impl FaultKind {
-    /// For people.
+    /// Returns a human-readable name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Kill(_) => "kill -9",

@@ -1,4 +1,4 @@
-//! A llama-server in router mode: the models of a slot, one of which is loaded when the worker says so.
+//! A llama-server in router mode: the models of a slot, one of which is loaded on the worker's command.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Router {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Unloaded,
-    /// The process that was to serve it has ended.
+    /// The process that should serve it has ended.
     Failed,
     Loading {
         until: Duration,
@@ -28,12 +28,12 @@ enum State {
 }
 
 impl Router {
-    /// With these models, none of them loaded.
+    /// Creates a router with these models, none of them loaded.
     pub fn new(plan: SlotPlan, models: &[&'static str]) -> Self {
         Self { plan, states: models.iter().map(|model| (*model, State::Unloaded)).collect(), loads: 0 }
     }
 
-    /// What `GET /models` says.
+    /// Returns the response to `GET /models`.
     pub fn list(&mut self, now: Duration) -> Value {
         self.pass(now);
         let status = |state: &State| match state {
@@ -47,7 +47,7 @@ impl Router {
         json!({ "object": "list", "data": models.collect::<Vec<_>>() })
     }
 
-    /// Begins to load; the error is what is wrong with asking for it.
+    /// Starts loading; the error describes a violation.
     pub fn load(&mut self, model: &str, now: Duration) -> Result<(), String> {
         self.pass(now);
         let other = self.states.iter().find(|(id, state)| **id != model && takes_memory(**state));
@@ -67,7 +67,7 @@ impl Router {
         }
     }
 
-    /// Whether requests for it can be served.
+    /// True if requests for it can be served.
     pub fn is_loaded(&mut self, model: &str, now: Duration) -> bool {
         self.pass(now);
         self.states.get(model) == Some(&State::Loaded)

@@ -28,37 +28,37 @@ use crate::log::{self, Line};
 use crate::plan::{Fault, FaultKind, Plan, RequestPlan, SlotPlan, WorkerPlan};
 use crate::{check, client, determinism, keys, old_relay, old_worker, secrets};
 
-/// After the last fault every model of every relay is served again within this time.
+/// The time after the last fault within which every model of every relay must be served again.
 const HEALING: Duration = Duration::from_secs(60);
 
 /// A simulation that is not over by then never ends.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// What came of a seed.
+/// The result of a seed.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// What must not be; empty when all is well.
+    /// Violations; empty if there are none.
     pub wrong: Vec<String>,
-    /// How many requests ended how.
+    /// The number of requests by outcome.
     pub outcomes: BTreeMap<String, usize>,
-    /// The kinds of faults that there were.
+    /// The kinds of faults that occurred.
     pub faults: Vec<String>,
     /// Simulated time.
     pub elapsed: Duration,
-    /// Of all that happened, and of all that was logged: the same for the same seed.
+    /// Hash of all events and log lines: the same for the same seed.
     pub fingerprint: u64,
-    /// What happened and what was logged, for people.
+    /// Human-readable events and log lines.
     #[serde(skip)]
     pub story: String,
 }
 
-/// Runs a seed to its end, on a thread of its own. The first seed of a process is the same in every process; a later one is not,
-/// because tokio counts tasks from the process's begin.
+/// Runs a seed to its end, on its own thread. The first seed of a process behaves the same in every process; a later
+/// one does not, because tokio numbers tasks from the start of the process.
 pub fn run(seed: u64) -> Report {
-    // Made out here: in there its name came from the seed, as did that of another process with this seed, and each try for another
-    // name costs a random number.
+    // Created outside: inside, its name would depend on the seed, like that of another process with this seed, and each
+    // attempt with another name uses a random number.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().to_owned();
     let ran = determinism::enter(seed, move || World::run(Plan::new(seed), &path));
@@ -70,7 +70,7 @@ pub fn run(seed: u64) -> Report {
 }
 
 impl Report {
-    /// Nothing is known but that it failed.
+    /// Creates the report of a seed that failed without further information.
     pub fn of_failure(seed: u64, why: String) -> Self {
         Self {
             seed,
@@ -86,7 +86,7 @@ impl Report {
 
 thread_local!(static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) });
 
-/// Has panics of tasks, which tokio catches, count as faults of the program: 5, nothing that a peer does stops a process.
+/// Makes panics of tasks, which tokio catches, failures of the program: 5, nothing that a peer does stops a process.
 pub fn catch_panics() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
@@ -106,11 +106,11 @@ struct World {
 /// A process that can be ended.
 #[derive(Clone)]
 struct Host {
-    /// SIGTERM, for each life of it another.
+    /// SIGTERM, a new channel for each start.
     stop: Rc<RefCell<watch::Sender<Option<StopSignal>>>>,
     has_ended: Rc<Cell<bool>>,
     is_gone: Rc<Cell<bool>>,
-    /// Faults that keep it from running.
+    /// The number of faults that keep it from running.
     held_down: Rc<Cell<usize>>,
 }
 
@@ -144,7 +144,7 @@ impl World {
         }
         world.start_clients(&mut sim);
         for worker in 0..world.plan.workers.len() {
-            // They are on one machine: what is sent first comes first.
+            // They are on one machine: packets arrive in the order in which they were sent.
             sim.set_link_latency(format!("worker-{worker}"), "backends", Duration::ZERO);
         }
         world.drive(sim)
@@ -229,7 +229,7 @@ impl World {
         });
     }
 
-    /// All of them, and those that ask in the end whether all works again.
+    /// Starts all clients, and those that check at the end that everything works again.
     fn start_clients(&self, sim: &mut Sim<'_>) {
         let (plan, ledger, probed) = (Rc::clone(&self.plan), self.ledger.clone(), Rc::clone(&self.probed));
         sim.client("clients", async move {
@@ -282,7 +282,7 @@ impl World {
         self.report(elapsed, result.err())
     }
 
-    /// A process that has come to its own end lets go of its connections.
+    /// Closes the connections of a process that has ended by itself.
     fn bury(&self, sim: &mut Sim<'_>) {
         for (name, host) in &self.hosts {
             if host.has_ended.get() && !host.is_gone.get() {
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    /// A worker's backend is beside it and loses power with it, but this host serves others too.
+    /// A worker's backend is on its machine and loses power with it, but this host serves others too.
     fn for_peers(&self, host: &str, mut act: impl FnMut(&str)) {
         for peer in self.hosts.keys().map(String::as_str).chain(["clients"]).filter(|peer| *peer != host) {
             act(peer);
@@ -387,14 +387,14 @@ impl World {
 }
 
 impl Host {
-    /// The process has ended by itself: what it left is taken away at the next step.
+    /// The process has ended by itself: its connections are closed at the next step.
     async fn end(&self) -> turmoil::Result {
         self.has_ended.set(true);
         std::future::pending().await
     }
 }
 
-/// What each client asks for, in the order of their first requests.
+/// Returns the requests of each client, in the order of their first requests.
 fn by_client(requests: &[RequestPlan]) -> Vec<Vec<RequestPlan>> {
     let mut clients: Vec<Vec<RequestPlan>> = Vec::new();
     for request in requests {
@@ -445,7 +445,7 @@ fn worker_arguments(plan: &Plan, number: usize, config: &Path) -> Vec<String> {
     arguments
 }
 
-/// The `worker.yaml` of a worker with a slot.
+/// Returns the `worker.yaml` of a worker with a slot.
 fn worker_yaml(worker: &WorkerPlan, slot: &SlotPlan, number: usize) -> String {
     let capacity = worker.capacity;
     let models = worker.models.iter().map(|id| format!("    - {{id: {id}, maxConcurrency: {capacity}}}\n"));

@@ -1,4 +1,4 @@
-//! What the program promises about seeds.
+//! The program's guarantees about seeds.
 
 use std::process::{Command, Output, Stdio};
 

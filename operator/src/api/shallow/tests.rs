@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// So many lists around a value.
+/// Wraps a value in this number of lists.
 fn nested(levels: usize, value: &str) -> String {
     format!("{}{value}{}", "[".repeat(levels), "]".repeat(levels))
 }
 
-/// What comes of the pieces of an answer.
+/// Returns what is left of a response that arrives in these pieces.
 fn read(content_type: &str, pieces: &[&[u8]]) -> Vec<u8> {
     let frames = pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece))));
     let body = StreamBody::new(futures_util::stream::iter(frames.collect::<Vec<_>>()));
@@ -56,7 +56,7 @@ fn what_is_no_json_stays_as_it_is() {
     assert_eq!(read("text/plain", &[deep.as_bytes()]), deep.as_bytes());
 }
 
-/// JSON of some depth, made so that most of it is around the limit.
+/// JSON whose depth is mostly around the limit.
 fn json_around_the_limit() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
@@ -75,7 +75,7 @@ fn json_around_the_limit() -> impl Strategy<Value = String> {
     (0..MAX_DEPTH + 5, value).prop_map(|(levels, value)| nested(levels, &value))
 }
 
-/// The same by another way: from what was read, where that is possible.
+/// Computes the expected value independently, from the parsed value where parsing is possible.
 fn expected(value: Value, depth: usize) -> Value {
     match value {
         Value::Array(_) | Value::Object(_) if depth == MAX_DEPTH => Value::Null,

@@ -11,7 +11,7 @@ use crate::certs::keys;
 
 type Asked = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// A client of an API server that answers by `answer(method and path, body)`; what it was asked is kept.
+/// Returns a client of an API server that responds with `answer(method and path, body)`, and the recorded requests.
 fn server(mut answer: impl FnMut(&str, &Value) -> (u16, Value) + Send + 'static) -> (Client, Asked) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let asked = Asked::default();
@@ -35,7 +35,7 @@ fn failure(code: u16, reason: &str) -> (u16, Value) {
     (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason}))
 }
 
-/// Takes every write, as an API server does.
+/// Accepts every write, as an API server does.
 fn accept(what: &str, sent: &Value) -> (u16, Value) {
     let mut object = sent.clone();
     match what.split(' ').next() {
@@ -69,7 +69,7 @@ fn configuration(bundle: Option<&[u8]>) -> MutatingWebhookConfiguration {
     }
 }
 
-/// A good Secret of ours.
+/// A valid Secret of the operator.
 fn secret() -> Secret {
     let policy = Policy::default();
     let mut data = material::Data::new();
@@ -95,7 +95,7 @@ fn bundle_of(secret: &Secret) -> Vec<u8> {
     material::bundle(secret.data.as_ref().unwrap())
 }
 
-/// A manager that sees these two objects.
+/// A manager that has observed these two objects.
 fn manager<'a>(
     client: &Client,
     settings: &'a Settings,
@@ -108,12 +108,12 @@ fn manager<'a>(
     manager
 }
 
-/// What it was asked to change.
+/// Returns the write requests.
 fn writes(requests: &Asked) -> Vec<String> {
     asked(requests).into_iter().filter(|what| !what.starts_with("GET")).collect()
 }
 
-/// The first body that was sent by `method`.
+/// Returns the body of the first request with this method.
 fn sent(requests: &Asked, method: &str) -> Value {
     let requests = requests.lock().unwrap();
     requests.iter().find(|(what, _)| what.starts_with(method)).unwrap().1.clone()
@@ -271,7 +271,7 @@ async fn the_time_since_a_bundle_was_published_is_that_of_this_bundle() {
     assert_eq!(published(Some(&one), b"one", &mut memory), Published::For(second));
     assert_eq!(published(Some(&one), b"two", &mut memory), Published::Differs);
     assert_eq!(published(Some(&one), b"one", &mut memory), Published::For(Duration::ZERO));
-    // Somebody emptied one of them.
+    // One of them was emptied externally.
     let mut emptied = one;
     emptied.webhooks.as_mut().unwrap()[1].client_config.ca_bundle = None;
     assert_eq!(published(Some(&emptied), b"one", &mut memory), Published::Differs);

@@ -28,7 +28,7 @@ fn what_is_made_can_be_read_and_is_signed() {
     assert_eq!((leaf.signer, leaf.names), (Some(Signer::Current), true));
     for (validity, lifetime) in [(leaf.validity, DAY * 90), (contents.authority.unwrap(), DAY * 3650)] {
         assert!(validity.covers(now) && validity.covers(now - BACKDATED + DAY / 1000));
-        // Certificates know whole seconds.
+        // Certificates have a resolution of whole seconds.
         assert!(validity.not_after <= now + lifetime && validity.not_after > now + lifetime - Duration::from_secs(2));
     }
 }
@@ -88,7 +88,7 @@ fn garbage_is_no_certificate_and_no_key() {
     assert_eq!(with(keys::CERTIFICATE, garbage()).leaf, None);
     assert_eq!(with(keys::KEY, garbage()).leaf, None);
     assert_eq!(contents(&Data::new(), &names()).authority, None);
-    // Text around a certificate would go to the API server, which refuses it.
+    // Text around a certificate would be sent to the API server, which rejects it.
     let mut noisy = data[keys::AUTHORITY].clone();
     noisy.0.splice(0..0, *b"hello\n");
     assert_eq!(with(keys::AUTHORITY, noisy).authority, None);

@@ -3,7 +3,7 @@ use super::*;
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Some moment long after the epoch, and then so many days.
+/// A moment long after the epoch, plus this number of days.
 fn day(days: u32) -> SystemTime {
     SystemTime::UNIX_EPOCH + DAY * (20_000 + days)
 }
@@ -12,7 +12,7 @@ fn life(from: u32, to: u32) -> Validity {
     Validity { not_before: day(from), not_after: day(to) }
 }
 
-/// An authority of ten years and a certificate of ninety days, both made on day 0.
+/// An authority of ten years and a certificate of ninety days, both created on day 0.
 fn fresh() -> Contents {
     Contents {
         authority: Some(life(0, 3650)),
@@ -106,7 +106,7 @@ fn an_authority_without_its_key_gets_a_successor_beside_it() {
     assert_eq!(next(day(1), Contents { can_sign: false, ..fresh() }), Action::NewAuthority(Reason::KeyLost));
 }
 
-/// The whole course of an authority's renewal, each step from what the one before left.
+/// The complete renewal of an authority, each step on the state that the previous one left.
 #[test]
 fn a_new_authority_is_trusted_before_it_is_used_and_the_old_one_goes_last() {
     let policy = Policy::default();
@@ -140,12 +140,13 @@ fn the_certificate_is_renewed_before_the_authority_so_that_it_lasts() {
     assert_eq!(next(day(2470), both_due), Action::NewLeaf(Reason::Due));
 }
 
-/// What a certificate's end is cut to, a certificate of the same authority ends at too: renewing it would never be over.
+/// A certificate that was shortened to its authority's end would be followed by one with the same end: renewing it
+/// would never finish.
 #[test]
 fn a_certificate_that_ends_with_its_authority_waits_for_the_next_authority() {
     let last = Contents { leaf: leaf(life(3560, 3650), Some(Signer::Current)), ..fresh() };
     assert_eq!(next(day(3640), last), Action::NewAuthority(Reason::Due));
-    // A lifetime that has grown since: the authority has time left, but none beyond that of the certificate.
+    // The configured lifetime has grown since: the authority has time left, but not beyond the end of the certificate.
     let outgrown = Contents { authority: Some(life(0, 90)), ..fresh() };
     assert_eq!(next(day(60), outgrown), Action::NewAuthority(Reason::Due));
     let older = Contents { authority: Some(life(30, 90)), ..fresh() };

@@ -99,7 +99,7 @@ fn a_pod_of_a_pool_gets_its_worker_and_its_warnings() {
     assert!(sidecar::has_worker(&pod));
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("container vllm has a preStop hook"), "{warnings:?}");
-    // Longer ones are cut by clients.
+    // Clients truncate longer ones.
     assert!(warnings[0].len() < 256);
 }
 
@@ -137,12 +137,12 @@ fn without_its_pool_a_controllers_pod_waits() {
     let Decision::Gated { pod: gated, .. } = decided(&pod, &Lookup::Missing) else { panic!("not gated") };
     assert_eq!(gated["spec"]["schedulingGates"], json!([{"name": "theirs"}, {"name": "modelrelay.io/no-such-pool"}]));
     assert!(!sidecar::has_worker(&gated));
-    // Asked again, after another webhook, it has the gate already.
+    // Reviewed again after another webhook, it already has the gate.
     let Decision::Gated { pod: again, .. } = decided(&gated, &Lookup::Missing) else { panic!("not gated") };
     assert_eq!(again, gated);
 }
 
-/// What becomes of a single Pod, and of one of a controller.
+/// Returns the reason that a single Pod and a controller's Pod are kept out.
 fn kept_out(pool: &Value) -> String {
     let lookup = Lookup::Found(Box::new(serde_json::from_value(pool.clone()).unwrap()));
     let Decision::Refused(why) = decided(&labelled("llama"), &lookup) else { panic!("not refused: {pool}") };
@@ -193,7 +193,7 @@ fn names_that_no_pool_can_have_are_not_asked_for() {
     assert!(may_exist("llm", "llama-3"));
 }
 
-/// Any JSON, not too deep.
+/// Arbitrary JSON of limited depth.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -211,7 +211,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A Pod of the right shape wherever it is read, and with foreign fields everywhere.
+/// A Pod with the right shape wherever it is read, and with foreign fields everywhere.
 fn any_pod() -> impl Strategy<Value = Value> {
     let foreign = || prop::collection::btree_map("x[a-z~/]{0,5}", any_json(), 0..3);
     let container = (foreign(), "[a-z]{1,6}", any::<bool>(), any::<bool>());
@@ -247,7 +247,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
         })
 }
 
-/// Every value that is not a container of others, by its pointer.
+/// Collects every leaf value with its pointer.
 fn leaves(value: &Value, pointer: &str, into: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -296,7 +296,7 @@ proptest! {
         }
         match &decision {
             Decision::Injected { pod: wanted, .. } | Decision::Gated { pod: wanted, .. } => {
-                // Reading a float can lose its last bit, which is no loss: the patch does not mention it.
+                // Parsing a float can lose its last bit, which does not matter: the patch does not contain it.
                 let read: Value = serde_json::from_str(&patched.to_string()).unwrap();
                 prop_assert_eq!(&read, wanted);
             }
@@ -306,7 +306,7 @@ proptest! {
         leaves(&pod, "", &mut before);
         for (pointer, value) in before {
             let same = patched.pointer(&pointer) == Some(&value);
-            // The one value that may grow, and lists that were empty.
+            // Only empty lists may grow.
             let grown = pointer == "/spec/volumes" && value == json!([]);
             prop_assert!(same || grown, "{} was {}", pointer, value);
         }

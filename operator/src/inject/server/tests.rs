@@ -37,7 +37,7 @@ fn data() -> material::Data {
 }
 
 impl Scene {
-    /// A client that trusts the authority of `data` and nobody else.
+    /// A client that trusts only the authority of `data`.
     fn client(&self, data: &material::Data) -> reqwest::Client {
         reqwest::Client::builder()
             .tls_certs_only([reqwest::Certificate::from_pem(&material::bundle(data)).unwrap()])
@@ -79,7 +79,7 @@ async fn another_certificate_is_served_from_the_next_handshake_on() {
     let open = scene.client(&old);
     assert_eq!(scene.get(&open).await.unwrap(), "hello");
     scene.serve(&new);
-    // A connection that is open goes on; a new one is made with the new certificate.
+    // An open connection continues; a new one uses the new certificate.
     assert_eq!(scene.get(&open).await.unwrap(), "hello");
     assert!(scene.get(&scene.client(&old)).await.is_err());
     assert_eq!(scene.get(&scene.client(&new)).await.unwrap(), "hello");
@@ -95,7 +95,7 @@ async fn peers_that_say_nothing_keep_nobody_out() {
         silent.push(TcpStream::connect(scene.address).await.unwrap());
     }
     assert_eq!(scene.get(&scene.client(&data)).await.unwrap(), "hello");
-    // And they are sent away.
+    // The silent connections are closed.
     let first = &mut silent[0];
     let end = tokio::time::timeout(HANDSHAKE_TIMEOUT * 2, first.read(&mut [0; 1])).await.unwrap();
     assert_eq!(end.unwrap_or(0), 0);
@@ -109,7 +109,7 @@ async fn before_the_end_answers_go_on_and_are_the_last_on_their_connection() {
     let client = scene.client(&data);
     scene.get(&client).await.unwrap();
     scene.shutdown.cancel();
-    // The open connection, and one that is new.
+    // An open connection, and a new one.
     for client in [client, scene.client(&data)] {
         let response = client.get(scene.url()).send().await.unwrap();
         assert_eq!(response.headers()[header::CONNECTION], "close");

@@ -1,9 +1,9 @@
-//! Which containers of a Pod are backends, and the hook that lets their requests end.
+//! Determines which containers of a Pod are backends, and adds the hook that lets their requests finish.
 //!
-//! Only containers that the worker sends requests to are given the hook: one is enough for a plain backend, and with a
-//! multiplexer every container that names a slot's port. Others (a log shipper, say) get SIGTERM at once, as ever: a hook
-//! on a container that serves nothing would only delay its end. An engine behind a proxy of its own Pod is such another;
-//! `backend.container` names the one that must outlive the requests.
+//! Only containers to which the worker sends requests get the hook: one for a plain backend, and with a multiplexer
+//! every container that declares a slot's port. Others (a log shipper, for example) get SIGTERM at once, as usual: a
+//! hook on a container that serves nothing would only delay its end. An engine behind a proxy in its own Pod is an
+//! exception; `backend.container` names the container that must outlive the requests.
 
 use http::Uri;
 use serde_json::{Map, Value, json};
@@ -13,16 +13,16 @@ use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Engine, Mode};
 use crate::names::WORKER_CONTAINER;
 
-/// What kubectl reads when no container is named; charts set it for the container that matters.
+/// The annotation from which kubectl takes the default container; charts set it to the main container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// Port of the backend beside the worker.
+/// Returns the backend's port in the worker's Pod.
 pub fn backend_port(spec: &WorkerPoolSpec) -> i32 {
     let port = spec.backend.as_ref().and_then(|backend| backend.port);
     port.unwrap_or_else(|| backend_engine(spec).default_port())
 }
 
-/// Where the worker finds its backend: beside it, or elsewhere if it is alone.
+/// Returns the URL of the worker's backend: in the same Pod, or elsewhere for a standalone worker.
 pub fn backend_url(spec: &WorkerPoolSpec) -> String {
     let backend = spec.backend.as_ref();
     let path = backend.and_then(|backend| backend.base_path.as_deref()).unwrap_or_default().trim_matches('/');
@@ -32,17 +32,17 @@ pub fn backend_url(spec: &WorkerPoolSpec) -> String {
     if path.is_empty() { url } else { format!("{url}/{path}") }
 }
 
-/// What kind of backend it is.
+/// Returns the backend's engine.
 pub fn backend_engine(spec: &WorkerPoolSpec) -> Engine {
     spec.backend.as_ref().map(|backend| backend.engine).unwrap_or_default()
 }
 
-/// Whether the worker's backends are the slots of a multiplexer.
+/// True if the worker's backends are the slots of a multiplexer.
 pub(super) fn has_slots(spec: &WorkerPoolSpec) -> bool {
     spec.slots().is_some()
 }
 
-/// Every port of the Pod that the worker sends requests to: that of the backend, or those of a multiplexer's slots.
+/// Returns every port of the Pod to which the worker sends requests: the backend's, or those of a multiplexer's slots.
 pub(super) fn ports(spec: &WorkerPoolSpec) -> Vec<i32> {
     let slots = spec.multiplexer.as_ref().map(|multiplexer| multiplexer.slots.as_slice()).unwrap_or_default();
     if slots.is_empty() {
@@ -53,7 +53,7 @@ pub(super) fn ports(spec: &WorkerPoolSpec) -> Vec<i32> {
     of_slots.chain(of_models).filter_map(local_port).collect()
 }
 
-/// Gives the backends the hook.
+/// Adds the hook to the backends.
 pub(super) fn add_hooks(
     spec: &mut Map<String, Value>,
     metadata: &Map<String, Value>,
@@ -64,7 +64,7 @@ pub(super) fn add_hooks(
     }
     let chosen = choose(spec, metadata, inputs.spec())?;
     let mut notes = Vec::new();
-    // Where the worker runs the engines itself, it ends them after the last request.
+    // A worker that runs the engines itself stops them after the last request.
     if chosen.is_empty() && !ports(inputs.spec()).is_empty() && !super::runs_in_engine(inputs.spec()) {
         notes.push(Note::NoSlotContainer);
     }
@@ -89,17 +89,17 @@ pub(super) fn add_hooks(
     Ok(notes)
 }
 
-/// Waits in the worker's `/drain`.
+/// Returns the hook, which waits in the worker's `/drain`.
 pub(super) fn hook(inputs: &Inputs<'_>) -> Value {
     json!({"httpGet": {
         "path": "/drain",
-        // The number: a name would be looked up in the ports of the container that has the hook.
+        // A number, because a name would be resolved in the ports of the container that has the hook.
         "port": sidecar_port(inputs.spec()),
         "httpHeaders": [{"name": DRAIN_TOKEN_HEADER, "value": inputs.drain_token}],
     }})
 }
 
-/// A container's place: the list and the index in it.
+/// The position of a container: its list and the index in it.
 type Place = (&'static str, usize);
 
 fn choose(
@@ -130,7 +130,7 @@ fn choose(
     Ok(vec![place])
 }
 
-/// Containers that run while the Pod serves: the plain ones first, then init containers that stay.
+/// Returns the containers that run while the Pod serves: first the regular ones, then restartable init containers.
 fn candidates(spec: &Map<String, Value>) -> Result<Vec<(Place, &Value)>, Refusal> {
     let plain = items(spec, "containers")?.iter().enumerate();
     let init = items(spec, "initContainers")?.iter().enumerate().filter(|(_, container)| restarts(container));
@@ -140,12 +140,12 @@ fn candidates(spec: &Map<String, Value>) -> Result<Vec<(Place, &Value)>, Refusal
         .collect())
 }
 
-/// The name of a container, a volume or a reference.
+/// Returns the name of a container, a volume or a reference.
 pub(super) fn name(item: &Value) -> &str {
     item.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Whether a container declares a TCP port.
+/// True if a container declares a TCP port.
 pub(super) fn declares(container: &Value, port: i32) -> bool {
     let ports = container.get("ports").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     ports.iter().any(|one| {
@@ -154,7 +154,7 @@ pub(super) fn declares(container: &Value, port: i32) -> bool {
     })
 }
 
-/// The port of an address within the Pod.
+/// Returns the port of an address within the Pod.
 fn local_port(url: &str) -> Option<i32> {
     let uri: Uri = url.parse().ok()?;
     let local = matches!(uri.host()?, "127.0.0.1" | "localhost" | "[::1]" | "0.0.0.0");

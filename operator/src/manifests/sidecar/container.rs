@@ -7,13 +7,13 @@ use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Credential, InjectMode, Mode};
 use crate::names;
 
-/// The worker's settings, as it finds them.
+/// The path of the worker's configuration.
 pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";
-/// The secret that admits it to the Provider.
+/// The path of the secret with which the worker authenticates to the Provider's relays.
 pub const SECRET_FILE: &str = "/etc/modelrelay/secret/worker-secret";
-/// The token that does so in its place.
+/// The path of the token that replaces that secret.
 const TOKEN_FILE: &str = "/etc/modelrelay/token/token";
-/// The key that it sends to the backend.
+/// The path of the key that the worker sends to the backend.
 pub const BACKEND_KEY_FILE: &str = "/etc/modelrelay/backend-key/key";
 
 const CONFIG_VOLUME: &str = "modelrelay-config";
@@ -23,28 +23,28 @@ const BACKEND_KEY_VOLUME: &str = "modelrelay-backend-key";
 const NO_TOKEN_VOLUME: &str = "modelrelay-no-token";
 const TMP_VOLUME: &str = "modelrelay-tmp";
 pub(super) const BINARY_VOLUME: &str = "modelrelay-binary";
-/// Every name of a volume of the worker.
+/// The names of all volumes of the worker.
 pub(super) const VOLUMES: [&str; 7] =
     [CONFIG_VOLUME, SECRET_VOLUME, TOKEN_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME, TMP_VOLUME, BINARY_VOLUME];
 
-/// Where the API server mounts a ServiceAccount's token into each container that has nothing there.
+/// The folder in which the API server mounts a ServiceAccount's token, in each container that mounts nothing there.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Whom the tokens of workers are for: the relay's default.
+/// The audience of workers' tokens: the relay's default.
 const TOKEN_AUDIENCE: &str = "modelrelay";
-/// How long each is good; the kubelet renews it after four fifths of that.
+/// The lifetime of a token in seconds; the kubelet renews it after four fifths of that.
 const TOKEN_SECS: i64 = 3600;
 
-/// User and group of the images' programs.
+/// The user and group of the images' programs.
 const UID: i64 = 65532;
-/// The worker's own server answers within milliseconds; a minute is for nodes that start a hundred Pods at once.
+/// The worker's own server responds within milliseconds; a minute is for nodes that start a hundred Pods at once.
 const STARTUP_ATTEMPTS: i32 = 60;
 
-/// Between two looks at whether the backend has loaded its model: the rollout waits for it, Pod after Pod.
+/// The seconds between two checks of whether the backend has loaded its model: the rollout waits for it, Pod after Pod.
 const BACKEND_PERIOD_SECS: i32 = 2;
 
-/// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
-/// resource would say one thing while the worker does another.
+/// Settings of the worker that a pool's fields determine. In the environment they would override worker.yaml, and the
+/// worker would differ from its resource.
 const RESERVED_ENV: [(&str, &str); 21] = [
     ("BACKEND_API_KEY", "spec.backend.apiKeySecretRef"),
     ("BACKEND_API_KEY_FILE", "spec.backend.apiKeySecretRef"),
@@ -69,7 +69,7 @@ const RESERVED_ENV: [(&str, &str); 21] = [
     ("WORKER_TOKEN_FILE", "spec.credential"),
 ];
 
-/// The worker's container. `alone`: it is the Pod's only one, and not a sidecar.
+/// Returns the worker's container. With `alone`, it is the Pod's only container and not a sidecar.
 pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
     let spec = inputs.spec();
     let port = sidecar_port(spec);
@@ -90,7 +90,7 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
     container
 }
 
-/// What the Pod Security Standard `restricted` asks for, and a little more.
+/// Returns the security context that the Pod Security Standard `restricted` requires, and a little more.
 pub(super) fn restricted() -> Value {
     json!({
         "runAsNonRoot": true,
@@ -103,12 +103,13 @@ pub(super) fn restricted() -> Value {
     })
 }
 
-/// An empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no business with it.
+/// Returns an empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no use for
+/// that token.
 pub(super) fn no_token_volume() -> Value {
     json!({"name": NO_TOKEN_VOLUME, "emptyDir": {}})
 }
 
-/// The worker's volumes, for its Pod.
+/// Returns the worker's volumes for its Pod.
 pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
     let spec = inputs.spec();
     let mut volumes = vec![
@@ -129,24 +130,25 @@ pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
 
 fn credential_volume(spec: &WorkerPoolSpec) -> Value {
     match spec.credential {
-        // Optional: without it the worker waits for the Provider; were it needed, the backend would wait too.
+        // Optional: without the Secret, the worker waits for the Provider. If it were required, the backend would wait
+        // too.
         Credential::Secret => json!({
             "name": SECRET_VOLUME,
             "secret": {"secretName": names::worker_secret(&spec.provider), "optional": true},
         }),
-        // Of the Pod's account, for relays alone: it opens nothing at the API server.
+        // A token of the Pod's account that only relays accept: it grants no access to the API server.
         Credential::ServiceAccountToken => json!({"name": TOKEN_VOLUME, "projected": {"sources": [
             {"serviceAccountToken": {"path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": TOKEN_SECS}},
         ]}}),
     }
 }
 
-/// Whether engines run in the worker's own container, whose root is read-only: nearly all of them write to /tmp.
+/// True if engines run in the worker's own container, whose root is read-only: nearly all of them write to /tmp.
 fn writes_to_tmp(spec: &WorkerPoolSpec) -> bool {
     spec.runs_commands() && !super::runs_in_engine(spec)
 }
 
-/// Whether variables for the worker leave alone what the pool's fields decide.
+/// Rejects environment variables that the pool's fields determine.
 pub(super) fn check_env(place: &'static str, env: &[Value]) -> Result<(), Refusal> {
     for variable in env {
         let name = backend::name(variable);
@@ -182,17 +184,17 @@ pub(super) fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
-        // The kubelet's probes and preStop hooks come to the Pod's address.
+        // The kubelet's probes and preStop hooks use the Pod's address.
         json!({"name": "PROBE_ADDR", "value": format!("0.0.0.0:{}", sidecar_port(spec))}),
     ];
-    // Not in worker.yaml, which reaches Pods that run, and mount what they were made with; it wins over the secret there.
+    // Not in worker.yaml, which also reaches running Pods, whose mounts are fixed. It overrides the secret there.
     if spec.credential == Credential::ServiceAccountToken {
         env.push(json!({"name": "WORKER_TOKEN_FILE", "value": TOKEN_FILE}));
     }
     if backend_key(spec).is_some() {
         env.push(json!({"name": "BACKEND_API_KEY_FILE", "value": BACKEND_KEY_FILE}));
     }
-    // Not in worker.yaml, which reaches Pods that run, and their backends are where they were.
+    // Not in worker.yaml, which also reaches running Pods, whose backends have not moved.
     if !alone && !backend::has_slots(spec) {
         env.push(json!({"name": "BACKEND_URL", "value": backend::backend_url(spec)}));
         env.push(json!({"name": "BACKEND_ENGINE", "value": backend::backend_engine(spec).as_str()}));
@@ -201,10 +203,11 @@ pub(super) fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
     env
 }
 
-/// Neither waits for the relay, whose outage would stop backends. In a template the operator decides how Pods are replaced,
-/// and a rollout must not go through all of them while none has loaded its model; the worker holds up its Pod until its
-/// backend has served for the first time, and never again; with a multiplexer, until each slot that has a default has held a
-/// model. Elsewhere that is for whoever made the Pod to decide.
+/// Returns the readiness probe. It never depends on the relay, whose outage would stop backends. In a template, the
+/// operator controls how Pods are replaced, and a rollout must not pass through all of them before one has loaded its
+/// model. The worker therefore keeps its Pod unready until its backend has served for the first time, and never again
+/// after that; with a multiplexer, until each slot that has a default has held a model. In other modes, the Pod's
+/// creator decides.
 pub(super) fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
     let port = sidecar_port(spec);
     if spec.mode() == Mode::Template && !alone {
@@ -213,8 +216,8 @@ pub(super) fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
     probe("/readyz", port, 10, 3)
 }
 
-/// Of the worker's own server and nothing behind it: a native sidecar that waited for the backend would wait for a container that
-/// starts after it.
+/// Returns the startup probe, which checks only the worker's own server: a native sidecar that waited for the backend
+/// would wait for a container that starts after it.
 pub(super) fn startup(spec: &WorkerPoolSpec) -> Value {
     probe("/livez", sidecar_port(spec), 1, STARTUP_ATTEMPTS)
 }
@@ -239,7 +242,7 @@ pub(super) fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
     if writes_to_tmp(spec) {
         mounts.push((TMP_VOLUME, "/tmp"));
     }
-    // Alone, the Pod is ours, and says itself whether it has a token.
+    // A standalone Pod belongs to the operator and sets its own token mount.
     if !alone {
         mounts.push((NO_TOKEN_VOLUME, TOKEN_FOLDER));
     }

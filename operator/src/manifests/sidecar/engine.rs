@@ -1,11 +1,11 @@
-//! The worker in an engine's own image: where a multiplexer's drivers start the engines, they are children of the worker, which
-//! therefore needs the engine's files, environment and GPU.
+//! The worker in an engine's own image. If a multiplexer's drivers start the engines, they are children of the worker,
+//! which therefore needs the engine's files, environment and GPU.
 //!
-//! The template names the container: it is called `modelrelay-worker`, as the worker's container is everywhere, and is the
-//! author's in everything else: image, GPU, volumes, user. What is added is the worker's program, which an init container of the
-//! worker's image copies into an empty folder (an engine's image has no worker, and ours no shell), its settings, its probes and
-//! its volumes. The worker is process 1 there; each engine runs under a supervisor of its own that adopts its orphans, so nothing
-//! has to reap in the worker's place.
+//! The template provides the container. It is named `modelrelay-worker`, like the worker's container in every mode, and
+//! the author defines everything else: image, GPU, volumes, user. The operator adds the worker's program, its settings,
+//! its probes and its volumes. An init container of the worker's image copies the program into an empty folder, because
+//! an engine's image has no worker and the worker's image no shell. The worker is process 1 in that container. Each
+//! engine runs under its own supervisor, which adopts its orphans, so no other process has to reap them.
 
 use serde_json::{Map, Value, json};
 
@@ -18,20 +18,21 @@ use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::Mode;
 use crate::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
 
-/// Where the program is, for the init container that writes it and the one that runs it.
+/// The folder of the program, for the init container that writes it and the one that runs it.
 const FOLDER: &str = "/modelrelay";
 /// The program in the worker's image.
 const PROGRAM: &str = "/modelrelay-worker";
-/// Of a container's resources, those that every container has: a GPU is nothing for a copy.
+/// The resources that every container has: copying needs no GPU.
 const PLAIN_RESOURCES: [&str; 2] = ["cpu", "memory"];
 
-/// Whether the pool's worker runs in the image of its engines. Where an image of the pool's own has both, it is a sidecar of that
-/// image.
+/// True if the pool's worker runs in the image of its engines. If the pool's own image contains both, the worker is a
+/// sidecar of that image.
 pub fn runs_in_engine(spec: &WorkerPoolSpec) -> bool {
     spec.mode() == Mode::Template && spec.runs_commands() && spec.sidecar.image.trim().is_empty()
 }
 
-/// Makes the container `modelrelay-worker` of a template, `{metadata, spec}`, run the worker. A refusal leaves it untouched.
+/// Makes the container `modelrelay-worker` of a template, `{metadata, spec}`, run the worker. A refusal leaves it
+/// untouched.
 pub fn run_in_engine(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
     let mut changed = pod.clone();
     let root = as_object(&mut changed, "the Pod")?;
@@ -83,10 +84,10 @@ fn take_over(engine: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(),
     array(engine, "ports")?
         .push(json!({"name": "relay-metrics", "containerPort": sidecar_port(inputs.spec()), "protocol": "TCP"}));
     let mounts = array(engine, "volumeMounts")?;
-    // The ServiceAccount's token is the engine's: buckets with models ask for it.
+    // The engine keeps the ServiceAccount's token: access to buckets with models may require it.
     mounts.extend(container::mounts(inputs.spec(), true));
     mounts.push(json!({"name": BINARY_VOLUME, "mountPath": FOLDER, "readOnly": true}));
-    // What the author says of probes is meant.
+    // Probes that the author sets are kept.
     let ours = [
         ("startupProbe", container::startup(inputs.spec())),
         ("readinessProbe", container::readiness(inputs.spec(), false)),
@@ -98,8 +99,8 @@ fn take_over(engine: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(),
     Ok(())
 }
 
-/// Copies the program. Its resources are the engine's, without devices: so a Guaranteed Pod stays one and a quota is met, and
-/// since it ends before the engine starts, the Pod asks for no more.
+/// Returns the init container that copies the program. It has the engine's resources without devices, so that a
+/// Guaranteed Pod stays one and a quota is met. It ends before the engine starts, so the Pod requests no more in total.
 fn bringer(engine: &Map<String, Value>, inputs: &Inputs<'_>) -> Value {
     let mut bringer = json!({
         "name": WORKER_BINARY_CONTAINER,

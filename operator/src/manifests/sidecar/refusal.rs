@@ -1,22 +1,22 @@
-//! What a person should know about a worker in a Pod, and why one is not put there.
+//! Notes for the user about a worker in a Pod, and the reasons to refuse one.
 
 use std::fmt;
 
 use modelrelay_protocol::units::UnitError;
 
-/// What a person should know: a warning at admission, an Event otherwise.
+/// A note for the user: a warning at admission, an Event otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// The backend's container stops in a way of its own.
+    /// The backend's container has its own preStop hook.
     HasPreStop {
         /// The container.
         container: String,
     },
-    /// None of a multiplexer's containers was told apart.
+    /// No container of a multiplexer's slots could be identified.
     NoSlotContainer,
-    /// The Pod should end some day, and this worker would not.
+    /// The Pod should end some day, but the worker would keep it running.
     NeverCompletes,
-    /// The Pod had the best quality of service, and with this worker it has not.
+    /// The Pod was Guaranteed, and with this worker it is not.
     LosesGuaranteed,
 }
 
@@ -44,39 +44,39 @@ impl fmt::Display for Note {
     }
 }
 
-/// Why a Pod cannot have a worker. Each says what to change.
+/// The reason that a Pod cannot have a worker. Each message states what to change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is no Pod as the API knows them.
+    /// The value is not a valid Pod.
     #[error("{field} must be {wanted}")]
     Malformed {
-        /// Where.
+        /// The field.
         field: &'static str,
-        /// What should be there.
+        /// The expected type.
         wanted: &'static str,
     },
-    /// There is no backend.
+    /// There is no container that could be the backend.
     #[error("the Pod has no container for the worker to serve")]
     NoContainers,
-    /// The backend is not there under that name.
+    /// The Pod has no container of the given name.
     #[error("spec.backend.container of the pool names {name}, and the Pod has {}", list(.present))]
     NoSuchContainer {
         /// The name.
         name: String,
-        /// What there is.
+        /// The existing containers.
         present: Vec<String>,
     },
-    /// Two would listen on one port.
+    /// Two containers would listen on one port.
     #[error(
         "container {container} declares port {port}, on which the worker serves probes: set spec.sidecar.port of the pool"
     )]
     PortTaken {
         /// The port.
         port: i32,
-        /// Who else wants it.
+        /// The other container.
         container: String,
     },
-    /// The same within the pool.
+    /// The worker and the backend of the pool would listen on one port.
     #[error("port {port} is both the backend's and the worker's own: set spec.sidecar.port of the pool")]
     BackendPort {
         /// The port.
@@ -88,29 +88,29 @@ pub enum Refusal {
          one that is free on every node"
     )]
     HostNetwork,
-    /// A volume has a name that the worker's volumes need.
+    /// A volume has the name of one of the worker's volumes.
     #[error("volume {name} has the name of one of the worker's: rename it")]
     VolumeTaken {
         /// The name.
         name: String,
     },
-    /// A variable that has a field.
+    /// A variable is set that a field determines.
     #[error("{place} sets {name}, which comes from {source_field}")]
     ReservedEnv {
-        /// Where it is set.
+        /// The field in which it is set.
         place: &'static str,
         /// The variable.
         name: String,
         /// The field.
         source_field: &'static str,
     },
-    /// The worker starts engines, and nothing says in which image.
+    /// The worker starts engines, and no container has their image.
     #[error(
         "the multiplexer starts programs, so the worker runs in the container that has them: name that container \
          modelrelay-worker in spec.template.spec.containers, or set spec.sidecar.image to an image that has them and the worker"
     )]
     NoEngineContainer,
-    /// Two programs for one container.
+    /// The container already runs another program.
     #[error(
         "container modelrelay-worker has {field}, and the worker is what runs there: remove it, and say what starts an engine in \
          command of its model in spec.multiplexer"
@@ -119,12 +119,12 @@ pub enum Refusal {
         /// `command` or `args`.
         field: &'static str,
     },
-    /// No such program exists.
+    /// The worker does not exist for Windows.
     #[error(
         "the worker runs on Linux and the Pod asks for Windows: remove the label modelrelay.io/pool, or set it to none"
     )]
     Windows,
-    /// The pool says it in a way that nobody can read.
+    /// The pool's timeout cannot be parsed.
     #[error("spec.shutdownTimeout of the pool: {0}")]
     ShutdownTimeout(UnitError),
 }

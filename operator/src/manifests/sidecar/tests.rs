@@ -51,7 +51,7 @@ fn refused(mut pod: Value, spec: &Value) -> Refusal {
     refusal
 }
 
-/// Names of the containers that wait in the worker's /drain.
+/// Returns the names of the containers that wait in the worker's /drain.
 fn hooked(pod: &Value) -> Vec<&str> {
     ["containers", "initContainers"]
         .iter()
@@ -126,7 +126,7 @@ fn alone_the_worker_is_no_sidecar() {
     assert_eq!(container(&inputs, false)["restartPolicy"], "Always");
 }
 
-/// What the worker's environment says of its backend.
+/// Returns the worker's environment variables about its backend.
 fn backend_env(spec: &Value, alone: bool) -> Vec<(String, String)> {
     let (pool, defaults) = (pool(spec), defaults());
     let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
@@ -161,7 +161,7 @@ fn a_rollout_of_a_template_waits_for_each_backend_and_a_pod_of_somebody_elses_fo
     };
     let are = |startup: &str, readiness: &str| (startup.to_owned(), readiness.to_owned());
     let template = json!({"template": {"spec": {"containers": [{"name": "vllm"}]}}});
-    // A native sidecar that is not started holds up the containers after it, so that probe never waits for a backend.
+    // The containers after a native sidecar wait until it has started, so its startup probe never waits for a backend.
     assert_eq!(probes(&template, false), are("/livez", "/backendz"));
     assert_eq!(probes(&json!({}), false), are("/livez", "/readyz"));
     assert_eq!(probes(&json!({"standalone": {}}), true), are("/livez", "/readyz"));
@@ -205,7 +205,7 @@ fn only_what_the_worker_needs_is_added_and_all_else_stays() {
 #[test]
 fn the_backend_is_the_container_that_names_the_port() {
     assert_eq!(hooked(&added(vllm_pod(), &json!({})).0), ["vllm"]);
-    // No container names 11434, no annotation: the first.
+    // No container declares 11434 and there is no annotation: the first one is chosen.
     assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"engine": "ollama"}})).0), ["logs"]);
 }
 
@@ -275,7 +275,7 @@ fn the_grace_period_only_grows() {
     assert_eq!(seconds(json!(30), "60s"), 90);
     assert_eq!(seconds(json!(600), "60s"), 600);
     assert_eq!(seconds(json!(30), "1500ms"), 32);
-    // Nothing said is what the API server makes 30 of.
+    // If absent, the API server sets 30.
     assert_eq!(seconds(Value::Null, "1ms"), 31);
     assert_eq!(seconds(Value::Null, "87600h"), 87600 * 3600 + 30);
 }
@@ -305,7 +305,7 @@ fn a_port_that_another_container_declares_is_refused() {
     let refusal = refused(pod.clone(), &json!({}));
     assert!(refusal.to_string().contains("container logs declares port 17990"), "{refusal}");
     assert!(add(&mut pod, &json!({"sidecar": {"port": 17991}})).is_ok());
-    // An init container that ends has given its port back.
+    // An init container that ends has released its port.
     let mut pod = vllm_pod();
     pod["spec"]["initContainers"][0]["ports"] = json!([{"containerPort": 17990}]);
     assert!(add(&mut pod.clone(), &json!({})).is_ok());
@@ -361,9 +361,9 @@ fn a_worker_that_shows_a_token_mounts_no_secret() {
     let source = json!({"path": "token", "audience": "modelrelay", "expirationSeconds": 3600});
     let token = volumes.iter().find(|volume| volume["name"] == "modelrelay-token").unwrap();
     assert_eq!(token["projected"]["sources"], json!([{"serviceAccountToken": source}]));
-    // The API server's own stays out of reach.
+    // The API server's own token stays out of reach.
     assert!(worker["volumeMounts"].to_string().contains("modelrelay-no-token"), "{worker}");
-    // Injected Pods of before are outdated, and a template is rendered anew, only where the pool says so.
+    // Existing injected Pods become outdated, and a template is rendered again, only if the pool requests it.
     let hash = |spec: &Value| hash(&Inputs { pool: &pool(spec), defaults: &defaults(), drain_token: "" });
     assert_eq!(hash(&json!({"provider": "local"})), hash(&json!({"provider": "local", "credential": "Secret"})));
     assert_ne!(

@@ -63,7 +63,7 @@ fn defaults() -> RelayDefaults {
     RelayDefaults { image: "registry.example/modelrelay-relay:1.2.3".into(), ..RelayDefaults::default() }
 }
 
-/// Secrets are shown decoded, so that a difference can be read.
+/// Shows Secrets decoded, so that differences are readable.
 fn page(desired: &Desired) -> String {
     let mut page = String::new();
     for manifest in desired.secrets.iter().chain(&desired.objects) {
@@ -126,7 +126,7 @@ fn everything_set() {
     snapshot::check("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
-/// The relay's `MAX_BUFFERED_BYTES`, as its Deployment has them.
+/// Returns the relay's `MAX_BUFFERED_BYTES` from its Deployment.
 fn body_budgets(relay: Value, defaults: Value) -> Vec<Value> {
     let defaults = RelayDefaults { resources: serde_json::from_value(defaults).unwrap(), ..self::defaults() };
     let desired = built(json!({"relay": relay}), &[], &steady(), &defaults);
@@ -140,7 +140,7 @@ fn bodies_take_half_of_the_relays_memory() {
     let limit = |memory: &str| json!({"limits": {"memory": memory}});
     assert_eq!(body_budgets(json!({}), limit("1Gi")), ["536870912"]);
     assert_eq!(body_budgets(json!({"resources": limit("3G")}), limit("1Gi")), ["1500000000"]);
-    // The user's own number wins, and nothing is guessed.
+    // The user's own value takes precedence, and nothing is guessed.
     let own = json!({"podTemplate": {"env": [{"name": "MAX_BUFFERED_BYTES", "value": "64Mi"}]}});
     assert_eq!(body_budgets(own, limit("1Gi")), ["64Mi"]);
     let unlimited = json!({"resources": {"requests": {"memory": "1Gi"}}});
@@ -190,7 +190,7 @@ fn a_load_balancer_that_workers_use_too() {
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
-/// Peers that may connect to the admin port, `None` for every address.
+/// Returns the peers that may connect to the admin port, or `None` for every address.
 fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &Place) -> Option<Value> {
     let valid = validate(&provider(json!({"relay": {"networkPolicy": {"metricsFrom": metrics_from}}})), &[]).unwrap();
     network::network_policy(&valid, defaults, operator).value["spec"]["ingress"][2].get("from").cloned()

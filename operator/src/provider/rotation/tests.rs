@@ -10,21 +10,21 @@ fn secret(text: &str) -> Secret {
     Secret::new(text)
 }
 
-/// The cluster, to which plans are written as the controller writes them.
+/// The cluster, to which plans are applied as the controller would.
 #[derive(Default)]
 struct Cluster {
     known: Known,
 }
 
 impl Cluster {
-    /// A Provider whose first pass is over, with the secret `one`.
+    /// A Provider after its first pass, with the secret `one`.
     fn settled() -> Self {
         let mut cluster = Self::default();
         cluster.step(at(0), "one");
         cluster
     }
 
-    /// One whose relays accept `two` beside `one`, which workers still present.
+    /// A Provider whose relays accept `two` alongside `one`, which workers still present.
     fn rotating() -> Self {
         let mut cluster = Self::settled();
         cluster.known.annotation = Some("a".into());
@@ -32,7 +32,7 @@ impl Cluster {
         cluster
     }
 
-    /// One whose workers present `two` since 101.
+    /// A Provider whose workers have presented `two` since 101.
     fn published() -> Self {
         let mut cluster = Self::rotating();
         cluster.known.confirmed = true;
@@ -52,14 +52,14 @@ impl Cluster {
     }
 }
 
-/// The newest value, the one before, what workers present, and the step's news.
+/// Returns the newest value, the previous one, the workers' value, and the step's news.
 fn shape(plan: &Plan) -> (&str, Option<&str>, &str, Option<News>) {
     assert!(plan.news.len() <= 1, "{:?}", plan.news);
     let previous = plan.previous.first().map(|previous| previous.value.expose());
     (plan.current.expose(), previous, plan.worker.expose(), plan.news.first().copied())
 }
 
-/// Every old value that relays accept, and until how many seconds.
+/// Returns every old value that relays accept, with its end in seconds.
 fn old(plan: &Plan) -> Vec<(&str, Option<i64>)> {
     let seconds = |until: Timestamp| until.as_second() - at(0).as_second();
     plan.previous.iter().map(|previous| (previous.value.expose(), previous.until.map(seconds))).collect()
@@ -140,7 +140,7 @@ fn workers_get_a_new_value_before_the_old_one_gets_its_end_and_not_before_relays
 #[test]
 fn a_stop_between_the_two_writes_of_publishing_publishes_again() {
     let mut cluster = Cluster::rotating();
-    // A relay that has just come says nothing yet, which takes nothing back from workers.
+    // A relay that has just started has not reported yet, which revokes nothing from workers.
     cluster.known.confirmed = false;
     cluster.known.worker = Some(WorkerSide { value: secret("two"), changed_at: Some(at(101)) });
     let plan = cluster.step(at(105), "x");
@@ -167,7 +167,7 @@ fn another_wish_right_after_publishing_waits_until_every_kubelet_has_the_value()
     assert_eq!(shape(&cluster.step(at(191), "three")), ("three", Some("two"), "two", Some(News::Started)));
 }
 
-/// A cluster whose relays confirm at once, after a rotation to each of these values, 100 s one after the other from 100 on.
+/// A cluster whose relays confirm at once, after a rotation to each of these values, at 100 s intervals from 100 on.
 fn rotated_to(values: &[&str]) -> (Cluster, Plan) {
     let mut cluster = Cluster::settled();
     cluster.known.confirmed = true;
@@ -247,7 +247,7 @@ fn a_clock_that_was_wrong_neither_keeps_an_old_value_for_ever_nor_holds_up_a_rot
     let relay = cluster.known.relay.as_mut().unwrap();
     relay.previous[0].until = Some(at(month));
     assert_eq!(old(&cluster.step(at(500), "x")), [("one", Some(500 + 86_400))]);
-    // Half an hour back: within what clocks may differ by.
+    // Half an hour back is within the clock tolerance.
     assert_eq!(old(&cluster.step(at(500 - 1800), "x")), [("one", Some(500 + 86_400))]);
     cluster.known.annotation = Some("b".into());
     assert_eq!(shape(&cluster.step(at(500 - 1800), "three")), ("three", Some("two"), "two", Some(News::Started)));
@@ -305,7 +305,7 @@ fn an_annotation_alone_does_not_change_a_users_value() {
         assert_eq!(shape(&plan), ("mine", None, "mine", None));
         assert_eq!(plan.acted_on.as_deref(), Some(wish));
     }
-    // A value that comes long after a revocation is rotated without haste.
+    // A value set long after a revocation is rotated as usual.
     cluster.known.own = Some(secret("mine2"));
     assert_eq!(shape(&cluster.step(at(2), "x")), ("mine2", Some("mine"), "mine", Some(News::Started)));
 }

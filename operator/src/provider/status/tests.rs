@@ -70,7 +70,7 @@ fn now() -> Time {
     Time(Timestamp::from_second(1).unwrap())
 }
 
-/// Type, status and reason of each condition.
+/// Returns type, status and reason of each condition.
 fn conditions(spec: Value, look: &Look, outcome: &Outcome) -> Vec<(String, String, String)> {
     let provider = provider(spec);
     let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
@@ -215,7 +215,7 @@ fn one_relay_is_spoken_of_as_one() {
     assert_eq!(half[2], "2 of 2 relays are up to date, 1 is available");
 }
 
-/// An unready relay, the container of which started at this second; at second 1 somebody looks.
+/// An unready relay whose container started at this second; the status is built at second 1.
 fn started(second: i64) -> Arc<Pod> {
     let mut pod = Pod::clone(&pod("a", false));
     let status = pod.status.as_mut().unwrap();
@@ -246,7 +246,7 @@ fn a_relay_that_waits_for_its_first_worker_is_said_to() {
     assert_eq!(why_unready(expects.clone(), &fresh, &applied()), "; it has no worker, and expectWorkers is true");
     let ignored = Outcome { ignores_expect_workers: true, ..applied() };
     assert_eq!(why_unready(expects, &fresh, &ignored), patience);
-    // It does not answer, so nobody knows.
+    // It does not respond, so nothing is known.
     let silent = Look { reported: None, ..fresh };
     assert_eq!(why_unready(json!({}), &silent, &applied()), "");
 }

@@ -1,4 +1,5 @@
-//! An API server in memory, as far as the controller uses one: it keeps what is applied, and refuses what a test says.
+//! An in-memory API server with the features that the controller uses: it stores applied objects, and rejects requests
+//! as the test defines.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,24 +11,24 @@ use serde_json::{Value, json};
 
 type Refusal = Box<dyn Fn(&str, &str) -> Option<u16> + Send>;
 
-/// What the server holds and what it was asked.
+/// The stored objects and the received writes.
 #[derive(Default)]
 pub(super) struct State {
-    /// By path.
+    /// Objects by path.
     pub(super) objects: BTreeMap<String, Value>,
-    /// `PATCH services/local` and so on, in order; reads are left out.
+    /// `PATCH services/local` and so on, in order; reads are omitted.
     pub(super) writes: Vec<String>,
-    /// The status code for a method and a path, where it is not the usual one.
+    /// Returns the status code for a method and a path, if it is not the usual one.
     pub(super) refuse: Option<Refusal>,
     version: u64,
 }
 
-/// A handle on it.
+/// A handle on the server.
 #[derive(Clone, Default)]
 pub(super) struct FakeApi(pub(super) Arc<Mutex<State>>);
 
 impl FakeApi {
-    /// A client that talks to it. It lives as long as the test's runtime.
+    /// Returns a client of the server. It lives as long as the test's runtime.
     pub(super) fn client(&self) -> Client {
         let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let api = self.clone();
@@ -52,7 +53,7 @@ impl FakeApi {
         std::mem::take(&mut self.0.lock().unwrap().writes)
     }
 
-    /// By the end of its path, such as `secrets/local-worker`.
+    /// Returns an object by the end of its path, such as `secrets/local-worker`.
     pub(super) fn object(&self, end: &str) -> Option<Value> {
         let state = self.0.lock().unwrap();
         let end = format!("/{end}");
@@ -98,7 +99,7 @@ impl State {
             self.objects.insert(path.to_owned(), object.clone());
             return object;
         };
-        // As the controller reads it again: with what the spec's required fields need.
+        // As the controller reads it back, with the required fields of the spec.
         self.objects.insert(format!("{parent}/status"), body["status"].clone());
         json!({
             "apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": body["metadata"], "spec": {},

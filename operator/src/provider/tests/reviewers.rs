@@ -1,4 +1,4 @@
-//! What passes do with the right to have tokens reviewed.
+//! Passes that concern the right to have tokens reviewed.
 
 use super::*;
 
@@ -16,7 +16,7 @@ async fn an_operator_that_may_let_nobody_review_tokens_says_so_and_the_relay_ser
     let status = world.api.object("providers/local/status").unwrap();
     assert!(status.to_string().contains("rbac.workerTokens=true"), "{status}");
     assert!(world.api.object("deployments/local-relay").is_some() && world.api.object("services/local").is_some());
-    // Who asks for nothing of it minds nothing.
+    // A Provider that does not need the right is unaffected.
     let world = World::new();
     world.pass(&provider(json!({}))).await.unwrap();
     assert_eq!(world.condition("Reconciling").0, "True", "it waits for relays");
@@ -37,7 +37,7 @@ async fn a_relay_is_let_review_tokens_by_the_one_binding_and_only_while_it_has_t
     let patched = world.api.object("clusterrolebindings/reviews").unwrap();
     let ours = json!({"kind": "ServiceAccount", "name": "local-relay", "namespace": "llm"});
     assert_eq!(patched["subjects"], json!([ours, elsewhere]));
-    // Known, so not asked for again.
+    // Known, so not requested again.
     world.api.take_writes();
     world.changed(&by_token()).await.unwrap();
     assert!(world.api.take_writes().iter().all(|write| !write.contains("clusterrolebindings")));

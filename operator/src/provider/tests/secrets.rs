@@ -1,8 +1,9 @@
-//! What passes do with the Secrets: the life of the worker secret as relays and workers mount it.
+//! Passes that concern the Secrets: the life cycle of the worker secret as relays and workers mount it.
 
 use super::*;
 
-/// Whole passes with the annotation: the relays are told, confirm, and workers get the new value.
+/// Runs a complete rotation with the annotation: the relays receive the new value and confirm it, and workers receive
+/// it.
 async fn rotate(world: &mut World, annotation: &str) {
     let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": annotation}}), json!({}));
     world.changed(&provider).await.unwrap();
@@ -18,7 +19,7 @@ async fn a_second_rotation_within_a_day_leaves_the_first_ones_promise_as_an_olde
     rotate(&mut world, "monday").await;
     let second = world.value("local-worker", "worker-secret").unwrap();
     assert_ne!(first, second);
-    // That was an hour ago: so the annotation says, which older operators write too.
+    // An hour ago, according to the annotation, which older operators write too.
     let hour_ago = Timestamp::from_second(Timestamp::now().as_second() + 23 * 3600).unwrap().to_string();
     world.api.annotate(&format!("{SECRETS}/local-relay"), "modelrelay.io/previous-until", &hour_ago);
 
@@ -42,7 +43,7 @@ async fn workers_get_a_new_value_before_the_old_one_gets_its_end() {
     let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": "monday"}}), json!({}));
     world.changed(&provider).await.unwrap();
     world.relay(&world.expected_hash());
-    // The operator gets no further than the first of the two.
+    // The operator stops after the first of the two writes.
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("secrets/local-relay")).then_some(500));
     world.pass(&provider).await.unwrap_err();
     let new = world.value("local-worker", "worker-secret");
@@ -54,7 +55,7 @@ async fn workers_get_a_new_value_before_the_old_one_gets_its_end() {
     assert!(world.value("local-relay", "relay.yaml").unwrap().contains("notAfter"));
 }
 
-/// A relay Pod beside the one that runs, as a kubelet shows it.
+/// Adds a second relay Pod in this state, as a kubelet reports it.
 fn relay_beside(world: &mut World, state: Value) {
     let started = Timestamp::now().to_string();
     let pod = json!({
@@ -83,7 +84,7 @@ async fn a_relay_that_cannot_start_holds_up_no_rotation_and_one_that_starts_does
         rotate(&mut world, "monday").await;
         assert_eq!(world.value("local-worker", "worker-secret") != first, rotates, "{state}");
         world.relay(&world.expected_hash());
-        // Time alone may end the wait.
+        // The wait may end by time alone.
         let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": "monday"}}), json!({}));
         let next = world.pass(&provider).await.unwrap();
         let soon = Action::requeue(UNCONFIRMED_INTERVAL + Duration::from_millis(50));
@@ -105,7 +106,7 @@ async fn a_guessed_secret_cannot_be_compared_to_the_hash_that_everybody_may_read
     assert!(salt.len() >= 32, "{yaml}");
     let (hash, status) = (world.expected_hash(), world.api.object("providers/local/status").unwrap().to_string());
     assert!(!status.contains(&salt), "{status}");
-    // Another pass, and another operator, change nothing.
+    // Neither another pass nor another operator changes anything.
     world.relay(&hash);
     world.shared.forget(&("llm".into(), "local".into()));
     world.changed(&provider).await.unwrap();
@@ -194,7 +195,7 @@ async fn a_users_secret_is_awaited_and_its_change_rotates() {
     world.api.put(&format!("{SECRETS}/mine"), mine("second"));
     world.relay(&world.expected_hash());
     world.changed(&provider).await.unwrap();
-    // The relay has not reported the configuration with both values yet.
+    // The relay has not yet reported the configuration with both values.
     world.pass(&provider).await.unwrap();
     assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
     assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));

@@ -1,4 +1,4 @@
-//! What passes do with the Secret of `spec.relay.tls`.
+//! Passes that concern the Secret of `spec.relay.tls`.
 
 use super::*;
 use crate::relay_tls::tests::{HOST, json_of, pair};

@@ -110,7 +110,7 @@ fn a_failed_load_is_told_once_for_all_workers_and_again_after_ten_minutes() {
     let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more: backend_unavailable: it said no";
     assert_eq!(told.news(&failing, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     assert_eq!(told.news(&failing, now + Duration::from_secs(1), at(NOON + 1)), []);
-    // It is being tried again, and fails again.
+    // It is retried, and fails again.
     let loading = residency(&[("w1", slot(SlotState::Loading, &[]))]);
     assert_eq!(told.news(&loading, now + Duration::from_secs(60), at(NOON + 60)), []);
     assert_eq!(told.news(&failing, now + Duration::from_secs(120), at(NOON + 120)), []);
@@ -119,7 +119,7 @@ fn a_failed_load_is_told_once_for_all_workers_and_again_after_ten_minutes() {
     assert_eq!(told.news(&failing, now + AGAIN_AFTER, at(NOON + 600)).len(), 1);
 }
 
-/// The slot in which a load failed then; it waits for nothing any more.
+/// A slot in which a load failed at this time, and which waits for nothing any more.
 fn passed(code: &str, message: &str, second: i64) -> SlotReport {
     let failure = SlotFailure { model: "bad".into(), code: code.into(), message: message.into() };
     let last_failure = Some(LastFailure { failure, at: at(second) });
@@ -133,7 +133,7 @@ fn a_failure_whose_back_off_is_over_is_told_once_with_its_age() {
         ("w2", passed("backend_unavailable", "no Pod", NOON - 30)),
     ]);
     let (mut told, now) = (Told::default(), Instant::now());
-    // As after a restart of the operator: nothing is remembered.
+    // After a restart of the operator, nothing is remembered.
     let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more 3 minutes ago: backend_unavailable: no Pod";
     assert_eq!(told.news(&failed, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     for second in [1, 300, 599, 600, 900] {

@@ -32,7 +32,7 @@ fn settled(manager: &str) -> Option<String> {
     Some(format!("settled with {manager}"))
 }
 
-/// A history of looks, and what each comes to.
+/// A history of observations and their results.
 #[derive(Clone)]
 struct Looks {
     rivals: Rivals,
@@ -75,7 +75,7 @@ fn a_rival_is_whoever_took_the_number_over() {
         "a HorizontalPodAutoscaler (field manager kube-controller-manager)"
     );
     assert_eq!(described("keda-operator"), "KEDA (field manager keda-operator)");
-    // What the controller manager writes otherwise scales nothing.
+    // Other writes of the controller manager do not scale.
     assert!(!Rival::of(&meta(&json!([entry("kube-controller-manager", None, 1)]))).unwrap().autoscaler);
 }
 
@@ -102,9 +102,9 @@ fn who_undoes_a_correction_keeps_the_number_until_there_is_peace() {
     assert_eq!(looks.at(1, None, 2, 2), settled("argocd"));
     assert_eq!(looks.at(60, rival("argocd", 2), 5, 2), left("argocd"));
     assert_eq!(looks.at(61, rival("argocd", 2), 5, 2), left("argocd"));
-    // The operator applies that number where nobody owns it.
+    // The operator applies that number while it has no other owner.
     assert_eq!(looks.at(62, None, 5, 2), left("argocd"));
-    // Another write begins the wait again.
+    // Another write restarts the wait.
     assert_eq!(looks.at(300, rival("argocd", 3), 6, 2), left("argocd"));
     assert_eq!(looks.at(899, None, 6, 2), left("argocd"));
     assert_eq!(looks.at(900, None, 6, 2), settled("argocd"));
@@ -129,7 +129,7 @@ fn an_autoscaler_that_comes_by_the_pools_number_has_not_gone() {
     assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
     assert_eq!(looks.at(15, hpa(2), 2, 2), left(HPA));
     assert_eq!(looks.at(30, hpa(3), 5, 2), left(HPA));
-    // Where the pool says its number, or a person takes the Deployment back to the pool's, there is no dispute.
+    // If the pool itself gets that number, or a user resets the Deployment to the pool's, there is no conflict.
     assert_eq!(looks.clone().at(31, None, 5, 5), None);
     assert_eq!(looks.clone().at(31, rival("kubectl", 4), 2, 2), None);
     assert_eq!(looks.at(45, hpa(5), 2, 2), left(HPA));
@@ -143,7 +143,7 @@ fn an_autoscaler_that_undoes_the_pools_next_number_is_left_alone_again() {
     assert_eq!(looks.at(10, None, 4, 3), settled(HPA));
     assert_eq!(looks.at(11, None, 3, 3), settled(HPA));
     assert_eq!(looks.at(25, hpa(2), 4, 3), left(HPA));
-    // A pool whose number changes all the time corrects it once in ten minutes at most.
+    // A pool whose number changes continuously corrects it at most once in ten minutes.
     assert_eq!(looks.at(30, None, 4, 1), left(HPA));
     assert_eq!(looks.at(10_000, None, 4, 3), left(HPA));
 }
@@ -153,7 +153,7 @@ fn a_pool_that_asks_for_another_number_than_both_wrote_gets_it() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, hpa(1), 4, 4), None);
     assert_eq!(looks.at(1, hpa(1), 4, 5), None);
-    // The API server did not take it yet.
+    // The API server has not accepted it yet.
     assert_eq!(looks.at(2, hpa(1), 4, 5), None);
     assert_eq!(looks.clone().at(3, hpa(2), 4, 5), left(HPA), "written since");
     assert_eq!(looks.at(3, None, 5, 5), None);

@@ -1,11 +1,11 @@
-//! Which pool a waiting request counts for, where several serve its model.
+//! Assigns waiting requests to pools, where several serve the same model.
 //!
-//! A request counts once. Pools that run come before pools at zero, and otherwise the order is that of their names; each
-//! takes as many waiting requests as it has room for at its greatest size, and the rest goes on to the next. So one request
-//! wakes one pool, and none while a pool that runs can still grow. A pool that cannot grow, because it does not scale, has
-//! only the room that its workers have now, each for the models that it serves now: one that lists a model and has no
-//! worker for it keeps nobody asleep. The price: a pool that has room on paper, but whose new Pods find no node,
-//! keeps the next one asleep until its maxReplicas are asked for.
+//! Each request is assigned once. Running pools come before pools at zero; otherwise the order is that of their names.
+//! Each pool takes as many waiting requests as it has room for at its greatest size, and the rest is passed to the
+//! next. So one request wakes one pool, and none while a running pool can still grow. A pool that does not scale has
+//! only the room that its workers have now, each for the models that it serves now: a pool that lists a model but has
+//! no worker for it keeps no other pool asleep. The drawback: a pool that has room in theory, but whose new Pods cannot
+//! be scheduled, keeps the next one asleep until its maxReplicas are requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,22 +16,22 @@ use crate::relay_state::ModelReport;
 pub struct Sharer {
     /// Its name.
     pub name: String,
-    /// Whether it is at zero.
+    /// True if it is at zero.
     pub asleep: bool,
-    /// Where it could take requests on: one place for a pool that scales, one for each worker of a pool that does not.
+    /// Its capacity: one place for a pool that scales, one for each worker of a pool that does not.
     pub places: Vec<Place>,
 }
 
 /// Room for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Models that it is for.
+    /// The models that it serves.
     pub models: BTreeSet<String>,
-    /// Requests that fit.
+    /// The number of requests that fit.
     pub room: u64,
 }
 
-/// Waiting requests by pool.
+/// Returns the number of waiting requests by pool.
 pub fn share(models: &BTreeMap<String, ModelReport>, mut pools: Vec<Sharer>) -> BTreeMap<String, u64> {
     pools.sort_by(|a, b| (a.asleep, &a.name).cmp(&(b.asleep, &b.name)));
     let mut shares = BTreeMap::new();

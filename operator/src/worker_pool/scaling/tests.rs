@@ -4,7 +4,7 @@ use super::*;
 
 const CONFIG: Config = Config { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
 
-/// Looks at a pool with a clock of its own, and obeys.
+/// A pool with its own clock that applies each decision.
 struct Pool {
     config: Config,
     history: History,
@@ -25,7 +25,7 @@ impl Pool {
         decision
     }
 
-    /// One look each second.
+    /// Decides once per second.
     fn watch(&mut self, seconds: u64, load: Option<Load>) -> i32 {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
@@ -65,7 +65,7 @@ fn it_goes_down_when_fewer_were_enough_for_the_whole_delay_to_the_most_that_was_
     pool.watch(600, load(0, 100));
     assert_eq!(pool.current, 7);
     assert_eq!(pool.watch(300, load(0, 40)), 7);
-    // The last need of 7 was 600 s ago one second later than that of 3.
+    // The last need of 7 expires one second later than the last need of 3.
     assert_eq!(pool.watch(299, load(0, 10)), 7);
     assert_eq!(pool.watch(1, load(0, 10)), 3);
     assert_eq!(pool.watch(299, load(0, 10)), 3);
@@ -96,7 +96,7 @@ fn what_is_not_known_scales_up_but_never_down() {
     assert_eq!(pool.watch(2000, None), 3);
     assert_eq!(pool.watch(2000, incomplete(0)), 3);
     assert_eq!(pool.watch(1, incomplete(100)), 7);
-    // The time without knowledge counts as time of need.
+    // Time without knowledge is treated as time of need.
     assert_eq!(pool.watch(599, load(0, 0)), 7);
     assert_eq!(pool.watch(1, load(0, 0)), 0);
 }
@@ -174,7 +174,7 @@ proptest! {
     ) {
         let config = Config { min, max: min + more, target, delay: Duration::from_secs(delay) };
         let mut pool = Pool { config, ..Pool::at(start) };
-        // What a reference that keeps everything says: the time of each look, and what was needed at it.
+        // A reference that keeps everything: the time of each decision, and the need at it.
         let mut needs: Vec<(Instant, i32)> = Vec::new();
         for (seconds, step) in steps {
             let load = match step {
@@ -202,7 +202,7 @@ proptest! {
                 if after == 0 {
                     prop_assert!(load.is_none_or(|load| load.waiting + load.running + load.ending == 0));
                 }
-                // Bounded whatever happens.
+                // Always bounded.
                 prop_assert!(pool.history.needs.len() as i64 <= i64::from(more) + 1);
             }
         }

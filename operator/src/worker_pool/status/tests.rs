@@ -36,7 +36,7 @@ fn census(pods: i32) -> Census {
     Census { pods, ready: pods, settled: pods, injected: pods, ..Census::default() }
 }
 
-/// A pool that serves with two Pods; each test changes what it is about.
+/// A pool that serves with two Pods; each test changes the relevant fields.
 struct Case {
     pool: WorkerPool,
     previous: WorkerPoolStatus,
@@ -87,7 +87,7 @@ impl Case {
         status(&facts, &at(1))
     }
 
-    /// Ready, Reconciling, Stalled as `T`, `F` or `U` each, and the reason of Ready.
+    /// Returns Ready, Reconciling and Stalled as `T`, `F` or `U` each, and the reason of Ready.
     fn verdict(&self) -> (String, String) {
         let status = self.status();
         let types: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
@@ -145,10 +145,10 @@ fn a_pool_whose_slots_all_take_nothing_serves_nothing() {
     all.is("FFF", Reason::SlotsQuarantined);
     let message = "2 slots are quarantined of 2, slot gpu0 of worker w1 first: its memory could not be freed";
     assert_eq!(all.status().conditions[0].message, message);
-    // The Pods of before have no slots, and serve.
+    // The older Pods have no slots, and serve.
     let rolling = Case { workers: known(9, &["m"]), ..of([SlotState::Quarantined, SlotState::Quarantined]) };
     rolling.is("TFF", Reason::SlotsQuarantined);
-    // Nothing new is known of it.
+    // Nothing new is known about it.
     let silent = Case { previous: all.status(), workers: Workers::Unknown, residency: None, ..Case::default() };
     silent.is("FFF", Reason::SlotsQuarantined);
 }
@@ -248,7 +248,7 @@ fn a_backend_that_never_loads_is_named_once_it_had_its_time() {
         "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer; 1 Pod has been \
          unready for over 10 minutes"
     );
-    // A DaemonSet, and a Deployment that was complete before, say nothing of it.
+    // The status of a DaemonSet, and of a Deployment that was complete before, does not show it.
     Case { rollout: rollout(2, true), ..waiting(2) }.is("FFF", Reason::BackendsNotAnswering);
     Case { workers: known(1, &["m"]), ..waiting(1) }.is("TTF", Reason::Serving);
 }

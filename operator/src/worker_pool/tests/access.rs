@@ -1,4 +1,4 @@
-//! What a worker may do to Deployments: granted with the driver, taken away with it.
+//! A worker's rights on Deployments: granted with the driver, revoked with it.
 
 use super::*;
 

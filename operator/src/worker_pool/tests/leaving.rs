@@ -1,4 +1,4 @@
-//! Deployments that a pool's worker scaled and scales no more, and Deployments that two would scale.
+//! Deployments that a pool's worker scaled before and no longer scales, and Deployments that two pools would scale.
 
 use super::access::{ROLE, ROLE_BINDING, SERVICE_ACCOUNT, WORKERS, change, scaling};
 use super::*;
@@ -7,7 +7,7 @@ use crate::names;
 const QWEN: &str = "/apis/apps/v1/namespaces/llm/deployments/qwen";
 const QWEN_SCALE: &str = "/apis/apps/v1/namespaces/llm/deployments/qwen/scale";
 
-/// A Deployment that somebody runs.
+/// A Deployment of another owner.
 fn deployment(name: &str, labels: &Value, replicas: i32) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
@@ -38,7 +38,7 @@ impl Scene {
         self.server.lock().unwrap().objects[ROLE]["rules"][0]["resourceNames"].clone()
     }
 
-    /// The Pod of the worker as its Deployment is now.
+    /// Returns a Pod of the worker's current Deployment.
     fn worker_pod(&self) -> Pod {
         let template = self.server.lock().unwrap().objects[WORKERS]["spec"]["template"].clone();
         let mut pod =
@@ -49,7 +49,7 @@ impl Scene {
         serde_json::from_value(pod).unwrap()
     }
 
-    /// Another pool of the namespace, seconds younger (or older).
+    /// Adds another pool to the namespace, younger by this number of seconds (or older).
     fn another(&mut self, name: &str, deployment: &str, younger_by: i64) {
         let mut other = serde_json::to_value(testing::pool(&json!({"provider": "local"}))).unwrap();
         json_patch::merge(&mut other["spec"], &scaling(deployment));
@@ -59,7 +59,7 @@ impl Scene {
         self.pools.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(other).unwrap()));
     }
 
-    /// The pool was made at noon.
+    /// Sets the pool's creation time to noon.
     fn dated(self) -> Self {
         let noon = json!(Timestamp::from_second(NOON).unwrap().to_string());
         self.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["creationTimestamp"] = noon;
@@ -96,7 +96,7 @@ async fn a_deployment_that_a_pool_drops_is_scaled_to_zero_once_the_former_worker
     scene.look().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.may_scale()), (json!(0), json!(["llama"])));
     assert!(scene.events().contains(&"DeploymentReleased".to_owned()));
-    // Whoever scales it from now on means it.
+    // Scaling it from now on is the user's decision.
     scene.run("qwen");
     scene.look().await.unwrap();
     assert_eq!(scene.replicas(QWEN), 1);

@@ -1,4 +1,4 @@
-//! Who decides how many Pods there are, and which go.
+//! The decisions on how many Pods there are, and which are removed first.
 
 use super::*;
 
@@ -33,7 +33,7 @@ async fn an_autoscaler_of_the_deployment_is_named_and_not_fought() {
          replicas are those of this pool, and is left to it: make WorkerPool llama its scaleTargetRef, or remove it and \
          write spec.replicas"
     );
-    // As it is then: the autoscaler writes the pool's number.
+    // The autoscaler then writes the pool's number.
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(3);
     scene.look().await.unwrap();
     assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(3), "False".into()));
@@ -64,7 +64,7 @@ fn change(scene: &Scene, spec: &Value) {
     json_patch::merge(&mut scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"], spec);
 }
 
-/// As another release or another operator begins: it remembers nothing.
+/// A successor, as after a change of release or leader: it remembers nothing.
 fn successor(scene: &Scene) -> Arc<Shared> {
     Arc::new(Shared { ctx: scene.shared.ctx.clone(), caches: scene.shared.caches.clone(), memory: Memory::default() })
 }
@@ -75,7 +75,7 @@ async fn a_new_leader_leaves_a_fleet_to_the_autoscaler_that_made_it() {
     scene.report(serving());
     scene.look().await.unwrap();
     scaled_by(&scene, HPA, 8);
-    // Each leader has a template of its own to apply.
+    // Each leader applies its own template.
     for (leader, image) in ["a", "b", "c"].into_iter().enumerate() {
         let containers = json!([{"name": "vllm", "image": image, "ports": [{"containerPort": 8000}]}]);
         change(&scene, &json!({"template": {"spec": {"containers": containers}}}));
@@ -88,7 +88,7 @@ async fn a_new_leader_leaves_a_fleet_to_the_autoscaler_that_made_it() {
     }
 }
 
-/// One before this wrote the autoscaler's number too.
+/// An earlier operator applied the autoscaler's number too.
 #[tokio::test]
 async fn a_number_that_the_operator_owns_too_is_given_up_where_an_autoscaler_wrote_it() {
     let scene = Scene::new(&json!({}));
@@ -116,7 +116,7 @@ async fn an_autoscaler_that_is_left_alone_is_not_forced_back_by_what_was_read_be
     assert_eq!(replicas(&scene), json!(6));
 }
 
-/// Otherwise the API server would make it 1.
+/// Otherwise the API server would set it to 1.
 #[tokio::test]
 async fn a_number_that_nobody_else_owns_any_more_is_kept() {
     let scene = Scene::new(&json!({}));
@@ -135,7 +135,7 @@ async fn a_number_that_nobody_else_owns_any_more_is_kept() {
     assert_eq!((replicas(&scene), owners(&scene)), (json!(8), vec!["modelrelay-operator".to_owned()]));
 }
 
-/// What is known of who is idle is seconds old, and a Pod that got a request meanwhile must not be the first to go.
+/// The last report is seconds old, and a Pod that received a request meanwhile must not be the first to go.
 #[tokio::test(start_paused = true)]
 async fn relays_are_asked_once_more_before_pods_go() {
     let mut scene = Scene::new(&json!({}));
@@ -155,7 +155,7 @@ async fn relays_are_asked_once_more_before_pods_go() {
     scene.report(busy("llama-1"));
     scene.look().await.unwrap();
     scene.writes();
-    // Whoever asks the relays is told to, and does.
+    // A new report is requested and delivered.
     let (ctx, now) = (scene.shared.ctx.clone(), busy("llama-2"));
     let mut news = ctx.relays.expectations();
     let relays = tokio::spawn(async move {

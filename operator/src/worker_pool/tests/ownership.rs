@@ -1,11 +1,11 @@
-//! Who owns the number of a Deployment, kept as a real API server keeps it in `managedFields`.
+//! Ownership of a Deployment's number of replicas, tracked as a real API server does in `managedFields`.
 
 use serde_json::{Value, json};
 
 use crate::names;
 
-/// The operator applies, by force. Who wrote the same number owns it too; who wrote another owns it no more. A number that is left
-/// out stays unless the operator alone owned it: then it is the API server's default.
+/// The operator applies, by force. A manager that wrote the same number co-owns it; one that wrote another number loses
+/// it. An omitted number stays unless the operator was its only owner: then it becomes the API server's default.
 pub(super) fn apply(before: Option<&Value>, object: &mut Value) {
     let (had, applied) = (before.map(|before| &before["spec"]["replicas"]), object["spec"].get("replicas").cloned());
     let mut entries: Vec<Value> = before.map(entries).unwrap_or_default();
@@ -22,7 +22,7 @@ pub(super) fn apply(before: Option<&Value>, object: &mut Value) {
     object["metadata"]["managedFields"] = json!(entries);
 }
 
-/// Somebody scales: an update, which takes the number from whoever owned it if it is another one.
+/// Another manager scales: an update, which takes the number from its owners if it differs.
 pub(super) fn scale(object: &mut Value, manager: &str, number: i32, second: u64) {
     if object["spec"]["replicas"] == json!(number) {
         return;
@@ -37,7 +37,7 @@ pub(super) fn scale(object: &mut Value, manager: &str, number: i32, second: u64)
     ]);
 }
 
-/// Who owns the number.
+/// Returns the owners of the number.
 pub(super) fn owners(object: &Value) -> Vec<String> {
     let owning = entries(object).into_iter().filter(owns);
     owning.map(|entry| entry["manager"].as_str().unwrap_or_default().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! Pods that somebody else creates.
+//! Pods that other owners create.
 
 use super::*;
 use crate::inject::decide::{self, Decision, Lookup};
@@ -6,7 +6,7 @@ use crate::inject::review::Review;
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/llm/deployments";
 
-/// A Pod as the webhook makes it for the pool as it is.
+/// Returns a Pod as the webhook would currently inject it for the pool.
 fn injected(scene: &Scene, name: &str) -> Value {
     let pod = json!({
         "metadata": {"name": name, "namespace": "llm", "uid": name, "labels": {"modelrelay.io/pool": "llama"}},
@@ -30,10 +30,10 @@ fn injected(scene: &Scene, name: &str) -> Value {
 async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
     let outdated = |change: Value| async move {
         let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
-        // Two of them, because each has a drain token of its own.
+        // Two Pods, because each has its own drain token.
         for name in ["vllm-1", "vllm-2"] {
             let mut pod = injected(&scene, name);
-            // As another webhook may do it, for a registry that mirrors.
+            // Another webhook may rewrite it like this, for a registry mirror.
             let worker = pod["spec"]["initContainers"][0].as_object_mut().unwrap();
             worker.insert("image".to_owned(), json!("mirror.example/worker"));
             scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
@@ -84,10 +84,10 @@ async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_c
     assert_eq!(scene.events(), [""; 0], "said once");
     change(&scene, json!({"spec": {"multiplexer": null}}));
     scene.look().await.unwrap();
-    // The webhook reads the status, so the Pod's successor must not come before it.
+    // The webhook reads the status, so the Pod's successor must not be created before it is written.
     let freed = format!("DELETE {GATED}");
     assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
-    // One that was created meanwhile is let go too.
+    // A Pod that was created meanwhile is released too.
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), [freed]);
 }
@@ -124,6 +124,6 @@ async fn why_a_deployment_of_somebody_elses_gets_no_pods_is_said() {
     assert_eq!(scene.condition("Ready"), ("False".into(), "PodsNotCreated".into()));
     let status = scene.pool().status.clone().unwrap();
     assert_eq!(status.conditions[0].message, format!("Deployment vllm cannot create its Pods: {why}"));
-    // Nothing tells the operator of a change to such a Deployment.
+    // No watch reports a change of such a Deployment.
     assert_eq!(again, Action::requeue(Duration::from_secs(60)));
 }

@@ -1,4 +1,4 @@
-//! Workers follow their relays to TLS, and no relay that cannot speak it.
+//! Workers follow their relays to TLS, and never use a relay that cannot use TLS.
 
 use super::*;
 use crate::relay_tls::tests::{HOST, json_of, pair};
@@ -9,7 +9,7 @@ fn put(scene: &Scene, entries: &[(&str, &str)]) {
     scene.server.lock().unwrap().objects.insert(SECRET.to_owned(), json_of(entries));
 }
 
-/// The address that workers dial, and the authority that they get.
+/// Returns the address that workers dial, and the authority that they receive.
 fn dialled(scene: &Scene) -> (String, Option<String>) {
     let data = scene.server.lock().unwrap().objects[CONFIG_MAP]["data"].clone();
     let yaml = data["worker.yaml"].as_str().unwrap();
@@ -53,7 +53,7 @@ async fn while_no_relay_can_serve_with_the_secret_workers_stay_with_what_they_ha
     put(&scene, &[("tls.crt", &certificate), ("tls.key", &pair(&[HOST]).1)]);
     scene.look().await.unwrap();
     assert_eq!(dialled(&scene), tls, "relays keep the last good pair");
-    // A Provider that is made again finds its workers as they were.
+    // A recreated Provider finds its workers unchanged.
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(dialled(&scene), tls);

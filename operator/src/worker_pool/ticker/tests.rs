@@ -46,7 +46,7 @@ async fn one_request_wakes_one_of_two_pools() {
     let pools = [pool("b", 0, &json!({})), pool("a", 0, &json!({}))];
     scene.report(waiting("qwen", 1));
     assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("a", 1)]));
-    // What is more than one can take wakes the other.
+    // More requests than one pool can take wake the other.
     scene.report(waiting("qwen", 18));
     assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("a", 4), ("b", 1)]));
 }
@@ -55,7 +55,7 @@ async fn one_request_wakes_one_of_two_pools() {
 async fn a_request_for_a_model_of_a_slot_wakes_a_pool_by_each_of_its_names() {
     let models = json!([{"id": "llama", "aliases": ["llama3"], "url": "http://127.0.0.1:8000"}]);
     let slots = json!([{"id": "gpu0", "driver": "static", "models": models}]);
-    // What it advertised before its slots were changed it will not serve again.
+    // It will not serve models that it advertised before its slots were changed.
     let status = json!({"models": ["gone"], "modelCount": 1});
     let scene = Scene::new(&json!({}));
     let mut sleeping = (*pool("a", 0, &json!({"models": ["*"], "multiplexer": {"slots": slots}}))).clone();
@@ -72,7 +72,7 @@ async fn only_a_request_for_its_models_wakes_a_pool() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("other", 1));
     assert_eq!(planned(&scene, &[pool("a", 0, &json!({}))], Instant::now()), []);
-    // One that asks its backend is woken for what this last had.
+    // A pool that takes its models from its backend is woken for the last known ones.
     let mut advertised = (*pool("b", 0, &json!({"models": ["*"]}))).clone();
     advertised.status = serde_json::from_value(json!({"models": ["other"]})).unwrap();
     assert_eq!(planned(&scene, &[advertised.into()], Instant::now()), are(&[("b", 1)]));
@@ -166,7 +166,8 @@ async fn somebody_who_keeps_writing_is_left_to_it() {
     };
     let now = Instant::now();
     assert_eq!(planned(&scene, &at(1, 1), now), are(&[("a", 2)]));
-    // One number by somebody else may still be raised, a second is left alone until it has lasted for the delay.
+    // After one write by another, the number may still be raised; a second is left alone until it has lasted for the
+    // delay.
     assert_eq!(planned(&scene, &at(2, 0), now), are(&[("a", 2)]));
     assert_eq!(planned(&scene, &at(3, 1), now), []);
     assert_eq!(planned(&scene, &at(3, 1), now + Duration::from_secs(59)), []);
@@ -192,7 +193,7 @@ async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
     }
     let written = scene.pool();
     assert_eq!((written.spec.replicas, written.annotations()[names::SCALED_ANNOTATION].as_str()), (Some(2), "2"));
-    // Neither the cache that does not know it yet nor the one that does asks for more.
+    // Neither an outdated nor an up-to-date cache causes another write.
     assert_eq!(planned(&scene, &[stale], later), []);
     assert_eq!(planned(&scene, &[written], later), []);
 }

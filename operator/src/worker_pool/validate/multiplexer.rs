@@ -1,8 +1,8 @@
-//! What a worker would refuse of a `multiplexer`, refused here: in the pool's status, under the name of the pool's field, before
-//! any worker restarts with a file that it cannot read.
+//! Rejects a `multiplexer` that a worker would reject: in the pool's status, with the name of the pool's field, before
+//! any worker restarts with an invalid file.
 //!
-//! Whatever passes here the worker's own parser accepts; a test over made-up pools holds the two together. The other way around
-//! does not hold: some of what a worker would accept means nothing in a pool.
+//! The worker's own parser accepts everything that passes here; a test over generated pools keeps the two consistent.
+//! The reverse does not hold: some settings that a worker would accept have no meaning in a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,12 @@ use crate::crd::worker_pool::Mode;
 
 const MAX_SLOT_ID_CHARS: usize = 64;
 
-/// In a command or its environment, the port that the backend shall listen on.
+/// The placeholder in a command or its environment for the port on which the backend must listen.
 const PORT: &str = "${PORT}";
 
 type Judged = Result<(), ValidateError>;
 
-/// Checks the block, and what stands beside it. An empty one is none.
+/// Checks the block and the fields that conflict with it. An empty block is treated as absent.
 pub(super) fn validate(spec: &WorkerPoolSpec) -> Judged {
     let Some(block) = spec.multiplexer.as_ref().filter(|block| **block != Multiplexer::default()) else {
         return Ok(());
@@ -54,7 +54,7 @@ fn refuse<T>(field: &str, problem: impl Into<String>) -> Result<T, ValidateError
     Err(ValidateError::Multiplexer { field, problem: problem.into() })
 }
 
-/// What belongs to a worker with one backend.
+/// Rejects fields of a worker with a single backend.
 fn beside(spec: &WorkerPoolSpec) -> Judged {
     let given = [
         ("spec.backend", spec.backend.is_some(), "each slot says where its backends are"),
@@ -70,7 +70,7 @@ fn beside(spec: &WorkerPoolSpec) -> Judged {
     }
 }
 
-/// Drivers that need something of the Pod.
+/// Checks drivers that have requirements on the Pod.
 fn place(spec: &WorkerPoolSpec, block: &Multiplexer) -> Judged {
     let has_programs = spec.mode() == Mode::Template || !spec.sidecar.image.trim().is_empty();
     if let Some(slot) = block.slots.iter().find(|slot| slot.runs_commands())
@@ -159,7 +159,7 @@ fn default(at: &str, slot: &Slot) -> Judged {
     }
 }
 
-/// What is left of sleepers is what a slot counts on, so they all sleep alike.
+/// A slot accounts for the memory that its sleepers keep, so all its models must sleep at the same level.
 fn levels(at: &str, slot: &Slot) -> Judged {
     let levels: BTreeSet<i32> = slot.models.iter().map(|model| model.level.unwrap_or(1)).collect();
     match levels.iter().copied().collect::<Vec<_>>().as_slice() {
@@ -195,7 +195,7 @@ fn model(slot: &str, driver: Driver, model: &SlotModel) -> Judged {
     backend(&at, driver, model)
 }
 
-/// The first key that only other drivers read.
+/// Returns the first key that only other drivers read.
 fn foreign(driver: Driver, model: &SlotModel) -> Option<&'static str> {
     let read: &[&str] = match driver {
         Driver::Static => &["url", "healthPath", "expectModel"],
@@ -220,7 +220,7 @@ fn foreign(driver: Driver, model: &SlotModel) -> Option<&'static str> {
     given.into_iter().find(|(key, given)| *given && !read.contains(key)).map(|(key, _)| key)
 }
 
-/// What the driver needs to know of a model.
+/// Checks the settings that the driver requires of a model.
 fn backend(at: &str, driver: Driver, model: &SlotModel) -> Judged {
     if let Some(given) = &model.url {
         url(&format!("{at}.url"), given)?;
@@ -275,7 +275,7 @@ fn command(at: &str, key: &str, words: &[String]) -> Judged {
     }
 }
 
-/// As the worker reads it.
+/// Checks a URL by the worker's rules.
 fn url(field: &str, text: &str) -> Judged {
     let Ok(url) = Url::parse(text.trim()) else {
         return refuse(field, "must be http://HOST:PORT or https://HOST:PORT, with a path if the backend has one");
@@ -283,7 +283,7 @@ fn url(field: &str, text: &str) -> Judged {
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
         return refuse(field, "must be http://HOST:PORT or https://HOST:PORT, with a path if the backend has one");
     }
-    // It may hold a password, so it is not repeated.
+    // The URL may contain a password, so it is not repeated.
     let is_plain =
         url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
     if is_plain { Ok(()) } else { refuse(field, "must not hold credentials, a query or a fragment: remove them") }
@@ -321,7 +321,7 @@ fn size(field: &str, text: Option<&SizeText>) -> Judged {
     }
 }
 
-/// A client's name for a model means one model, whichever slot holds it.
+/// Checks that each model name has one meaning, in whichever slot.
 fn names(block: &Multiplexer) -> Judged {
     let models = || block.slots.iter().flat_map(|slot| slot.models.iter().map(move |model| (slot, model)));
     let ids: BTreeSet<&str> = models().map(|(_, model)| model.id.as_str()).collect();
@@ -351,7 +351,7 @@ fn names(block: &Multiplexer) -> Judged {
     Ok(())
 }
 
-/// A Deployment serves one model: scaled for two, neither could tell whether it is there.
+/// Checks that each Deployment serves one model: with two, neither could be recognized as loaded.
 fn deployments(block: &Multiplexer) -> Judged {
     let mut seen = BTreeSet::new();
     for slot in &block.slots {

@@ -1,4 +1,4 @@
-//! The four requests that are answered.
+//! The four supported requests.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -53,7 +53,7 @@ fn status(code: StatusCode, message: &str) -> Response {
     (code, axum::Json(status)).into_response()
 }
 
-/// Notes the request, and gives the refusal of what is not allowed.
+/// Records the request, and returns the rejection if it is not allowed.
 fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response> {
     let mut state = shared.state();
     state.asked.insert(right.to_owned());
@@ -107,7 +107,7 @@ fn scale_of(shared: &Shared, name: &str) -> Response {
     let Some((_, replicas)) = state.deployments.get(name).filter(|_| !state.deleted.contains(name)) else {
         return status(StatusCode::NOT_FOUND, &format!("deployments.apps \"{name}\" not found"));
     };
-    // As Go writes it: a number that may be left out is, if it is zero.
+    // As Go serializes it: an optional number is omitted if zero.
     let spec = if *replicas == 0 { json!({}) } else { json!({"replicas": replicas}) };
     let there = state.pods.values().filter(|pod| pod["metadata"]["labels"]["app"] == name).count();
     let scale = json!({
@@ -140,7 +140,7 @@ fn list(shared: &Shared, app: &str) -> Response {
     axum::Json(json!({"kind": "PodList", "metadata": {"resourceVersion": version}, "items": items})).into_response()
 }
 
-/// One line per change, a bookmark first, in pieces that are not lines.
+/// Sends one line per change, a bookmark first, in pieces that do not match lines.
 fn watch(shared: Arc<Shared>, app: String, from: u64, until: Instant) -> Response {
     let bookmark =
         json!({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": from.to_string()}}});

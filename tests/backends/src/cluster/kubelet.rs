@@ -1,4 +1,4 @@
-//! What controllers and the kubelet do for one Deployment.
+//! The controllers' and the kubelet's actions for one Deployment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use tokio::time::interval;
 use super::{Deployment, NAMESPACE, Shared};
 use crate::server::is_listening;
 
-/// A container that has ended is started again after this; the real kubelet's second time is after ten seconds.
+/// The delay before an exited container is restarted; the real kubelet's second restart is after ten seconds.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// A controller or a kubelet takes its time, which is a setting of the test.
+/// The delay of a controller or a kubelet, which the test configures.
 #[expect(clippy::disallowed_methods, reason = "the pace of the cluster that is played")]
 async fn sleep(duration: Duration) {
     tokio::time::sleep(duration).await;
 }
 
-/// Gives the Deployment the Pods that it should have, for ever.
+/// Keeps the Deployment's Pods at the desired number indefinitely.
 pub(super) async fn drive(shared: Arc<Shared>, name: String) {
     loop {
         scaled(&shared, &name, |replicas| replicas > 0).await;
         shared.state().busy.insert(name.clone());
         let deployment = shared.state().deployments[&name].0.clone();
-        // The controller has seen that it is to make a Pod, and makes it, whatever has been said since.
+        // The controller has decided to create a Pod, and creates it regardless of later changes.
         sleep(deployment.created_after).await;
         let mut pod = new_pod(&shared, &name, &deployment);
         shared.put_pod(pod.clone());
@@ -40,7 +40,7 @@ pub(super) async fn drive(shared: Arc<Shared>, name: String) {
         if let Some(mut container) = container {
             container.kill().await.expect("a process can be killed");
         }
-        // Its containers have ended, and the kubelet says so before it has given back what they held.
+        // Its containers have ended, and the kubelet reports so before it has released their resources.
         pod["status"]["phase"] = json!("Failed");
         shared.put_pod(pod.clone());
         sleep(deployment.lingers / 2).await;
@@ -49,7 +49,7 @@ pub(super) async fn drive(shared: Arc<Shared>, name: String) {
     }
 }
 
-/// Starts the container, and again whenever it has ended; says when it is ready.
+/// Starts the container, restarts it whenever it has ended, and reports when it is ready.
 async fn run(shared: &Shared, deployment: &Deployment, container: &mut Option<Child>, pod: &mut Value) {
     if deployment.trouble.is_some() {
         std::future::pending::<()>().await;
@@ -72,7 +72,7 @@ async fn run(shared: &Shared, deployment: &Deployment, container: &mut Option<Ch
     }
 }
 
-/// The readiness probe: whether it listens. Whether its model is loaded is another matter.
+/// The readiness probe: true once it listens, whether or not its model is loaded.
 async fn becomes_ready(shared: &Shared, deployment: &Deployment, pod: &mut Value, last: &Value) {
     let mut looks = interval(Duration::from_millis(20));
     loop {

@@ -1,4 +1,4 @@
-//! An operator's own commands.
+//! Commands of the administrator's own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ async fn an_alive_that_cannot_run_is_named_before_anything_is_done_and_is_no_ans
         let refused = driver.check(&model).await.expect_err("a check that fails").to_string();
         let failed = driver.load(&model, LoadKind::Cold).await.expect_err("no load").to_string();
         let unknown = driver.probe(&model).await.expect_err("no look").to_string();
-        // Nobody knows whether anything is there, so the command runs, and its success alone proves nothing.
+        // It is unknown whether the model is loaded, so the command runs, and its success alone proves nothing.
         let stuck = driver.evict(&model).await.expect_err("no proof").to_string();
         for said in [refused, failed, unknown, stuck] {
             assert!(words.iter().all(|word| said.contains(word)), "{said}");
@@ -120,7 +120,7 @@ async fn without_alive_a_model_is_there_as_long_as_somebody_listens() {
     let server = tokio::spawn({
         let asked = Arc::clone(&asked);
         async move {
-            // Whatever is asked, there is no answer.
+            // No request gets a response.
             while listener.accept().await.is_ok() {
                 asked.fetch_add(1, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! What a cluster does to those who scale its Deployments.
+//! Cluster behaviour that affects workers that scale Deployments.
 
 mod others;
 
@@ -39,7 +39,7 @@ async fn two() -> (Cluster, KubernetesScale) {
     (cluster, driver)
 }
 
-/// `a`, loaded, whose Pod takes a while to go.
+/// `a`, loaded, with a Pod that ends slowly.
 async fn lingering() -> (Cluster, KubernetesScale) {
     let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
     let cluster = Cluster::start(vec![("a", lingering)]).await;
@@ -48,7 +48,7 @@ async fn lingering() -> (Cluster, KubernetesScale) {
     (cluster, driver)
 }
 
-/// Unloads `a`, while this happens as soon as it is scaled down.
+/// Unloads `a`; `happens` runs as soon as it is scaled down.
 async fn evicted_while(
     cluster: &Cluster,
     driver: &KubernetesScale,
@@ -63,14 +63,14 @@ async fn evicted_while(
     evicted.expect("an end of the eviction")
 }
 
-/// Loads `b` behind `a`, whose late Pod somebody must have waited for.
+/// Loads `b` after `a`, whose late Pod the driver must have waited for.
 async fn assert_never_two(cluster: &Cluster, driver: &KubernetesScale) {
     driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
     until("no other Pod is to come", async || cluster.busy() == ["b"]).await;
     assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
 }
 
-/// The failure of a load whose Pod never runs.
+/// Returns the failure of a load whose Pod never runs.
 async fn failure_of(status: Value, load_timeout: Duration) -> LoadFailure {
     let deployment = Deployment { trouble: Some(status), ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
@@ -100,7 +100,7 @@ async fn nothing_is_asked_but_what_its_role_allows() {
 
 #[tokio::test]
 async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
-    // Longer than a Pod is waited for that may still come.
+    // Longer than the wait for a Pod that may still be created.
     let lingers = Duration::from_millis(2500);
     let lingering = Deployment { lingers, ..engine("a") };
     let cluster = Cluster::start(vec![("a", lingering), ("b", engine("b"))]).await;
@@ -278,7 +278,7 @@ async fn without_the_right_to_watch_pods_are_listed_now_and_then() {
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     cluster.forbid("watch pods");
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
-    // Each second a list and an attempt to watch, as long as all of the patience if need be.
+    // One list and one attempt to watch each second, for the whole load timeout if necessary.
     assert!(cluster.received() < 30, "{} requests", cluster.received());
     driver.evict(&"a".into()).await.unwrap();
     assert_eq!(cluster.pods(), 0);

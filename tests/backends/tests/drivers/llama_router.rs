@@ -1,4 +1,4 @@
-//! What only a router does.
+//! Behaviour specific to a router.
 
 use modelrelay_backends::engines;
 use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;

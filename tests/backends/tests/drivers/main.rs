@@ -1,7 +1,7 @@
-//! Every driver of the multiplexer, in one table of tests, and beside it what only one kind of backend does.
+//! All drivers of the multiplexer in one table of tests, and tests of single kinds of backends.
 //!
-//! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM, SGLang, and an API server
-//! of Kubernetes. The drivers `process` and `vllm-sleep` with real vLLM are in `tests/plain`.
+//! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM, SGLang, and an API
+//! server of Kubernetes. The drivers `process` and `vllm-sleep` with real vLLM are in `tests/plain`.
 
 mod hooks;
 mod kubernetes;
@@ -13,7 +13,7 @@ mod sglang;
 mod table;
 mod vllm;
 
-/// One module per driver, with every row of the table in it.
+/// Generates one module per driver, with every row of the table.
 macro_rules! every_driver {
     ($($driver:ident),* $(,)?) => {
         $(mod $driver {

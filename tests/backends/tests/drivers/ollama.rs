@@ -1,4 +1,4 @@
-//! What only Ollama does.
+//! Behaviour specific to Ollama.
 
 use modelrelay_worker::multiplexer::driver::DriverError;
 

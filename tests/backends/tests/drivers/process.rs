@@ -1,4 +1,4 @@
-//! Processes that the worker starts: how they end, whatever happens.
+//! Processes that the worker starts: they end in every case.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -73,7 +73,7 @@ async fn port_and_environment_reach_the_command() {
     assert_eq!(line, format!("{port} 127.0.0.1:{port}"));
 }
 
-/// Gives a load up that never ends, once its script has written this line.
+/// Abandons a load that never ends, once its script has written this line.
 async fn given_up(driver: &Process, model: &Model, file: &Path) -> String {
     tokio::select! {
         loaded = driver.load(model, LoadKind::Cold) => panic!("{loaded:?}"),
@@ -81,7 +81,7 @@ async fn given_up(driver: &Process, model: &Model, file: &Path) -> String {
     }
 }
 
-/// Loads a server whose script notes process ids, and gives the driver with them.
+/// Loads a server whose script records process ids, and returns the driver.
 async fn loaded(script: &str, folder: &Path) -> (Process, Model) {
     let script =
         script.replace("PIDS", &folder.to_string_lossy()).replace("SERVER", &format!("{FAKE} vllm m ${{PORT}}"));
@@ -93,7 +93,7 @@ async fn loaded(script: &str, folder: &Path) -> (Process, Model) {
 #[tokio::test]
 async fn eviction_takes_what_left_the_process_group_too() {
     let folder = folder();
-    // A daemon: a session of its own, and its parent is gone.
+    // A daemon: in its own session, and its parent is gone.
     let script = "(setsid sh -c 'echo $$ > PIDS/daemon; exec sleep 1000' &); echo $$ > PIDS/main; exec SERVER";
     let (driver, model) = loaded(script, folder.path()).await;
     let (main, daemon) =
@@ -134,7 +134,7 @@ async fn a_driver_that_is_dropped_leaves_nothing() {
     until("the process is gone", async || !runs(main)).await;
 }
 
-/// Stands for a worker that is killed: a shell holds the supervisor's standard input, as a worker would.
+/// Simulates a killed worker: a shell holds the supervisor's standard input, as a worker would.
 #[tokio::test]
 async fn a_killed_parent_leaves_no_orphan() {
     let folder = folder();
@@ -195,7 +195,7 @@ async fn a_supervisor_tells_how_its_command_ended() {
     assert_eq!(ended("kill -KILL $$").await, Some(137));
 }
 
-/// A service manager may signal every process of a service; the worker alone says when its backends end.
+/// A service manager may signal every process of a service; only the worker decides when its backends end.
 #[tokio::test]
 async fn a_supervisor_that_is_signalled_leaves_its_command_alone() {
     let folder = folder();
@@ -214,7 +214,7 @@ async fn a_supervisor_that_is_signalled_leaves_its_command_alone() {
     assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "it has ended as it was asked to");
 }
 
-/// Told twice, some servers cut short what they were finishing.
+/// A second signal makes some servers abort what they were finishing.
 #[tokio::test]
 async fn a_stop_that_follows_an_abandoned_eviction_grants_what_is_left_to_finish() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! For each driver: its backends, and what the table needs to know of them.
+//! For each driver: its backends, and the facts that the table needs about them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,19 +31,19 @@ pub(crate) struct Rig {
     pub(crate) driver: Arc<dyn Driver>,
     /// Two models that can be loaded, one at a time.
     pub(crate) models: [Model; 2],
-    /// What the backend calls them.
+    /// The backend's names of these models.
     pub(crate) names: [&'static str; 2],
-    /// A model that the driver knows and whose backend serves another.
+    /// A model that the driver knows, but whose backend serves another.
     pub(crate) wrong: Model,
-    /// A model whose load takes long, or for ever.
+    /// A model whose load takes long, or never ends.
     pub(crate) slow: Model,
-    /// Whether the driver knows for certain that a backend has ended: its own child, or what a command says of it.
+    /// True if the driver knows for certain that a backend has ended: its own child, or by the result of a command.
     pub(crate) is_certain: bool,
-    /// Whether nothing is ever unloaded.
+    /// True if nothing is ever unloaded.
     pub(crate) stays: bool,
     /// Servers that the driver did not start.
     pub(crate) servers: Vec<Server>,
-    /// In the command line of every process that the driver starts.
+    /// A text in the command line of every process that the driver starts.
     pub(crate) mark: String,
     _folder: Marked,
     _cluster: Option<Cluster>,
@@ -109,7 +109,7 @@ async fn fake_server(kind: Kind, model: &str, defects: &[&str]) -> Server {
     Server::start(&fake.command(), &[("RUST_LOG", "info".to_owned())], port).await
 }
 
-/// The demo backend, which calls its model `demo`.
+/// Starts the demo backend, whose model is `demo`.
 async fn demo_server() -> Server {
     let port = free_port();
     let command =
@@ -134,7 +134,7 @@ pub(crate) async fn static_url() -> Option<Rig> {
 pub(crate) async fn process() -> Option<Rig> {
     let (server, folder) = (real("bin/llama-server")?, folder());
     let model = |id: &str, file: &str, expect: &str| {
-        // A file of its own: its path marks the process.
+        // Its own file, whose path identifies the process.
         let weights = folder.path().join(format!("{id}.gguf"));
         std::os::unix::fs::symlink(real(&format!("models/{file}.gguf"))?, &weights).expect("a link can be made");
         let (server, weights) = (path(&server), path(&weights));
@@ -151,11 +151,11 @@ pub(crate) async fn process() -> Option<Rig> {
 /// One real llama-server in router mode.
 pub(crate) async fn llama_router() -> Option<Rig> {
     let folder = folder();
-    // In the command lines of the router's own children, and not in its own.
+    // In the command lines of the router's children, but not in its own.
     let mark = path(&folder.path().join("weights-"));
     engines::weights(folder.path(), "weights-", &[A, B])?;
     let section = |id: &str| format!("[{id}]\nmodel = {mark}{id}.gguf\nctx-size = 512\n");
-    // A model whose file is missing: the router starts a process for it, and that ends.
+    // A model whose file is missing: the router starts a process for it, which then exits.
     let broken = "[broken]\nmodel = /nowhere/model.gguf\n";
     let server = engines::llama_router(folder.path(), &(section(A) + &section(B) + broken)).await?;
     let driver = LlamaRouter::new(server.url.clone(), vec![A.into(), B.into(), WRONG.into(), "broken".into()]);
@@ -187,7 +187,7 @@ fn ours(kind: Kind, folder: &TempDir, more: &[&str]) -> Vec<Engine> {
     vec![engine(A, A, &[]), engine(B, B, &[]), engine(WRONG, A, &[]), engine(SLOW, SLOW, &["never-ready"])]
 }
 
-/// As [`ours`], started by somebody else.
+/// Like [`ours`], but started externally.
 async fn theirs(kind: Kind, more: &[&str]) -> (Vec<Engine>, Vec<Server>) {
     let (mut engines, mut servers) = (Vec::new(), Vec::new());
     for (id, model, defects) in [(A, A, &[][..]), (B, B, &[]), (WRONG, A, &[]), (SLOW, SLOW, &["never-ready"])] {
@@ -282,7 +282,7 @@ pub(crate) async fn kubernetes() -> Option<Rig> {
 struct Marked(TempDir);
 
 impl Drop for Marked {
-    /// What a command of the hooks left behind belongs to nobody.
+    /// Kills processes that a command of the hooks left behind, which have no other owner.
     fn drop(&mut self) {
         for pid in processes_with(&path(self.0.path())) {
             let _ = std::process::Command::new("kill").arg("-KILL").arg(pid.to_string()).status();

@@ -1,4 +1,4 @@
-//! What SGLang's memory saver does to the careless.
+//! SGLang's memory saver and its pitfalls.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::rig::{FAKE, on_port};
 
-/// Seconds after which the fake gives its health check up.
+/// The seconds after which the fake's health check times out.
 const HEALTH_TIMEOUT: &str = "SGLANG_HEALTH_CHECK_TIMEOUT";
 
 async fn started(words: &[&str], env: &[(&str, String)]) -> Server {
@@ -24,7 +24,7 @@ async fn started(words: &[&str], env: &[(&str, String)]) -> Server {
     Server::start(&words.iter().fold(fake, |fake, word| fake.with(word)).command(), env, port).await
 }
 
-/// A driver that knows nothing of the server yet.
+/// A driver without knowledge of the server.
 fn driver_of(server: &Server, reload_from: Option<&str>) -> Sglang {
     let reload_from = reload_from.map(str::to_owned);
     let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from };
@@ -63,7 +63,7 @@ async fn weights_that_were_not_kept_are_found_to_be_garbage_or_read_again() {
     assert_eq!(answer.map(|(status, _)| status), Some(200));
 }
 
-/// A worker that begins while a foreign engine has released its memory, by the word of a worker before it.
+/// A worker that starts while an external engine has released its memory on a previous worker's command.
 async fn successor() -> (Server, Sglang) {
     let (server, before) = foreign(&[], None).await;
     before.evict(&"m".into()).await.unwrap();
@@ -88,7 +88,7 @@ async fn a_foreign_engine_that_serves_is_found() {
     assert!(driver.probe(&"m".into()).await.unwrap().ready);
 }
 
-/// Longer than `/ready` takes on a busy machine, and less than `/health` takes at least.
+/// Longer than `/ready` takes on a busy machine, and less than the minimum for `/health`.
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What every driver does, whatever its backend is.
+//! The behaviour of every driver, whatever its backend.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::rig::Rig;
 
-/// Long enough for a load to have begun, and nowhere near a long one's end.
+/// Long enough for a load to have begun, and far shorter than a long load.
 const MIDWAY: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(ri
         assert_eq!(is_ready(&rig, 0).await, rig.stays);
     }
     if rig.driver.capabilities().owns_backends {
-        // One that sleeps too.
+        // A sleeping model too.
         rig.driver.stop(&rig.models[0]).await.unwrap();
         assert_nothing_runs(&rig);
     }
@@ -128,20 +128,20 @@ pub(crate) async fn a_dead_backend_is_noticed(mut rig: Rig) {
         assert!(ended.is_ok(), "its parent hears of its end");
     }
     let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));
-    // Of a server that others started nobody can know whether its end is one, or it is overloaded for a moment.
+    // For an external server, it is unknown whether it has ended or is temporarily overloaded.
     let seen = if rig.is_certain { Found::Nothing } else { Found::Silence };
     until(
         "its end is seen",
         async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == seen),
     )
     .await;
-    // And it is no failure that it is gone already.
+    // It is no failure that it is already gone.
     rig.driver.force_evict(&rig.models[0]).await.unwrap();
 }
 
 pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
     let model = &rig.models[0];
-    // Never loaded; loaded; evicted; forced already.
+    // Never loaded; loaded; evicted; already forced.
     rig.driver.force_evict(model).await.unwrap();
     load(&rig, 0).await;
     rig.driver.force_evict(model).await.unwrap();
@@ -160,19 +160,19 @@ pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
 }
 
 pub(crate) async fn an_abandoned_load_leaves_nothing(rig: Rig) {
-    // A router and Ollama load in a moment: so they are left in the middle of it.
+    // A router and Ollama load quickly, so these loads are abandoned very early.
     let (midway, is_fast) = if rig.slow == rig.models[0] { (Duration::from_millis(3), true) } else { (MIDWAY, false) };
     let abandoned = tokio::time::timeout(midway, rig.driver.load(&rig.slow, LoadKind::Cold)).await;
     assert!(abandoned.is_err() || is_fast, "{abandoned:?}");
     if rig.driver.capabilities().owns_backends {
-        // Before anybody asks for it.
+        // Before any further call.
         until("its process is gone", async || processes_with(&rig.mark).is_empty()).await;
     }
     rig.driver.force_evict(&rig.slow).await.unwrap();
     if rig.servers.is_empty() {
         assert_nothing_runs(&rig);
     }
-    // A foreign server may have struck it off its list a moment before its process ends.
+    // An external server may have removed it from its list shortly before its process ends.
     until("no process of it is left", async || processes_with(&rig.mark).is_empty()).await;
     assert!(!rig.driver.probe(&rig.slow).await.unwrap_or_default().ready);
     load(&rig, 1).await;
@@ -187,7 +187,7 @@ async fn load(rig: &Rig, nth: usize) {
     rig.driver.load(&rig.models[nth], LoadKind::Cold).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
 
-/// Nobody being there at all is as good as not ready.
+/// Returns false also if no server is reachable.
 async fn is_ready(rig: &Rig, nth: usize) -> bool {
     match rig.driver.probe(&rig.models[nth]).await {
         Ok(probed) => probed.ready,

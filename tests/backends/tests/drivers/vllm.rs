@@ -1,4 +1,4 @@
-//! What vLLM's sleep mode does to the careless.
+//! vLLM's sleep mode and its pitfalls.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{FAKE, on_port};
 
-/// For what waits for no running request. Such a request goes on for longer.
+/// The limit for operations that wait for no running request. Such a request takes longer.
 const SOON: Duration = Duration::from_secs(5);
 
 async fn foreign(defects: &[&str]) -> (Server, VllmSleep) {
@@ -37,7 +37,7 @@ async fn foreign_at(level: Level, defects: &[&str]) -> (Server, VllmSleep) {
     (server, driver)
 }
 
-/// A driver that knows nothing of the server yet.
+/// A driver without knowledge of the server.
 fn driver_of(server: &Server, level: Level) -> VllmSleep {
     let model = SleeperModel { served: Served::new("m"), url: server.url.clone(), launch: None };
     VllmSleep::new([model], level, worker_program())
@@ -52,7 +52,7 @@ fn port(server: &Server) -> u16 {
     server.url.port().expect("it has one")
 }
 
-/// Plays a backend until the test ends; where it is.
+/// Runs a fake backend until the test ends; returns its address.
 async fn serve(router: Router) -> url::Url {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
     let url = format!("http://{}", listener.local_addr().expect("it has an address"));
@@ -60,7 +60,7 @@ async fn serve(router: Router) -> url::Url {
     url.parse().expect("this is a URL")
 }
 
-/// A request that runs for as long as a test takes.
+/// A request that runs for the whole test.
 fn endless() -> Value {
     json!({"model": "m", "prompt": "Hi", "max_tokens": 1000, "stream": true})
 }
@@ -102,7 +102,8 @@ async fn aborted_request_looks_complete_to_its_client() {
     assert!(!holds_memory(&server).await);
 }
 
-/// A server that a former worker put to sleep, and that still waits for a request. `while_it_waits` runs in parallel with both.
+/// A server that a previous worker put to sleep, and that still waits for a request. `while_it_waits` runs in parallel
+/// with both.
 async fn while_sleep_waits<T>(server: &Server, while_it_waits: impl Future<Output = T>) -> T {
     let body = endless();
     let request = post(&server.url, "/v1/completions", &body);
@@ -147,7 +148,7 @@ async fn load_given_up_during_sleep_does_not_delay_abort() {
     assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
 }
 
-/// Asleep at once, but only for those who abort: a request has come between the last look and the order.
+/// Sleeps at once, but only in mode abort: a request has started between the last check and the command.
 async fn sleeper_with_hidden_request() -> url::Url {
     let (sleep, slept) = tokio::sync::watch::channel(false);
     let is_sleeping = move || std::future::ready(Json(json!({"is_sleeping": *slept.borrow()})));
@@ -246,7 +247,7 @@ async fn server_whose_wake_was_interrupted_releases_everything() {
         } else {
             driver.evict(&model).await.unwrap();
         }
-        // Weights that were still there would make this the whole server.
+        // If its weights were still loaded, this would wake the whole server.
         let woken = post(&server.url, "/wake_up?tags=kv_cache", &Value::Null).await.expect("it answers").1;
         assert!(woken.contains("\"sleeping\""), "{woken}");
     }
@@ -287,7 +288,7 @@ async fn a_server_that_only_says_that_it_sleeps_is_not_believed() {
     let (_server, driver) = foreign(&["deaf"]).await;
     let error = driver.evict(&"m".into()).await.unwrap_err();
     assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
-    // And a server that nobody here started cannot be killed either.
+    // A server that was started externally cannot be killed either.
     let error = driver.force_evict(&"m".into()).await.unwrap_err();
     assert!(matches!(error, DriverError::NotOurs(_)), "{error}");
 }
@@ -320,7 +321,7 @@ async fn an_address_that_may_not_be_told_is_named_beforehand() {
     let list = json!({"data": [{"id": "m", "status": {"value": "unloaded"}}]});
     let models = get(move || std::future::ready(Json(list.clone())));
     let mut url = serve(Router::new().route("/health", get(async || "ok")).route("/models", models)).await;
-    // It leads here, and is neither a loopback nor a private address.
+    // It resolves to this machine, and is neither a loopback nor a private address.
     url.set_host(Some("0.0.0.0")).expect("this is a host");
     let sleeper = SleeperModel { served: Served::new("m"), url: url.clone(), launch: None };
     let drivers: [Box<dyn Driver>; 2] = [

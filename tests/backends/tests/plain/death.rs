@@ -1,4 +1,4 @@
-//! The driver `process` and a server that is killed: what clients see, and what is left of the server.
+//! The driver `process` and a killed server: the clients' view, and what is left of the server.
 
 use modelrelay_backends::engines::VLLM_START;
 use modelrelay_backends::server::until;
@@ -45,8 +45,8 @@ async fn load(driver: &Process, model: &Model) -> Url {
     driver.url(model).expect("a loaded model has an address")
 }
 
-/// A stream ends with an error and without its end. A request without a first byte gets an error, after the relay has looked for
-/// another worker.
+/// A stream ends with an error and without its end. A request without a first byte gets an error, after the relay has
+/// searched for another worker.
 async fn clients_of_a_killed_server_get_errors(server: &Engine, group: &Group) {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "3").start().await;
     let worker = worker(&relay, server, &server.url).await;
@@ -72,7 +72,7 @@ async fn clients_of_a_killed_server_get_errors(server: &Engine, group: &Group) {
 struct Group(u32);
 
 impl Group {
-    /// The group of the process that listens at this address, which its command line names.
+    /// Returns the group of the process that listens at this address, which its command line contains.
     fn of(url: &Url) -> Self {
         let port = format!("--port {}", url.port().expect("it has one"));
         let [leader, ..] = modelrelay_backends::server::processes_with(&port)[..] else {
@@ -98,7 +98,7 @@ impl Group {
     }
 }
 
-/// The process group of a process that runs.
+/// Returns the process group of a running process.
 fn group_of(process: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');

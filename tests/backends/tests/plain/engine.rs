@@ -13,11 +13,11 @@ use modelrelay_worker::multiplexer::driver::served::gauges;
 use serde_json::{Value, json};
 use url::Url;
 
-/// The largest number of requests that the worker takes at once. vLLM runs as many; the others queue in llama-server.
+/// The largest number of requests that the worker accepts at once. vLLM runs as many; the others queue in llama-server.
 pub(crate) const CONCURRENCY: u32 = 32;
 
-/// The pause between two reads of an engine's metrics. llama-server notices that the client of a response without a stream has
-/// left only in a second in which it has no result for anyone, and the metrics are one.
+/// The pause between two reads of an engine's metrics. llama-server notices that the client of a non-streamed response
+/// has disconnected only in a second without any other result, and the metrics are one.
 const METRICS_PAUSE: Duration = Duration::from_millis(1200);
 
 /// A running inference server with one model.
@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     pub(crate) kind: &'static str,
     pub(crate) model: &'static str,
     pub(crate) url: Url,
-    /// The metric that counts the requests that it executes.
+    /// The metric with the number of requests that it executes.
     pub(crate) running: &'static str,
     /// More tokens than any test waits for, and fewer than the context holds.
     pub(crate) endless: u32,
@@ -41,7 +41,7 @@ pub(crate) struct Stack {
 }
 
 impl Engine {
-    /// A request for `tokens` tokens, which the engine answers with the same text each time.
+    /// A request for `tokens` tokens, to which the engine responds with the same text each time.
     pub(crate) fn ask(&self, path: &str, tokens: u32, stream: bool) -> Request {
         let mut body = json!({
             "model": self.model, "max_tokens": tokens, "stream": stream, "temperature": 0, "seed": 1, "cache_prompt": false,
@@ -55,17 +55,17 @@ impl Engine {
         Request::post(path, &body)
     }
 
-    /// Sends a request to the engine itself.
+    /// Sends a request directly to the engine.
     pub(crate) async fn fetch(&self, request: Request) -> Reply {
         request.fetch(self.address(), &Log::new(self.kind)).await
     }
 
-    /// Sends a request to the engine itself, in the background.
+    /// Sends a request directly to the engine, in the background.
     pub(crate) fn begin(&self, request: Request) -> Pending {
         request.start(self.address(), &Log::new(self.kind))
     }
 
-    /// The number of requests that the engine executes.
+    /// Returns the number of requests that the engine executes.
     pub(crate) async fn running(&self) -> u32 {
         let page = self.fetch(Request::get("/metrics")).await.with_status(200).text();
         gauges(&page, &[self.running]).unwrap_or_else(|| panic!("no {} in {page}", self.running)) as u32
@@ -95,14 +95,14 @@ impl Stack {
     }
 }
 
-/// A plain worker of the relay that reaches the engine at this address.
+/// Starts a plain worker of the relay that reaches the engine at this address.
 pub(crate) async fn worker(relay: &Relay, engine: &Engine, url: &Url) -> WorkerProcess {
     let worker = WorkerProcess::builder().without("MODELS").relay(relay.url()).backend(url.as_str());
     let worker = worker.env("WORKER_SECRET", WORKER_SECRET).env("BACKEND_ENGINE", engine.kind);
     worker.concurrency(CONCURRENCY).start().await
 }
 
-/// The text of a response, whatever its route, and whether it was a stream. Servers group the tokens of a stream as they like.
+/// Returns the text of a response, on any route, streamed or not. Servers group the tokens of a stream differently.
 pub(crate) fn text_of(reply: &Reply) -> String {
     let body = reply.text();
     assert!(reply.status == 200 && !reply.aborted, "{} {body}", reply.status);

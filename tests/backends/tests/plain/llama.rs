@@ -1,4 +1,4 @@
-//! llama-server, as the program or from the wheel.
+//! llama-server, built from source or from the wheel.
 
 use modelrelay_backends::server::Server;
 use modelrelay_backends::{engines, real};
@@ -6,7 +6,7 @@ use modelrelay_backends::{engines, real};
 use crate::engine::{Engine, Stack};
 use crate::steps;
 
-/// A llama-server of two requests at once.
+/// A llama-server for two concurrent requests.
 async fn llama() -> Option<(Engine, Server)> {
     let server = engines::llama_server(&real("models/tiny-a.gguf")?, "tiny-a", 2).await?;
     let running = "llamacpp:requests_processing";

@@ -1,7 +1,8 @@
 //! A plain worker, without the multiplexer, in front of a real engine: llama-server and vLLM.
 //!
-//! `steps` holds what must be true of every engine. llama-server starts within a second, so each step is a test with a server of
-//! its own. vLLM takes minutes: its steps share the server that `scripts/backends/vllm run` starts, and are one test.
+//! `steps` contains the checks that apply to every engine. llama-server starts within a second, so each step is a test
+//! with its own server. vLLM takes minutes: its steps share the server that `scripts/backends/vllm run` starts, and are
+//! one test.
 
 mod death;
 mod engine;

@@ -1,4 +1,5 @@
-//! The driver `vllm-sleep` and a real vLLM. On a processor the order of events and all answers are real, and no memory is freed.
+//! The driver `vllm-sleep` and a real vLLM. On a CPU the order of events and all responses are real, but no memory is
+//! freed.
 
 use modelrelay_backends::worker_program;
 use modelrelay_harness::client::Request;
@@ -10,7 +11,7 @@ use modelrelay_worker::multiplexer::event::Left;
 
 use crate::engine::{Engine, text_of};
 
-/// The driver, of a server that another program has started.
+/// The driver, for a server that another program has started.
 fn driver(engine: &Engine, level: Level) -> VllmSleep {
     let model = SleeperModel { served: Served::new(engine.model), url: engine.url.clone(), launch: None };
     VllmSleep::new([model], level, worker_program())
@@ -43,7 +44,7 @@ pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
 }
 
 pub(crate) async fn running_request_ends_before_sleep(engine: &Engine) {
-    // Few: the driver waits for five seconds.
+    // Few tokens: the driver waits for five seconds.
     let ask = || engine.ask("/v1/completions", 40, true);
     let expected = text_of(&engine.fetch(ask()).await);
     let (driver, model) = (driver(engine, Level::One), engine.model.into());

@@ -1,4 +1,4 @@
-//! What must be true of a plain worker in front of every engine.
+//! Checks of a plain worker that apply to every engine.
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -7,10 +7,10 @@ use modelrelay_harness::client::Request;
 
 use crate::engine::{Engine, Stack, text_of};
 
-/// The routes that every engine answers.
+/// The routes that every engine serves.
 const ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/messages"];
 
-/// The worker finds the model by itself.
+/// Checks that the worker discovers the model.
 pub(crate) async fn model_is_discovered(engine: &Engine, stack: &Stack) {
     let listed = stack.relay.get("/v1/models").await.with_status(200).json();
     let ids: Vec<_> = listed["data"].as_array().into_iter().flatten().map(|model| &model["id"]).collect();
@@ -19,7 +19,7 @@ pub(crate) async fn model_is_discovered(engine: &Engine, stack: &Stack) {
     assert_eq!((&health["backend_up"], &health["models"]), (&json!(true), &json!([engine.model])), "{health}");
 }
 
-/// A client gets the bytes that the engine sent, and these have the text of a request without the programs between.
+/// Checks that a client gets the bytes that the engine sent, and that their text equals that of a direct request.
 pub(crate) async fn responses_are_unchanged(engine: &Engine, stack: &Stack) {
     for (route, stream) in ROUTES.into_iter().flat_map(|route| [(route, false), (route, true)]) {
         let reply = stack.relay.fetch(engine.ask(route, 60, stream)).await.with_status(200);
@@ -30,7 +30,7 @@ pub(crate) async fn responses_are_unchanged(engine: &Engine, stack: &Stack) {
     }
 }
 
-/// The engine's own error reaches the client.
+/// Checks that the engine's own error reaches the client.
 pub(crate) async fn errors_are_unchanged(engine: &Engine, stack: &Stack) {
     let request = Request::post("/v1/chat/completions", &json!({"model": engine.model, "messages": "not a list"}));
     let (reply, direct) = (stack.relay.fetch(request.clone()).await, engine.fetch(request).await);
@@ -38,7 +38,7 @@ pub(crate) async fn errors_are_unchanged(engine: &Engine, stack: &Stack) {
     assert_eq!((reply.status, reply.text()), (direct.status, direct.text()));
 }
 
-/// Streams that run at once do not mix.
+/// Checks that concurrent streams do not mix.
 pub(crate) async fn concurrent_streams_are_unchanged(engine: &Engine, stack: &Stack) {
     let lengths = [40, 80, 120, 160];
     let ask = |tokens| engine.ask("/v1/completions", tokens, true);
@@ -54,7 +54,7 @@ pub(crate) async fn concurrent_streams_are_unchanged(engine: &Engine, stack: &St
     }
 }
 
-/// The engine stops working on a request whose client disconnects, before and after the first byte.
+/// Checks that the engine stops working on a request whose client disconnects, before and after the first byte.
 pub(crate) async fn disconnect_stops_generation(engine: &Engine, stack: &Stack) {
     engine.until_running(0).await;
     let mut stream = stack.relay.send(engine.ask("/v1/chat/completions", engine.endless, true)).await;

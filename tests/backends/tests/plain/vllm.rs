@@ -1,4 +1,4 @@
-//! vLLM on a processor, with a model of random weights.
+//! vLLM on a CPU, with a model of random weights.
 
 use std::process::Stdio;
 
@@ -11,7 +11,7 @@ use url::Url;
 use crate::engine::{CONCURRENCY, Engine, Stack};
 use crate::{death, sleep, steps};
 
-/// The context of the model that `scripts/backends/vllm` makes.
+/// The context length of the model that `scripts/backends/vllm` creates.
 const CONTEXT: u32 = 16_384;
 
 pub(crate) fn engine(url: Url) -> Engine {
@@ -24,12 +24,12 @@ pub(crate) fn engine(url: Url) -> Engine {
     }
 }
 
-/// One test, because its steps share a server: the last ones put that to sleep.
+/// One test, because its steps share a server: the last ones put it to sleep.
 #[tokio::test]
 async fn vllm_serves_through_worker_and_sleeps() {
     let Some(url) = engines::shared_vllm().await else { return };
     let engine = engine(url);
-    // A former attempt may have left it asleep.
+    // A previous attempt may have left it asleep.
     engine.fetch(Request::post("/wake_up", &json!({}))).await.with_status(200);
     let stack = Stack::start(&engine).await;
     steps::model_is_discovered(&engine, &stack).await;
@@ -51,7 +51,7 @@ async fn vllm_process_dies_restarts_and_stops() {
     death::process_dies_restarts_and_stops(command).await;
 }
 
-/// The length limit that clients see is the model's, and vLLM's refusal arrives unchanged.
+/// The length limit that clients see is the model's, and vLLM's rejection arrives unchanged.
 async fn context_is_the_models(engine: &Engine, stack: &Stack) {
     let listed = engine.fetch(Request::get("/v1/models")).await.json();
     assert_eq!(listed["data"][0]["max_model_len"], json!(CONTEXT));
@@ -61,7 +61,7 @@ async fn context_is_the_models(engine: &Engine, stack: &Stack) {
     assert!(direct.text().contains(&format!("max_model_len={CONTEXT}")), "{}", direct.text());
 }
 
-/// vLLM's own benchmark, against the relay.
+/// Runs vLLM's own benchmark against the relay.
 async fn benchmark_fails_no_request(engine: &Engine, stack: &Stack) {
     const REQUESTS: u32 = 160;
     let (Some(program), Some(model)) = (vllm("bin/vllm"), vllm("models/tiny")) else { return };

@@ -1,4 +1,4 @@
-//! How a worker ends, and what is left of its servers.
+//! The end of a worker, and of its servers.
 
 use serde_json::json;
 

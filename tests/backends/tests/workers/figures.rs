@@ -1,5 +1,5 @@
-//! What the swapping costs, in numbers that are promised. Those who compare speeds want the machine for themselves: `.config/nextest.toml` runs
-//! each of these alone.
+//! The cost of swapping, compared with documented limits. Tests that compare speeds need the machine for themselves:
+//! `.config/nextest.toml` runs each of these alone.
 
 use std::time::{Duration, Instant};
 
@@ -51,22 +51,22 @@ async fn a_lone_request_beside_a_saturated_model_is_served_and_costs_the_others_
     saturated(Duration::from_secs(8)).await;
 }
 
-/// As above, over the minute of the promise.
+/// The same over the documented minute.
 #[tokio::test]
 #[ignore = "takes two minutes; run by scripts/test saturated"]
 async fn a_lone_request_in_a_minute_beside_a_saturated_model_is_served_and_costs_the_others_little() {
     saturated(Duration::from_secs(60)).await;
 }
 
-/// Four clients never let go of one model. So many answers as they get in `window`, they must get in little more time when
-/// somebody asks for another model meanwhile; and that one must not wait longer than its bound.
+/// Four clients keep one model busy. The number of responses that they get in `window` must take only a little longer
+/// while another client requests another model, and that request must not wait longer than its bound.
 async fn saturated(window: Duration) {
     let Some(weights) = Weights::new() else { return };
     let Some(slot) = weights.slot(2) else { return };
     let drain = 5;
     let knobs = json!({"drainTimeout": format!("{drain}s")});
     let stack = Stack::start(&knobs, &slot).await;
-    // Both were loaded before, so that the worker knows what they cost.
+    // Both were loaded before, so that the worker knows their cost.
     for model in ["tiny-b", "tiny-a"] {
         stack.relay.fetch(answer(model, 5)).await.with_status(200);
     }
@@ -98,12 +98,12 @@ async fn saturated(window: Duration) {
         };
         let (waited, beside) = tokio::join!(waited, tokio::time::timeout(LONG * 3, rest));
         let beside = beside.expect("the clients of the other model are served again");
-        // The machine may have become busier or less so meanwhile: the slower of the times before and after counts.
+        // The load of the machine may have changed meanwhile: the slower of the times before and after is used.
         let after = Instant::now();
         let rest = count.wait_for(|count| *count >= 3 * answers);
         tokio::time::timeout(LONG * 3, rest).await.expect("they go on").expect("it is counted");
         let alone = alone.max(after.elapsed());
-        // docs/multiplexer/policy.md: the other's turn (quantum, drain and swap), and its own drain and swap.
+        // docs/multiplexer/policy.md: the other model's turn (quantum, drain and swap), and its own drain and swap.
         let quantum = (cost * 8).max(Duration::from_secs(5));
         let bound = quantum + 2 * (cost + Duration::from_secs(drain));
         let kept = alone.as_secs_f64() / beside.as_secs_f64();
@@ -122,7 +122,7 @@ async fn saturated(window: Duration) {
     }
 }
 
-/// What the worker expects a swap to this model to cost.
+/// Returns the cost that the worker expects of a swap to this model.
 fn cost_of(slot: &Value, model: &str) -> Duration {
     let models = slot["models"].as_array().expect("a slot has models");
     let cost = models.iter().find(|entry| entry["id"] == model).and_then(|entry| entry["swap_cost_ms"].as_u64());

@@ -1,4 +1,4 @@
-//! What is cut short: by a swap, by a client, by a model that cannot be loaded, by a server that dies.
+//! Interrupted requests: by a swap, by a client, by a model that cannot be loaded, by a server that dies.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use serde_json::json;
 use crate::rig::{Stack, Weights, eventually, kill};
 use crate::stream::{answer, chat, end_of, events, expected, stream};
 
-/// So many tokens take longer than any drain here.
+/// This number of tokens takes longer than any drain here.
 const ENDLESS: u32 = 30_000;
 
-/// A llama-server that is told to end while it answers sometimes hangs, and is killed ten seconds later.
+/// A llama-server that is stopped while it responds sometimes hangs, and is killed ten seconds later.
 const SWAP: Duration = Duration::from_secs(30);
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_model_whose_file_is_missing_is_refused_with_the_reason_and_the_former
     assert!(message.contains("missing") && message.contains("exit code 1") && !message.contains(&*folder), "{message}");
     let log = stack.worker.process.log();
     assert!(log.lines().iter().any(|line| line.contains("missing.gguf") && line.contains("model=\"missing\"")));
-    // Nobody has asked for it again.
+    // It was not requested again.
     stack.until_slot("the former one is back", |slot| slot["resident"] == "tiny-a" && slot["state"] == "ready").await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
     assert_eq!(stack.starts("tiny-a"), 2, "before and after");
@@ -78,7 +78,7 @@ async fn a_server_that_died_is_noticed_by_what_it_served_and_by_the_next_request
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
     let stack = Stack::start(&json!({}), &slot).await;
-    // One that had died before it had finished any answer would be left alone for a while.
+    // One that had died before it had finished any response would be left alone for a while.
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
     let mut cut = stack.relay.send(stream("tiny-a", ENDLESS)).await;
     cut.read_until("data: ").await;
@@ -89,7 +89,7 @@ async fn a_server_that_died_is_noticed_by_what_it_served_and_by_the_next_request
     assert!(cut.error_frame().is_some() && !cut.text().contains("[DONE]"), "{}", end_of(&cut.text()));
     assert_eq!(events(&next.reply().await), expected[&("tiny-a", 60)]);
     assert_eq!(stack.starts("tiny-a"), 2);
-    // An idle one too.
+    // The same for an idle server.
     eventually("a new server is there alone", async || weights.servers().len() == 1).await;
     kill(weights.servers()[0]).await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);

@@ -1,7 +1,7 @@
-//! Worker and relay as programs before real inference servers: what clients get while models take turns.
+//! Worker and relay as programs in front of real inference servers: the clients' view while models alternate.
 //!
-//! Answers are compared byte by byte with those of a server that nobody swaps, at temperature 0. What a swap costs here is
-//! the start of a llama-server, some tenths of a second.
+//! Responses are compared byte by byte with those of a server without swaps, at temperature 0. A swap costs the start
+//! of a llama-server here, some tenths of a second.
 
 mod end;
 mod figures;

@@ -1,4 +1,4 @@
-//! One Ollama, started by somebody else.
+//! One Ollama, started externally.
 
 use modelrelay_backends::engines;
 use modelrelay_backends::server::get;
@@ -10,7 +10,7 @@ use url::Url;
 use crate::rig::{Stack, Weights, eventually};
 use crate::stream::{answer, stream, text};
 
-/// The models that Ollama has loaded, as `/api/ps` says.
+/// Returns the models that Ollama has loaded, from `/api/ps`.
 async fn loaded(ollama: &Url) -> Vec<String> {
     let (_, answer) = get(ollama, "/api/ps").await.expect("Ollama answers");
     let from = answer.find('{').expect("a JSON object");
@@ -39,7 +39,7 @@ async fn ollama_has_one_model_at_a_time_and_its_streams_come_whole() {
         told
     };
     let (one, two, three) = tokio::join!(client(0), client(1), client(2));
-    // Asked directly, it says the same.
+    // A direct request returns the same.
     let address = ollama.url.socket_addrs(|| None).expect("it is an address")[0];
     let direct = async |request: Request| text(&request.fetch(address, &Log::new("ollama")).await);
     let expected = [direct(stream("tiny-a", 150)).await, direct(stream("tiny-b", 150)).await];
@@ -47,7 +47,7 @@ async fn ollama_has_one_model_at_a_time_and_its_streams_come_whole() {
     for (model, said) in [one, two, three].concat() {
         assert_eq!(said, expected[usize::from(model == "tiny-b")], "{model}");
     }
-    // Somebody else has had a model loaded; the worker's clients get theirs all the same.
+    // Another client has had a model loaded; the worker's clients get theirs all the same.
     for model in ["tiny-a", "tiny-b"] {
         let reply = stack.relay.fetch(answer(model, 5)).await.with_status(200);
         assert_eq!(
@@ -55,7 +55,7 @@ async fn ollama_has_one_model_at_a_time_and_its_streams_come_whole() {
             (&json!(model), vec![format!("{model}:latest")])
         );
     }
-    // Nobody knows a way around an Ollama that is gone, and the next request after its return needs none.
+    // There is no way around an Ollama that is gone, and the next request after its return needs none.
     let port = ollama.url.port().expect("it has a port");
     ollama.kill().await;
     let refused = stack.relay.fetch(answer("tiny-a", 5)).await.with_status(503);

@@ -19,7 +19,7 @@ async fn streams_of_models_that_take_turns_are_those_of_their_servers_byte_by_by
     let Some(slot) = weights.slot(2) else { return };
     let stack = Stack::start(&json!({"minResidency": "1ms", "linger": "off"}), &slot).await;
     let relay = &stack.relay;
-    // Four clients, each of which wants both models by turns and some answer longer than others.
+    // Four clients, each alternating between both models and requesting responses of different lengths.
     let client = async |number: usize| {
         for turn in 0..6 {
             let model = ["tiny-a", "tiny-b"][(number + turn) % 2];
@@ -29,7 +29,7 @@ async fn streams_of_models_that_take_turns_are_those_of_their_servers_byte_by_by
         }
     };
     tokio::join!(client(0), client(1), client(2), client(3));
-    // Each server said in the worker's log what it is, and the worker has counted all of them.
+    // Each server identified itself in the worker's log, and the worker has counted all of them.
     let starts = [stack.starts("tiny-a"), stack.starts("tiny-b")];
     assert!(starts[0] > 0 && starts[1] > 0 && stack.loads().await == starts[0] + starts[1], "{starts:?}");
     assert_eq!(weights.servers().len(), 1, "one model at a time");

@@ -11,10 +11,10 @@ use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
 
-/// For what takes several swaps on a busy machine.
+/// The timeout for several swaps on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Weights of `tiny-a` and `tiny-b` in a folder of the test's own, whose path is in the command line of each server that has
+/// Weights of `tiny-a` and `tiny-b` in the test's own folder, whose path is in the command line of each server that has
 /// one of them open.
 #[derive(Debug)]
 pub(crate) struct Weights(TempDir);
@@ -26,7 +26,7 @@ impl Weights {
         Some(Self(folder))
     }
 
-    /// A slot whose models are a llama-server each that the worker starts, and one more whose file is missing.
+    /// A slot with a llama-server per model, started by the worker, and one more model whose file is missing.
     pub(crate) fn slot(&self, capacity: usize) -> Option<Value> {
         let model = |id: &str| {
             let weights = self.0.path().join(format!("{id}.gguf"));
@@ -41,7 +41,7 @@ impl Weights {
         self.0.path()
     }
 
-    /// The servers that have a model of these open.
+    /// Returns the servers that have one of these models open.
     pub(crate) fn servers(&self) -> Vec<u32> {
         processes_with(&self.0.path().to_string_lossy())
     }
@@ -56,7 +56,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// With these settings of the multiplexer, and this slot.
+    /// Starts the programs with these settings of the multiplexer and this slot.
     pub(crate) async fn start(knobs: &Value, slot: &Value) -> Self {
         let relay = Relay::start().await;
         let yaml = yaml(knobs, slot);
@@ -65,27 +65,27 @@ impl Stack {
         Self { relay, worker, yaml, _config: config }
     }
 
-    /// A further worker of the same settings.
+    /// Starts a further worker with the same settings.
     pub(crate) async fn another_worker(&self) -> (WorkerProcess, NamedTempFile) {
         start_worker(&self.yaml, self.relay.addr()).await
     }
 
-    /// How the slot is.
+    /// Returns the state of the slot.
     pub(crate) async fn slot(&self) -> Value {
         self.worker.probe("/healthz").await.json()["slots"][0].clone()
     }
 
-    /// Waits until the slot is so.
+    /// Waits until the slot satisfies the condition.
     pub(crate) async fn until_slot(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
         eventually(what, async || is_so(&self.slot().await)).await;
     }
 
-    /// Loads so far, whatever they were for, as the worker counts them.
+    /// Returns the number of loads so far, for any reason, as the worker counts them.
     pub(crate) async fn loads(&self) -> usize {
         self.worker.metric("modelrelay_worker_swaps_total{").await as usize
     }
 
-    /// Loads so far, as the servers themselves say: in the worker's log, under the name of their model.
+    /// Returns the number of loads so far, as the servers report in the worker's log, under the name of their model.
     pub(crate) fn starts(&self, model: &str) -> usize {
         let (said, name) = (": listening on ", format!("model=\"{model}\""));
         self.worker.process.log().lines().iter().filter(|line| line.contains(said) && line.contains(&name)).count()
@@ -98,7 +98,7 @@ fn yaml(knobs: &Value, slot: &Value) -> String {
     json!({"multiplexer": knobs}).to_string()
 }
 
-/// A worker of the relay behind this address.
+/// Starts a worker of the relay behind this address.
 pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProcess, NamedTempFile) {
     let config = NamedTempFile::new().expect("a temporary file");
     std::fs::write(config.path(), yaml).expect("a writable file");
@@ -107,7 +107,7 @@ pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProces
     (builder.relay(format!("http://{relay}")).start().await, config)
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 ///
 /// # Panics
 /// After [`LONG`].

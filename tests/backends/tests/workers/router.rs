@@ -1,4 +1,4 @@
-//! One llama-server in router mode, started by somebody else.
+//! One llama-server in router mode, started externally.
 
 use modelrelay_backends::engines;
 use modelrelay_backends::server::get;
@@ -8,7 +8,7 @@ use url::Url;
 use crate::rig::{Stack, Weights, eventually};
 use crate::stream::{answer, events, expected, stream};
 
-/// The models that the router has loaded.
+/// Returns the models that the router has loaded.
 async fn loaded(router: &Url) -> Vec<String> {
     let (_, answer) = get(router, "/models").await.expect("the router answers");
     let list = body(&answer);

@@ -1,4 +1,4 @@
-//! Streams that can be compared.
+//! Comparable streams.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,13 @@ use modelrelay_harness::client::{Reply, Request};
 use modelrelay_harness::process::Log;
 use serde_json::{Value, json};
 
-/// A stream of so many tokens: the models never end by themselves. At temperature 0 they say the same each time.
+/// A stream of this number of tokens: the models never end by themselves. At temperature 0 they generate the same text
+/// each time.
 pub(crate) fn stream(model: &str, tokens: u32) -> Request {
     Request::post("/v1/completions", &body(model, tokens, true))
 }
 
-/// The same as one answer.
+/// The same as a non-streamed response.
 pub(crate) fn answer(model: &str, tokens: u32) -> Request {
     Request::post("/v1/completions", &body(model, tokens, false))
 }
@@ -31,10 +32,10 @@ pub(crate) fn chat(path: &str, model: &str, tokens: u32) -> Request {
     Request::post(path, &body)
 }
 
-/// The events of a whole stream, without what differs from one answer to the next: name, time and duration.
+/// Returns the events of a whole stream, without the parts that differ between responses: name, time and duration.
 ///
 /// # Panics
-/// When it was cut off, or does not end with `[DONE]`, or has the name of another answer in it.
+/// If it was truncated, does not end with `[DONE]`, or contains the name of another response.
 pub(crate) fn events(reply: &Reply) -> String {
     let text = reply.text();
     assert!(reply.status == 200 && !reply.aborted, "{} {}", reply.status, end_of(&text));
@@ -55,7 +56,7 @@ pub(crate) fn events(reply: &Reply) -> String {
     lines.iter().map(line).collect()
 }
 
-/// What was said, where servers cut it into events as they like.
+/// Returns the text, because servers split it into events differently.
 pub(crate) fn text(reply: &Reply) -> String {
     let events = events(reply);
     let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -67,7 +68,7 @@ pub(crate) fn end_of(text: &str) -> String {
     text[from..].to_owned()
 }
 
-/// What each model says when it is asked directly, for each of these numbers of tokens.
+/// Returns each model's output for a direct request, for each of these numbers of tokens.
 pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u32), String>> {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let models = ["tiny-a", "tiny-b"];
@@ -79,7 +80,7 @@ pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u3
         for &tokens in tokens {
             let reply = stream(model, tokens).fetch(address, &Log::new("llama-server")).await;
             let told = events(&reply);
-            // One more tells how it ended.
+            // One more event reports how it ended.
             assert_eq!(told.lines().count(), tokens as usize + 1, "{}", end_of(&told));
             expected.insert((model, tokens), told);
         }

@@ -1,4 +1,4 @@
-//! The backend of the scenarios: a process of its own, to be killed and stopped. `chaos-backend ADDRESS JOURNAL`
+//! The backend of the scenarios: its own process, so that it can be killed and stopped. `chaos-backend ADDRESS JOURNAL`
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -28,14 +28,14 @@ async fn main() {
     }
 }
 
-/// Answers one request, piece by piece, as it asks for.
+/// Responds to one request, piece by piece, as it specifies.
 async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
     let ask = Ask::parse(&call.head.target)?;
     if ask.stall == Some(Stall::Upload) {
         return hang(call).await;
     }
     let body = call.try_read_body().await?;
-    // Who woke up too late has nobody left to work for.
+    // A backend that resumed too late has no client left.
     if call.is_abandoned() {
         return None;
     }
@@ -45,7 +45,7 @@ async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
     }
     let pieces = ask.answer(digest(&body));
     let middle = pieces.len() / 2;
-    // A plain answer has its head when it has its first piece, as from every engine.
+    // A plain response has its head when it has its first piece, as from every engine.
     if !ask.stream {
         pause(ask.gap_ms).await;
     }

@@ -1,4 +1,4 @@
-//! Names that cannot be looked up, and addresses that change, while clients ask.
+//! Names that cannot be resolved, and addresses that change, under load.
 
 use modelrelay_chaos::{
     load::Plan,
@@ -13,7 +13,7 @@ async fn a_name_that_fails_and_then_changes_loses_no_request() {
         let mut site = two_relays(&namespace, 2, |relay| relay).await;
         let load = site.load(Plan::mixed(16)).await;
 
-        // No lookup succeeds; a relay that comes back at its old address is found all the same.
+        // No lookup succeeds; a relay that restarts at its old address is found all the same.
         load.ledger().fault();
         namespace.set_addresses(&[]);
         site.workers[0].process.process.wait_for_line("cannot be looked up").await;

@@ -1,5 +1,5 @@
-//! Processes that stop and go on: short enough to be waited for, and long enough to be declared lost. Who wakes up must not
-//! do what another has done meanwhile.
+//! Processes that stop and resume: after a short pause that is tolerated, and after a long one, when they are
+//! considered lost. A resumed process must not repeat what another has done meanwhile.
 
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ use modelrelay_harness::process::Process;
 
 use crate::BACKEND;
 
-/// For an answer.
+/// The timeout for a response.
 const TIMEOUT_SECS: &str = "4";
 
-/// Lost after three heartbeats of a second, and a backend after [`TIMEOUT_SECS`]; half of the pauses are longer.
+/// A worker is lost after three heartbeats of a second, and a backend after [`TIMEOUT_SECS`]; half of the pauses are
+/// longer.
 async fn freeze(process: &Process, dice: &mut Dice, long: bool, load: &Load) {
     let pause = if long { dice.between(4_500..=5_500) } else { dice.between(200..=2_000) };
     load.ledger().fault();
@@ -69,12 +70,12 @@ async fn a_relay_that_wakes_up_repeats_nothing() {
     assert!(summary.failures() + summary.repeated > 0, "no worker has noticed");
 }
 
-/// What a relay had sent to a worker that slept stands in the worker's socket when it wakes up, long after another one
-/// has answered it.
+/// Requests that a relay had sent to a frozen worker are in the worker's socket when it resumes, long after another
+/// worker has served them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_wakes_up_executes_nothing_that_waited_in_its_socket() {
     let mut site = Site::with_workers(BACKEND, 2, |relay| relay, |worker| worker.concurrency(100)).await;
-    // More messages than a worker reads at a stretch.
+    // More messages than a worker reads in one batch.
     let load = site.load(Plan::of(150, |nonce, _| Ask::plain(nonce, 10).upload(3_000))).await;
     for _ in 0..form::times(3) {
         load.ledger().fault();

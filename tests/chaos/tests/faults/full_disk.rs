@@ -1,4 +1,4 @@
-//! No space for the file of API keys: the keys that exist go on working, and a key that cannot be kept is not given out.
+//! No space for the file of API keys: existing keys keep working, and a key that cannot be stored is not issued.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -28,7 +28,7 @@ async fn may_ask(relay: &RelayNode, key: &Value) -> u16 {
     relay.relay.fetch(Request::get("/v1/models").bearer(key)).await.status
 }
 
-/// Everything that is left of a small disk.
+/// Fills the rest of a small disk.
 fn fill(dir: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(dir.join("filler")).expect("a file on the disk");
@@ -72,7 +72,7 @@ async fn a_full_disk_refuses_new_keys_and_spoils_none() {
         let summary = site.check("full disk under the API keys", load).await;
         assert_eq!(summary.failures(), 0, "{summary}");
 
-        // And nothing of it was true in memory alone.
+        // No change existed only in memory.
         site.relays[0].kill().await;
         site.relays[0].restart().await;
         let relay = &site.relays[0];

@@ -1,4 +1,5 @@
-//! Backends that stop at every stage of a request. What hangs ends with its timeout; nobody else feels it.
+//! Backends that hang at every stage of a request. A hanging request ends with its timeout; no other request is
+//! affected.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use modelrelay_chaos::{
 
 use crate::BACKEND;
 
-/// What a request may take.
+/// The limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A hang fails, a busy machine does not: other scenarios compare megabytes on the same threads.
@@ -22,7 +23,7 @@ const ENDED: Duration = Duration::from_secs(60);
 async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {
     let seconds = TIMEOUT.as_secs().to_string();
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
-    // Six clients, and at most five that hang: a slot is always free.
+    // Six clients, and at most five hanging requests: a slot is always free.
     let load = site.load(Plan::of(6, Ask::mixed)).await;
     let target = site.relays[0].target.clone();
     let mut reasons = Vec::new();
@@ -60,7 +61,7 @@ async fn a_backend_that_accepts_nothing_is_answered_with_a_timeout() {
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
     let load = site.load(Plan::of(6, Ask::mixed)).await;
     load.ledger().fault();
-    // Stopped, it accepts nothing; the kernel still makes connections for it.
+    // While stopped, it accepts nothing; the kernel still completes connections for it.
     site.backends[0].process.signal("STOP").await;
     load.ledger().answers(100).await;
     site.backends[0].process.signal("CONT").await;

@@ -1,4 +1,4 @@
-//! `kill -9` of backends, which come back at their address.
+//! `kill -9` of backends, which restart at their address.
 
 use modelrelay_chaos::{form, load::Plan, site::Site};
 

@@ -1,4 +1,4 @@
-//! `kill -9` of one of two relays: the other goes on, and the workers come back.
+//! `kill -9` of one of two relays: the other continues, and the workers reconnect.
 
 use modelrelay_chaos::{form, load::Plan};
 
@@ -29,7 +29,7 @@ async fn a_relay_that_is_killed_takes_nobody_elses_requests_along() {
     .await;
 }
 
-/// A relay that has just come back knows no model until its first worker is there again.
+/// A relay that has just restarted knows no model until its first worker reconnects.
 fn excused(reason: &str) -> bool {
     reason == "relay gone" || reason.contains("model_not_found") || reason.contains("queue_timeout")
 }

@@ -1,4 +1,5 @@
-//! One fault each, under a checked load: what was lost or doubled is a failure, everything else is counted.
+//! One fault per scenario, under a verified load: lost or doubled requests are a failure, everything else is only
+//! counted.
 
 mod dns_failure;
 mod frozen;
@@ -27,13 +28,13 @@ use modelrelay_harness::{
 /// The backends' program.
 const BACKEND: &str = env!("CARGO_BIN_EXE_chaos-backend");
 
-/// Where the relays of a namespace are, under one name.
+/// The addresses of a namespace's relays, under one name.
 const RELAYS: [&str; 2] = ["127.0.0.2", "127.0.0.3"];
 
-/// What workers dial to have a link to each.
+/// The URL that workers dial to have a link to each.
 const RELAYS_URL: &str = "dns+http://relays.test:7001";
 
-/// Runs a scenario in a network of its own, and shows the line that it prints there.
+/// Runs a scenario in its own network, and shows the line that it prints there.
 async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) {
     let said = namespace::inside(test, body).await;
     for line in said.lines().filter_map(|line| line.strip_prefix(REPORT)) {
@@ -41,7 +42,7 @@ async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace)
     }
 }
 
-/// Two relays under one name, and so many workers that have a link to each.
+/// Two relays under one name, and this number of workers with a link to each.
 async fn two_relays(namespace: &Namespace, workers: usize, settings: impl Fn(RelayBuilder) -> RelayBuilder) -> Site {
     namespace.set_addresses(&RELAYS);
     let mut site = Site::new(BACKEND);

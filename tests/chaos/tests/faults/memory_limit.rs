@@ -1,11 +1,11 @@
-//! More than fits: the relay refuses before the kernel would kill it.
+//! More data than fits: the relay rejects requests before the kernel would kill it.
 
 use modelrelay_chaos::{ask::Ask, cage::Cage, ledger::say, load::Plan, site::Site};
 use modelrelay_harness::cannot_run;
 
 use crate::BACKEND;
 
-/// What the relay may take in, and what the kernel permits it in all.
+/// The relay's budget, and the kernel's limit for the whole process.
 const BUFFERED: &str = "32Mi";
 const LIMIT: u64 = 128 << 20;
 

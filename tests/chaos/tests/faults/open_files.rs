@@ -1,4 +1,5 @@
-//! No descriptor left: what runs goes on, what comes waits or is told, and everything is well when some are free again.
+//! No descriptor left: running requests continue, new ones wait or are rejected, and everything works again once some
+//! are free.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ async fn a_relay_without_descriptors_finishes_what_runs_and_takes_the_rest_later
         assert!(idle.len() < 1000, "the descriptors do not end");
         idle.push(RawConnection::open(relay.addr(), relay.log()).await);
     }
-    // What runs ends as if nothing were; what its clients ask then waits outside.
+    // Running requests end normally; the next requests of their clients wait to be accepted.
     eventually("what ran is answered", async || load.ledger().counts().answered >= before.answered + CLIENTS / 2).await;
     drop(idle);
     load.ledger().answers_within(50, Duration::from_secs(30)).await;

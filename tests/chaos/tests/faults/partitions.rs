@@ -1,4 +1,4 @@
-//! Packets that vanish between a worker and its relay, one way or both, until they do not.
+//! Packets between a worker and its relay are lost, one way or both, for a while.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_partition_of_any_kind_loses_and_repeats_nothing() {
         let load = site.load(Plan::mixed(16)).await;
         let mut back = Vec::new();
         for cut in [Cut::Incoming, Cut::Outgoing, Cut::Both].repeat(form::times(1)) {
-            // Lost after three seconds; sometimes it is healed around that very moment.
+            // Links are lost after three seconds; sometimes the cable is restored around that very moment.
             let pause = Duration::from_millis(site.dice.between(2_500..=5_000));
             load.ledger().fault();
             far.cut(cut).await;

@@ -1,4 +1,4 @@
-//! Everything replaced one by one while a hundred streams run: none is cut, nothing is refused.
+//! Everything is replaced one by one while a hundred streams run: none is truncated, and no request is rejected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ async fn a_rolling_restart_of_relays_cuts_no_stream() {
             load.ledger().fault();
             let relay = &mut site.relays[number];
             relay.relay.process().terminate().await;
-            // As a load balancer does: by readiness.
+            // By readiness, like a load balancer.
             eventually("it is unready", async || relay.relay.get("/readyz").await.status == 503).await;
             relay.target.balance(false);
             let status = relay.relay.process().wait_exit_within(Duration::from_secs(25)).await;

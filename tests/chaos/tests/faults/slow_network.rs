@@ -1,4 +1,4 @@
-//! A narrow cable between worker and relay: every stream and upload arrives whole, and each gets its share.
+//! A narrow cable between worker and relay: every stream and upload arrives complete, and each gets its share.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ const MEGABITS: u32 = 8;
 /// As many as the worker has slots.
 const AT_ONCE: usize = 8;
 
-/// All at once, each of 400 kB; returns how long the fastest and the slowest took.
+/// Sends all at once, each of 400 kB; returns the durations of the fastest and the slowest.
 async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> Ask) -> (Duration, Duration) {
     let target = &site.relays[0].target;
     let exchanges: Vec<_> = (0..AT_ONCE)

@@ -1,4 +1,5 @@
-//! Too much, for too long, and all at once. These want the machine for themselves: `.config/nextest.toml` runs each alone.
+//! Overload, long load and mass reconnection. These tests need the machine for themselves: `.config/nextest.toml` runs
+//! each alone.
 
 mod overload;
 mod soak;

@@ -1,4 +1,5 @@
-//! Five times what the workers can do: they go on at full speed, and the rest is told at once to come back later.
+//! Five times the workers' capacity: they continue at full speed, and the rest is rejected at once with a time to
+//! retry.
 
 use std::{
     sync::Arc,
@@ -23,23 +24,23 @@ const REQUEST_MS: u64 = 100;
 
 const QUEUE: &str = "32";
 
-/// How much of what was answered at one time the capacity must be answered at five times.
+/// The fraction of the successes at capacity that must be reached at five times the capacity.
 const GOODPUT: f64 = 0.9;
 
-/// The goal is 50 ms; a refusal waits for nothing, but the machine may be busy.
+/// The goal is 50 ms; a rejection waits for nothing, but the machine may be busy.
 const REFUSED_WITHIN: Duration = Duration::from_millis(250);
 
-/// What the relay's memory may grow by, beyond what one time the capacity needs: connections, not bodies.
+/// The allowed growth of the relay's memory over that at capacity: connections, not bodies.
 const GROWTH: u64 = 32 << 20;
 
-/// What so many requests a second came to.
+/// The results at one rate.
 struct Run {
     answered_per_second: f64,
     refusals: Vec<Duration>,
     resident: u64,
 }
 
-/// Sends so many a second, whatever becomes of them.
+/// Sends requests at this rate, regardless of their results.
 async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
     let lasts = Duration::from_secs(5 * form::times(1) as u64);
     let target = &site.relays[0].target;

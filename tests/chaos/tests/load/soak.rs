@@ -1,8 +1,8 @@
-//! Seventy of a hundred slots busy for a long time, and now and then something is killed: nothing grows.
+//! Seventy of a hundred slots are busy for a long time, and now and then a process is killed: nothing grows.
 //!
-//! Neither program tells how many tasks it has. What they hold shows in memory, descriptors and threads as Linux counts them,
-//! and in the relay's own gauges of requests and bytes, which must be at zero when the clients have gone. Measured are the
-//! relay, and a worker that is never killed.
+//! Neither program reports its number of tasks. Its resources show in memory, descriptors and threads as Linux counts
+//! them, and in the relay's own gauges of requests and bytes, which must be zero when the clients have gone. The relay
+//! and a worker that is never killed are measured.
 
 use std::time::{Duration, Instant};
 
@@ -15,21 +15,21 @@ use modelrelay_harness::usage::Usage;
 
 use crate::BACKEND;
 
-/// How long, in minutes.
+/// The duration in minutes.
 const MINUTES: &str = "MODELRELAY_SOAK_MINUTES";
 
-/// Three workers of eight slots, and clients that pause as long as is left of them.
+/// Three workers of eight slots, and clients whose pauses leave the rest free.
 const CLIENTS: usize = 18;
 
-/// One of so many requests meets a fault: clients that leave are as many again.
+/// One of this number of requests meets a fault; as many are abandoned by their clients.
 const REQUESTS_PER_FAULT: usize = 100;
 
-/// What may be more in the last third than in the first: buffers find their size in the first minute.
+/// The allowed growth from the first to the last third: buffers reach their size in the first minute.
 const MEMORY_FACTOR: f64 = 1.10;
 const MEMORY_MORE: f64 = 4e6;
 const DESCRIPTORS_MORE: f64 = 8.0;
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     memory: f64,

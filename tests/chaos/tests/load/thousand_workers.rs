@@ -1,8 +1,9 @@
-//! A relay that is killed and comes back with a thousand workers: no herd, no failed handshake, all there in ten seconds.
+//! A relay with a thousand workers is killed and restarted: no thundering herd, no failed handshake, all reconnected in
+//! ten seconds.
 //!
-//! A thousand worker processes would measure the machine. These are links of the benchmark's crowd: in one process, over the
-//! wire protocol, with the very code of our worker that says how long to wait before a dial. Two real workers serve the
-//! checked load beside them.
+//! A thousand worker processes would measure the machine. These are links of the benchmark's crowd: in one process,
+//! over the wire protocol, with the worker's own code for the pause before a dial. Two real workers serve the verified
+//! load next to them.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +16,15 @@ use crate::BACKEND;
 const WORKERS: u32 = 1000;
 const OPEN_FILES: u64 = 1500;
 
-/// From the moment that the relay listens again.
+/// From the moment at which the relay listens again.
 const ALL_BACK: Duration = Duration::from_secs(10);
 
-/// The window in which dials are counted, and how many may fall into one: the first pause is uniform over 0.8 s, so 125 would
-/// be its share.
+/// The window in which dials are counted, and the maximum in any window: the first pause is uniform over 0.8 s, so its
+/// share would be 125.
 const WINDOW: Duration = Duration::from_millis(100);
 const HERD: usize = 300;
 
-/// The most that began within one window.
+/// Returns the largest number of dials within one window.
 fn busiest(dials: &mut [Instant]) -> usize {
     dials.sort_unstable();
     let until = |at: Instant| dials.partition_point(|dial| *dial < at + WINDOW);

@@ -1,4 +1,4 @@
-//! One request and its answer, judged.
+//! A single request and the evaluation of its response.
 
 use std::{fmt::Write, net::SocketAddr, time::Duration};
 
@@ -11,29 +11,29 @@ use tokio::net::TcpStream;
 
 use super::Traffic;
 
-/// Silence that counts as failure: longer than any queue of these tests, shorter than a test's patience.
+/// The timeout without data: longer than any queue of these tests, shorter than a test's deadline.
 const SILENCE: Duration = Duration::from_secs(75);
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was answered wholly and rightly.
+    /// The response was complete and correct.
     Answered,
-    /// It was turned away before an answer began, in a way that every SDK retries.
+    /// It was rejected before a response began, in a way that every SDK retries.
     Retryable(String),
-    /// Its answer broke off.
+    /// Its response ended prematurely.
     Cut(String),
-    /// Anything else.
+    /// Any other failure.
     Failed(String),
 }
 
-/// How far a request came.
+/// The progress of a request.
 pub(super) enum Stage {
-    /// The first bytes of the answer are here.
+    /// The first bytes of the response have arrived.
     Begun,
 }
 
-/// A request, and what its answer must say.
+/// A request and its expected response.
 pub(super) struct Exchange {
     to: SocketAddr,
     request: Request<Full<Bytes>>,
@@ -41,7 +41,7 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// A request that no other shares its prompt with: it begins with `mark`.
+    /// Creates a request with a unique prompt, which begins with `mark`.
     pub(super) fn new(settings: &Traffic, mark: &str) -> Self {
         let mut prompt = mark.to_owned();
         for word in 1..settings.words {
@@ -60,12 +60,12 @@ impl Exchange {
         Self { to: settings.service, request, expected }
     }
 
-    /// Sends it and reads the answer to its end.
+    /// Sends it and reads the whole response.
     pub(super) async fn run(self, told: impl FnMut(Stage)) -> Outcome {
         let (to, request, expected) = (self.to, self.request, self.expected);
         let answer = match tokio::time::timeout(SILENCE, send(to, request)).await {
             Ok(Ok(answer)) => answer,
-            // Nothing was answered: SDKs take that for a connection error.
+            // Without a response, SDKs treat it as a connection error.
             Ok(Err(error)) => return Outcome::Retryable(error),
             Err(_) => return Outcome::Failed(format!("no answer within {SILENCE:?}")),
         };
@@ -74,7 +74,7 @@ impl Exchange {
 }
 
 impl Outcome {
-    /// Adds to a bad outcome when it came.
+    /// Adds the elapsed time to a failure.
     pub(super) fn after(self, time: Duration) -> Self {
         let late = |why: String| format!("after {:.1} s: {why}", time.as_secs_f32());
         match self {
@@ -90,14 +90,14 @@ async fn send(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Response<
     let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect: {error}"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| format!("no HTTP connection: {error}"))?;
-    // It ends with the body; an error of it reaches the reader of the answer.
+    // It ends with the body; its errors reach the reader of the response.
     tokio::spawn(async move {
         let _ = connection.await;
     });
     sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))
 }
 
-/// Judges an answer other than 200 as the SDKs do.
+/// Evaluates a response other than 200 as the SDKs do.
 async fn refusal(answer: Response<Incoming>) -> Outcome {
     let status = answer.status();
     let said = answer.headers().get("x-should-retry").map(|value| value == "true");
@@ -129,7 +129,8 @@ async fn read(answer: Response<Incoming>, expected: &str, mut told: impl FnMut(S
     }
 }
 
-/// Judges a whole event stream: every frame must be a chunk, their contents the expected text, and the last one `[DONE]`.
+/// Evaluates a whole event stream: every frame must be a chunk, their contents the expected text, and the last one
+/// `[DONE]`.
 pub(super) fn judge(stream: &str, expected: &str) -> Outcome {
     let mut said = String::new();
     let mut done = false;

@@ -21,7 +21,7 @@ fn only_the_whole_and_right_answer_counts() {
     assert!(matches!(judge("event: x\n\n", "You said: hi"), Outcome::Failed(_)));
 }
 
-/// Answers every request with these bytes and closes.
+/// Responds to every request with these bytes and closes the connection.
 async fn server(answer: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");

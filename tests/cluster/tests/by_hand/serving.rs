@@ -1,4 +1,4 @@
-//! Fifty clients, and everything behind them ends and begins again.
+//! Fifty clients while everything behind them ends and restarts.
 
 use super::stack::Stack;
 

@@ -1,11 +1,11 @@
-//! `stack.yaml`, applied.
+//! Applies `stack.yaml`.
 
 use std::net::SocketAddr;
 
 use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{Cluster, Namespace, PATIENCE, wait_until};
 
-/// A provider by hand, in a namespace of its own, with every worker known to every relay.
+/// A manually deployed provider in its own namespace, with every worker connected to every relay.
 pub(crate) struct Stack {
     pub(crate) namespace: Namespace,
     pub(crate) service: SocketAddr,
@@ -26,7 +26,7 @@ impl Stack {
         stack
     }
 
-    /// Waits until there are so many relays, and each of them knows so many workers.
+    /// Waits until this number of relays exists, each with this number of workers.
     pub(crate) async fn wait_for_workers(&self, relays: usize, workers: usize) {
         wait_until(&format!("{workers} workers at each of {relays} relays"), PATIENCE, async || {
             let known = self.workers_of_relays().await;
@@ -35,12 +35,12 @@ impl Stack {
         .await;
     }
 
-    /// Clients of the relays' Service.
+    /// Returns clients of the relays' Service.
     pub(crate) fn traffic(&self) -> Traffic {
         Traffic::to(self.service)
     }
 
-    /// How many workers each relay knows, asked through the API server's proxy.
+    /// Returns the number of workers of each relay, read through the API server's proxy.
     async fn workers_of_relays(&self) -> Vec<usize> {
         let mut known = Vec::new();
         for pod in self.namespace.pod_names("app=relay").await {

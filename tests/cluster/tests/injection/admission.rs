@@ -1,4 +1,4 @@
-//! What the webhook says and does when a Pod is created.
+//! The webhook's decisions and messages when a Pod is created.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ async fn a_pod_of_no_such_pool_is_refused_by_name() {
     let said = setup.refused(&pod("vllm", "")).await;
     assert!(said.contains("label modelrelay.io/pool is empty: set it to the name of a WorkerPool"), "{said}");
     assert_eq!(setup.namespace.pod_names("").await, Vec::<String>::new());
-    // A pool of another namespace is none.
+    // A pool of another namespace does not apply.
     setup.namespace.apply(&[pool("nowhere", &json!({}))]).await;
     let other = Setup::empty().await;
     assert!(other.refused(&pod("vllm", "nowhere")).await.contains("has no WorkerPool nowhere"));
@@ -49,7 +49,7 @@ async fn a_dry_run_shows_the_worker_and_leaves_nothing() {
         .await;
     assert!(said.contains("has no WorkerPool nowhere"), "{said}");
     let after = setup.namespace.kubectl(everything).await;
-    // The Provider may still be telling how it fares.
+    // The Provider may still publish Events.
     let objects = |names: &str| -> Vec<String> {
         names.lines().filter(|name| !name.starts_with("event")).map(str::to_owned).collect()
     };
@@ -96,7 +96,7 @@ async fn a_worker_is_put_in_only_once() {
     assert_eq!(without_random(&twice), without_random(&once));
 }
 
-/// The spec without the name of the volume that the API server makes up for each Pod that has none.
+/// Returns the spec without the random volume name that the API server generates for each Pod.
 fn without_random(pod: &Value) -> Value {
     let text = pod["spec"].to_string();
     let at = text.find("kube-api-access-").map(|at| &text[at..at + "kube-api-access-".len() + 5]);

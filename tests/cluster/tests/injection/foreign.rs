@@ -1,13 +1,12 @@
-//! A Pod keeps everything that is its own.
+//! A Pod keeps all of its own fields.
 
 use serde_json::{Value, json};
 
 use super::setup::{POOL_LABEL, Setup, pod, worker};
 use modelrelay_cluster::manifests::{WORKER_IMAGE, container_security};
 
-/// A Pod that says something about nearly everything that `restricted` lets a Pod say, in ways that injectors are known to
-/// lose: sidecars of somebody else, empty strings and lists, numbers as text, fields that are young. A gate keeps it from
-/// being run.
+/// A Pod that sets nearly every field that `restricted` allows, in ways that injectors are known to lose: other
+/// injectors' sidecars, empty strings and lists, numbers as text, recent fields. A gate keeps it from running.
 fn rich(name: &str) -> Value {
     let probe = json!({"grpc": {"port": 9000, "service": ""}, "periodSeconds": 7, "failureThreshold": 11, "terminationGracePeriodSeconds": 3});
     let metadata = json!({
@@ -118,7 +117,7 @@ fn serving_container(probe: &Value) -> Value {
     })
 }
 
-/// Takes away what the API server writes into every Pod, and gives what is left.
+/// Removes the fields that the API server writes into every Pod.
 fn own(mut pod: Value) -> Value {
     let metadata = pod["metadata"].as_object_mut().expect("metadata");
     for key in ["name", "uid", "resourceVersion", "creationTimestamp", "managedFields", "generation"] {
@@ -128,7 +127,7 @@ fn own(mut pod: Value) -> Value {
     pod
 }
 
-/// Takes away what injection adds, each checked to be there and at its end.
+/// Removes the additions of injection, and checks that each is present and last.
 fn without_worker(mut pod: Value) -> Value {
     assert_eq!(worker(&pod).map(|(list, _)| list), Some("initContainers"));
     pod["spec"]["initContainers"].as_array_mut().expect("they are a list").pop();
@@ -147,7 +146,7 @@ fn without_worker(mut pod: Value) -> Value {
     pod
 }
 
-/// Takes away the hash by which a worker that is to be replaced is known; whether it was there.
+/// Removes the hash that identifies an outdated worker; returns true if it was present.
 fn take_hash(pod: &mut Value) -> bool {
     let annotations = pod["metadata"]["annotations"].as_object_mut().expect("it has some");
     annotations.remove("modelrelay.io/worker-hash").is_some()
@@ -167,7 +166,7 @@ async fn a_pod_with_many_fields_of_its_own_keeps_them_byte_for_byte() {
         own(serde_json::from_str(&text).expect("kubectl prints JSON"))
     };
     let (plain, injected) = (seen("plain").await, without_worker(seen("labelled").await));
-    // Nothing of this is worth much if the API server dropped what was to be kept.
+    // The comparison proves little if the API server dropped these fields.
     for kept in [
         "/spec/resources/requests/cpu",
         "/spec/hostUsers",
@@ -215,7 +214,7 @@ async fn a_pod_whose_resources_are_given_as_a_whole_gets_its_worker_too() {
     let setup = Setup::pool(&json!({})).await;
     let mut whole = pod("vllm", "llama");
     whole["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
-    // The API server fills in what is left out from the containers, before any webhook is asked.
+    // The API server fills in missing values from the containers before it calls any webhook.
     whole["spec"]["resources"] = json!({"limits": {"cpu": "2", "memory": "2Gi"}, "requests": {"cpu": "1"}});
     assert!(worker(&setup.admitted(&whole).await).is_some());
 }

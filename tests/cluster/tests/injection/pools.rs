@@ -1,4 +1,4 @@
-//! Pods before pools, pools before Providers, and Pods that the webhook never saw.
+//! Pods before pools, pools before Providers, and Pods that bypassed the webhook.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injected, pod, pool, ready_of, uids, worker};
 
-/// From the pool's creation to an injected Pod, on a machine that runs everything else as well. A controller that was refused
-/// would have waited longer before it tried again.
+/// The time from the pool's creation to an injected Pod, on a busy machine. A controller whose Pod was rejected would
+/// have waited longer before its next attempt.
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn a_pool_without_its_provider_waits_and_comes_alive_with_it() {
     let alone = setup.reason("False", "ProviderNotFound").await;
     assert_eq!(ready_of(&alone)["message"], "there is no Provider local in this namespace");
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
-    // The backend does not wait for it.
+    // The backend does not wait for the Provider.
     let before = setup.running("vllm").await;
     assert!(worker(&json_of(&before)).is_some());
     setup.reason("False", "ProviderNotFound").await;
@@ -60,7 +60,7 @@ async fn an_empty_label_waits_too_where_a_controller_made_the_pod() {
     setup.namespace.apply(&[deployment("vllm", "", 1)]).await;
     let gated = async || setup.namespace.pods("app=vllm").await.iter().filter(|pod| is_gated(pod)).count();
     wait_until("a gated Pod", modelrelay_cluster::PATIENCE, async || gated().await == 1).await;
-    // A pool exists, only not for it.
+    // A pool exists, but not the one of these Pods.
     setup.reason("False", "ProviderNotFound").await;
     assert_eq!(gated().await, 1);
 }
@@ -78,7 +78,7 @@ async fn a_pod_that_the_webhook_did_not_see_is_listed() {
     let told = setup.reason("False", "PodsNotInjected").await;
     assert_eq!(ready_of(&told)["message"], "1 of 1 Pods has no worker: late; delete it");
     setup.status(&json!({"replicas": 1, "injected": 0})).await;
-    // Beside one that serves it does not make the pool unready, and it is not forgotten.
+    // Next to a Pod that serves, it does not make the pool unready, but stays listed.
     setup.namespace.apply(&[pod("right", "llama")]).await;
     setup.reason("True", "PodsNotInjected").await;
     setup.status(&json!({"replicas": 2, "injected": 1, "notInjected": ["late"]})).await;

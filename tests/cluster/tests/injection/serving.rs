@@ -1,4 +1,4 @@
-//! Injected Pods serve, and only who may can drain them.
+//! Injected Pods serve, and only authorized callers can drain them.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ async fn a_labelled_pod_gets_a_sidecar_and_serves() {
     assert_eq!((&hook["path"], &hook["port"]), (&json!("/drain"), &json!(17990)));
     // 10 s for requests, 20 s for the backend to end, 10 s for the rest.
     assert_eq!(running["spec"]["terminationGracePeriodSeconds"], 40);
-    // Of the ServiceAccount's token, which the backend has, the worker sees nothing.
+    // The worker cannot read the ServiceAccount's token, which the backend has.
     let token = "/var/run/secrets/kubernetes.io/serviceaccount";
     let mounted = |container: &Value| {
         let mounts = container["volumeMounts"].as_array().cloned().unwrap_or_default();
@@ -56,7 +56,7 @@ async fn a_worker_may_be_a_plain_container() {
 async fn a_backend_that_stops_in_a_way_of_its_own_gets_nothing_new_meanwhile() {
     let setup = Setup::provided(&json!({"maxConcurrency": 16})).await;
     let mut backend = deployment("vllm", "llama", 2);
-    // Longer than any answer takes, and shorter than two after each other.
+    // Longer than one response takes, and shorter than two in sequence.
     backend["spec"]["template"]["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 6}}});
     setup.namespace.apply(&[backend]).await;
     setup.namespace.rolled_out("deployment/vllm").await;
@@ -94,7 +94,7 @@ async fn each_pod_is_drained_only_by_who_knows_its_own_token() {
     setup.answers().await;
     assert_eq!(drain(Some(&tokens[0])).await, 200);
     assert_ne!(draining(one).await, Value::Null);
-    // The other one goes on.
+    // The other one continues.
     assert_eq!(draining(other).await, Value::Null);
     setup.answers().await;
 }
@@ -104,7 +104,7 @@ fn sidecar_of(pod: &Pod) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an IP address"), 17990)
 }
 
-/// What a worker says about its drain: null while there is none.
+/// Returns the drain state that a worker reports: null while it is not draining.
 async fn draining(pod: &Pod) -> Value {
     let health = fetch(sidecar_of(pod), "GET /healthz", &[], &Value::Null).await.expect("the worker answers").json();
     health.get("drain").expect("it says whether it drains").clone()

@@ -1,4 +1,4 @@
-//! Labelled Pods, and the pool that they ask for.
+//! Labelled Pods, and their pool.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::DynamicObject};
@@ -9,7 +9,7 @@ const VERSION: &str = "modelrelay.io/v1alpha1";
 
 pub(crate) const POOL_LABEL: &str = "modelrelay.io/pool";
 
-/// A namespace that enforces `restricted`, with Provider `local` and pool `llama` in it, or without.
+/// A namespace that enforces `restricted`, with or without Provider `local` and pool `llama`.
 pub(crate) struct Setup {
     pub(crate) namespace: Namespace,
     pub(crate) pools: Api<DynamicObject>,
@@ -22,35 +22,35 @@ impl Setup {
         Self { namespace, pools }
     }
 
-    /// With a pool of Pods that are injected, and these fields besides. There is no Provider.
+    /// Creates a pool of injected Pods with these additional fields, but no Provider.
     pub(crate) async fn pool(more: &Value) -> Self {
         let setup = Self::empty().await;
         setup.namespace.apply(&[pool("llama", more)]).await;
         setup
     }
 
-    /// The same with a Provider, which is ready.
+    /// Creates the pool and a Provider that is ready.
     pub(crate) async fn provided(more: &Value) -> Self {
         let setup = Self::pool(more).await;
         setup.provide().await;
         setup
     }
 
-    /// Makes the Provider and waits for it.
+    /// Creates the Provider and waits until it is ready.
     pub(crate) async fn provide(&self) {
         self.namespace.apply(&[manifests::provider("local", &json!({}))]).await;
         let providers = self.namespace.custom(VERSION, "Provider");
         self.namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
     }
 
-    /// What the API server would make of a Pod.
+    /// Returns a Pod as the API server would admit it.
     pub(crate) async fn admitted(&self, pod: &Value) -> Value {
         let command = self.namespace.kubectl("create --dry-run=server --output json --filename -");
         let given = command.input(pod.to_string()).await;
         serde_json::from_str(&given).expect("kubectl prints JSON")
     }
 
-    /// What it says when it refuses a Pod.
+    /// Returns the API server's message for a rejected Pod.
     pub(crate) async fn refused(&self, pod: &Value) -> String {
         self.namespace.kubectl("create --filename -").input(pod.to_string()).expect_failure().await
     }
@@ -60,7 +60,7 @@ impl Setup {
         self.namespace.wait_for(&self.namespace.api::<Pod>(), name, "it is ready", is_ready).await
     }
 
-    /// Waits until the pool says so with this reason, for its latest generation.
+    /// Waits until the pool's Ready condition has this status and reason, for its latest generation.
     pub(crate) async fn reason(&self, status: &str, reason: &str) -> DynamicObject {
         let holds = |pool: &DynamicObject| {
             let ready = ready_of(pool);
@@ -77,7 +77,7 @@ impl Setup {
         self.namespace.wait_for(&self.pools, "llama", &format!("status {wanted}"), holds).await;
     }
 
-    /// Sends requests to the Provider, each answer checked word by word, until three are answered; none may fail.
+    /// Sends requests to the Provider until three have succeeded, and checks each response word by word; none may fail.
     pub(crate) async fn answers(&self) {
         let traffic = Traffic::to(self.namespace.service_address("local").await).streams(2).words(10).start();
         traffic.wait_for_answers(3).await;
@@ -110,7 +110,7 @@ pub(crate) fn deployment(name: &str, label: &str, replicas: u32) -> Value {
     deployment
 }
 
-/// The worker's container, and the list that it is the last of.
+/// Returns the worker's container, and the list of which it is the last.
 pub(crate) fn worker(pod: &Value) -> Option<(&'static str, &Value)> {
     ["initContainers", "containers"].into_iter().find_map(|list| {
         let last = pod["spec"][list].as_array()?.last()?;
@@ -123,7 +123,7 @@ pub(crate) fn json_of(pod: &Pod) -> Value {
     serde_json::to_value(pod).expect("a Pod is JSON")
 }
 
-/// The only token that drains this Pod's worker.
+/// Returns the token that drains this Pod's worker.
 pub(crate) fn drain_token(pod: &Value) -> String {
     let (_, worker) = worker(pod).expect("it has a worker");
     let env = worker["env"].as_array().expect("it has variables");
@@ -136,25 +136,25 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Whether a Pod waits for its pool.
+/// True if a Pod waits for its pool.
 pub(crate) fn is_gated(pod: &Pod) -> bool {
     let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
     gates.into_iter().flatten().any(|gate| gate.name == "modelrelay.io/no-such-pool")
 }
 
-/// The condition Ready of a pool; null where there is none.
+/// Returns a pool's Ready condition, or null.
 pub(crate) fn ready_of(pool: &DynamicObject) -> Value {
     let conditions = pool.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default()
 }
 
-/// Names of Pods that a pool's status lists as lacking a worker.
+/// Returns the names of Pods that a pool's status lists as lacking a worker.
 pub(crate) fn not_injected(pool: &DynamicObject) -> Vec<String> {
     let names = pool.data["status"]["notInjected"].as_array().cloned().unwrap_or_default();
     names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Whether this is still the Pod of that uid.
+/// Returns the uids of the Pods.
 pub(crate) fn uids(pods: &[Pod]) -> Vec<String> {
     pods.iter().filter_map(ResourceExt::uid).collect()
 }

@@ -1,4 +1,4 @@
-//! Certificates from elsewhere: a Secret and a `caBundle` that somebody else fills, as cert-manager does.
+//! External certificates: a Secret and a `caBundle` that another program fills, as cert-manager does.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ async fn somebody_elses_certificate_is_served_and_its_successor_too() {
 
     let user = cluster.namespace("injected").await;
     user.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
-    // The API server hears of a new webhook, and kube-proxy of its Pods, a moment after Helm did.
+    // The API server learns of a new webhook, and kube-proxy of its Pods, shortly after Helm is done.
     let unknown = "a refusal, because nobody has published the authority";
     wait_until(unknown, PATIENCE, async || {
         create_pod(&user).output().await.stderr.contains("certificate signed by unknown authority")
@@ -35,7 +35,7 @@ async fn somebody_elses_certificate_is_served_and_its_successor_too() {
     publish(&release, folder.path()).await;
     wait_for_injection(&user).await;
 
-    // Renewed, by another authority even: served without a restart.
+    // A renewal, even by another authority, is served without a restart.
     make_certificate(&release, folder.path()).await;
     fill_secret(namespace, folder.path()).await;
     publish(&release, folder.path()).await;
@@ -56,13 +56,13 @@ pub(crate) async fn wait_for_injection(namespace: &Namespace) {
     .await;
 }
 
-/// Whether a Pod has a worker beside it.
+/// True if a Pod has a worker.
 pub(crate) fn has_worker(pod: &Value) -> bool {
     let containers = pod["spec"]["initContainers"].as_array();
     containers.into_iter().flatten().any(|container| container["name"] == "modelrelay-worker")
 }
 
-/// `kubectl create` for a Pod of pool `llama`, as far as the API server takes it without keeping it.
+/// Returns `kubectl create` for a Pod of pool `llama`, as a dry run on the server.
 pub(crate) fn create_pod(namespace: &Namespace) -> Command {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -72,7 +72,7 @@ pub(crate) fn create_pod(namespace: &Namespace) -> Command {
     namespace.kubectl("create --dry-run=server --output json --filename -").input(pod.to_string())
 }
 
-/// An authority and a certificate of it for the webhook's Service, as files in the folder.
+/// Writes an authority and its certificate for the webhook's Service, as files in the folder.
 async fn make_certificate(release: &Release, folder: &Path) {
     let service = format!("{}.{}.svc", release.operator(), release.namespace.name);
     let file = |name: &str| folder.join(name).into_os_string();
@@ -95,7 +95,7 @@ async fn fill_secret(namespace: &Namespace, folder: &Path) {
     namespace.apply_yaml(&secret).await;
 }
 
-/// Writes the authority where the API server looks for it, as NOTES.txt says.
+/// Writes the authority into the webhook configuration, as NOTES.txt describes.
 async fn publish(release: &Release, folder: &Path) {
     let authority = std::fs::read(folder.join("ca.crt")).expect("openssl wrote it");
     let bundle = k8s_openapi::ByteString(authority);

@@ -1,4 +1,4 @@
-//! Without Helm: `kubectl apply -k`.
+//! Installation without Helm: `kubectl apply -k`.
 
 use modelrelay_cluster::Cluster;
 use modelrelay_cluster::manifests::{provider, worker_pool};
@@ -26,7 +26,7 @@ async fn kustomize_installs_an_operator_that_works() {
     installed.delete().await;
 }
 
-/// What was applied, but the definitions: to delete those would delete every Provider of the cluster.
+/// The applied objects without the definitions, whose deletion would delete every Provider of the cluster.
 struct Installed<'a> {
     cluster: &'a Cluster,
     objects: String,
@@ -45,7 +45,7 @@ impl<'a> Installed<'a> {
             let metadata = &object["metadata"];
             [text(&object["kind"]), text(&metadata["name"]), text(&metadata["namespace"])]
         });
-        // Those in the namespace go with it.
+        // Objects in the namespace are deleted with it.
         let wide = objects.filter(|[kind, _, namespace]| namespace.is_empty() && kind != "Namespace");
         let wide: Vec<String> = wide.map(|[kind, name, _]| format!("{kind}/{name}")).collect();
         assert!(wide.iter().any(|name| name.starts_with("MutatingWebhookConfiguration/")), "{wide:?}");

@@ -1,4 +1,4 @@
-//! A release that looks after some namespaces only, with Roles in them and next to nothing elsewhere.
+//! A release that manages only some namespaces, with Roles in them and nearly no rights elsewhere.
 
 use modelrelay_cluster::Cluster;
 use modelrelay_cluster::audit::lacking;
@@ -24,7 +24,7 @@ async fn a_release_for_one_namespace_has_no_rights_in_others() {
     let providers = watched.custom("modelrelay.io/v1alpha1", "Provider");
     watched.wait_for_condition(&providers, "local", "Ready", "True").await;
     wait_for_injection(&watched).await;
-    // It was there first, and nobody looked at it.
+    // It was created first, and not reconciled.
     let ignored = other.custom("modelrelay.io/v1alpha1", "Provider").get("local").await.expect("it was applied");
     assert!(ignored.data.get("status").is_none_or(Value::is_null), "{:?}", ignored.data);
     let pod = create_pod(&other).await;
@@ -32,7 +32,7 @@ async fn a_release_for_one_namespace_has_no_rights_in_others() {
 
     let asked = cluster.asked_by(&release.namespace.name, &release.operator()).await;
     let configuration = format!("/mutatingwebhookconfigurations/{}.{}", release.operator(), release.namespace.name);
-    // Its one right beside: to name relays in its own binding, which lets them have workers' tokens reviewed.
+    // Its only other right is to list relays in its own binding, which lets them have workers' tokens reviewed.
     let reviewers = format!("/clusterrolebindings/{}.{}-token-reviews", release.operator(), release.namespace.name);
     let by_name = format!("fieldSelector=metadata.name%3D{}.{}", release.operator(), release.namespace.name);
     let strays = asked.iter().filter(|asked| {

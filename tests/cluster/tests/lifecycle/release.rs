@@ -1,4 +1,4 @@
-//! One release of the chart, and what of it a cluster holds.
+//! A release of the chart, and its objects in the cluster.
 
 use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, poll_for};
 use serde_json::Value;
@@ -9,7 +9,7 @@ pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../chart
 /// Images that are on the node.
 const IMAGES: &str = "--set image.registry=localhost --set image.pullPolicy=Never";
 
-/// A release in a namespace of its own. Dropping it in a panic uninstalls it.
+/// A release in its own namespace. Dropping it in a panic uninstalls it.
 pub(crate) struct Release {
     pub(crate) namespace: Namespace,
     pub(crate) name: &'static str,
@@ -17,18 +17,18 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// Nothing yet but the namespace.
+    /// Creates only the namespace.
     pub(crate) async fn prepare(cluster: &Cluster, helm: u8, name: &'static str) -> Self {
         Self { namespace: cluster.namespace(name).await, name, helm }
     }
 
-    /// `helm install` with images of this tag and more values, and waits for what it installs.
+    /// Runs `helm install` with images of this tag and these values, and waits for the installed objects.
     pub(crate) async fn install(&self, tag: &str, values: &str) -> String {
         self.helm(&format!("install {} {CHART} {IMAGES} --set image.tag={tag} {values} --wait --timeout 3m", self.name))
             .await
     }
 
-    /// `helm upgrade`, likewise.
+    /// Runs `helm upgrade` likewise.
     pub(crate) async fn upgrade(&self, tag: &str, values: &str) {
         self.helm(&format!(
             "upgrade {} {CHART} {IMAGES} --set image.tag={tag} {values} --wait --timeout 3m",
@@ -37,17 +37,17 @@ impl Release {
         .await;
     }
 
-    /// `helm rollback` to a revision.
+    /// Runs `helm rollback` to a revision.
     pub(crate) async fn rollback(&self, revision: u32) {
         self.helm(&format!("rollback {} {revision} --wait --timeout 3m", self.name)).await;
     }
 
-    /// `helm test`.
+    /// Runs `helm test`.
     pub(crate) async fn test(&self) -> String {
         self.helm(&format!("test {} --timeout 2m", self.name)).await
     }
 
-    /// `helm uninstall`, and waits until nothing of it is left but `kept`.
+    /// Runs `helm uninstall`, and waits until only `kept` is left.
     pub(crate) async fn uninstall(&self, kept: &[&str]) {
         self.helm(&format!("uninstall {} --wait", self.name)).await;
         let mut left = Vec::new();
@@ -59,13 +59,13 @@ impl Release {
         assert!(gone.is_some(), "the release {} leaves behind: {left:#?}", self.name);
     }
 
-    /// What chart and operator call the operator's objects.
+    /// Returns the name that chart and operator give to the operator's objects.
     pub(crate) fn operator(&self) -> String {
         format!("{}-modelrelay-operator", self.name)
     }
 
-    /// Everything of the release that the cluster holds, `Kind/name`: what is in its namespace and not Kubernetes' own, and
-    /// what elsewhere bears its name or says that it belongs to it.
+    /// Returns all objects of the release as `Kind/name`: those in its namespace that are not Kubernetes' own, and
+    /// those elsewhere that carry its name or ownership.
     pub(crate) async fn objects(&self) -> Vec<String> {
         let cluster = &self.namespace.cluster;
         let kinds = cluster.kubectl("api-resources --verbs list,delete --output name").await;
@@ -75,7 +75,7 @@ impl Release {
         let objects = listed["items"].as_array().expect("a list has items");
         let mut names: Vec<String> = objects.iter().filter(|object| self.owns(object)).map(identity).collect();
         names.sort();
-        // `endpoints` has them twice: by the old and by the new API.
+        // `endpoints` lists them twice: from the old and from the new API.
         names.dedup();
         names
     }
@@ -103,7 +103,8 @@ impl Release {
 impl Drop for Release {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Cluster-wide objects do not go with the namespace, and its webhook would refuse Pods of later tests.
+            // Cluster-wide objects are not deleted with the namespace, and the webhook would reject Pods of later
+            // tests.
             let helm = format!("helm{}", self.helm);
             let arguments = format!("uninstall {} --namespace {} --ignore-not-found", self.name, self.namespace.name);
             eprintln!("{}", self.namespace.cluster.blocking(&helm, &arguments).said());

@@ -1,22 +1,22 @@
-//! The release that `tests/cluster/run` installed: taken away for a test, and put back.
+//! The release that `tests/cluster/run` installed: uninstalled for a test, and installed again.
 
 use modelrelay_cluster::{Cluster, RELEASE, SYSTEM_NAMESPACE};
 use tempfile::TempDir;
 
 use super::release::CHART;
 
-/// Values of a release that somebody has lost: those of `tests/cluster/run`.
+/// Fallback values, if the release is missing: those of `tests/cluster/run`.
 const VALUES: &str = r#"{"image": {"registry": "localhost", "tag": "dev", "pullPolicy": "Never"}}"#;
 
-/// The shared release is away until this is dropped.
+/// Keeps the shared release uninstalled until this is dropped.
 pub(crate) struct Away {
     cluster: Cluster,
     values: TempDir,
 }
 
 impl Away {
-    /// Uninstalls it, once it has nothing to do: its rights go before its Pods, and what it may not do any more would be
-    /// taken for a right that it lacks.
+    /// Uninstalls it once it is idle: its rights are removed before its Pods, and a denied request would be mistaken
+    /// for a missing right.
     pub(crate) async fn take(cluster: &Cluster) -> Self {
         cluster.nothing_is_leaving().await;
         let values = tempfile::tempdir().expect("a temporary folder");

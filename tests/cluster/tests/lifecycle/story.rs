@@ -1,4 +1,4 @@
-//! With Helm 3 and with Helm 4: install, test, upgrade, roll back, uninstall; and all the while somebody's requests.
+//! With Helm 3 and with Helm 4: install, test, upgrade, roll back, uninstall, under continuous requests.
 
 use modelrelay_cluster::{Cluster, manifests::provider, traffic::Running};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::release::Release;
 use super::shared::Away;
 use super::user::User;
 
-/// What another version would be: the same images under another tag.
+/// Another version: the same images under another tag.
 const NEXT: &str = "next";
 
 /// Values that both revisions have.
@@ -29,7 +29,7 @@ async fn releases_come_change_and_go_and_a_users_provider_serves_on() {
     changes(&first, &user, &traffic).await;
     goes(&first, &user, &traffic).await;
 
-    // Another Helm, another name, another namespace: the definitions and everything of the user's are taken over.
+    // With another Helm, name and namespace, the definitions and all of the user's objects are taken over.
     let second = Release::prepare(&cluster, 4, "second").await;
     let (relays, backends) = (user.relays().await, user.backends().await);
     let said = second.install("dev", DEMO).await;
@@ -42,7 +42,7 @@ async fn releases_come_change_and_go_and_a_users_provider_serves_on() {
     traffic.finish().await.expect_all_answered();
 }
 
-/// The release is tested, upgraded and rolled back. Relays follow, backends stay as they are.
+/// Tests, upgrades and rolls back the release. Relays follow, backends stay unchanged.
 async fn changes(release: &Release, user: &User, traffic: &Running) {
     traffic.wait_for_answers(6).await;
     let said = release.test().await;
@@ -62,7 +62,7 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
     traffic.wait_for_answers(6).await;
 }
 
-/// The release goes, and nothing of it stays; of the user's, everything.
+/// Uninstalls the release: none of its objects stays, and all of the user's do.
 async fn goes(release: &Release, user: &User, traffic: &Running) {
     let operator = release.operator();
     let here = release.objects().await;

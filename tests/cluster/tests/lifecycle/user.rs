@@ -1,4 +1,4 @@
-//! Somebody who uses the operator: a Provider, and one pool of each way that has backends.
+//! A user of the operator: a Provider, and one pool of each mode with backends.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, api::DynamicObject};
@@ -7,12 +7,12 @@ use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{Cluster, Namespace};
 use serde_json::{Value, json};
 
-/// What a user has.
+/// The user's objects.
 pub(crate) struct User {
     pub(crate) namespace: Namespace,
 }
 
-/// One Pod as it was: its uid, and how often its containers ended.
+/// The state of a Pod: its uid, and the number of its container restarts.
 pub(crate) type Seen = (String, i32);
 
 impl User {
@@ -34,36 +34,36 @@ impl User {
         user
     }
 
-    /// Clients of the Provider.
+    /// Returns clients of the Provider.
     pub(crate) async fn traffic(&self) -> Traffic {
         Traffic::to(self.namespace.service_address("local").await).streams(6).words(20)
     }
 
-    /// Waits until the Provider is ready, as written last.
+    /// Waits until the Provider is ready in its latest generation.
     pub(crate) async fn ready(&self) {
         let providers = self.namespace.custom("modelrelay.io/v1alpha1", "Provider");
         self.namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
     }
 
-    /// Waits until something is true of a pool.
+    /// Waits until a pool satisfies `condition`.
     pub(crate) async fn pool(&self, name: &str, what: &str, condition: impl Fn(&DynamicObject) -> bool) {
         let pools = self.namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");
         self.namespace.wait_for(&pools, name, what, condition).await;
     }
 
-    /// The backend Pods, each with its worker.
+    /// Returns the backend Pods, each with its worker.
     pub(crate) async fn backends(&self) -> Vec<Seen> {
         let seen = seen(&self.namespace.pods("app in (vllm,own)").await);
         assert_eq!(seen.len(), 2, "one Pod of each pool: {seen:?}");
         seen
     }
 
-    /// The relay Pods.
+    /// Returns the relay Pods.
     pub(crate) async fn relays(&self) -> Vec<Seen> {
         seen(&self.namespace.pods("modelrelay.io/provider=local,app.kubernetes.io/component=relay").await)
     }
 
-    /// Waits until the relay runs images of this tag, and no other.
+    /// Waits until the relay runs only images of this tag.
     pub(crate) async fn relay_of(&self, tag: &str) {
         let deployments = self.namespace.api::<k8s_openapi::api::apps::v1::Deployment>();
         let image = format!("localhost/modelrelay-relay:{tag}");

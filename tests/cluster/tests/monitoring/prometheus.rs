@@ -1,8 +1,9 @@
-//! A Prometheus of the test's own: Debian's package, with the scrape jobs and the rules that are shipped.
+//! The test's own Prometheus: Debian's package, with the shipped scrape jobs and rules.
 //!
-//! Debian builds it without Kubernetes' service discovery. So the test lists the Pods and hands Prometheus what that
-//! discovery would: a target for each port of each container, under the same `__meta_kubernetes_` labels. Which of them are
-//! scraped, as which job and with which labels, is then decided by the shipped `relabel_configs`, in Prometheus itself.
+//! Debian builds it without Kubernetes' service discovery. The test therefore lists the Pods and passes to Prometheus
+//! what that discovery would: a target for each port of each container, with the same `__meta_kubernetes_` labels. The
+//! shipped `relabel_configs` then decide, in Prometheus itself, which of them are scraped, as which job and with which
+//! labels.
 
 use std::{
     fs,
@@ -24,7 +25,7 @@ pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 const TARGETS: &str = "pods.json";
 
-/// A running Prometheus, which ends, and its data with it, when it is dropped.
+/// A running Prometheus, which ends and removes its data when dropped.
 pub(crate) struct Prometheus {
     address: SocketAddr,
     dir: TempDir,
@@ -32,7 +33,7 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes every second and knows no Pods yet.
+    /// Starts a Prometheus that scrapes every second and has no targets yet.
     pub(crate) async fn start() -> Self {
         install().await;
         let dir = tempfile::tempdir().expect("a folder for its data");
@@ -65,16 +66,16 @@ impl Prometheus {
         prometheus
     }
 
-    /// Tells it which Pods there are.
+    /// Sets the Pods to discover.
     pub(crate) fn discover(&self, pods: &[Pod]) {
         let targets: Vec<Value> = pods.iter().flat_map(targets).collect();
-        // It reads the file whenever it changes, so it must never be half.
+        // It reloads the file on every change, so the file must never be partial.
         let new = self.dir.path().join("new");
         fs::write(&new, json!(targets).to_string()).expect("its targets are written");
         fs::rename(&new, self.dir.path().join(TARGETS)).expect("its targets are replaced");
     }
 
-    /// `data` of what its API says under this path.
+    /// Returns `data` of the API's response for this path.
     pub(crate) async fn api(&self, path: &str) -> Value {
         let said = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
         let mut said = said.unwrap_or_else(|error| panic!("{path}: {error}")).json();
@@ -82,7 +83,7 @@ impl Prometheus {
         said["data"].take()
     }
 
-    /// The samples that a query gives now: labels and value.
+    /// Returns the current samples of a query: labels and value.
     pub(crate) async fn query(&self, query: &str) -> Vec<(Value, f64)> {
         let mut data = self.api(&format!("query?query={}", percent_encoded(query))).await;
         assert_eq!(data["resultType"], "vector", "{query}");
@@ -91,13 +92,13 @@ impl Prometheus {
         samples.map(|sample| (sample["metric"].take(), number(&sample["value"][1]))).collect()
     }
 
-    /// Waits until a query gives this one number.
+    /// Waits until a query returns this single number.
     pub(crate) async fn wait_for_number(&self, query: &str, number: f64) {
         let is = async || matches!(self.query(query).await.as_slice(), [(_, value)] if (*value - number).abs() < 1e-9);
         wait_until(&format!("{query} to give {number}"), PATIENCE, is).await;
     }
 
-    /// Job and URL of everything that it scrapes, in order; and whether all of it answered at the last time.
+    /// Returns job and URL of all targets, sorted, and whether all of them responded last time.
     pub(crate) async fn scraped(&self) -> (Vec<(String, String)>, bool) {
         let data = self.api("targets?state=active").await;
         let targets = data["activeTargets"].as_array().expect("targets");
@@ -109,7 +110,7 @@ impl Prometheus {
     }
 }
 
-/// The shipped scrape jobs and rules, at a test's pace, with the targets from a file.
+/// Returns the shipped scrape jobs and rules with a short interval, and the targets from a file.
 fn configuration(dir: &Path) -> String {
     let text = fs::read_to_string(format!("{ROOT}/deploy/prometheus/scrape.yaml")).expect("the scrape jobs are there");
     let mut config: Value = serde_yaml::from_str(&text).expect("the scrape jobs are YAML");
@@ -126,7 +127,7 @@ fn configuration(dir: &Path) -> String {
     serde_yaml::to_string(&config).expect("YAML")
 }
 
-/// What Kubernetes' service discovery makes of a Pod, as far as our jobs ask for it.
+/// Returns what Kubernetes' service discovery would produce for a Pod, as far as the shipped jobs use it.
 fn targets(pod: &Pod) -> Vec<Value> {
     let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else { return Vec::new() };
     let Some(ip) = &status.pod_ip else { return Vec::new() };
@@ -152,7 +153,7 @@ fn targets(pod: &Pod) -> Vec<Value> {
     targets
 }
 
-/// Where it is missing, and a package can be had without asking anybody.
+/// Installs Prometheus if it is missing and the package can be installed without interaction.
 async fn install() {
     let is_there = async || Command::new("/bin/sh").args(["-c", "command -v prometheus"]).output().await.success;
     if is_there().await {

@@ -47,7 +47,7 @@ async fn what_others_do_to_the_replicas_is_put_right() {
     setup.answers("alpha").await;
     setup.namespace.kubectl("scale deployment/alpha --replicas 0").await;
     wait_until("alpha's Pod is gone", PATIENCE, async || setup.uids().await.is_empty()).await;
-    // No client pays for it, whether the worker has noticed by now or learns of it by this very request.
+    // No client is affected, whether the worker has already noticed or learns of it through this request.
     setup.answers("alpha").await;
     let log = setup.namespace.kubectl("logs deployment/swap-worker").await;
     assert!(log.contains("somebody else") && log.contains("HorizontalPodAutoscaler"), "{log}");

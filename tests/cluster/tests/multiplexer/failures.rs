@@ -1,4 +1,4 @@
-//! Models that cannot be loaded, beside one that can.
+//! Models that cannot be loaded, next to one that can.
 
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::setup::{Setup, model, standalone};
 
-/// `alpha` is whole, `broken` has an image that nobody has, `absent` has no Deployment.
+/// `alpha` works, `broken` has an image that does not exist, `absent` has no Deployment.
 async fn start(name: &str) -> Setup {
     let mut broken = model("broken");
     broken[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("localhost/nobody-has-this:dev");
@@ -16,8 +16,8 @@ async fn start(name: &str) -> Setup {
 }
 
 impl Setup {
-    /// Goes on asking for a model that cannot be loaded, as SDKs do, until an Event of the pool says so: the operator looks
-    /// every few seconds, and a first failure is forgotten sooner.
+    /// Keeps requesting a model that cannot be loaded, as SDKs do, until an Event of the pool reports it: the operator
+    /// polls every few seconds, and a first failure is forgotten sooner.
     async fn told(&self, model: &str, reason: &str, parts: &[&str]) {
         wait_until(&format!("an Event {reason} that says {parts:?}"), PATIENCE, async || {
             self.refused(model).await;

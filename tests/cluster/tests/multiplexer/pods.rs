@@ -1,4 +1,4 @@
-//! Slots inside Pods: engines in containers of their own, and engines that the worker starts.
+//! Slots inside Pods: engines in their own containers, and engines that the worker starts.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ async fn an_injected_worker_takes_turns_between_the_containers_of_its_pod() {
     setup.swaps_between("alpha", "beta", 4).await;
     setup.answers("alpha").await;
     setup.resident("alpha").await;
-    // Whichever container ends first, its running requests may end before.
+    // Whichever container ends first, its running requests can finish.
     let pod = setup.namespace.pods("app=pair").await.remove(0);
     let containers = pod.spec.expect("Pods have a spec").containers;
     assert!(containers.iter().all(|container| container.lifecycle.is_some()), "each engine waits for its requests");
@@ -48,7 +48,7 @@ fn processes() -> Value {
     };
     let slot =
         json!({"id": "gpu0", "driver": "process", "default": "alpha", "models": [model("alpha"), model("beta")]});
-    // The engines' image: in life it is vLLM's, and the worker's program is brought into it.
+    // The engines' image: in production it is vLLM's, and the worker's program is copied into it.
     let container = json!({
         "name": "modelrelay-worker", "image": manifests::WORKER_IMAGE, "imagePullPolicy": "Never",
         "securityContext": manifests::container_security(),
@@ -68,7 +68,7 @@ async fn a_templates_worker_starts_and_ends_the_engines_itself() {
     setup.resident("beta").await;
 }
 
-/// Without a catalogue, a worker may yet come that serves it.
+/// Without a catalogue, a worker that serves it could still connect.
 #[tokio::test]
 async fn a_name_that_no_slot_has_is_refused_and_unloads_nothing() {
     let provider = json!({"queue": {"timeout": "60s"}});

@@ -1,4 +1,4 @@
-//! The worker's ServiceAccount may scale the Deployments of its models and see Pods, and nothing else.
+//! The worker's ServiceAccount may scale the Deployments of its models and read Pods, and nothing else.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -68,7 +68,7 @@ async fn only_a_pool_that_scales_deployments_has_an_account_with_rights() {
     let workers = setup.namespace.api::<Deployment>();
     setup.namespace.wait_for(&workers, "plain-worker", "the operator has made it", |_| true).await;
     assert!(!setup.has::<ServiceAccount>("plain-worker").await && !setup.has::<Role>("plain-worker").await);
-    // Without the driver they go.
+    // Without the driver they are removed.
     let slot = json!({"id": "gpu0", "driver": "static", "models": [{"id": "alpha", "url": "http://alpha"}]});
     let patch = json!({"spec": {"multiplexer": {"slots": [slot]}}}).to_string();
     setup.namespace.kubectl(&format!("patch workerpool {POOL} --type merge --patch")).arg(patch).await;

@@ -1,4 +1,4 @@
-//! A Provider, a pool with slots, models to put into them, and who counts their Pods.
+//! A Provider, a pool with slots, models for them, and a counter of their Pods.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,9 +18,9 @@ use tokio::task::JoinSet;
 
 /// The only pool of a namespace.
 pub(crate) const POOL: &str = "swap";
-/// On the Deployments' Pods: whose slot they take.
+/// Label of the Deployments' Pods: the slot that they occupy.
 const SLOT_LABEL: &str = "slot=gpu0";
-/// The latest that a slot may be in the state that is waited for: some swaps.
+/// The deadline for a slot to reach an expected state: several swaps.
 const SETTLED: Duration = Duration::from_secs(60);
 
 /// A Provider `local` with one relay, whose only pool has slots.
@@ -30,7 +30,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Applies the pool beside what it needs, and waits until its one worker is connected.
+    /// Applies the pool and the objects that it needs, and waits until its one worker is connected.
     pub(crate) async fn start(name: &str, pool: &Value, beside: &[Value]) -> Self {
         Self::start_at(&json!({"queue": {"timeout": "60s"}}), name, pool, beside).await
     }
@@ -53,26 +53,26 @@ impl Setup {
         self.namespace.custom("modelrelay.io/v1alpha1", "WorkerPool")
     }
 
-    /// Clients of a model, at work.
+    /// Starts clients of a model.
     pub(crate) fn clients_of(&self, model: &str, streams: usize) -> Running {
         Traffic::to(self.service).model(model).streams(streams).words(15).start()
     }
 
-    /// Asks for a model once and wants an answer.
+    /// Sends a request for a model and expects success.
     pub(crate) async fn answers(&self, model: &str) {
         let traffic = self.clients_of(model, 1);
         traffic.wait_for_answers(1).await;
         traffic.finish().await.expect_all_answered();
     }
 
-    /// Asks for a model once and gives the status and the error that the client is told.
+    /// Sends a request for a model and returns the status and the error.
     pub(crate) async fn refused(&self, model: &str) -> (u16, Value) {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
         let reply = fetch(self.service, "POST /v1/chat/completions", &[], &body).await.expect("it is refused in time");
         (reply.status, reply.json()["error"].clone())
     }
 
-    /// Clients of both models at once, until each has seen so many answers; all must be whole.
+    /// Runs clients of both models at once until each has received this number of responses; all must be complete.
     pub(crate) async fn swaps_between(&self, one: &str, other: &str, answers: usize) {
         let (of_one, of_other) = (self.clients_of(one, 3), self.clients_of(other, 3));
         for _ in 0..answers {
@@ -84,7 +84,7 @@ impl Setup {
         of_other.expect_all_answered();
     }
 
-    /// Waits until the pool's status says that its slot holds this model.
+    /// Waits until the pool's status reports this model as resident.
     pub(crate) async fn resident(&self, model: &str) {
         let holds = |pool: &DynamicObject| {
             let slot = &pool.data["status"]["slots"][0];
@@ -93,21 +93,21 @@ impl Setup {
         self.namespace.wait_at_most(SETTLED, &self.pools(), POOL, &format!("slot gpu0 holds {model}"), holds).await;
     }
 
-    /// What a Deployment is scaled to.
+    /// Returns a Deployment's number of replicas.
     pub(crate) async fn replicas(&self, deployment: &str) -> i32 {
         let found = self.namespace.api::<Deployment>().get(deployment).await.expect("the Deployment is there");
         found.spec.and_then(|spec| spec.replicas).unwrap_or_default()
     }
 
-    /// Uids of the slot's Pods.
+    /// Returns the uids of the slot's Pods.
     pub(crate) async fn uids(&self) -> Vec<String> {
         let pods = self.namespace.api::<Pod>().list(&ListParams::default().labels(SLOT_LABEL)).await;
         pods.expect("Pods can be listed").items.iter().filter_map(ResourceExt::uid).collect()
     }
 }
 
-/// A standalone pool with one slot of driver `kubernetes`, which gives each model its Deployment of the same name. Swaps are
-/// cheap here, so they come often.
+/// A standalone pool with one slot of driver `kubernetes`, in which each model has a Deployment of the same name. Swaps
+/// are cheap here, so they are frequent.
 pub(crate) fn standalone(models: &[&str]) -> Value {
     let model = |id: &&str| json!({"id": id, "deployment": id, "url": format!("http://{id}"), "maxConcurrency": 4});
     let models: Vec<_> = models.iter().map(model).collect();
@@ -115,7 +115,7 @@ pub(crate) fn standalone(models: &[&str]) -> Value {
     json!({"provider": "local", "standalone": {"replicas": 1}, "shutdownTimeout": "10s", "multiplexer": quick(&slot)})
 }
 
-/// A multiplexer with this slot that swaps as soon as it may.
+/// A multiplexer with this slot that swaps as soon as allowed.
 pub(crate) fn quick(slot: &Value) -> Value {
     json!({"maxWait": "5s", "minResidency": "1s", "linger": "off", "slots": [slot]})
 }
@@ -130,7 +130,7 @@ pub(crate) fn model(name: &str) -> Vec<Value> {
     backend
 }
 
-/// Counts the slot's Pods from here on. Those that are ending count until they are gone.
+/// Counts the slot's Pods from now on. Terminating Pods are included until they are gone.
 pub(crate) struct Census {
     seen: Arc<Mutex<Seen>>,
     _task: JoinSet<()>,
@@ -151,7 +151,7 @@ impl Census {
         Self { seen, _task: task }
     }
 
-    /// The most Pods at once, and how many there have been.
+    /// Returns the largest number of Pods at once, and the total.
     pub(crate) fn most_and_all(&self) -> (usize, usize) {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.most, seen.ever.len())

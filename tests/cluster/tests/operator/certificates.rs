@@ -14,10 +14,10 @@ use super::replicas::{OPERATOR, Operator};
 
 const SECRET: &str = "modelrelay-webhook-certificate";
 
-/// Short enough to see several; a third of it is left when the next one is made.
+/// Short enough to see several certificates; the next one is created when a third of the lifetime is left.
 const LIFETIME: &str = "CERTIFICATE_LIFETIME=30s";
 
-/// Between two Pods.
+/// The interval between two Pods.
 const PACE: Duration = Duration::from_millis(250);
 
 #[tokio::test]
@@ -29,8 +29,8 @@ async fn certificates_change_and_no_pod_fails() {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     let long = value(&secrets.get(SECRET).await.expect("the operator made its certificate"), "tls.crt");
 
-    // A certificate that is there lasts as long as it was made for, so it goes; until the API server knows the next one,
-    // Pods may fail.
+    // An existing certificate keeps its lifetime, so it is deleted; until the API server knows the next one, Pods may
+    // fail.
     let short = ShortLived::set(&cluster).await;
     cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} delete secret {SECRET}")).await;
     let served = changed(&namespace, &secrets, "tls.crt", &long).await;
@@ -40,7 +40,7 @@ async fn certificates_change_and_no_pod_fails() {
     let creating = Creating::start(&namespace);
     changed(&namespace, &secrets, "tls.crt", &served).await;
     creating.further(8).await;
-    // Without its key the authority is replaced too: a second one is published, then serves, then the first is forgotten.
+    // Without its key the authority is replaced too: a second one is published, then used, then the first is removed.
     let authority = value(&secrets.get(SECRET).await.expect("the certificate is there"), "ca.crt");
     let lose = r#"[{"op": "remove", "path": "/data/ca.key"}]"#;
     let patch = format!("--namespace {SYSTEM_NAMESPACE} patch secret {SECRET} --type json --patch");
@@ -58,7 +58,7 @@ async fn certificates_change_and_no_pod_fails() {
     Operator::settled(&cluster).await;
 }
 
-/// Waits until the Secret holds another value than `old` under this key, and gives it.
+/// Waits until the Secret holds another value than `old` under this key, and returns it.
 async fn changed(namespace: &Namespace, secrets: &Api<Secret>, key: &str, old: &[u8]) -> Vec<u8> {
     let another = |secret: &Secret| !value(secret, key).is_empty() && value(secret, key) != old;
     value(&namespace.wait_for(secrets, SECRET, &format!("another {key}"), another).await, key)
@@ -69,7 +69,8 @@ fn value(secret: &Secret, key: &str) -> Vec<u8> {
     data.map(|value| value.0.clone()).unwrap_or_default()
 }
 
-/// The operator makes short-lived certificates. Dropping it takes that back, for the tests that follow a failed one.
+/// Makes the operator create short-lived certificates. Dropping it reverts that, for the tests that follow a failed
+/// one.
 struct ShortLived<'a> {
     cluster: &'a Cluster,
     restored: bool,
@@ -105,7 +106,7 @@ impl Drop for ShortLived<'_> {
     }
 }
 
-/// Creates a labelled Pod every now and then, and looks whether it got its worker.
+/// Creates labelled Pods at an interval, and checks that each got its worker.
 struct Creating {
     task: JoinHandle<()>,
     created: watch::Receiver<usize>,
@@ -132,7 +133,7 @@ impl Creating {
         Self { task, created, stop }
     }
 
-    /// Waits for so many further Pods.
+    /// Waits for this number of further Pods.
     async fn further(&self, number: usize) {
         let mut created = self.created.clone();
         let goal = *created.borrow() + number;
@@ -146,14 +147,14 @@ impl Creating {
     }
 }
 
-/// Creates a Pod; why it did not come to be with its worker, as text.
+/// Creates a Pod; the error explains why it was not created with its worker.
 async fn create(pods: &Api<Pod>, name: &str) -> Result<(), String> {
     let pod: Pod = serde_json::from_value(nobodys_pod(name)).expect("this is a Pod");
     let created = pods.create(&PostParams::default(), &pod).await.map_err(|error| error.to_string())?;
     if has_worker(&created) { Ok(()) } else { Err("it has no worker".to_owned()) }
 }
 
-/// A labelled Pod that no node takes.
+/// A labelled Pod that cannot be scheduled.
 pub(crate) fn nobodys_pod(name: &str) -> Value {
     let mut container = modelrelay_cluster::manifests::demo_container();
     container["resources"] = json!({"requests": {"cpu": "1m"}});

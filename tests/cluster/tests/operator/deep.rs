@@ -1,4 +1,4 @@
-//! A pool that somebody nested too deep for the operator's own reader, beside one that is as it should be.
+//! A pool nested too deep for the operator's JSON parser, next to a valid one.
 
 use modelrelay_cluster::manifests::worker_pool;
 use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, wait_until};
@@ -6,14 +6,14 @@ use serde_json::json;
 
 use super::replicas::{OPERATOR, Operator};
 
-/// The operator's JSON reader gives up at 128, the API server at thousands.
+/// The operator's JSON parser fails at 128 levels, the API server at thousands.
 const LEVELS: usize = 300;
 
 #[tokio::test]
 async fn a_pool_that_is_nested_too_deep_stops_no_other() {
     let cluster = Cluster::connect().await;
     Operator::settled(&cluster).await;
-    // In a namespace of its own: the tests' own watches could not read it either.
+    // In its own namespace: the tests' own watches could not parse it either.
     let deep = cluster.namespace("deep").await;
     let limits = (0..LEVELS).fold(json!({}), |inner, _| json!({"a": inner}));
     deep.apply(&[worker_pool("deep", &json!({"provider": "local", "sidecar": {"resources": limits}}))]).await;
@@ -25,7 +25,7 @@ async fn a_pool_that_is_nested_too_deep_stops_no_other() {
     beside.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     beside.wait_for_condition(&pools, "llama", "Ready", "False").await;
 
-    // And one that lists all of them anew.
+    // A new replica lists all of them again.
     let rollout =
         |what: &str| cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} rollout {what} deployment/{OPERATOR}"));
     rollout("restart").await;

@@ -1,4 +1,4 @@
-//! Who leads, who serves, and what becomes of that when a replica or the API server is lost.
+//! Leadership and the webhook when a replica or the API server is lost.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::replicas::{OPERATOR, Operator, REPLICAS};
 
-/// A leader that vanishes is replaced within this.
+/// The time within which a vanished leader is replaced.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn an_api_server_that_was_away_is_not_stormed() {
     let asked = requests_about(&namespace).await;
 
     cluster.restart("apiserver", Duration::from_secs(3)).await;
-    // It works again: what is changed now is carried out.
+    // It works again: new changes are applied.
     namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 7}}))]).await;
     namespace.wait_for_condition(&providers, "local", "Programmed", "True").await;
     namespace.apply(&[provider("second", &json!({}))]).await;
@@ -75,7 +75,7 @@ async fn an_api_server_that_was_away_is_not_stormed() {
 
     let operator = Operator::settled(&cluster).await;
     assert_eq!(self::restarts(&operator).await, restarts, "a replica ended");
-    // Each object is looked at anew once or a few times; a hot loop makes thousands of it.
+    // Each object is reconciled again once or a few times; a hot loop would do so thousands of times.
     let objects = objects(&cluster).await;
     let more = operator.reconciliations().await - reconciled;
     assert!(more <= f64::from(20 + 12 * objects), "{more} reconciliations of {objects} objects");
@@ -83,7 +83,7 @@ async fn an_api_server_that_was_away_is_not_stormed() {
     assert!((1..700).contains(&more), "{more} requests about one namespace");
 }
 
-/// What one replica's webhook says to a Pod of pool `llama`, asked by way of the API server.
+/// Returns one replica's review of a Pod of pool `llama`, requested through the API server.
 async fn reviewed_by(cluster: &Cluster, pod: &str, namespace: &str) -> Value {
     let object = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -107,7 +107,7 @@ async fn reviewed_by(cluster: &Cluster, pod: &str, namespace: &str) -> Value {
     serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} answers no JSON ({error}): {answer}"))
 }
 
-/// By Pod, how often its container ended.
+/// Returns the number of container restarts, by Pod.
 async fn restarts(operator: &Operator) -> Vec<(String, i32)> {
     let pods = operator.pods().await;
     let count = |pod: &k8s_openapi::api::core::v1::Pod| {
@@ -119,14 +119,14 @@ async fn restarts(operator: &Operator) -> Vec<(String, i32)> {
     counts
 }
 
-/// What the operator asked the API server for in this namespace so far.
+/// Returns the number of requests that the operator has sent to the API server about this namespace.
 async fn requests_about(namespace: &Namespace) -> usize {
     let path = format!("/namespaces/{}/", namespace.name);
     let asked = namespace.cluster.asked_by(SYSTEM_NAMESPACE, OPERATOR).await;
     asked.iter().filter(|asked| asked.uri.contains(&path)).count()
 }
 
-/// How many Providers and WorkerPools the cluster has.
+/// Returns the number of Providers and WorkerPools in the cluster.
 async fn objects(cluster: &Cluster) -> u32 {
     let names = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await;
     u32::try_from(names.lines().count()).expect("a cluster of tests has few")

@@ -1,4 +1,4 @@
-//! What the operator does while nothing happens, and what it holds when there is much.
+//! The operator while nothing happens, and its memory with many Pods.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 use super::certificates::nobodys_pod;
 use super::replicas::{OPERATOR, Operator, sum};
 
-/// The time in which nothing may happen.
+/// The time in which nothing may be written.
 const WINDOW: Duration = Duration::from_secs(20);
 
 const PODS: usize = 300;
 const AT_ONCE: usize = 8;
 
-/// Of one replica, with so many Pods: a quarter of what the chart allows it.
+/// The memory limit of one replica with this number of Pods: a quarter of the chart's limit.
 const MEMORY: u64 = 64 << 20;
 
 #[tokio::test]
@@ -76,13 +76,14 @@ async fn three_hundred_pods_fit_into_little_memory() {
         eprintln!("{name} holds {} KiB", held >> 10);
         assert!(held <= MEMORY, "{name} holds {held} bytes with {PODS} Pods");
     }
-    // Counting them cost a handful of reconciliations, not one for each change of each Pod.
+    // Counting them took a handful of reconciliations, not one for each change of each Pod.
     let leader = operator.leaders().await.swap_remove(0);
     let page = operator.metrics(&leader).await.expect("the leader shows its metrics");
     assert!(sum(&page, "modelrelay_operator_reconciliations_total", "workerpool") > 0.0);
 }
 
-/// Waits until nothing was written about the namespace for a moment: a status counts at most every ten seconds.
+/// Waits until nothing was written about the namespace for a while: a status with numbers is written at most every ten
+/// seconds.
 async fn settle(namespace: &Namespace) {
     let mut before = (0, tokio::time::Instant::now());
     wait_until("the operator to have nothing left to do", PATIENCE, async || {
@@ -95,7 +96,7 @@ async fn settle(namespace: &Namespace) {
     .await;
 }
 
-/// Verb and path of what the operator asked the API server for in this namespace, in order.
+/// Returns verb and path of the operator's requests about this namespace, in order.
 async fn requests(namespace: &Namespace) -> Vec<(String, String)> {
     let path = format!("/namespaces/{}/", namespace.name);
     let asked = namespace.cluster.asked_by(SYSTEM_NAMESPACE, OPERATOR).await;
@@ -119,7 +120,7 @@ async fn create_pods(pods: &Api<Pod>) {
     }
 }
 
-/// What the kubelet measured of a Pod's containers after that time.
+/// Returns the kubelet's measurement of a Pod's containers after that time.
 async fn memory(cluster: &Cluster, pod: &str, after: k8s_openapi::jiff::Timestamp) -> Option<u64> {
     let nodes = cluster.kubectl("get nodes --output jsonpath={.items[*].metadata.name}").await;
     let node = nodes.split_whitespace().next().expect("the cluster has a node");

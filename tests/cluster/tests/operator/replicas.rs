@@ -1,4 +1,4 @@
-//! The operator's Pods, and what their metrics say.
+//! The operator's Pods and their metrics.
 
 use hyper::Request;
 use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
@@ -8,7 +8,7 @@ use modelrelay_cluster::{Cluster, PATIENCE, RELEASE, SYSTEM_NAMESPACE, wait_unti
 /// The Deployment, ServiceAccount, Lease and Service of the release.
 pub(crate) const OPERATOR: &str = "modelrelay-operator";
 
-/// Replicas that the chart's defaults ask for.
+/// The number of replicas in the chart's defaults.
 pub(crate) const REPLICAS: usize = 2;
 
 /// The operator of the release that all tests share.
@@ -18,7 +18,7 @@ pub(crate) struct Operator {
 }
 
 impl Operator {
-    /// Waits until all replicas are ready and one leads, whatever the test before did.
+    /// Waits until all replicas are ready and one leads, whatever the previous test did.
     pub(crate) async fn settled(cluster: &Cluster) -> Self {
         let pods = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
         let operator = Self { cluster: cluster.clone(), pods };
@@ -29,7 +29,7 @@ impl Operator {
         operator
     }
 
-    /// Every Pod that is not being deleted.
+    /// Returns every Pod that is not being deleted.
     pub(crate) async fn pods(&self) -> Vec<Pod> {
         let labels = format!("app.kubernetes.io/component=operator,app.kubernetes.io/instance={RELEASE}");
         let pods = self.pods.list(&ListParams::default().labels(&labels)).await;
@@ -37,12 +37,12 @@ impl Operator {
         pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
     }
 
-    /// Names of those that are ready.
+    /// Returns the names of ready Pods.
     pub(crate) async fn ready_pods(&self) -> Vec<String> {
         self.pods().await.iter().filter(|pod| is_ready(pod)).map(ResourceExt::name_any).collect()
     }
 
-    /// Names of those that say that they lead.
+    /// Returns the names of Pods that report to lead.
     pub(crate) async fn leaders(&self) -> Vec<String> {
         let mut leaders = Vec::new();
         for pod in self.pods().await {
@@ -54,14 +54,14 @@ impl Operator {
         leaders
     }
 
-    /// The page of metrics of one Pod, by way of the API server; none when it does not answer.
+    /// Returns the metrics page of one Pod, read through the API server, or `None` without a response.
     pub(crate) async fn metrics(&self, pod: &str) -> Option<String> {
         let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{pod}:8080/proxy/metrics");
         let request = Request::get(path).body(Vec::new()).expect("the path is one");
         self.cluster.client.request_text(request).await.ok()
     }
 
-    /// Reconciliations so far, of both controllers in all replicas that there are.
+    /// Returns the number of reconciliations so far, of both controllers in all current replicas.
     pub(crate) async fn reconciliations(&self) -> f64 {
         let mut total = 0.0;
         for pod in self.ready_pods().await {
@@ -71,7 +71,7 @@ impl Operator {
         total
     }
 
-    /// Names of the Pods that the API server may call as the webhook.
+    /// Returns the names of the Pods that the API server may call as the webhook.
     pub(crate) async fn webhook_endpoints(&self) -> Vec<String> {
         let slices = Api::<EndpointSlice>::namespaced(self.cluster.client.clone(), SYSTEM_NAMESPACE);
         let labels = format!("kubernetes.io/service-name={OPERATOR}");
@@ -89,7 +89,7 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The sum of a metric's samples whose labels contain `labels`.
+/// Returns the sum of a metric's samples whose labels contain `labels`.
 pub(crate) fn sum(page: &str, metric: &str, labels: &str) -> f64 {
     let samples = page.lines().filter_map(|line| line.strip_prefix(metric)).filter(|rest| rest.starts_with(['{', ' ']));
     let values = samples.filter(|rest| rest.contains(labels)).filter_map(|rest| rest.rsplit(' ').next());

@@ -1,4 +1,4 @@
-//! What nobody may read in logs, events and status: every secret value of a Provider that uses them all.
+//! Secret values never appear in logs, events and status: every secret of a Provider that uses them all.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::replicas::Operator;
 
-/// What somebody presents who has no right to it: no log needs it either.
+/// Credentials of an unauthorized client: no log needs them either.
 const WRONG_KEY: &str = "sk-mr-9f7d11aa0c5e4b73b6e2wrongkey";
 const WRONG_TOKEN: &str = "7c1fb0e2d9a94835wrongtoken";
 
@@ -55,8 +55,8 @@ async fn no_secret_is_told() {
     }
 }
 
-/// A Provider that asks for keys, an injected worker, clients and administrators with right and wrong secrets, a rotation;
-/// with logs that leave little out. Gives the client's key.
+/// Uses a Provider that requires keys, an injected worker, clients and administrators with right and wrong secrets, and
+/// a rotation, with verbose logs. Returns the client's key.
 async fn use_every_secret(namespace: &Namespace) -> String {
     let pool = json!({"provider": "local", "sidecar": {"logLevel": "debug"}});
     let relay = json!({"requireApiKeys": true, "logLevel": "debug"});
@@ -96,7 +96,7 @@ async fn asked_for_models(service: SocketAddr, key: &str) -> u16 {
     refused.status
 }
 
-/// A client key, from the admin API of the relay's Pod, which a wrong token does not get.
+/// Creates an API key through the admin API of the relay's Pod, which rejects a wrong token.
 async fn make_key(namespace: &Namespace) -> String {
     let pods = namespace.pods("modelrelay.io/provider=local,app.kubernetes.io/component=relay").await;
     let ip = pods.first().and_then(|pod| pod.status.as_ref()?.pod_ip.clone()).expect("the relay's Pod has an address");
@@ -112,14 +112,14 @@ async fn make_key(namespace: &Namespace) -> String {
     made.json()["secret"].as_str().unwrap_or_else(|| panic!("no key was made: {}", made.status)).to_owned()
 }
 
-/// Every value of the Secrets with these labels that is secret as a whole, by Secret and key.
+/// Returns every value of the Secrets with these labels that is secret as a whole, by Secret and key.
 async fn secrets(namespace: &Namespace, labels: &str) -> Vec<(String, String)> {
     let list = namespace.api::<Secret>().list(&ListParams::default().labels(labels)).await;
     let mut values = Vec::new();
     for secret in list.expect("Secrets can be listed").items {
         let name = secret.name_any();
         for (key, value) in secret.data.unwrap_or_default() {
-            // The relay's configuration is no secret; what it refers to is, and lies beside it.
+            // The relay's configuration is not secret; the secrets that it names are separate keys.
             if key != "relay.yaml" {
                 values.push((format!("{name}/{key}"), String::from_utf8_lossy(&value.0).into_owned()));
             }
@@ -137,7 +137,7 @@ async fn drain_token(namespace: &Namespace) -> String {
     token.expect("the worker has a drain token")
 }
 
-/// The private keys of the webhook, without their headers.
+/// Returns the private keys of the webhook, without their headers.
 async fn certificate_keys(cluster: &Cluster) -> Vec<(String, String)> {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     let secret = secrets.get("modelrelay-webhook-certificate").await.expect("the operator made its certificate");
@@ -149,7 +149,7 @@ async fn certificate_keys(cluster: &Cluster) -> Vec<(String, String)> {
     keys.to_vec()
 }
 
-/// The logs of every container in the namespace, by Pod.
+/// Returns the logs of every container in the namespace, by Pod.
 async fn logs(namespace: &Namespace) -> Vec<(String, String)> {
     let mut logs = Vec::new();
     for pod in namespace.api::<Pod>().list(&ListParams::default()).await.expect("Pods can be listed").items {
@@ -160,7 +160,7 @@ async fn logs(namespace: &Namespace) -> Vec<(String, String)> {
     logs
 }
 
-/// The status of every object in the namespace that has one.
+/// Returns the status of every object in the namespace that has one.
 async fn status_of_everything(namespace: &Namespace) -> String {
     let kinds = namespace.kubectl("api-resources --namespaced --verbs list --output name").await;
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.contains("metrics.k8s.io")).collect();

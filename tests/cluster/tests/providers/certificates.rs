@@ -1,4 +1,5 @@
-//! A Provider takes to TLS while it serves, and its certificate is renewed: no backend restarts, and no relay for a renewal.
+//! A Provider changes to TLS while it serves, and its certificate is renewed: no backend restarts, and no relay for a
+//! renewal.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -21,7 +22,7 @@ use super::setup::{LOCAL, Setup, message_of};
 
 const SECRET: &str = "local-tls";
 
-/// A certificate authority, in PEM, and what it signs with.
+/// A certificate authority, in PEM, and its issuer.
 struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -56,7 +57,7 @@ impl Pair {
     }
 }
 
-/// As cert-manager writes it.
+/// Writes the Secret as cert-manager does.
 async fn publish(setup: &Setup, authority: &str, certificate: &str, key: &str) {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "type": "kubernetes.io/tls",
@@ -65,7 +66,7 @@ async fn publish(setup: &Setup, authority: &str, certificate: &str, key: &str) {
     setup.namespace.apply(&[secret]).await;
 }
 
-/// Whom a client trusts, and by which name.
+/// A client with its trusted authority and the expected name.
 struct Client {
     name: ServerName<'static>,
     config: Arc<ClientConfig>,
@@ -81,7 +82,7 @@ impl Client {
         Self { name: ServerName::try_from(name).expect("a name"), config: Arc::new(config) }
     }
 
-    /// Asks for an answer of the model over a connection of its own: its status, and the certificate that was shown.
+    /// Sends a request over a new connection; returns the status, and the server's certificate.
     async fn ask(&self, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
         let tcp = TcpStream::connect(to).await.map_err(|error| error.to_string())?;
         let connector = TlsConnector::from(self.config.clone());
@@ -100,7 +101,7 @@ impl Client {
     }
 }
 
-/// Each of these Pods, and how often its containers were restarted.
+/// Returns each Pod with the number of its container restarts.
 fn runs(pods: &[Pod]) -> Vec<(Option<String>, i32)> {
     let restarts = |pod: &Pod| {
         let status = pod.status.as_ref();
@@ -125,7 +126,7 @@ async fn a_provider_takes_to_tls_and_serves_a_renewed_certificate_and_no_backend
     let names = ["local", "local-workers"].map(|service| format!("{service}.{namespace}.svc"));
     let first = authority.sign(&names);
 
-    // Nothing is rolled out that could not start, and what serves goes on.
+    // A Deployment that could not start is not rolled out, and the running one keeps serving.
     setup.patch(&json!({"relay": {"tls": {"secretName": SECRET}}})).await;
     let provider = setup.reason("Ready", "False", "SecretNotFound").await;
     let message = message_of(&provider, "Ready");
@@ -139,7 +140,7 @@ async fn a_provider_takes_to_tls_and_serves_a_renewed_certificate_and_no_backend
     let provider = setup.reason("Ready", "True", "Serving").await;
     let host = &names[0];
     assert_eq!(provider.data["status"]["endpoint"], format!("https://{host}/v1"));
-    // The operator asked the new relay over TLS, and the worker that has been there all the time came over.
+    // The operator reached the new relay over TLS, and the existing worker moved to it.
     setup.reason("Programmed", "True", "ConfigurationApplied").await;
     let service = setup.namespace.service_address(LOCAL).await;
     assert_eq!(service.port(), 443);
@@ -158,7 +159,7 @@ async fn a_provider_takes_to_tls_and_serves_a_renewed_certificate_and_no_backend
     assert_eq!(runs(&setup.relays().await), relays_before, "a relay was restarted");
     assert_eq!(setup.deployment().await.metadata.generation, generation, "the Deployment was touched");
 
-    // Another authority: relays show its certificate, and workers that dial anew trust it.
+    // Another authority: relays serve its certificate, and workers that dial again trust it.
     let (other, both) = (Authority::make(), |other: &Authority| authority.certificate.clone() + &other.certificate);
     let third = other.sign(&names);
     publish(&setup, &both(&other), &third.certificate, &third.key).await;

@@ -1,4 +1,4 @@
-//! Changes of the configuration: they arrive at once and restart nothing, and what is wrong changes nothing.
+//! Changes of the configuration: they apply at once and restart nothing, and invalid ones change nothing.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, message_of};
 
-/// "Within a few seconds", on a machine that runs everything else as well. A kubelet alone would take a minute.
+/// "Within a few seconds", on a busy machine. A kubelet alone would take a minute.
 const FEW_SECONDS: Duration = Duration::from_secs(20);
 
-/// Each relay's Pod and how often it was restarted.
+/// Returns each relay's Pod with the number of its restarts.
 fn runs(pods: &[Pod]) -> Vec<(Option<String>, i32)> {
     let restarts = |pod: &Pod| {
         let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone()).unwrap_or_default();
@@ -23,7 +23,7 @@ fn runs(pods: &[Pod]) -> Vec<(Option<String>, i32)> {
     runs
 }
 
-/// The hash of each relay's configuration, asked at its Pod.
+/// Returns the hash of each relay's configuration, read from its Pod.
 async fn hashes(setup: &Setup, pods: &[Pod]) -> Vec<String> {
     let mut hashes = Vec::new();
     for pod in pods {

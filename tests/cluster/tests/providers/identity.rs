@@ -1,4 +1,4 @@
-//! Workers that show the token of their ServiceAccount, before a real API server.
+//! Workers that present the token of their ServiceAccount, with a real API server.
 
 use k8s_openapi::api::core::v1::Pod;
 use modelrelay_cluster::{PATIENCE, http::fetch, manifests, wait_until};
@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, address_of};
 
-/// Account of the workers.
+/// The workers' ServiceAccount.
 const WORKERS: &str = "gpu-workers";
 
 impl Setup {
-    /// A Provider that lists the account, and a pool whose workers run as it, connected.
+    /// Creates a Provider that lists the account, and a pool whose connected workers run as it.
     async fn by_token() -> Self {
         let setup = Self::empty().await;
         let account = |name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}});
@@ -26,7 +26,7 @@ impl Setup {
         setup
     }
 
-    /// A token as the kubelet would have it.
+    /// Returns a token like the kubelet's.
     async fn token(&self, account: &str, audience: &str) -> String {
         let audience = if audience.is_empty() { String::new() } else { format!("--audience {audience}") };
         self.namespace.kubectl(&format!("create token {account} --duration 10m {audience}")).await.trim().to_owned()
@@ -36,7 +36,7 @@ impl Setup {
         self.relays().await.into_iter().next().expect("a relay")
     }
 
-    /// How a relay answers a worker that shows this.
+    /// Returns a relay's status for a worker that presents this token.
     async fn dial(&self, relay: &Pod, token: &str) -> u16 {
         let bearer = format!("Bearer {token}");
         let headers = [
@@ -56,7 +56,7 @@ impl Setup {
         workers.into_iter().map(|mut worker| worker["identity"].take()).collect()
     }
 
-    /// Whether the relay's account may have tokens reviewed.
+    /// True if the relay's account may have tokens reviewed.
     async fn may_review(&self) -> bool {
         let who = format!("system:serviceaccount:{}:{LOCAL}-relay", self.namespace.name);
         let what = format!("auth can-i --as {who} create tokenreviews.authentication.k8s.io");
@@ -80,7 +80,7 @@ async fn workers_come_in_by_the_token_of_their_account_and_by_no_other() {
         let token = setup.token(account, audience).await;
         assert_eq!(setup.dial(&relay, &token).await, 401, "{account} for {audience:?}");
     }
-    // With the account its tokens end, also those that let somebody in who is still there.
+    // The account's tokens end with it, including those of workers that are still connected.
     setup.namespace.kubectl(&format!("delete serviceaccount {WORKERS}")).await;
     wait_until("its workers to be gone", PATIENCE, async || setup.identities(&relay).await.is_empty()).await;
     assert_eq!(setup.dial(&relay, &unused).await, 401);

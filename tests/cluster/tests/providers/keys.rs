@@ -1,4 +1,4 @@
-//! Clients' keys.
+//! API keys.
 
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ async fn the_admin_api_wants_its_token() {
         let reply = fetch(address, "GET /admin/state", headers, &Value::Null).await.expect("it answers");
         assert_eq!(reply.status, 403, "{reply:?}");
     }
-    // Nor is it to be had where clients are.
+    // Nor is it available on the clients' port.
     let reply = setup.namespace.service_address("local").await;
     let reply = fetch(reply, "GET /admin/state", &[], &Value::Null).await.expect("it answers");
     assert_eq!(reply.status, 404, "{reply:?}");

@@ -1,4 +1,4 @@
-//! Deleting a Provider, making it again, and the Secrets that outlive it.
+//! Deleting and recreating a Provider, and the Secrets that outlive it.
 
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -40,7 +40,8 @@ async fn a_provider_that_is_made_again_keeps_its_clients_keys() {
     for (secret, (uid, data)) in SECRETS.into_iter().zip(before) {
         let now = setup.namespace.api::<Secret>().get(secret).await.expect("it is still there");
         assert_eq!(now.uid(), uid, "{secret} is another");
-        // Compared without being printed. When a key was last used is written meanwhile; whether it works is seen below.
+        // Compared without being printed. The time of a key's last use changes meanwhile; whether the key works is
+        // checked below.
         assert!(secret == "local-api-keys" || now.data == data, "{secret} holds something else");
     }
     setup.answers(Some(&key)).await;
@@ -76,7 +77,7 @@ async fn a_worker_secret_of_the_users_own_is_waited_for_and_never_written_to() {
     let waiting = setup.reason("Ready", "False", "SecretNotFound").await;
     let message = message_of(&waiting, "Ready");
     assert!(message.contains("spec.workerSecretRef") && message.contains("Secret own does not exist"), "{message}");
-    // Somebody may still make it: that is no dead end.
+    // It may still be created, so this is not a stall.
     setup.reason("Reconciling", "True", "SecretNotFound").await;
     setup.condition("Stalled", "False").await;
 

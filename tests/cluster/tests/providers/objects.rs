@@ -1,4 +1,4 @@
-//! What a Provider is made of: their shapes, that they come back, and that nobody else's are taken.
+//! The objects of a Provider: their contents, that they are recreated, and that foreign objects are left alone.
 
 use std::fmt::Debug;
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, message_of};
 
-/// All objects and no Pod.
+/// Creates all objects and no Pod.
 async fn at_zero(relay: &Value) -> Setup {
     let mut relay = relay.clone();
     relay["replicas"] = json!(0);
@@ -164,7 +164,7 @@ async fn objects_have_the_shapes_that_a_cluster_enforces() {
     assert_owned(&setup).await;
 }
 
-/// Everything goes with the Provider but the three Secrets, and carries its labels.
+/// Checks that everything but the three Secrets is deleted with the Provider and carries its labels.
 async fn assert_owned(setup: &Setup) {
     let uid = setup.providers.get(LOCAL).await.expect("it is there").uid();
     let kinds = "service,serviceaccount,deployment,pdb,networkpolicy,secret";
@@ -227,7 +227,7 @@ async fn what_the_spec_says_about_the_network_is_in_the_objects() {
     let provider = setup.providers.get(LOCAL).await.expect("it is there");
     let endpoint = format!("http://local.{}.svc:8000/v1", setup.namespace.name);
     assert_eq!(provider.data["status"]["endpoint"], endpoint);
-    // Switched off, it goes.
+    // Disabled, it is removed.
     setup.patch(&json!({"relay": {"networkPolicy": {"enabled": false}}})).await;
     setup.namespace.wait_gone(&setup.namespace.api::<NetworkPolicy>(), "local-relay").await;
 }
@@ -248,6 +248,6 @@ async fn only_where_keys_are_kept_has_a_relay_rights() {
     setup.patch(&json!({"relay": {"requireApiKeys": false}})).await;
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::Role>(), "local-relay").await;
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::RoleBinding>(), "local-relay").await;
-    // The keys are the clients'.
+    // The keys belong to the clients.
     setup.namespace.api::<Secret>().get("local-api-keys").await.expect("it stays");
 }

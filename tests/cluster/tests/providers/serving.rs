@@ -1,4 +1,4 @@
-//! What a user sees of a Provider that works, and of one that is switched off.
+//! A working Provider and a disabled one, from the user's view.
 
 use modelrelay_cluster::{PATIENCE, manifests, poll_for, traffic::Traffic};
 use serde_json::{Value, json};
@@ -19,12 +19,12 @@ async fn an_empty_spec_becomes_ready_and_answers_through_its_service() {
     assert_eq!(provider.data["status"]["endpoint"], format!("http://local.{namespace}.svc/v1"));
     assert_eq!(provider.data["status"]["workerEndpoint"], format!("http://local-workers.{namespace}.svc:8081"));
     assert_eq!(provider.data["status"]["workerSecret"]["name"], "local-worker");
-    // What kstatus takes for settled: neither of these is true.
+    // kstatus considers it settled if neither of these is true.
     setup.condition("Reconciling", "False").await;
     setup.condition("Stalled", "False").await;
 }
 
-/// The rows of a table of kubectl, each split into its cells.
+/// Returns the rows of a table of kubectl, each split into its cells.
 async fn table(setup: &Setup, arguments: &str) -> Vec<Vec<String>> {
     let printed = setup.namespace.kubectl(arguments).await;
     printed.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
@@ -62,7 +62,7 @@ async fn every_column_of_both_kinds_is_right() {
     let endpoint = format!("http://local.{}.svc/v1", setup.namespace.name);
     wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, "1", "1", "0", "0"]).await;
     wait_for_row(&setup, "get wp", &["llama", "True", LOCAL, "Template", "1", "1", "1"]).await;
-    // One request runs and two wait, now and always.
+    // At any time, one request runs and two wait.
     let traffic = Traffic::to(setup.namespace.service_address(LOCAL).await).streams(3).words(80).start();
     wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, "1", "1", "2", "1"]).await;
     traffic.finish().await.expect_all_answered();

@@ -1,4 +1,4 @@
-//! A Provider in a namespace of its own, and how it is asked.
+//! A Provider in its own namespace, and requests to it.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -29,7 +29,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// An empty namespace.
+    /// Creates an empty namespace.
     pub(crate) async fn empty() -> Self {
         let namespace = Cluster::connect().await.namespace("providers").await;
         let providers = namespace.custom(VERSION, "Provider");
@@ -37,7 +37,7 @@ impl Setup {
         Self { namespace, providers, pools }
     }
 
-    /// With the Provider, which is ready.
+    /// Creates the Provider and waits until it is ready.
     pub(crate) async fn ready(spec: &Value) -> Self {
         let setup = Self::empty().await;
         setup.provide(spec).await;
@@ -45,7 +45,7 @@ impl Setup {
         setup
     }
 
-    /// With the Provider and a pool that runs one demo backend, connected.
+    /// Creates the Provider and a connected pool that runs one demo backend.
     pub(crate) async fn serving(spec: &Value) -> Self {
         let setup = Self::empty().await;
         setup.provide(spec).await;
@@ -55,7 +55,7 @@ impl Setup {
         setup
     }
 
-    /// Applies the Provider with this spec, and nothing else of it.
+    /// Applies the Provider with this spec, without waiting.
     pub(crate) async fn provide(&self, spec: &Value) {
         self.namespace.apply(&[manifests::provider(LOCAL, spec)]).await;
     }
@@ -65,7 +65,7 @@ impl Setup {
         self.namespace.wait_for_condition(&self.providers, LOCAL, kind, status).await
     }
 
-    /// The same, with a reason.
+    /// Waits for a condition with this reason.
     pub(crate) async fn reason(&self, kind: &str, status: &str, reason: &str) -> DynamicObject {
         let what = format!("{kind}={status} because of {reason}");
         let holds = |object: &DynamicObject| {
@@ -76,17 +76,17 @@ impl Setup {
         self.namespace.wait_for(&self.providers, LOCAL, &what, holds).await
     }
 
-    /// Waits until the pool is ready, which it is with a worker that the relay knows.
+    /// Waits until the pool is ready, which requires a worker that the relay knows.
     pub(crate) async fn connected(&self) {
         self.namespace.wait_for_condition(&self.pools, "llama", "Ready", "True").await;
     }
 
-    /// The relay's Pods.
+    /// Returns the relay's Pods.
     pub(crate) async fn relays(&self) -> Vec<v1::Pod> {
         self.namespace.pods(&format!("app.kubernetes.io/component=relay,modelrelay.io/provider={LOCAL}")).await
     }
 
-    /// Sends requests, each answer checked word by word, until three are answered; none may fail.
+    /// Sends requests until three have succeeded, and checks each response word by word; none may fail.
     pub(crate) async fn answers(&self, key: Option<&str>) {
         let traffic = Traffic::to(self.namespace.service_address(LOCAL).await).streams(2).words(10);
         let traffic = key.into_iter().fold(traffic, Traffic::api_key).start();
@@ -94,14 +94,14 @@ impl Setup {
         traffic.finish().await.expect_all_answered();
     }
 
-    /// Asks the Service once.
+    /// Sends one request to the Service.
     pub(crate) async fn ask(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
         let service = self.namespace.service_address(LOCAL).await;
         let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
         fetch(service, &format!("POST {path}"), headers, &body).await.expect("the Service answers")
     }
 
-    /// Asks the admin API of one relay, with the token that the operator made.
+    /// Sends a request to the admin API of one relay, with the token that the operator created.
     pub(crate) async fn admin(&self, relay: &v1::Pod, what: &str, body: &Value) -> Reply {
         let token = self.secret("local-admin").await["token"].clone();
         let bearer = format!("Bearer {token}");
@@ -109,7 +109,7 @@ impl Setup {
         fetch(address, what, &[("authorization", &bearer)], body).await.expect("the admin API answers")
     }
 
-    /// Makes a client's key at one relay; gives its id and the key.
+    /// Creates an API key at one relay; returns its id and the key.
     pub(crate) async fn make_key(&self, relay: &v1::Pod) -> (String, String) {
         let made = self.admin(relay, "POST /admin/keys", &json!({"name": "a client"})).await;
         assert_eq!(made.status, 201, "{made:?}");
@@ -117,12 +117,12 @@ impl Setup {
         (text("id"), text("secret"))
     }
 
-    /// Waits until a relay answers `GET /v1/models` with this status to who shows this key.
+    /// Waits until a relay responds to `GET /v1/models` with this status for this key.
     pub(crate) async fn wait_for_status(&self, relay: &v1::Pod, key: &str, status: u16) {
         let address = address_of(relay, 8080);
         let bearer = format!("Bearer {key}");
         let what = format!("{status} for that key from Pod {}", relay.name_any());
-        // A kubelet that nobody hurried would take up to a minute.
+        // A kubelet without the annotation would take up to a minute.
         wait_until(&what, PATIENCE / 4, async || {
             let reply = fetch(address, "GET /v1/models", &[("authorization", &bearer)], &Value::Null).await;
             reply.is_ok_and(|reply| reply.status == status)
@@ -130,14 +130,14 @@ impl Setup {
         .await;
     }
 
-    /// What a Secret holds.
+    /// Returns the values of a Secret.
     pub(crate) async fn secret(&self, name: &str) -> BTreeMap<String, String> {
         let secret = self.namespace.api::<v1::Secret>().get(name).await;
         let data = secret.unwrap_or_else(|error| panic!("no Secret {name}: {error}")).data.unwrap_or_default();
         data.into_iter().map(|(key, value)| (key, String::from_utf8(value.0).expect("text"))).collect()
     }
 
-    /// Everything that the operator made here, Pods included: kind, name and which of that name.
+    /// Returns all objects that the operator created here, Pods included: kind, name and uid.
     pub(crate) async fn everything(&self) -> Vec<String> {
         let kinds = [
             ("v1", "Pod"),
@@ -174,18 +174,18 @@ impl Setup {
     }
 }
 
-/// A condition; null where there is none.
+/// Returns a condition, or null.
 pub(crate) fn condition_of(object: &DynamicObject, kind: &str) -> Value {
     let conditions = object.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
 }
 
-/// The message of a condition.
+/// Returns the message of a condition.
 pub(crate) fn message_of(object: &DynamicObject, kind: &str) -> String {
     condition_of(object, kind)["message"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A port of a Pod, which this machine reaches.
+/// Returns the address of a Pod's port, which this machine reaches.
 pub(crate) fn address_of(pod: &v1::Pod, port: u16) -> SocketAddr {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).expect("the Pod has an address");
     SocketAddr::new(ip.parse().expect("an IP address"), port)

@@ -1,8 +1,8 @@
-//! Backends end, and others come.
+//! Backends are deleted and replaced.
 
 use super::stack::{Backends, CLIENTS, POOL_PODS, Stack, expect_no_failure};
 
-/// A Pod is deleted, then all are replaced.
+/// Deletes one Pod, then replaces all.
 async fn backends_come_and_go(name: &str, backends: Backends, deployment: &str) {
     let stack = Stack::start(name, backends, 2).await;
     let traffic = stack.load().await;

@@ -1,5 +1,5 @@
-//! Requests are answered while the operator is down, and it continues where it stopped. `.config/nextest.toml` runs this alone, because
-//! all other tests need the operator.
+//! Requests succeed while the operator is down, and it continues where it stopped. `.config/nextest.toml` runs this
+//! alone, because all other tests need the operator.
 
 use super::stack::{Backends, CLIENTS, Stack, expect_no_failure};
 use modelrelay_cluster::SYSTEM_NAMESPACE;
@@ -13,7 +13,7 @@ async fn deleting_the_operator_fails_no_request() {
     let system =
         |arguments: &str| stack.namespace.cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} {arguments}"));
     system("delete pods --selector app.kubernetes.io/component=operator --wait=false").await;
-    // Asked for while nobody is there to do it.
+    // Requested while no operator runs.
     stack.change(&json!({"queue": {"maxLength": 400}})).await;
     traffic.wait_for_answers(CLIENTS).await;
     system("rollout status --timeout 90s deployment/modelrelay-operator").await;

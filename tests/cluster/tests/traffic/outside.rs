@@ -1,4 +1,5 @@
-//! A worker that is no Pod, as on somebody's GPU machine, dials the relays' Service. The ClusterIP is the load balancer here.
+//! A worker that is not a Pod, as on a user's GPU machine, dials the relays' Service. The ClusterIP serves as the load
+//! balancer.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -36,7 +37,7 @@ async fn a_relay_that_joins_under_load_starves_no_other() {
     traffic.finish().await.expect_all_answered();
 }
 
-/// Two relays, and a worker on this machine that is attached to both.
+/// Two relays, and a worker on this machine that is connected to both.
 struct Outside {
     stack: Stack,
     _backend: Child,
@@ -70,11 +71,11 @@ impl Outside {
     }
 }
 
-/// The worker that `scripts/images` built, ended when it is dropped.
+/// Starts the worker that `scripts/images` built, killed on drop.
 fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     let program = worker_program();
     let mut command = Command::new(&program);
-    // Nothing that this shell says to workers may reach this one.
+    // Settings for workers in this shell's environment must not affect it.
     command.env_clear().envs(environment.iter().copied()).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
     command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}; run scripts/images", program.display()))
@@ -85,7 +86,7 @@ fn worker_program() -> PathBuf {
     std::env::var_os("MODELRELAY_WORKER").map_or(built, PathBuf::from)
 }
 
-/// Nobody listened there a moment ago.
+/// Returns an address on which nothing listened a moment ago.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("an address is free");
     listener.local_addr().expect("it has one")

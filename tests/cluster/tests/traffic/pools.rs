@@ -1,4 +1,4 @@
-//! A pool's own Pods: which go first, and how they are replaced where nothing is to spare.
+//! A pool's own Pods: the order of removal, and replacement without spare capacity.
 
 use k8s_openapi::api::core::v1;
 use kube::api::{DynamicObject, ListParams};
@@ -14,20 +14,21 @@ async fn scaling_down_takes_idle_pods_and_cuts_nothing() {
     let namespace = Cluster::connect().await.namespace("traffic-scale").await;
     let mut pool = manifests::demo_pool(PROVIDER);
     pool["replicas"] = json!(3);
-    // An answer takes 37 s: longer than a Pod that is deleted by mistake has, and than the operator needs to see it.
+    // A response takes 37 s: longer than the grace period of a wrongly deleted Pod, and longer than the operator needs
+    // to see the request.
     pool["template"]["spec"]["containers"][0]["args"] = json!(["demo", "--listen", "0.0.0.0:8000", "--delay", "400ms"]);
     let stack = Stack::apply(namespace, &[provider(&json!({})), manifests::worker_pool(POOL, &pool)], 3).await;
     let traffic = Traffic::to(stack.service).streams(1).words(80).start();
     traffic.wait_for_underway(1).await;
     let busy = busy_pods(&stack).await;
     assert_eq!(busy.len(), 1, "one request runs in one Pod");
-    // The operator looks at relays every 5 s.
+    // The operator polls relays every 5 s.
     let runs = |provider: &DynamicObject| provider.data["status"]["inFlight"] == 1;
     stack.namespace.wait_for(&stack.providers(), PROVIDER, "status.inFlight 1", runs).await;
     stack.namespace.kubectl(&format!("scale workerpool {POOL} --replicas 1")).await;
     wait_until("one Pod left", PATIENCE, async || stack.namespace.pods(POOL_PODS).await.len() == 1).await;
     assert_eq!(stack.namespace.pod_names(POOL_PODS).await, busy, "a busy Pod had to go, idle ones stayed");
-    // Chance alone would spare it once in three times.
+    // By chance alone, it would be spared one time in three.
     let left = stack.namespace.pods(POOL_PODS).await.swap_remove(0);
     let cost = left.annotations().get("controller.kubernetes.io/pod-deletion-cost");
     assert_eq!(cost.map(String::as_str), Some("1"), "nobody said that the busy Pod should stay");
@@ -35,7 +36,7 @@ async fn scaling_down_takes_idle_pods_and_cuts_nothing() {
     stack.wait_for_workers(2, 1).await;
 }
 
-/// The old Pod has to go before the new one finds a GPU, and requests wait meanwhile.
+/// The old Pod has to end before the new one gets a GPU, and requests wait meanwhile.
 #[tokio::test]
 async fn a_rollout_on_a_one_gpu_node_ends() {
     let cluster = Cluster::connect().await;
@@ -63,7 +64,7 @@ async fn a_rollout_on_a_one_gpu_node_ends() {
     traffic.finish().await.expect_all_answered();
 }
 
-/// The Pods whose worker runs requests, by what the relays say.
+/// Returns the Pods whose worker runs requests, as the relays report.
 async fn busy_pods(stack: &Stack) -> Vec<String> {
     let busy = |worker: &Value| worker["in_flight_count"].as_u64() > Some(0);
     let views = stack.relays().await;
@@ -71,7 +72,7 @@ async fn busy_pods(stack: &Stack) -> Vec<String> {
     workers.filter_map(|worker| worker["worker_name"].as_str().map(str::to_owned)).collect()
 }
 
-/// One piece of an extended resource on the only node; dropping it takes it away again, in a panic too.
+/// One unit of an extended resource on the only node; dropping it removes it, also in a panic.
 struct Gpu {
     cluster: Cluster,
     node: String,
@@ -87,7 +88,7 @@ impl Gpu {
         gpu
     }
 
-    /// The JSON has no white space.
+    /// The JSON contains no white space.
     fn patch(&self, number: &Value) -> String {
         let patch = json!({"status": {"capacity": {&self.resource: number}, "allocatable": {&self.resource: number}}});
         format!("patch node {} --subresource status --type merge --patch {patch}", self.node)

@@ -1,4 +1,4 @@
-//! Relays end, in good order and otherwise, and others come.
+//! Relays end, gracefully and otherwise, and are replaced.
 
 use k8s_openapi::api::core::v1;
 use kube::ResourceExt;
@@ -31,7 +31,7 @@ async fn replacing_relays_and_changing_their_number_fails_no_request() {
     traffic.finish().await.expect_all_answered();
 }
 
-/// What is lost is what that relay held, and what was sent to it before the Service knew.
+/// Only the requests that the relay held are lost, and those sent to it before the Service was updated.
 #[tokio::test]
 async fn a_killed_relay_breaks_only_its_own_requests() {
     let stack = Stack::start("traffic-kill", Backends::Injected, 2).await;
@@ -51,7 +51,7 @@ async fn a_killed_relay_breaks_only_its_own_requests() {
     let losses = |counts: &modelrelay_cluster::traffic::Counts| counts.cut.len() + counts.retryable.len();
     assert_eq!(losses(&now), losses(&settled), "requests fail though the relay is back: {now}");
 
-    // As a node that is gone: nobody waits for the Pod's end.
+    // Like a lost node: the Pod's end is not awaited.
     stack.namespace.kubectl(&format!("delete pod {} --grace-period 0 --force", victim.name_any())).await;
     stack.wait_for_workers(2, 2).await;
     traffic.wait_for_answers(CLIENTS).await;
@@ -59,7 +59,8 @@ async fn a_killed_relay_breaks_only_its_own_requests() {
     traffic.finish().await.expect_no_final_failure();
 }
 
-/// The other relay answered whatever it took, and no client saw anything that it would not try again.
+/// Checks that the other relay completed every request it received, and that no client saw a failure that it would not
+/// retry.
 async fn expect_only_losses_of(stack: &Stack, traffic: &Running, survivor: &v1::Pod) {
     let counts = traffic.counts();
     counts.expect_no_final_failure();

@@ -1,4 +1,4 @@
-//! Secrets and settings change under running requests, and no Pod notices but by its configuration.
+//! Secrets and settings change under running requests; only the Pods' configuration changes.
 
 use std::collections::BTreeMap;
 

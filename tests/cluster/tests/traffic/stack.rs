@@ -18,12 +18,12 @@ pub(crate) const POOL: &str = "llama";
 pub(crate) const RELAY_PODS: &str = "modelrelay.io/provider=local,app.kubernetes.io/component=relay";
 /// The Pods of the pool.
 pub(crate) const POOL_PODS: &str = "modelrelay.io/pool=llama";
-/// Clients at once.
+/// The number of concurrent clients.
 pub(crate) const CLIENTS: usize = 200;
-/// With what introduces them, answers of 3.7 s.
+/// With the introductory words, responses of 3.7 s.
 const WORDS: usize = 80;
 
-/// Where backends come from.
+/// The source of the backends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backends {
     /// A user's Deployment `vllm`, whose Pods get the worker by injection.
@@ -32,20 +32,20 @@ pub(crate) enum Backends {
     Template,
 }
 
-/// A Provider whose workers are all known to all its relays.
+/// A Provider whose workers are all connected to all its relays.
 pub(crate) struct Stack {
     pub(crate) namespace: Namespace,
     pub(crate) service: SocketAddr,
     admin_token: String,
 }
 
-/// What one relay Pod says in `/admin/state`.
+/// The state of one relay Pod from `/admin/state`.
 pub(crate) struct RelayView {
     pub(crate) state: Value,
 }
 
 impl Stack {
-    /// With two relays, and so many backends.
+    /// Starts a stack with two relays and this number of backends.
     pub(crate) async fn start(name: &str, backends: Backends, replicas: usize) -> Self {
         let namespace = Cluster::connect().await.namespace(name).await;
         let mut pool = manifests::demo_pool(PROVIDER);
@@ -63,7 +63,7 @@ impl Stack {
         Self::apply(namespace, &all, replicas).await
     }
 
-    /// Of these manifests, which lead to so many workers.
+    /// Applies these manifests, and waits for this number of workers.
     pub(crate) async fn apply(namespace: Namespace, all: &[Value], workers: usize) -> Self {
         namespace.apply(all).await;
         let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
@@ -77,7 +77,8 @@ impl Stack {
         stack
     }
 
-    /// Its clients, all at work. Two hundred streams are all that two cores can do, so `.config/nextest.toml` runs one such test at a time.
+    /// Starts its clients and waits until all are busy. Two cores can handle no more than two hundred streams, so
+    /// `.config/nextest.toml` runs one such test at a time.
     pub(crate) async fn load(&self) -> Running {
         let traffic = Traffic::to(self.service).streams(CLIENTS).words(WORDS).start();
         traffic.wait_for_underway(CLIENTS).await;
@@ -88,14 +89,15 @@ impl Stack {
         self.namespace.custom("modelrelay.io/v1alpha1", "Provider")
     }
 
-    /// Changes the Provider as `kubectl edit` would, and waits until every relay runs what it says.
+    /// Changes the Provider as `kubectl edit` would, and waits until every relay runs the new configuration.
     pub(crate) async fn change(&self, spec: &Value) {
         let patch = json!({"spec": spec}).to_string();
         self.namespace.kubectl("patch provider local --type merge --patch").arg(patch).await;
         self.namespace.wait_for_condition(&self.providers(), PROVIDER, "Programmed", "True").await;
     }
 
-    /// Waits until there are so many relays, and each has links to the very same workers, so many, of which none leaves.
+    /// Waits until there is this number of relays, all linked to the same workers, this many, none of which is
+    /// draining.
     pub(crate) async fn wait_for_workers(&self, relays: usize, workers: usize) {
         wait_until(&format!("the same {workers} workers at each of {relays} relays"), PATIENCE, async || {
             let views = self.relays().await;
@@ -108,7 +110,7 @@ impl Stack {
         .await;
     }
 
-    /// What every relay Pod says that answers; those that are being deleted are not asked.
+    /// Returns the state of every relay Pod that responds and is not being deleted.
     pub(crate) async fn relays(&self) -> Vec<RelayView> {
         let mut views = Vec::new();
         for pod in self.namespace.pods(RELAY_PODS).await {
@@ -119,7 +121,7 @@ impl Stack {
         views
     }
 
-    /// What one relay's admin port says.
+    /// Returns the response of one relay's admin port.
     pub(crate) async fn ask(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
         let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
         let token = format!("Bearer {}", self.admin_token);
@@ -128,7 +130,7 @@ impl Stack {
         (reply.status == 200).then(|| reply.json())
     }
 
-    /// Uid and restarts of every Pod of relays and pool: what changes when one is replaced or begins anew.
+    /// Returns uid and restarts of every Pod of relays and pool, which change when one is replaced or restarted.
     pub(crate) async fn lives(&self) -> BTreeMap<String, i32> {
         let mut lives = BTreeMap::new();
         for pod in [self.namespace.pods(RELAY_PODS).await, self.namespace.pods(POOL_PODS).await].concat() {
@@ -146,13 +148,13 @@ impl RelayView {
         self.state["providers"][0]["workers"].as_array().map_or(&[], Vec::as_slice)
     }
 
-    /// The instances that are linked and take work.
+    /// Returns the linked instances that accept work.
     pub(crate) fn staying_workers(&self) -> BTreeSet<String> {
         let staying = self.workers().iter().filter(|worker| worker["is_draining"] == false);
         staying.filter_map(|worker| worker["instance_id"].as_str().map(str::to_owned)).collect()
     }
 
-    /// The links, which get another id with every dial.
+    /// Returns the links, which get another id with every dial.
     pub(crate) fn links(&self) -> BTreeSet<String> {
         self.workers().iter().filter_map(|worker| worker["worker_id"].as_str().map(str::to_owned)).collect()
     }
@@ -168,7 +170,7 @@ pub(crate) fn provider(change: &Value) -> Value {
     manifests::provider(PROVIDER, &json!({"queue": queue, "relay": relay}))
 }
 
-/// Panics when a request failed so far; `what` has just been done.
+/// Panics if a request has failed so far; `what` names the last change.
 pub(crate) fn expect_no_failure(traffic: &Running, what: &str) {
     let counts = traffic.counts();
     let only_answers = counts.retryable.is_empty() && counts.cut.is_empty() && counts.failed.is_empty();

@@ -1,4 +1,5 @@
-//! Relay and workers as services of a systemd that runs: installed by the very commands of the documentation and of the relay's page.
+//! Relay and workers as services of a running systemd, installed by the exact commands of the documentation and of the
+//! relay's page.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,18 +15,19 @@ use crate::replaced;
 
 const SERVICES: &str = "docs/how-to/services.md";
 
-/// What a person types into the editor, into relay.env first.
+/// The edits that a user makes in the editor, in relay.env first.
 const EDIT_RELAY: &str =
     "sed -i -e \"s/^WORKER_SECRET=$/&a-secret-of-workers/; s/^MODELRELAY_ADMIN_TOKEN=$/&a-token-of-admins/\"";
 const EDIT_WORKER: &str =
     "sed -i -e \"s/^WORKER_SECRET=$/&a-secret-of-workers/; s|^PROXY_URL=.*|PROXY_URL=http://127.0.0.1:8080|\"";
 
-/// Backends of the machine: one that answers at once, one whose answers last. Neither finishes anything when it is stopped.
+/// The machine's backends: one that responds at once, one with long responses. Neither finishes anything when it is
+/// stopped.
 const BACKENDS: &str = "for backend in '8000 demo 0ms' '8001 slow 200ms'; do set -- $backend
   systemd-run --quiet --unit=backend-$2 --property=KillSignal=KILL target/release/modelrelay-worker demo --listen 127.0.0.1:$1 --model $2 --delay $3
 done";
 
-/// The block of a page that has this line in it.
+/// Returns the block of a page that contains this line.
 fn block(page: &str, line: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -35,7 +37,7 @@ fn block(page: &str, line: &str) -> String {
     found[0].to_owned()
 }
 
-/// A machine with a relay that was installed by `docs/how-to/services.md`, and the key that was made by it.
+/// Boots a machine with a relay installed by `docs/how-to/services.md`, and returns it with the API key created there.
 async fn with_relay() -> Option<(Machine, String)> {
     let machine = Machine::boot().await?;
     machine.run(BACKENDS).await;
@@ -47,7 +49,7 @@ async fn with_relay() -> Option<(Machine, String)> {
     Some((machine, key))
 }
 
-/// A stream of the slow model, of which the first piece is there.
+/// Starts a stream of the slow model, and waits for its first piece.
 async fn begin_stream(machine: &Machine, key: &str) -> Process {
     let stream = machine.spawn_client(&ask(key, "slow", true));
     stream.wait_for_line("data: {").await;
@@ -55,14 +57,14 @@ async fn begin_stream(machine: &Machine, key: &str) -> Process {
     stream
 }
 
-/// The stream, after what began while it ran: all of it came.
+/// Checks that the stream, which other events interrupted, arrives completely.
 async fn is_whole(mut stream: Process) {
     assert!(stream.wait_exit().await.success(), "{}", stream.log().dump());
     assert!(stream.log().contains("data: [DONE]"), "{}", stream.log().dump());
 }
 
 fn ask(key: &str, model: &str, stream: bool) -> String {
-    // A stream lasts some seconds, however slow the machine is that stops something meanwhile.
+    // A stream lasts some seconds, however slow the machine is.
     let content = if stream { "and so on ".repeat(10) } else { "hello".to_owned() };
     let body = json!({"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]});
     format!(
@@ -71,14 +73,14 @@ fn ask(key: &str, model: &str, stream: bool) -> String {
     )
 }
 
-/// A request waits for a worker, as long as it takes one to come back.
+/// Sends a request, which waits until a worker connects, and checks its response.
 async fn answers(machine: &Machine, key: &str, model: &str) {
     let said = machine.run(&ask(key, model, false)).await;
     let answer: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
     assert_eq!(answer["model"], model, "{said}");
 }
 
-/// `systemctl stop` while an answer runs: it ends whole, and so does the service.
+/// Stops a unit while a response runs: both the response and the service end in order.
 async fn a_stop_drains(machine: &Machine, key: &str, unit: &str) {
     let stream = begin_stream(machine, key).await;
     let said =
@@ -87,7 +89,7 @@ async fn a_stop_drains(machine: &Machine, key: &str, unit: &str) {
     assert_eq!(said, "Result=success\nActiveState=inactive", "{unit}");
 }
 
-/// A unit that was killed runs again, without anybody's doing.
+/// Kills a unit, and checks that it is restarted.
 async fn a_killed_one_is_restarted(machine: &Machine, unit: &str) {
     let restarted = format!(
         "systemctl kill --signal KILL {unit}
@@ -111,7 +113,7 @@ async fn relay_and_worker_of_the_documentation_come_up_drain_and_come_back() {
     a_killed_one_is_restarted(&machine, worker).await;
     answers(&machine, &key, "slow").await;
     a_stop_drains(&machine, &key, "modelrelay-relay").await;
-    // With what it kept.
+    // With its stored state.
     machine.run("systemctl start modelrelay-relay").await;
     a_killed_one_is_restarted(&machine, "modelrelay-relay").await;
     answers(&machine, &key, "slow").await;
@@ -121,14 +123,14 @@ async fn relay_and_worker_of_the_documentation_come_up_drain_and_come_back() {
     let said = machine.run(&format!("export MODELRELAY_ADMIN_TOKEN=a-token-of-admins\n{look}")).await;
     assert!(said.contains("worker registered") && said.contains("connected to proxy"), "{said}");
 
-    // As the table says, for a server that would be stopped at once.
+    // As the table documents, for a server that would be stopped at once.
     machine.run(&edit_unit(worker, "[Unit]\nAfter=backend-slow.service")).await;
     let stream = begin_stream(&machine, &key).await;
     machine.run("systemctl poweroff").await;
     is_whole(stream).await;
 }
 
-/// The page's scripts in a folder of their own, in which any Node takes them for the modules that they are.
+/// Copies the page's scripts to a folder in which any Node loads them as modules.
 fn web_modules() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web");
@@ -157,7 +159,7 @@ async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
             Command::new(&node).args(["--input-type=module", "--eval", &print]).current_dir(&modules).output();
         let printed = command.expect("it starts");
         assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
-        // Where the page has people build it, and stay.
+        // In the folder in which the page has users build and stay.
         format!("cd target/release\n{}", String::from_utf8_lossy(&printed.stdout))
     };
     let Some((machine, key)) = with_relay().await else { return };
@@ -165,10 +167,10 @@ async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
 
     let (succeeded, said) = machine.attempt(&lasting("127.0.0.1:8000", "a-secret-of-workers")).await;
     assert!(!succeeded && said.contains("Job for modelrelay-worker.service failed"), "{said}");
-    // Pasted again, with what was missing: http://.
+    // Pasted again, with the missing part: http://.
     machine.run(&lasting("http://127.0.0.1:8000", "a-secret-of-workers")).await;
     answers(&machine, &key, "demo").await;
-    // And again, for another server: what runs is not what counts.
+    // And again, for another server: the new setting applies, not the running one.
     machine.run(&lasting("http://127.0.0.1:8001", "a-secret-of-workers")).await;
     answers(&machine, &key, "slow").await;
     let workers = "MODELRELAY_ADMIN_TOKEN=a-token-of-admins modelrelay-relay workers --output json";
@@ -198,13 +200,13 @@ async fn a_worker_with_a_worker_yaml_gets_its_files_and_lets_its_servers_finish(
     let unit = "modelrelay-worker@gpu";
     let edited = edit_block("sudo systemctl edit modelrelay-worker@gpu", unit, of_any_worker);
     machine.run(&format!("cd /root\n{edited}")).await;
-    // The journal has a line some time after the program wrote it.
+    // The journal shows a line some time after the program wrote it.
     let follow = "journalctl -u modelrelay-worker@gpu -f";
     let until_said = "until journalctl -u modelrelay-worker@gpu | grep 'probe server listening'; do sleep 0.05; done";
     machine.run(&replaced(block(SERVICES, follow), &[(follow, until_said.to_owned())])).await;
     answers(&machine, &key, "demo").await;
 
-    // A server that does what most do when they are told to end: at once, whatever runs.
+    // A server that, like most, ends at once on SIGTERM, whatever runs.
     let server = "modelrelay-worker demo --listen 127.0.0.1:${PORT} --model slow --delay 200ms & trap \"kill -KILL $!\" TERM; wait";
     let file = json!({"relay": "http://127.0.0.1:8080", "multiplexer": {"slots": [
         {"id": "gpu0", "driver": "process", "models": [{"id": "slow", "command": ["bash", "-c", server]}]}
@@ -248,12 +250,12 @@ test -f /var/lib/modelrelay/audit.log"
         .await;
 }
 
-/// The block of the documentation that edits a unit, with this typed there.
+/// Returns the block of the documentation that edits a unit, with this text typed in.
 fn edit_block(line: &str, unit: &str, typed: &str) -> String {
     replaced(block(SERVICES, line), &[(&format!("sudo systemctl edit {unit}"), edit_unit(unit, typed))])
 }
 
-/// What `systemctl edit` does, which wants a terminal: the file is written, and systemd reads it.
+/// Does what `systemctl edit` does, which needs a terminal: writes the file and reloads systemd.
 fn edit_unit(unit: &str, typed: &str) -> String {
     let folder = format!("/etc/systemd/system/{unit}.service.d");
     format!("mkdir -p {folder}\ncat > {folder}/override.conf <<'END'\n{typed}\nEND\nsystemctl daemon-reload")

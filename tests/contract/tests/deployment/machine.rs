@@ -1,4 +1,4 @@
-//! A machine that systemd runs, for units: booted beside this one's own, with its programs and none of its services.
+//! A machine run by systemd, for units: booted in namespaces, with this machine's programs and none of its services.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,10 +9,11 @@ use modelrelay_harness::process::{Process, Spawn, path_of};
 use modelrelay_harness::{cannot_run, poll_for};
 use tempfile::TempDir;
 
-/// How long a boot, or a command with a stop or a start in it, may take. A stop waits for what runs, a restart for `RestartSec`.
+/// The timeout for a boot, or for a command with a stop or a start in it. A stop waits for running requests, a restart
+/// for `RestartSec`.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Boots when made, and is gone when dropped.
+/// A machine that boots when created and is removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Machine {
     supervisor: Child,
@@ -21,7 +22,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `None` where this machine has no systemd, or does not let us have namespaces.
+    /// Boots the machine. Returns `None` if systemd or namespaces are not available.
     pub(crate) async fn boot() -> Option<Self> {
         let wanted = ["/lib/systemd/systemd", "/usr/bin/unshare", "/usr/bin/nsenter"];
         if let Some(missing) = wanted.iter().find(|file| !Path::new(file).exists()) {
@@ -41,13 +42,14 @@ impl Machine {
             cannot_run(&format!("systemd cannot be booted beside this machine's own, which needs root: {why}"));
             return None;
         }
-        // It can be asked a moment after it began, and then says when all is up, or what is not.
+        // Commands work shortly after the start; this one then reports whether all units are up or which one failed.
         let up = "until state=$(systemctl is-system-running --wait 2> /dev/null) || [ \"$state\" = degraded ]; do sleep 0.05; done";
         machine.run(up).await;
         Some(machine)
     }
 
-    /// Until systemd is what the script became, which sees nothing but the new machine; else what the script said.
+    /// Waits until the script has become systemd, which sees only the new machine; otherwise returns the script's
+    /// output.
     async fn await_start(&mut self) -> Result<(), String> {
         let file = self.folder.path().join("pid");
         let started = poll_for(LONG, async || {
@@ -73,22 +75,22 @@ impl Machine {
         said
     }
 
-    /// Begins this as somebody who reaches the machine by its network alone, and goes on when it goes down: the last thing that systemd
-    /// does is to end every process that is left.
+    /// Starts a client that reaches the machine only by its network, and that survives the machine's shutdown:
+    /// systemd's last act is to end every remaining process.
     #[must_use]
     pub(crate) fn spawn_client(&self, script: &str) -> Process {
         let args = ["--target", &self.pid, "--net", "bash", "-euo", "pipefail", "-c", script];
         args.iter().fold(Spawn::program("/usr/bin/nsenter"), |spawn, arg| spawn.arg(*arg)).start()
     }
 
-    /// Runs this to its end, which has to be a good one, and returns what it printed.
+    /// Runs a script, which must succeed, and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
         let (succeeded, said) = self.attempt(script).await;
         assert!(succeeded, "in the machine:\n{script}\n{said}\n{}", self.journal().await);
         said
     }
 
-    /// Runs this to its end: whether that was good, and what was printed.
+    /// Runs a script; returns whether it succeeded, and its output.
     pub(crate) async fn attempt(&self, script: &str) -> (bool, String) {
         let command = self.command(script);
         let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
@@ -114,7 +116,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Its end of the pipe is what the machine lasts for.
+        // The machine lives until this end of the pipe is closed.
         drop(self.supervisor.stdin.take());
         let status = self.supervisor.wait();
         if !self.pid.is_empty() && !std::thread::panicking() {

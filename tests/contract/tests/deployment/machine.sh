@@ -1,33 +1,34 @@
 #!/usr/bin/env bash
-# A machine that systemd runs: this one's disk with changes that are forgotten, and processes, network and control groups of its own.
+# A machine run by systemd: this machine's disk with changes that are discarded, and its own processes, network and
+# control groups.
 #
-#   machine.sh FOLDER REPOSITORY PROGRAMS    boots, says where in FOLDER/pid, and lasts until its standard input ends
+#   machine.sh FOLDER REPOSITORY PROGRAMS    boots, writes its pid to FOLDER/pid, and runs until its standard input ends
 #
-# The clone of a reader of the documentation is at /clone. Nothing outlives it: mounts and processes end with their namespaces, also where the test
-# is killed, and the group of control groups is removed.
+# The clone that a reader of the documentation would have is at /clone. Nothing is left over: mounts and processes end
+# with their namespaces, also if the test is killed, and the control group is removed.
 set -eu
 folder=$1 repository=$2 programs=$3
 
-# In mounts of its own: waits, and clears away.
+# Runs in its own mount namespace: waits for the end, then cleans up.
 supervise() {
-  # Ctrl-C is for the test, whose end is ours, too: whoever ended here would leave the machine to itself.
+  # Ctrl-C is meant for the test, and its end is ours too. Ending here would leave the machine running.
   trap '' INT TERM HUP
   mkdir "$folder/cgroup"
   mount -t cgroup2 cgroup2 "$folder/cgroup"
   group=$folder/cgroup/modelrelay-test-$$
   mkdir "$group"
-  # Its standard input is not ours, which a shell in the background would lose.
+  # The machine must not share our standard input, which a shell would close for a background process.
   unshare --mount --pid --net --ipc --uts --fork --kill-child bash "$0" "$folder" "$repository" "$programs" boot "$group" < /dev/null &
   machine=$!
   read -r _ || true
   kill -KILL "$machine" 2> /dev/null || true
   wait "$machine" || true
-  # What was killed leaves its group a moment later.
+  # A killed process leaves its group a moment later.
   for _ in $(seq 100); do
     find "$group" -depth -type d -exec rmdir {} + 2> /dev/null || true
     if [ ! -d "$group" ]; then
       umount "$folder/cgroup"
-      # The test's to remove, but that it may be no more.
+      # The test removes this folder, but it may no longer exist.
       rm -rf --one-file-system "$folder"
       return
     fi
@@ -37,7 +38,7 @@ supervise() {
   return 1
 }
 
-# As its first process, of which systemd is the rest.
+# Runs as the machine's first process, which becomes systemd.
 boot() {
   echo 0 > "$group/cgroup.procs"
   local root=$folder/root device
@@ -45,7 +46,7 @@ boot() {
   mount -t tmpfs -o mode=755 tmpfs "$folder/changes"
   mkdir "$folder/changes/upper" "$folder/changes/work"
   mount -t overlay -o "lowerdir=/,upperdir=$folder/changes/upper,workdir=$folder/changes/work" overlay "$root"
-  # Of this machine's services, disks and settings none are its own.
+  # None of this machine's services, disks and settings belong to the new one.
   rm -rf "$root"/etc/systemd/system/* "$root"/etc/rc?.d "$root/etc/fstab" "$root/etc/crypttab" "$root/var/log/journal" \
     "$root/etc/modelrelay" "$root"/var/lib/{,private/}modelrelay
   mount -t proc proc "$root/proc"
@@ -68,7 +69,7 @@ boot() {
   # Root needs no sudo.
   printf '#!/bin/sh\nexec "$@"\n' > "$root/usr/local/sbin/sudo"
   chmod 755 "$root/usr/local/sbin/sudo"
-  # The old /proc knows us by the number that the test can use.
+  # The old /proc shows our pid in the namespace of the test.
   local number
   read -r number _ < /proc/self/stat
   echo "$number" > "$folder/pid.new"
@@ -76,7 +77,7 @@ boot() {
   cd "$root"
   pivot_root . mnt
   umount -l /mnt
-  # A service gets its credentials by mounts that others have to see.
+  # A service gets its credentials through mounts that other processes have to see.
   mount --make-rshared /
   exec unshare --cgroup sh -c 'mount -t cgroup2 cgroup2 /sys/fs/cgroup &&
     exec env -i container=modelrelay-test PATH="$PATH" /lib/systemd/systemd --unit=multi-user.target --log-target=journal --show-status=no'

@@ -1,4 +1,4 @@
-//! What `deploy/` has for machines without Kubernetes, with the programs that it is written for.
+//! The files of `deploy/` for machines without Kubernetes, with the programs that they are written for.
 
 mod booted;
 mod machine;
@@ -7,13 +7,13 @@ mod units;
 
 use std::path::Path;
 
-/// A file of `deploy/`.
+/// Returns a file of `deploy/`.
 fn deployed(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// With each of these put in the place of what must be there.
+/// Replaces each of these strings, which must occur.
 fn replaced(mut text: String, all: &[(&str, String)]) -> String {
     for (what, by) in all {
         assert!(text.contains(what), "there is no {what:?} in\n{text}");

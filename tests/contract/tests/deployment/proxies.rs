@@ -1,4 +1,5 @@
-//! A TLS proxy before the relay: Debian's nginx and Caddy, with the files that we give people and nothing changed but names and ports.
+//! A TLS proxy in front of the relay: Debian's nginx and Caddy, with the shipped files, of which only names and ports
+//! are changed.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -20,7 +21,7 @@ enum Kind {
     Caddy,
 }
 
-/// A proxy in front of a relay, and a worker that comes through it.
+/// A proxy in front of a relay, and a worker that connects through it.
 struct Deployment {
     kind: Kind,
     folder: TempDir,
@@ -33,7 +34,7 @@ struct Deployment {
 }
 
 impl Deployment {
-    /// `None` where the proxy is not installed.
+    /// Starts the deployment. Returns `None` if the proxy is not installed.
     async fn start(kind: Kind) -> Option<Self> {
         let name = if kind == Kind::Nginx { "nginx" } else { "caddy" };
         if on_path(name).is_none() {
@@ -72,7 +73,7 @@ impl Deployment {
 }
 
 impl Kind {
-    /// The file that we give people, for this machine.
+    /// Writes the shipped file, adapted to this machine.
     fn write(self, folder: &TempDir, certificates: &Certificates, address: SocketAddr, relay: SocketAddr) {
         let file = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(file("tls.crt"), certificates.certificate()).expect("the folder is ours");
@@ -93,7 +94,7 @@ impl Kind {
                     ],
                 );
                 std::fs::write(file("site.conf"), ours).expect("the folder is ours");
-                // As Debian's own, but that it needs no root.
+                // Debian's own configuration, but without root.
                 "daemon off; pid nginx.pid; error_log stderr notice;
 events { worker_connections 768; }
 http {
@@ -127,12 +128,12 @@ http {
 }
 
 impl Deployment {
-    /// As `systemctl reload` does.
+    /// Reloads as `systemctl reload` does.
     async fn reload(&self) {
         match self.kind {
             Kind::Nginx => {
                 self.proxy.signal("HUP").await;
-                // New processes take connections from here on.
+                // New processes accept connections from here on.
                 self.proxy.wait_for_line("gracefully shutting down").await;
             }
             Kind::Caddy => {
@@ -147,7 +148,7 @@ impl Deployment {
         }
     }
 
-    /// As `systemctl restart` does: at once, whoever is connected.
+    /// Restarts as `systemctl restart` does: at once, with open connections.
     async fn restart(&mut self) {
         self.proxy.signal(if self.kind == Kind::Nginx { "TERM" } else { "KILL" }).await;
         self.proxy.wait_exit().await;
@@ -156,7 +157,8 @@ impl Deployment {
     }
 }
 
-/// An address that nobody has. nginx has to be told its port; that somebody else takes it in between is unlikely, and would be seen.
+/// Returns a free address. nginx needs a fixed port; another process is unlikely to take it meanwhile, and that would
+/// be noticed.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
@@ -173,7 +175,7 @@ async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
     let reply = deployment.fetch(Request::get("/v1/models")).await.with_status(200);
     assert_eq!(reply.json()["data"][0]["id"], "m");
 
-    // More than a proxy takes by default, both ways.
+    // More than a proxy accepts by default, both ways.
     let large = "x".repeat(3_000_000);
     let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
     let client =
@@ -183,7 +185,7 @@ async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
     call.answer_json(200, &json!({ "content": large })).await;
     assert_eq!(client.reply().await.with_status(200).json()["content"], large);
 
-    // Each piece at once, and the end as it was.
+    // Each piece is forwarded at once, and the end unchanged.
     let (mut response, mut call) = deployment.begin_stream().await;
     call.chunk(&sse("second")).await;
     response.read_until("second").await;
@@ -191,7 +193,7 @@ async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
     let reply = response.read_to_end().await;
     assert_eq!((reply.text().as_str(), reply.aborted), ("data: first\n\ndata: second\n\n", false));
 
-    // A client that leaves is felt by the backend.
+    // A client's disconnect reaches the backend.
     let (response, mut call) = deployment.begin_stream().await;
     drop(response);
     call.closed().await;
@@ -202,12 +204,12 @@ async fn a_reload_cuts_no_stream_and_loses_no_worker_for_long(kind: Kind) {
     let (mut response, mut call) = deployment.begin_stream().await;
     deployment.reload().await;
     if kind == Kind::Nginx {
-        // Its old process serves what it has to the end.
+        // Its old process finishes its connections.
         call.chunk(&sse("second")).await;
         response.read_until("second").await;
     }
     drop((response, call));
-    // Whether the proxy keeps the worker's connection or not, the next request is served.
+    // Whether or not the proxy keeps the worker's connection, the next request is served.
     wait_for_model(&deployment.relay, "m").await;
     let (mut response, mut call) = deployment.begin_stream().await;
     call.chunk(&sse("second")).await;

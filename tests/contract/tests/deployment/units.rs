@@ -1,4 +1,4 @@
-//! Units of systemd: that systemd understands them, that a stop drains, and that their settings are ones that the programs know.
+//! systemd units: systemd accepts them, a stop drains, and the programs know their settings.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,14 +20,14 @@ fn systemd_understands_every_line() {
         let said = String::from_utf8_lossy(&verified.stderr).into_owned();
         said.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
     };
-    // It has to be able to complain at all.
+    // Verifies that it reports errors at all.
     let wrong = folder.path().join("modelrelay-wrong.service");
     std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is ours");
     assert!(complaints(&wrong).iter().any(|line| line.contains("NoSuchKey")), "{:?}", complaints(&wrong));
     for (unit, program) in UNITS {
         let built = path_of(program).display().to_string();
         let text = replaced(deployed(&format!("systemd/{unit}")), &[(&format!("/usr/local/bin/{program}"), built)]);
-        // A template is looked at as one of its instances.
+        // A template is checked as one of its instances.
         let unit = folder.path().join(unit.replace('@', "@vllm"));
         std::fs::write(&unit, text).expect("the folder is ours");
         assert_eq!(complaints(&unit), Vec::<String>::new());
@@ -38,7 +38,7 @@ fn systemd_understands_every_line() {
 fn every_variable_is_one_that_the_program_knows_and_a_stop_drains() {
     for ((unit, program), file) in UNITS.into_iter().zip(["relay.env", "worker.env"]) {
         let help = Command::new(path_of(program)).arg("--help").output().expect("it is built");
-        // Lines are as wide as they are.
+        // Independent of the line width.
         let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
         let unit = deployed(&format!("systemd/{unit}"));
         let of_file = deployed(&format!("systemd/{file}"));
@@ -46,7 +46,7 @@ fn every_variable_is_one_that_the_program_knows_and_a_stop_drains() {
         let set = set.chain(of_file.lines().filter(|line| !line.starts_with('#') && !line.is_empty()));
         for assignment in set {
             let name = assignment.split('=').next().unwrap_or_default();
-            // Values of secrets are not shown.
+            // Secret values are not shown.
             let is_known = ["=", "]"].iter().any(|end| help.contains(&format!("[env: {name}{end}")));
             assert!(is_known, "{program} knows no {name}");
         }

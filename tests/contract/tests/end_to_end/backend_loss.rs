@@ -1,4 +1,4 @@
-//! A backend that is down takes no requests, and comes back by itself.
+//! A backend that is down gets no requests, and recovers by itself.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Ten times the 2 s within which a worker returns after its backend did.
+/// Ten times the 2 s within which a worker recovers after its backend did.
 const RECOVERY: Duration = Duration::from_secs(20);
 
 fn chat() -> Request {

@@ -1,4 +1,4 @@
-//! Large and strange bodies through both programs, and clients that read slowly.
+//! Large and unusual bodies through both programs, and clients that read slowly.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, sse};
@@ -11,7 +11,7 @@ fn chat() -> Request {
     Request::post(CHAT, &json!({"model": "m"}))
 }
 
-/// Bytes without a pattern of a power of two.
+/// Returns bytes without a pattern of a power of two.
 fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8).collect()
 }

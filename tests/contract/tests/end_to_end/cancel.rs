@@ -1,4 +1,4 @@
-//! A client that leaves, seen from the backend.
+//! A client that disconnects, seen from the backend.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Ten times the 100 ms that the contract states: catches polling, not a busy machine.
+/// Ten times the 100 ms that the contract specifies: detects polling, not a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn stream() -> Request {

@@ -1,4 +1,4 @@
-//! Each dialect, unary and streamed, byte for byte.
+//! Each dialect, non-streamed and streamed, byte for byte.
 
 use modelrelay_harness::client::{Piece, Request};
 use modelrelay_harness::fake_backend::Answer;
@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// A body whose spelling would not survive being parsed and written again.
+/// Returns a body whose exact text would not survive parsing and serializing.
 fn odd_request(stream: bool) -> String {
     format!("{{ \"stream\":{stream},\r\n\t\"model\" : \"m\", \"n\": 1.0e0, \"text\": \"\\u017c\u{017c}\\/\" }}")
 }
@@ -31,7 +31,7 @@ async fn unary(path: &str) {
     assert!(reply.header("x-request-id").is_some() && reply.header("request-id").is_some());
 }
 
-/// Streams these events, cut at every ninth byte, and compares what the client reads.
+/// Streams these events, split at every ninth byte, and compares what the client receives.
 async fn streamed(path: &str, events: &str) {
     let mut stack = Stack::start().await;
     let request = Request::new("POST", path).header("content-type", "application/json").body(odd_request(true));

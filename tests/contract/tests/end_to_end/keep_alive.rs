@@ -5,13 +5,13 @@ use modelrelay_harness::worker_process::Stack;
 use modelrelay_harness::{PATIENCE, cannot_run, poll_until};
 use serde_json::json;
 
-/// Of Linux: a row for each IPv4 connection.
+/// Linux only: a row for each IPv4 connection.
 const CONNECTIONS: &str = "/proc/net/tcp";
 const ESTABLISHED: &str = "01";
-/// What the kernel waits for at a connection: here to send the next keep-alive probe.
+/// The timer code of a connection that waits to send the next keep-alive probe.
 const KEEP_ALIVE: &str = "02";
 
-/// The timers of established connections from or to a port of this machine.
+/// Returns the timers of established connections from or to a port of this machine.
 fn timers(is_meant: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let table = std::fs::read_to_string(CONNECTIONS).expect("Linux");
     let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());

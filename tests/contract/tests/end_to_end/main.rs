@@ -1,4 +1,4 @@
-//! Relay and worker together, in front of a backend played by hand: what a client sees, and what a backend sees.
+//! Relay and worker together, in front of a fake backend: the client's view, and the backend's.
 
 mod backend_loss;
 mod bodies;

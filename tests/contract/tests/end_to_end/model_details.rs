@@ -1,4 +1,4 @@
-//! Limits and capabilities that a backend lists reach the relay's list.
+//! Limits and capabilities that a backend lists appear in the relay's list.
 
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::relay::Relay;
@@ -13,7 +13,7 @@ async fn wait_for(relay: &Relay, field: &str, wanted: Value) {
     relay.eventually(&format!("m has the {field} {wanted}"), || async { listed(relay, field).await == wanted }).await;
 }
 
-/// A worker that advertises what its backend lists.
+/// A worker that advertises the models that its backend lists.
 fn worker_of(relay: &Relay, backend: &FakeBackend) -> WorkerBuilder {
     Stack::worker_of(relay, backend).models("*")
 }

@@ -1,4 +1,4 @@
-//! A backend that is healthy and fails every request.
+//! A backend that is healthy but fails every request.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};

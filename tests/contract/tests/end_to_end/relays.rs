@@ -1,4 +1,4 @@
-//! One worker, several relays.
+//! One worker with several relays.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ async fn relay_of_two() -> Relay {
     Relay::builder().env("RELAY_COUNT", "2").start().await
 }
 
-/// Two relays behind a balancer, and a worker of `slots` slots that was told of the balancer only.
+/// Two relays behind a balancer, and a worker of `slots` slots that knows only the balancer.
 async fn two_relays(slots: u32) -> (Relay, Relay, WorkerProcess, FakeBackend) {
     let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
     let backend = FakeBackend::start().await;
@@ -43,7 +43,7 @@ async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
     let front = Balancer::start(&[&relays[0], &relays[1], &relays[2]]).await;
     let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(4).start().await;
-    // It is told of one relay, and then of three by the one that it found.
+    // It is configured with one relay; that one then reports three.
     wait_for_model(&relays[0], "m").await;
     for relay in &relays {
         relay.replace_file("relay.yaml", &yaml(3));
@@ -62,13 +62,14 @@ async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon(
     let (one, two, late) = tokio::join!(relay(), relay(), relay());
     let backend = FakeBackend::start().await;
     backend.answer_with(|_, body| Answer::new(200, &[], body));
-    // A Service of Kubernetes: a relay without a worker is ready after 15 s, and has clients from then on.
+    // A Service of Kubernetes: a relay without a worker becomes ready after 15 s, and has clients from then on.
     let front = Balancer::start(&[&one, &two]).await;
     let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(40).start().await;
     wait_for_model(&one, "m").await;
     wait_for_model(&two, "m").await;
-    // By then the worker has met its two relays many times. Were its pause doubled each time, this alone took 90 s.
+    // By then the worker has reached its two relays many times. If its pause doubled each time, this alone would take
+    // 90 s.
     let linked = front.connections();
     eventually("eight dials in vain", &one, || async { front.connections() >= linked + 8 }).await;
     front.add(&late);
@@ -79,7 +80,7 @@ async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon(
 
 #[tokio::test]
 async fn a_relay_that_joins_two_busy_ones_starves_nobody_and_is_not_starved() {
-    // More is asked than there are slots, and then less.
+    // First more requests than slots, then fewer.
     for slots in [1, 2, 7, 40] {
         joined_under_load(slots).await;
     }
@@ -137,7 +138,7 @@ async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
     let ones: Vec<_> = (0..EACH).map(|_| one.begin(chat(1))).collect();
     let twos: Vec<_> = (0..EACH).map(|_| two.begin(chat(2))).collect();
     let mut call = backend.call().await;
-    // A demand is told 50 ms after the one before it; before that the worker cannot know of a queue.
+    // A demand is sent 50 ms after the previous one; before that the worker cannot know of a queue.
     let told = || async { waiting(&worker).await == [EACH as u64 - 1, EACH as u64] };
     one.eventually("a worker that knows both queues", told).await;
     let first = number(&mut call).await;
@@ -155,7 +156,7 @@ async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
     assert!(turns >= EACH, "one relay starved: {order:?}");
 }
 
-/// What waits at each link of the worker, as far as the worker knows, fewest first.
+/// Returns the number of waiting requests at each link, as far as the worker knows, in ascending order.
 async fn waiting(worker: &WorkerProcess) -> Vec<u64> {
     let health = worker.probe("/healthz").await.json();
     let links = health["links"].as_array().expect("a list of links").iter();

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::{Load, eventually};
 
-/// Each client has so many before the next step is taken.
+/// The number of responses for each client before the next step.
 const ANSWERS: usize = 3;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -30,7 +30,7 @@ async fn hash(relay: &Relay) -> Value {
     relay.admin_json("/admin/state").await["config_hash"].clone()
 }
 
-/// Mounts this configuration in one step, as a kubelet does, and waits until it counts.
+/// Mounts this configuration in one step, as a kubelet does, and waits until it is in effect.
 async fn configure(relay: &Relay, mount: &Mount, files: &[(&str, &str)]) {
     let before = hash(relay).await;
     mount.show(&data(files));
@@ -41,7 +41,7 @@ fn data(files: &[(&str, &str)]) -> Data {
     files.iter().map(|(name, content)| ((*name).to_owned(), content.as_bytes().to_vec())).collect()
 }
 
-/// A worker with the first secret in its file, under load, with an answer half given.
+/// A worker with the first secret in its file, under load, with a partial response.
 struct Rotation {
     mount: Mount,
     relay: Relay,
@@ -83,7 +83,7 @@ impl Rotation {
 async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request_is_lost() {
     let Rotation { mount, relay, worker, secret, streamed, mut call, load, backend: _backend, directory: _directory } =
         Rotation::begin().await;
-    // The worker has it before the relay does: it is refused, and stays.
+    // The worker has it before the relay does: the secret is rejected, and the worker keeps its link.
     write(&secret, "the-second-secret\n");
     let refused = || async { relay.log().contains("worker authentication failed") };
     eventually("the new secret is refused", &relay, refused).await;
@@ -97,7 +97,7 @@ async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request
     call.end_stream().await;
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
     relay.wait_for_workers(1).await;
-    // The old secret admits nobody any more, and nobody minds.
+    // The old secret is no longer accepted, which affects no worker.
     configure(&relay, &mount, &[("relay.yaml", ONE), second]).await;
     load.serves_everyone(ANSWERS).await;
     load.end().await;
@@ -107,7 +107,7 @@ async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request
     }
 }
 
-/// The older link may close in the very moment in which the newer one is accepted.
+/// The older link may close at the very moment at which the newer one is accepted.
 #[tokio::test]
 async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
     let mount = Mount::new();
@@ -137,19 +137,20 @@ async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
 async fn a_rotated_worker_secret_costs_no_request() {
     let Rotation { mount, relay, worker, secret, streamed, mut call, load, backend: _backend, directory: _directory } =
         Rotation::begin().await;
-    // Both admit; then workers are given the new one; then the old one admits nobody.
+    // Both are accepted; then workers get the new one; then the old one is no longer accepted.
     let previous = ("worker-secret-previous", "the-first-secret");
     let second = ("worker-secret", "the-second-secret");
     configure(&relay, &mount, &[("relay.yaml", BOTH), second, previous]).await;
     load.serves_everyone(ANSWERS).await;
     write(&secret, "the-second-secret\n");
     configure(&relay, &mount, &[("relay.yaml", ONE), second]).await;
-    // The worker came in with the old secret: it finishes what it holds, comes back with the new one, and goes on.
+    // The worker connected with the old secret: it finishes its requests, reconnects with the new secret, and
+    // continues.
     worker.process.wait_for_line("graceful shutdown").await;
     call.chunk(b"data: 2\n\n").await;
     call.end_stream().await;
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
-    // Who closes first, the relay with 1008 or the idle worker itself, is a race.
+    // It is a race whether the relay closes first, with 1008, or the idle worker.
     worker.process.wait_for_line("link closed").await;
     load.serves_everyone(ANSWERS).await;
     load.end().await;

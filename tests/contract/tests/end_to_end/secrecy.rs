@@ -1,4 +1,4 @@
-//! Nothing secret in either log at LOG_LEVEL=debug, after a life with everything that can happen to a request.
+//! Neither log contains secrets at LOG_LEVEL=debug, after everything that can happen to a request.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, sse};

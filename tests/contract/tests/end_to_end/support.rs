@@ -1,4 +1,4 @@
-//! Clients that keep a relay busy, and patience.
+//! Clients that keep a relay busy, and long timeouts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use modelrelay_harness::relay::Relay;
 use modelrelay_harness::{poll_for, poll_until};
 use serde_json::json;
 
-/// For what takes a pause of the worker, a rotation, or dozens of requests on a slow machine.
+/// The timeout for a pause of the worker, a rotation, or dozens of requests on a slow machine.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Clients that ask all the time until they are told to stop.
+/// Clients that send requests continuously until they are stopped.
 #[derive(Default)]
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -32,7 +32,7 @@ impl Load {
         load
     }
 
-    /// So many more clients, of this relay.
+    /// Adds this number of clients of this relay.
     pub(crate) fn add(&mut self, relay: &Relay, clients: usize) {
         for _ in 0..clients {
             let answered = Arc::new(AtomicUsize::new(0));
@@ -51,12 +51,12 @@ impl Load {
         }
     }
 
-    /// Waits until each client has had so many further answers.
+    /// Waits until each client has received this number of further responses.
     pub(crate) async fn serves_everyone(&self, answers: usize) {
         let answered = |client: &Client| client.answered.load(Ordering::SeqCst);
         let before: Vec<usize> = self.clients.iter().map(answered).collect();
         let gained = || self.clients.iter().zip(&before).map(|(client, before)| answered(client) - before);
-        // A client that was refused is found when it is joined.
+        // A failed client is detected when it is joined.
         let is_done = || gained().all(|gained| gained >= answers) || self.has_failed();
         let done = poll_for(LONG, async || is_done().then_some(())).await;
         assert!(done.is_some(), "a client starves: {:?} of {answers} answers within {LONG:?}", gained().min());
@@ -74,7 +74,7 @@ impl Load {
     }
 }
 
-/// Waits for what may take longer than a test usually waits.
+/// Waits for a condition that may take longer than usual.
 pub(crate) async fn eventually(what: &str, relay: &Relay, condition: impl AsyncFnMut() -> bool) {
     poll_until(LONG, what, relay.log(), condition).await;
 }

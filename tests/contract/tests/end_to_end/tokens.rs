@@ -1,4 +1,4 @@
-//! The kubelet renews a worker's token under load, the API server goes away, and no request fails.
+//! The kubelet renews a worker's token under load, the API server becomes unavailable, and no request fails.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ async fn a_renewed_token_costs_no_request_and_the_old_one_may_end() {
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     let load = Load::start(&relay, 4);
     load.serves_everyone(2).await;
-    // Nobody can be asked: who is in stays, and who comes anew tries again.
+    // Reviews are unavailable: connected workers stay, and new links are retried.
     kubernetes.fail_reviews(&[const { Fault::Status(503, "the API server is away") }; 5]);
     renew(directory.path(), &second);
     eventually("a second link", &relay, || async { relay.workers().await.len() == 2 }).await;

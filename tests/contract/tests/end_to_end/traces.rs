@@ -1,4 +1,4 @@
-//! OpenTelemetry: one trace from a client to its backend where traces are exported, and nothing at all where they are not.
+//! OpenTelemetry: one trace from a client to its backend if traces are exported, and nothing at all otherwise.
 
 mod away;
 mod collector;
@@ -50,7 +50,7 @@ fn exporting_to(address: &str) -> RelayBuilder {
     Relay::builder().env(ENDPOINT, address).env(SOON.0, SOON.1)
 }
 
-/// Asks, has the backend answer, and gives the trace headers that it was sent.
+/// Sends a request, lets the backend respond, and returns the trace headers that it received.
 async fn ask(stack: &mut Stack, request: Request, answer: &Value) -> (Option<String>, Option<String>) {
     let client = stack.relay.begin(request);
     let call = stack.backend.call().await;
@@ -170,7 +170,7 @@ async fn a_wait_in_the_queue_is_a_span_of_its_own() {
     assert!(queue.nanos >= 200_000_000 && server.nanos >= queue.nanos, "{spans:#?}");
     assert_eq!(server.attribute("error.type"), "queue_timeout");
 
-    // What is sent after a wait says how long that was.
+    // A request that is dispatched after waiting records how long it waited.
     let relay = exporting_relay(&collector).start().await;
     let client = relay.begin(chat().header("traceparent", parent(OTHER_TRACE, "01")));
     relay.wait_for_queue_depth("local", 1).await;
@@ -229,7 +229,7 @@ async fn each_sending_of_a_requeued_request_is_a_span_linked_to_the_one_before()
     assert!(!attempts[2].is_error && attempts.iter().all(|span| span.parent == server.id), "{spans:#?}");
 }
 
-/// The worker of the response is between two connections, and is waited for: nothing else ends this request.
+/// The worker of the response is between two connections and is awaited: nothing else ends this request.
 #[tokio::test]
 async fn a_client_that_leaves_before_its_request_has_a_place_ends_its_span() {
     let collector = Collector::start().await;
@@ -245,7 +245,7 @@ async fn a_client_that_leaves_before_its_request_has_a_place_ends_its_span() {
     relay.wait_for_workers(0).await;
     let waiting = Request::get("/v1/responses/resp_1").header("traceparent", parent(TRACE, "01"));
     let client = relay.begin(waiting);
-    // The last that is seen of it before it waits.
+    // The last visible event before it waits.
     let read = "modelrelay_request_body_bytes_count{endpoint=\"responses\"}";
     relay.eventually("its body", || async { relay.metric(read).await == 2.0 }).await;
     client.abandon();
@@ -268,7 +268,7 @@ async fn a_relay_that_breaks_the_rules_of_its_stream_has_failed_its_request() {
     let forward = only(&spans, "forward m");
     assert_eq!((forward.is_error, &*forward.attribute("error.type")), (true, "body"));
     assert_eq!(forward.attribute("modelrelay.outcome"), "body");
-    // One that the relay calls off is no error.
+    // A request that the relay cancels is not an error.
     let asked = rig.link.ask_head(&Ask::chat("m").header("traceparent", &parent(OTHER_TRACE, "01")).claiming(10));
     rig.link.cancel(&asked.id, "client_disconnect");
     let spans = collector.trace_with(OTHER_TRACE, "forward m").await;
@@ -308,7 +308,7 @@ async fn nothing_secret_is_exported() {
     }
 }
 
-/// Played by a relay that speaks TLS, which knows no such route: what it answers has come over TLS.
+/// A TLS relay plays the collector. It has no such route, but its response arrives over TLS.
 #[tokio::test]
 async fn a_collector_that_speaks_tls_is_trusted_by_its_certificate() {
     let certificates = Certificates::make();
@@ -336,7 +336,7 @@ async fn without_the_setting_the_headers_pass_as_they_came_and_nothing_is_starte
     }
     let away = FakeBackend::refusing().await;
     let mut relay = exporting_to(&away.url()).start().await;
-    // What was looked for is there where it should be; a thread gives itself its name.
+    // With exporting enabled, the thread is found under its name, which it sets itself.
     let process = relay.process();
     let is_started = async || threads(process).iter().any(|name| name.contains("OpenTelemetry"));
     poll_until(PATIENCE, "a thread of OpenTelemetry", process.log(), is_started).await;
@@ -360,7 +360,7 @@ async fn opentelemetrys_own_switch_turns_it_off() {
     assert_eq!(collector.http.seen().len(), 0, "the collector was asked");
 }
 
-/// Well-formed or not, a client's headers are the backend's.
+/// Checks that a client's headers reach the backend unchanged, well-formed or not.
 async fn assert_untouched(stack: &mut Stack) {
     for value in [parent(TRACE, "01"), "nonsense".to_owned()] {
         let request = chat().header("traceparent", &value).header("tracestate", "vendor=1, other");

@@ -1,4 +1,4 @@
-//! Workers that are killed, drained, or break in the middle.
+//! Workers that are killed, drained, or fail during a response.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend, sse};
@@ -37,7 +37,7 @@ async fn a_worker_killed_before_the_first_byte_is_waited_for() {
     assert_eq!(client.reply().await.with_status(200).json(), json!({"by": "the next"}));
 }
 
-/// Kills the worker after the first event; gives what the client read.
+/// Kills the worker after the first event; returns what the client received.
 async fn killed_in_the_middle(path: &str) -> String {
     let mut stack = Stack::start().await;
     let other = FakeBackend::start().await;
@@ -84,7 +84,7 @@ async fn a_backend_that_resets_before_the_first_byte_is_replaced_by_another() {
     other.answer_with(|_, _| Answer::json(200, &json!({"by": "the other"})));
     let _second = Stack::worker_of(&stack.relay, &other).start().await;
     stack.relay.wait_for_workers(2).await;
-    // Registered is not yet granted: only a worker that may be sent work can take the request over.
+    // A registered worker has no grant yet: only a worker with a grant can take over the request.
     let granted = || async { stack.relay.get("/metrics").await.text().contains("modelrelay_worker_slots") };
     stack.relay.eventually("slots in /metrics", granted).await;
     call.reset();

@@ -1,4 +1,4 @@
-//! Clients that vanish at every byte: of their request, and of the answer that they read.
+//! Clients that disconnect at every byte: of their request, and of the response that they read.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use tokio::{
 
 const SSE: &[(&str, &str)] = &[("content-type", "text/event-stream")];
 
-/// So many offsets of a large request.
+/// The number of offsets in a large request.
 const SAMPLES: usize = 64;
 const LARGE_BYTES: usize = 1 << 20;
 
-/// A whole request, its headers and a body of about this size.
+/// A complete request with headers and a body of about this size.
 fn request(body_bytes: usize) -> Vec<u8> {
     let body = json!({"model": "m", "stream": true, "user": "u".repeat(body_bytes)}).to_string();
     let head = format!(
@@ -43,7 +43,7 @@ fn chunked_request() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Nothing is left of anybody: no request, no byte, no queue, no descriptor beyond those from before.
+/// Checks that nothing is left of any client: no request, no byte, no queue, no more descriptors than before.
 async fn nothing_is_left(relay: &Relay, descriptors: usize) {
     relay
         .eventually("nothing is left of those who vanished", || async {
@@ -60,7 +60,7 @@ fn open_files(relay: &Relay) -> usize {
     relay.usage().open_files
 }
 
-/// The next client is answered.
+/// Checks that the next client is served.
 async fn is_answered(relay: &Relay, worker: &mut FakeWorker) {
     let asked = relay.begin(modelrelay_harness::client::Request::post("/v1/chat/completions", &json!({"model": "m"})));
     let job = worker.expect_request().await;
@@ -68,7 +68,7 @@ async fn is_answered(relay: &Relay, worker: &mut FakeWorker) {
     assert_eq!(asked.reply().await.with_status(200).json()["answer"], 42);
 }
 
-/// Sends `request` up to each of `offsets` and vanishes. Only who sent all of it is the worker's business.
+/// Sends `request` up to each of `offsets` and disconnects. Only complete requests may reach the worker.
 async fn vanish_while_asking(
     relay: &Relay,
     worker: &mut FakeWorker,
@@ -86,7 +86,7 @@ async fn vanish_while_asking(
         drop(raw);
         assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
     }
-    // Had any of the others been sent to the worker, it would have come before this.
+    // If any of the others had been sent to the worker, it would have arrived before this.
     worker.expect_quiet().await;
 }
 
@@ -94,7 +94,7 @@ async fn warm() -> (Relay, FakeWorker, usize) {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;
     is_answered(&relay, &mut worker).await;
-    // One more, for the connection over which this is asked.
+    // One more, for the connection of this check.
     let descriptors = open_files(&relay) + 1;
     (relay, worker, descriptors)
 }
@@ -114,7 +114,7 @@ async fn a_client_may_vanish_at_every_byte_of_its_request() {
 async fn a_client_may_vanish_anywhere_in_a_large_request() {
     let (relay, mut worker, descriptors) = warm().await;
     let request = request(LARGE_BYTES);
-    // Not the same place in every buffer: 4,099 and 65,537 are prime.
+    // Different positions in every buffer: 4,099 and 65,537 are prime.
     let offsets = (0..SAMPLES)
         .map(|at| (at * 65_537 + at * at * 4_099) % request.len())
         .chain([request.len() - 1, request.len()]);
@@ -123,14 +123,14 @@ async fn a_client_may_vanish_anywhere_in_a_large_request() {
     is_answered(&relay, &mut worker).await;
 }
 
-/// Reads exactly so many bytes.
+/// Reads exactly this number of bytes.
 async fn read_exactly(stream: &mut TcpStream, count: usize, log: &Log) -> Vec<u8> {
     let mut bytes = vec![0; count];
     modelrelay_harness::within("so much of the answer", log, stream.read_exact(&mut bytes)).await.expect("it is sent");
     bytes
 }
 
-/// Asks, and is answered with two events of a stream without an end.
+/// Sends a request, which gets two events of an endless stream.
 async fn ask_for_a_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream, Job) {
     let mut stream = TcpStream::connect(relay.addr()).await.expect("the relay accepts connections");
     stream.write_all(&request(10)).await.expect("the relay reads");
@@ -141,7 +141,7 @@ async fn ask_for_a_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream,
     (stream, job)
 }
 
-/// Asks for that, reads `count` bytes and vanishes.
+/// Does so, reads `count` bytes and disconnects.
 async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usize) {
     let (mut stream, job) = ask_for_a_stream(relay, worker).await;
     read_exactly(&mut stream, count, relay.log()).await;
@@ -149,7 +149,7 @@ async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usi
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
 }
 
-/// The bytes of that answer.
+/// Returns the length of that response.
 async fn answer_length(relay: &Relay, worker: &mut FakeWorker) -> usize {
     let (mut stream, job) = ask_for_a_stream(relay, worker).await;
     let mut text = Vec::new();
@@ -166,7 +166,7 @@ async fn answer_length(relay: &Relay, worker: &mut FakeWorker) -> usize {
 async fn a_client_may_vanish_at_every_byte_of_a_stream() {
     let (relay, mut worker, descriptors) = warm().await;
     let length = answer_length(&relay, &mut worker).await;
-    // Two chunks that come together may be written as one: then it is shorter, by the framing of one.
+    // Two chunks that arrive together may be written as one, which saves the framing of one.
     let shortest = length - "\r\nb\r\n".len();
     for count in 0..=shortest {
         vanish_while_reading(&relay, &mut worker, count).await;
@@ -178,7 +178,7 @@ async fn a_client_may_vanish_at_every_byte_of_a_stream() {
     assert!(cancelled >= shortest as f64, "{cancelled} of {shortest} were counted as cancelled");
 }
 
-/// Clients that vanish at chance moments of whole exchanges, many at once.
+/// Clients that disconnect at random moments of whole exchanges, many at once.
 #[tokio::test]
 async fn clients_that_vanish_all_at_once_leave_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
@@ -193,7 +193,8 @@ async fn clients_that_vanish_all_at_once_leave_nothing() {
         #[expect(clippy::disallowed_methods, reason = "they leave at different moments of an exchange")]
         tokio::time::sleep(Duration::from_millis(round % 5)).await;
         drop(crowd);
-        // Some reached the worker, some waited in the queue; it answers none. It reads what it is told until all are gone.
+        // Some reached the worker, some waited in the queue. The worker responds to none and reads its messages until
+        // all are gone.
         let gone = relay.eventually("all requests are gone", async || {
             relay.admin_json("/admin/requests").await["requests"] == json!([])
         });

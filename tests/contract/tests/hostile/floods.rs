@@ -1,4 +1,4 @@
-//! Too much of something, in one request: each is refused or passed on unjudged, and no neighbour waits for it.
+//! Too much of something in one request: each is rejected or forwarded as is, and no neighbour waits for it.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ const CHAT: &str = "/v1/chat/completions";
 const FORM: &str = "/v1/audio/transcriptions";
 const BOUNDARY: &str = "BOUNDARY";
 
-/// Ten times what "at once" means, for busy machines.
+/// Ten times the meaning of "at once", for busy machines.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// What the relay does with a flood.
+/// The relay's reaction to a flood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Passes,
@@ -48,7 +48,7 @@ fn form_flood(name: &'static str, body: String, fate: Fate) -> Flood {
     Flood { name, path: FORM, headers: vec![("content-type", content_type)], body: body.into(), fate }
 }
 
-/// Body `inner` beside the model's name.
+/// Returns a body with `inner` next to the model's name.
 fn with_model(inner: &str) -> String {
     format!("{{\"model\":\"m\",\"x\":{inner}}}")
 }
@@ -130,7 +130,7 @@ fn form_floods() -> Vec<Flood> {
     ]
 }
 
-/// A hundred million zeros as gzip has them: a hundred thousand bytes.
+/// A hundred million zeros, compressed by gzip to a hundred thousand bytes.
 fn bombs() -> Vec<Flood> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
     gzip.write_all(&vec![0; 100_000_000]).expect("memory");
@@ -154,7 +154,7 @@ fn bombs() -> Vec<Flood> {
     ]
 }
 
-/// Answers with the size of what came, and tells it.
+/// Responds to every request, and reports the size of each.
 async fn take_all(mut worker: FakeWorker, taken: mpsc::UnboundedSender<usize>) {
     loop {
         let job = worker.expect_request().await;
@@ -163,7 +163,7 @@ async fn take_all(mut worker: FakeWorker, taken: mpsc::UnboundedSender<usize>) {
     }
 }
 
-/// Asks until it is dropped; says what its slowest question took.
+/// Sends requests until it is dropped; returns the duration of the slowest.
 fn keep_asking(mut neighbour: Neighbour) -> (JoinHandle<Duration>, mpsc::Sender<()>) {
     let (stop, mut stopped) = mpsc::channel(1);
     let asking = tokio::spawn(async move {
@@ -192,7 +192,7 @@ async fn send(relay: &Relay, flood: &Flood, taken: &mut mpsc::UnboundedReceiver<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_are_refused_or_passed_on_and_no_neighbour_waits() {
-    // Declared, so that a model of another name is known to be nobody's.
+    // Declared, so that another model is known to have no provider.
     let relay = Relay::builder().config(config()).start().await;
     let (sender, mut taken) = mpsc::unbounded_channel();
     let worker = tokio::spawn(take_all(relay.core1_worker(&["m"], 4).await, sender));
@@ -215,7 +215,7 @@ fn config() -> String {
     )
 }
 
-/// The answer to a request with these header lines.
+/// Returns the response to a request with these header lines.
 async fn answer_to(relay: &Relay, lines: &str) -> String {
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
     raw.write(format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}\r\n")).await;

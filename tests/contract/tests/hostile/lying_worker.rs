@@ -1,4 +1,5 @@
-//! A worker that lies about everything, at random from a printed seed, beside an honest one whose every byte is checked.
+//! A worker that lies about everything, at random from a printed seed, next to an honest one whose every byte is
+//! checked.
 
 mod lies;
 
@@ -22,20 +23,21 @@ use tokio::task::JoinSet;
 
 use lies::{Dice, Known, lie};
 
-/// Names the seed, to see a failure again.
+/// Sets the seed, to reproduce a failure.
 const SEED: &str = "MODELRELAY_HOSTILE_SEED";
 
-/// Links of the liar, one after the other, and what it says at most over each.
+/// The number of the liar's consecutive links, and the maximum number of messages on each.
 const LINKS: usize = 60;
 const LIES: usize = 120;
 
 const HONEST_CLIENTS: usize = 4;
 const LIED_TO: usize = 4;
 
-/// Every wait of the liar's clients ends by one of these.
+/// Every wait of the liar's clients ends by one of these timeouts.
 const TIMEOUT_SECS: &str = "3";
 
-/// What the relay may tell a client whose worker lies: its own reasons, and those that this worker gives for an `error`.
+/// The codes that a client of a lying worker may receive: the relay's own, and those that this worker sends in an
+/// `error`.
 const REASONS: &[&str] = &[
     "bad_answer",
     "worker_error",
@@ -64,7 +66,7 @@ fn seed() -> u64 {
     std::env::var(SEED).map_or_else(|_| clock(), |seed| seed.parse().expect("a number in the seed"))
 }
 
-/// Echoes each body, in pieces of chance, and tells everybody the ids that it holds.
+/// Echoes each body, in pieces of random size, and shares the ids of its requests.
 async fn be_honest(mut worker: FakeWorker, known: Arc<Mutex<Known>>, seed: u64, served: Arc<AtomicUsize>) {
     let mut dice = Dice::of(seed);
     loop {
@@ -88,12 +90,12 @@ async fn echo(worker: &mut FakeWorker, job: &Job, dice: &mut Dice) {
     worker.finish(job).await;
 }
 
-/// Asks the honest worker until told to stop. Every answer is what was asked, byte for byte.
+/// Sends requests to the honest worker until stopped. Every response must equal the request, byte for byte.
 async fn check_honest(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> usize {
     let mut dice = Dice::of(seed);
     let mut asked = 0;
     while !enough.load(Ordering::Relaxed) {
-        // Fits into the window of an answer, escapes and all: the honest worker waits for no credit.
+        // Fits into the window of a response, escapes included: the honest worker waits for no credit.
         let text = dice.text(8_000);
         let body = json!({"model": "honest", "stream": asked % 2 == 0, "text": text}).to_string();
         let reply = relay.fetch(Request::new("POST", "/v1/chat/completions").body(body.clone())).await.with_status(200);
@@ -103,7 +105,8 @@ async fn check_honest(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> 
     asked
 }
 
-/// Asks the liar until told to stop. Every answer is whatever it is, but ends in time, and says why if it is no answer.
+/// Sends requests to the liar until stopped. A response may contain anything, but must end in time, and a failure must
+/// have a reason.
 async fn be_lied_to(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> Vec<String> {
     let mut dice = Dice::of(seed);
     let mut ends = Vec::new();
@@ -115,13 +118,13 @@ async fn be_lied_to(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> Ve
     ends
 }
 
-/// In one word, how this answer ended.
+/// Returns a keyword for how this response ended.
 fn end_of(reply: &Reply) -> String {
     assert!(!reply.text().contains("\"model\":\"honest\""), "an answer of somebody else's");
     if !reply.is_complete() {
         return "cut off".into();
     }
-    // The backend's own statuses are the liar's to choose; those of the relay say a code.
+    // The backend's own statuses are the liar's choice; the relay's have a code.
     let ours = serde_json::from_slice::<Value>(&reply.body)
         .ok()
         .and_then(|body| body["error"]["code"].as_str().map(str::to_owned));
@@ -134,7 +137,7 @@ fn end_of(reply: &Reply) -> String {
     }
 }
 
-/// How the liar introduces itself: mostly properly, for else it is out at once.
+/// Returns the liar's registration: mostly valid, because otherwise the relay closes the link at once.
 fn introduction(dice: &mut Dice) -> Value {
     let models = ["lie", "lie-2"];
     match dice.below(8) {
@@ -160,14 +163,14 @@ fn introduction(dice: &mut Dice) -> Value {
     }
 }
 
-/// One link's worth of lies; ends early where the relay has had enough. Says with what code.
+/// Sends lies over one link, and stops early if the relay closes it. Returns the close code.
 async fn lie_over(worker: &mut FakeWorker, dice: &mut Dice, known: &Mutex<Known>, outrageous: bool) -> u16 {
     let proper = || core1_registration(&["lie", "lie-2"], 4, &new_instance_id());
     let introduction = if outrageous { introduction(dice) } else { proper() };
     worker.send(&introduction).await;
     worker.send(&json!({"type": "grant", "slots": 4, "others": 0, "capacity": 4, "links": 1})).await;
     for _ in 0..LIES {
-        // What has come so far is taken in, so that some lies are about requests that it holds.
+        // Reads the messages so far, so that some lies are about its own requests.
         while let Ok(frame) = tokio::time::timeout(Duration::from_micros(500), worker.recv()).await {
             match frame {
                 Frame::Json(message) => known.lock().expect("nobody panics with it").learn(&message),

@@ -1,6 +1,7 @@
-//! Peers that mean harm, or behave as if they did: what they can reach, and what their neighbours notice.
+//! Hostile and misbehaving peers: what they can achieve, and what their neighbours notice.
 //!
-//! Tests that measure what neighbours notice, or what the crowd costs, want the machine for themselves: `.config/nextest.toml` runs them alone.
+//! Tests that measure the effect on neighbours, or the cost of a crowd, need the machine for themselves:
+//! `.config/nextest.toml` runs them alone.
 
 mod disconnects;
 mod floods;

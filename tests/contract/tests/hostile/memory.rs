@@ -1,5 +1,5 @@
-//! Everything that peers can make the relay hold stays within `MAX_BUFFERED_BYTES`: each way in by itself, and all of them at once.
-//! Honest requests still receive responses, and the metric reports the bytes that are held.
+//! Everything that peers can make the relay hold stays within `MAX_BUFFERED_BYTES`: each path by itself, and all of
+//! them at once. Honest requests still receive responses, and the metric reports the held bytes.
 
 use modelrelay_harness::client::{Pending, RawConnection, Reply, Request, Response};
 use modelrelay_harness::relay::Relay;

@@ -1,4 +1,4 @@
-//! A client that asks again and again, and what it waits: whom the others may disturb.
+//! A client that sends requests continuously, and its waiting time: a measure of the disturbance by others.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use modelrelay_harness::{
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-/// The model that only the neighbour asks for.
+/// The model that only the neighbour requests.
 const MODEL: &str = "neighbour";
 
-/// Answers at once.
+/// A client whose worker responds at once.
 #[derive(Debug)]
 pub(crate) struct Neighbour {
     connection: Connection,
@@ -21,14 +21,14 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// With a worker of its own.
+    /// Creates a neighbour with its own worker.
     pub(crate) async fn of(relay: &Relay) -> Self {
         let worker = relay.core1_worker(&[MODEL], 4).await;
         let connection = Connection::open(relay.addr(), relay.log()).await;
         Self { connection, worker: tokio::spawn(answer_all(worker)) }
     }
 
-    /// One question's time.
+    /// Returns the duration of one request.
     pub(crate) async fn ask(&mut self) -> Duration {
         let asked = Instant::now();
         let response = self.connection.send(Request::post("/v1/chat/completions", &json!({"model": MODEL}))).await;
@@ -36,7 +36,7 @@ impl Neighbour {
         asked.elapsed()
     }
 
-    /// The 99th percentile of so many questions, and the slowest.
+    /// Returns the 99th percentile and the maximum of this number of requests.
     pub(crate) async fn ask_often(&mut self, times: usize) -> (Duration, Duration) {
         let mut waits = Vec::new();
         for _ in 0..times {
@@ -53,7 +53,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// Answers every request until the test ends.
+/// Responds to every request until the test ends.
 pub(crate) async fn answer_all(mut worker: FakeWorker) {
     loop {
         let job = worker.expect_request().await;

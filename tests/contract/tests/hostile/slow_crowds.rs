@@ -1,4 +1,4 @@
-//! Two thousand peers that take for ever, and what one who does not notices of them.
+//! Two thousand peers that never finish, and their effect on a normal client.
 
 use std::{
     sync::{
@@ -19,21 +19,21 @@ use tokio::task::JoinHandle;
 
 use crate::neighbour::Neighbour;
 
-/// One for each connection here, and something for the rest.
+/// One for each connection here, and some for the rest.
 const OPEN_FILES: u64 = 2500;
 
 const CROWD: usize = 2000;
 
 const QUESTIONS: usize = 2000;
 
-/// Beside twice the time from before: the noise of a busy machine.
+/// In addition to twice the earlier time: the noise of a busy machine.
 const NOISE: Duration = Duration::from_millis(50);
 
-/// What a connection may cost that only begins its headers.
+/// The maximum cost of a connection that only begins its headers.
 const HEADER_BYTES: u64 = 24 << 10;
 
-/// What a reader may cost who does not read: the window of its answer twice over (as it came, and as it is written), and a
-/// connection.
+/// The maximum cost of a client that does not read: twice the window of its response (as received, and as written), and
+/// a connection.
 const READER_BYTES: u64 = 2 * ANSWER_WINDOW as u64 + HEADER_BYTES;
 
 fn check(what: &str, before: (Duration, Duration), beside: (Duration, Duration), cost: u64, bound: u64) {
@@ -49,13 +49,13 @@ fn check(what: &str, before: (Duration, Duration), beside: (Duration, Duration),
     assert!(cost < bound, "{what} cost {cost} bytes, {bound} at most");
 }
 
-/// Sends its headers a byte at a time to each, one round after the other, until told to stop. Says how many rounds it made.
+/// Sends headers one byte at a time on each connection, round after round, until stopped. Returns the number of rounds.
 async fn dribble(mut crowd: Vec<RawConnection>, enough: Arc<AtomicBool>) -> (Vec<RawConnection>, usize) {
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: slow\r\nx-slow: ".as_bytes();
     let mut rounds = 0;
     while !enough.load(Ordering::Relaxed) {
         let byte = head.get(rounds).copied().unwrap_or(b'a');
-        // Spread over a fifth of a second or two, as those of a crowd are that knows nothing of one another.
+        // Spread over a fifth of a second or two, like a crowd of independent clients.
         for some in crowd.chunks_mut(CROWD / 200) {
             for slow in some {
                 slow.write([byte]).await;
@@ -93,7 +93,7 @@ async fn two_thousand_slow_headers_slow_down_nobody_else() {
     neighbour.ask().await;
 }
 
-/// Gives each request of the crowd one window of its answer, and no end.
+/// Sends each request of the crowd one window of its response, without an end.
 async fn answer_begins(mut worker: FakeWorker, given: tokio::sync::mpsc::Sender<()>) {
     let window = vec![b'x'; ANSWER_WINDOW];
     for _ in 0..CROWD {
@@ -102,7 +102,7 @@ async fn answer_begins(mut worker: FakeWorker, given: tokio::sync::mpsc::Sender<
         worker.pieces(&job, &window).await;
         let _ = given.send(()).await;
     }
-    // Whatever comes now is read, heartbeats above all.
+    // All further messages are read, mainly heartbeats.
     loop {
         worker.recv_json().await;
     }
@@ -141,7 +141,7 @@ async fn two_thousand_slow_readers_slow_down_nobody_else() {
     let memory = relay.usage().resident_bytes;
     let (mut responses, worker) = readers(&relay).await;
     let slowly = tokio::spawn(async move {
-        // Each takes a little in turn, so that all their windows move a little.
+        // Each reads a little in turn, so that all their windows move a little.
         for response in &mut responses {
             response.read_at_least(1).await;
             #[expect(clippy::disallowed_methods, reason = "the pace of the crowd is the subject")]

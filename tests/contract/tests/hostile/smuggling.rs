@@ -1,8 +1,8 @@
-//! Requests that two programs in a row could read differently, and by that as two requests: the relay beside nginx and
-//! haproxy, which get the same bytes.
+//! Requests that two consecutive programs could parse differently, for example as two requests: the relay is compared
+//! with nginx and haproxy, which get the same bytes.
 //!
-//! The rule: what the relay passes on is, request for request and byte for byte, what the others pass on too. It may
-//! answer more by itself than they do, and it may refuse.
+//! The rule: everything that the relay forwards, the others forward too, request for request and byte for byte. The
+//! relay may respond to more by itself than they do, and it may reject.
 
 mod cases;
 mod recorder;
@@ -14,14 +14,14 @@ use modelrelay_harness::relay::Relay;
 use cases::{CASES, Case, Verdict};
 use recorder::{Door, Oracle, Seen, Talk, record_worker, talk};
 
-/// All that became of one case at one program.
+/// The complete result of one case with one program.
 #[derive(Debug)]
 struct Outcome {
     talk: Talk,
     seen: Vec<Seen>,
 }
 
-/// Sends every case to one program, all at once, each over a connection of its own.
+/// Sends every case to one program, all at once, each over its own connection.
 async fn run(door: &Door) -> Vec<Talk> {
     let talks: Vec<_> =
         CASES.iter().enumerate().map(|(number, case)| tokio::spawn(talk(door.clone(), case.bytes(number)))).collect();
@@ -52,13 +52,13 @@ async fn oracle_outcomes(name: &str) -> Option<Vec<Outcome>> {
     Some(outcomes(talks, oracle.recorded.take()))
 }
 
-/// Whether everything in `few` is in `many`, in that order.
+/// True if everything in `few` is in `many`, in that order.
 fn is_among(few: &[Seen], many: &[Seen]) -> bool {
     let mut many = many.iter();
     few.iter().all(|one| many.any(|other| other == one))
 }
 
-/// What is wrong with the relay's outcome of one case, if anything.
+/// Returns the faults in the relay's outcome of one case.
 fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<String> {
     let mut faults = Vec::new();
     let verdict = Verdict::of(relay.talk.status, relay.talk.closed, &relay.seen);
@@ -70,7 +70,7 @@ fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<Stri
         if unlike && !case.stricter.contains(name) {
             faults.push(format!("{name} passed on {:?}, the relay {:?}", oracle.seen, relay.seen));
         }
-        // A stricter program refuses; it never reads the same bytes as something else.
+        // A stricter program rejects the bytes; it never parses them as something else.
         if case.stricter.contains(name) && !oracle.seen.is_empty() && unlike {
             faults.push(format!("{name} is not stricter, it reads something else: {:?}", oracle.seen));
         }

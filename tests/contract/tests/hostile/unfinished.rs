@@ -1,4 +1,5 @@
-//! Messages that a worker begins and does not end: in the budget from their first byte, and no larger than its kind needs.
+//! Messages that a worker begins and does not end: charged to the budget from their first byte, and no larger than
+//! their kind needs.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::relay::Relay;
@@ -11,7 +12,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::{Frame, FrameHeader};
 const MIB: usize = 1 << 20;
 const TOO_LARGE: u16 = 1009;
 
-/// The beginning of a text that goes on.
+/// Returns the beginning of an unfinished text message.
 pub(crate) fn begun(bytes: usize) -> Message {
     let header = FrameHeader { is_final: false, opcode: OpCode::Data(Data::Text), ..FrameHeader::default() };
     Message::Frame(Frame::from_payload(header, vec![b'x'; bytes].into()))

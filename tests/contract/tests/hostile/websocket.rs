@@ -1,5 +1,5 @@
-//! Frames that no WebSocket library would send, on the socket for workers: closed with the code that RFC 6455 names, and
-//! never more than that one socket. What needs an echo, `make autobahn` asks.
+//! Frames that no WebSocket library would send, on the socket for workers: the relay closes that one socket with the
+//! code that RFC 6455 specifies. `make autobahn` covers the cases that need an echo.
 
 use modelrelay_harness::{
     relay::Relay,
@@ -39,7 +39,7 @@ const MORE: OpCode = OpCode::Data(Data::Continue);
 const PING: OpCode = OpCode::Control(Control::Ping);
 const PONG: OpCode = OpCode::Control(Control::Pong);
 
-/// What ends a socket, and with what code.
+/// Returns the violations, each with its close code.
 fn violations() -> Vec<(String, Vec<Message>, u16)> {
     let one = |name: &str, message, code| (name.to_owned(), vec![message], code);
     let mut all = vec![
@@ -74,7 +74,7 @@ fn violations() -> Vec<(String, Vec<Message>, u16)> {
     all
 }
 
-/// The code with which the socket ends: of the close frame, or 1006 where there is none.
+/// Returns the code with which the socket ends: that of the close frame, or 1006 without one.
 async fn ends_with(mut worker: FakeWorker, messages: Vec<Message>) -> u16 {
     for message in messages {
         worker.send_message(message).await;

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::rig::{LONG, Rig, Slot, chat, demand, gate, slots1, worker_with};
 
-/// What this process has started; each of its threads has children of its own.
+/// Returns the children of a process; each of its threads has its own.
 fn children_of(pid: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -30,7 +30,7 @@ async fn sigterm_ends_the_backend_too() {
     gone(&children).await;
 }
 
-/// A model whose backend is run by a shell that does this on SIGTERM; `NOTE` is a file of the folder.
+/// A model whose backend is run by a shell with this SIGTERM trap; `NOTE` is a file of the folder.
 async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let program = modelrelay_harness::process::path_of("modelrelay-worker");
@@ -46,7 +46,7 @@ async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
     (rig, folder)
 }
 
-/// The worker is told to end, and does; says how long that took.
+/// Terminates the worker and returns how long it took.
 async fn end(rig: &mut Rig) -> Duration {
     let began = Instant::now();
     rig.worker.terminate().await;
@@ -72,13 +72,14 @@ async fn a_backend_that_does_not_end_when_asked_to_is_killed_after_its_grace() {
     gone(&started).await;
 }
 
-/// Names of the variables that a process was started with.
+/// Returns the names of the variables that a process was started with.
 fn variables_of(pid: u32) -> Vec<String> {
     let environment = std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
     environment.split('\0').filter_map(|variable| Some(variable.split_once('=')?.0.to_owned())).collect()
 }
 
-/// A container engine that is told where systemd waits would have it wait for the container's own word.
+/// A container engine that receives systemd's notification socket would make systemd wait for the container's own
+/// message.
 #[tokio::test]
 async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_systemd() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -105,7 +106,7 @@ async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_system
     }
 }
 
-/// What is asked every few seconds would fill the log.
+/// The output of a command that runs every few seconds would fill the log.
 #[tokio::test]
 async fn the_log_has_what_a_load_says_and_not_what_alive_says() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -124,7 +125,7 @@ async fn the_log_has_what_a_load_says_and_not_what_alive_says() {
     assert!(!rig.worker.log().contains("alive says"), "{}", rig.worker.log());
 }
 
-/// The worker waits for its turn when it is woken; a model's server is no part of that bargain.
+/// The worker accepts being scheduled as a batch process; a model's server must not inherit that.
 #[tokio::test]
 async fn what_a_worker_starts_is_scheduled_as_usual() {
     let own = std::process::id();
@@ -144,15 +145,16 @@ fn stat(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()
 }
 
-/// As proc(5) numbers them: 19 is the nice value, 41 the policy, of which 0 is `SCHED_OTHER` and 3 `SCHED_BATCH`.
+/// Returns a field as numbered in proc(5): 19 is the nice value, 41 the policy, of which 0 is `SCHED_OTHER` and 3
+/// `SCHED_BATCH`.
 fn field(pid: u32, number: usize) -> String {
     let stat = stat(pid);
-    // The second ends with a bracket, and may hold anything before it.
+    // The second field ends with a bracket, and may contain anything before it.
     let third_on = stat.rsplit(')').next().unwrap_or_default();
     third_on.split_whitespace().nth(number - 3).unwrap_or_default().to_owned()
 }
 
-/// All that a process has started, and what that has started.
+/// Returns all descendants of a process.
 pub(crate) fn descendants_of(pid: u32) -> Vec<u32> {
     children_of(pid).into_iter().flat_map(|child| [vec![child], descendants_of(child)].concat()).collect()
 }
@@ -179,7 +181,7 @@ async fn sigterm_lets_a_stream_end_whole_before_its_backend_ends() {
 
 #[tokio::test]
 async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
-    // A backend that never gets ready.
+    // A backend that never becomes ready.
     let yaml = Slot::default().yaml().replace("\"demo\",\"--listen\"", "\"demo\",\"--delay\",\"1ms\",\"--listen\"");
     let yaml = yaml.replace("127.0.0.1:${PORT}", "127.0.0.1:0").replace("\"NAME\":", "\"NAME\":\"${PORT}\",\"N\":");
     let mut rig = Rig::with(&slots1(), &yaml).await;

@@ -1,4 +1,4 @@
-//! What backends want to be shown, and what they say that is nobody else's business.
+//! Credentials for backends, and backend output that must not leave the worker.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::rig::{LONG, Rig, chat, demand, gate, slots1};
 
-/// What a backend prints before it dies of it.
+/// Printed by a backend before it crashes.
 const SECRET: &str = "hf_dont_tell_anybody";
 
 fn key_of(backend: &FakeBackend, path: &str) -> Option<String> {

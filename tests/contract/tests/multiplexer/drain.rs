@@ -1,4 +1,4 @@
-//! `/drain` of a worker with slots, whose backends others start.
+//! `/drain` of a worker with slots whose backends are started externally.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! With a real relay: clients ask for both models, and each is served by its own backend.
+//! With a real relay: clients request both models, and each is served by its own backend.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Both {
     }
 }
 
-/// A backend that answers with the name of its model.
+/// A backend that responds with the name of its model.
 async fn backend(model: &'static str) -> FakeBackend {
     let backend = FakeBackend::with_models(&[model]).await;
     backend.answer_with(move |_, _| Answer::json(200, &json!({"served_by": model})));
@@ -75,7 +75,8 @@ async fn a_request_that_is_severed_before_its_answer_is_sent_again() {
     assert_eq!(worker.metric("modelrelay_worker_severed_total").await, 1.0);
 }
 
-/// Its only worker is held to have failed the request until it says that it has found its backend after all.
+/// The relay treats its only worker as failed for the request until the worker reports that its backend works after
+/// all.
 #[tokio::test]
 async fn a_request_whose_connection_broke_is_sent_again_to_a_backend_that_still_serves() {
     let (mut a, b) = (FakeBackend::with_models(&["a"]).await, backend("b").await);

@@ -1,4 +1,4 @@
-//! SIGTERM finds a slot in whatever state it is: the worker ends soon, cleanly, and leaves nothing running.
+//! SIGTERM in any state of a slot: the worker ends soon and cleanly, and leaves nothing running.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use crate::children::{descendants_of, gone};
 use crate::rig::{Rig, Slot, ask_once_loaded, demand, gate, slots1, stream, text};
 
-/// Long enough for whatever has to end, and shorter than what a driver would wait by itself.
+/// Long enough for everything that has to end, and shorter than a driver's own timeouts.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What the commands of a slot's two models do. A file per model says that it is loaded.
+/// The commands of a slot's two models. A file per model marks it as loaded.
 struct Hooks {
     load_a: &'static str,
     evict_a: &'static str,

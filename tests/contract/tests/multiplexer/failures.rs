@@ -1,4 +1,4 @@
-//! Loads that failed, as a relay tells machines of them: these look every few seconds, and a failure passes sooner.
+//! Failed loads in a relay's machine-readable state: programs poll it every few seconds, and a failure passes sooner.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::fleet::{id_at, load_once_it_has_started, outcome};
 use crate::rig::{LONG, worker_with};
 
-/// What `/admin/state` says of the one slot.
+/// Returns the one slot in `/admin/state`.
 async fn slot(relay: &Relay) -> Value {
     relay.admin_json("/admin/state").await["providers"][0]["workers"][0]["slots"][0].clone()
 }
@@ -45,7 +45,7 @@ async fn a_load_that_failed_once_is_known_until_the_model_has_been_loaded() {
     relay.eventually("a load was tried", tried).await;
     relay.eventually("the failure is known", async || slot(&relay).await["last_failure"].is_object()).await;
     let known = Instant::now();
-    // Nobody asks for the model any more, so its back-off ends in nothing.
+    // The model is no longer requested, so its back-off ends without another load.
     let is_unloaded = async || slot(&relay).await["models"][0]["status"] == "unloaded";
     poll_until(LONG, "the end of the back-off", relay.log(), is_unloaded).await;
     let at_least = known.elapsed().as_millis();

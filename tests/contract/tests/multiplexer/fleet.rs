@@ -1,5 +1,5 @@
-//! Several relays and several workers with a slot each, all of them the real programs: who ends up with which model, and
-//! what becomes of requests when links, swaps and older peers get in their way.
+//! Several relays and several workers with a slot each, all of them the real programs: the final distribution of
+//! models, and the fate of requests despite lost links, swaps and older peers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 const SWAPS: &str = "modelrelay_worker_swaps_total{";
 
-/// A backend that answers with its worker's name and with the model that it was asked for.
+/// A backend that responds with its worker's name and with the requested model.
 pub(crate) async fn backend(worker: &'static str) -> FakeBackend {
     let backend = FakeBackend::with_models(&MODELS).await;
     backend.answer_with(move |_, body| {
@@ -35,7 +35,7 @@ pub(crate) async fn backend(worker: &'static str) -> FakeBackend {
     backend
 }
 
-/// A worker whose one slot has both models, behind hooks that take their time as a real load does.
+/// A worker whose one slot has both models, behind hooks that take as long as a real load.
 pub(crate) struct Node {
     pub(crate) worker: WorkerProcess,
     pub(crate) backend: FakeBackend,
@@ -48,7 +48,7 @@ impl Node {
         Self::with(name, url, knobs, backend(name).await).await
     }
 
-    /// In front of a backend that is played by hand.
+    /// Starts a worker in front of a backend that the test controls.
     pub(crate) async fn with(name: &'static str, url: String, knobs: &Value, backend: FakeBackend) -> Self {
         let loaded = tempfile::tempdir().expect("a temporary folder");
         let at = loaded.path().display();
@@ -74,7 +74,7 @@ impl Node {
         self.worker.metric(SWAPS).await
     }
 
-    /// What its slot holds, if that is all that it does.
+    /// Returns the slot's resident if the slot is ready.
     async fn resident(&self) -> Option<String> {
         let slot = self.worker.probe("/healthz").await.json()["slots"][0].clone();
         (slot["state"] == "ready").then(|| slot["resident"].as_str().map(str::to_owned)).flatten()
@@ -89,7 +89,7 @@ fn url(relay: &Relay) -> String {
     format!("http://{}", relay.addr())
 }
 
-/// Clients that ask for both models by turns until they are told to stop. Every request must be answered.
+/// Clients that alternate between both models until they are stopped. Every request must succeed.
 struct Crowd {
     enough: Arc<AtomicBool>,
     clients: JoinSet<()>,
@@ -108,7 +108,7 @@ impl Crowd {
             all.spawn(async move {
                 let mut answers = 0;
                 while !enough.load(Ordering::SeqCst) {
-                    // Neither in step with each other nor strictly by turns.
+                    // Neither in step with each other nor strictly alternating.
                     let model = MODELS[(number / 2 + answers / (1 + number % 3)) % 2];
                     let reply = chat(model).fetch(addr, &log).await.with_status(200);
                     assert_eq!(reply.json()["model"], model);
@@ -122,7 +122,7 @@ impl Crowd {
         Self { enough, clients: all, answers }
     }
 
-    /// Resolves once they have had so many more answers.
+    /// Waits for this number of further responses.
     async fn answered(&mut self, more: u32) {
         let until = *self.answers.borrow() + more;
         self.answers.wait_for(|answers| *answers >= until).await.expect("clients that go on");
@@ -136,7 +136,7 @@ impl Crowd {
     }
 }
 
-/// How often each worker has swapped, and what it holds.
+/// Returns each worker's number of swaps and its resident.
 async fn look(nodes: &[Node]) -> Vec<(f64, Option<String>)> {
     let mut seen = Vec::new();
     for node in nodes {
@@ -150,8 +150,8 @@ fn is_a_model_each(seen: &[(f64, Option<String>)]) -> bool {
     residents == BTreeSet::from(MODELS)
 }
 
-/// Both workers come to rest with a model each under mixed load: hundreds of answers come without a swap. They stay so while
-/// it lasts, and have loaded at most `most` times together on their way there.
+/// Checks that both workers settle on one model each under mixed load: hundreds of responses arrive without a swap.
+/// They stay so while it lasts, and have loaded at most `most` times in total before.
 async fn check_settles(relays: &[&Relay], nodes: &[Node], most: f64) {
     let mut crowd = Crowd::start(relays, 8);
     let rest = async {
@@ -184,7 +184,7 @@ async fn two_workers_settle_to_a_model_each_and_swap_no_more() {
     check_settles(&[&relay], &nodes, 2.0).await;
 }
 
-/// Each relay chooses by itself. What they hear of the workers, and the order that they share, makes their choices one.
+/// Each relay chooses by itself. The workers' reports, and the common order, make their choices consistent.
 #[tokio::test]
 async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
     let relay = || Relay::builder().env("RELAY_COUNT", "2").start();
@@ -193,18 +193,19 @@ async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
     let mut nodes = Vec::new();
     for name in ["one", "two"] {
         nodes.push(Node::start(name, front.url(), &json!({})).await);
-        // One after the other: two that dial in turn may each be led to the relay that it has, over and over.
+        // One after the other: two workers that dial in turn may each be led to the relay that they already have,
+        // repeatedly.
         for relay in [&one, &two] {
             relay.wait_for_workers(nodes.len()).await;
         }
     }
-    // Before they hear of each other's choice both may ask the same worker, each for another model: then both workers may
-    // begin with the same one, and one of them goes on to the other. A machine that holds their words up for as long as a
-    // load takes may do that to them a few times more, and not for ever.
+    // Before they learn of each other's choice, both relays may request different models from one worker. Both workers
+    // may then begin with the same one, and one of them switches to the other. On a machine that delays their messages
+    // for as long as a load takes, this may happen a few more times, but not indefinitely.
     check_settles(&[&one, &two], &nodes, 8.0).await;
 }
 
-/// The swap goes on while the link is away, and what waited at the relay is served over the next one.
+/// The swap continues while the link is down, and requests that waited at the relay are served over the next one.
 #[tokio::test]
 async fn a_link_that_is_lost_in_the_middle_of_a_swap_costs_nobody_an_answer() {
     let relay = Relay::start().await;
@@ -224,7 +225,7 @@ async fn a_link_that_is_lost_in_the_middle_of_a_swap_costs_nobody_an_answer() {
     assert_eq!(node.swaps().await, 2.0, "one load of each model");
 }
 
-/// Another worker holds the model too, and could have answered.
+/// Another worker has the model too, and could have served it.
 #[tokio::test]
 async fn an_answer_that_has_begun_is_never_asked_for_again() {
     let relay = Relay::start().await;
@@ -245,7 +246,7 @@ async fn an_answer_that_has_begun_is_never_asked_for_again() {
     let reply = response.read_to_end().await;
     assert!(reply.broken_stream().contains("severed_by_swap"), "{}", reply.text());
     call.closed().await;
-    // The next one goes there; so would the first have.
+    // The next one goes there; the first would have too.
     assert_eq!(relay.fetch(chat("a")).await.with_status(200).json()["worker"], "two");
     assert_eq!(
         (two.backend.times_asked(CHAT), one.backend.times_asked(CHAT)),
@@ -254,12 +255,12 @@ async fn an_answer_that_has_begun_is_never_asked_for_again() {
     );
 }
 
-/// Gives an order, and waits until it was carried out.
+/// Sends a command, and waits until it has succeeded.
 pub(crate) async fn order(relay: &Relay, worker_id: &str, body: &Value) {
     assert_eq!(outcome(relay, worker_id, body).await, json!({"done": true, "ok": true}), "{body}");
 }
 
-/// Gives an order, and waits for what becomes of it.
+/// Sends a command, and waits for its result.
 pub(crate) async fn outcome(relay: &Relay, worker_id: &str, body: &Value) -> Value {
     let reply = relay.admin_post(&format!("/admin/workers/{worker_id}/command"), body).await.with_status(202);
     let op = format!("/admin/ops/{}", reply.json()["op_id"].as_str().expect("an op_id"));
@@ -267,21 +268,21 @@ pub(crate) async fn outcome(relay: &Relay, worker_id: &str, body: &Value) -> Val
     relay.admin_json(&op).await
 }
 
-/// A slot takes no orders before it has looked at what it held before its worker began.
+/// A slot accepts no commands before it has checked what it held before its worker started.
 pub(crate) async fn load_once_it_has_started(relay: &Relay, worker_id: &str, model: &str) {
     let load = json!({"command": "load", "model": model});
     let loaded = || async { outcome(relay, worker_id, &load).await["ok"] == true };
     relay.eventually("the model is loaded", loaded).await;
 }
 
-/// The id that the relay gave to the worker of this name: each relay gives it one of its own.
+/// Returns the relay's id of the worker of this name: each relay assigns its own.
 pub(crate) async fn id_at(relay: &Relay, name: &str) -> String {
     let workers = relay.workers().await;
     let worker = workers.iter().find(|worker| worker["worker_name"] == name).expect("a worker of this name");
     worker["worker_id"].as_str().expect("an id").to_owned()
 }
 
-/// An older worker holds its model all the time: nothing is loaded for what it can serve, and nothing is sent twice.
+/// An older worker holds its model permanently: nothing is loaded for what it can serve, and nothing is sent twice.
 #[tokio::test]
 async fn nothing_is_loaded_for_what_an_older_worker_serves() {
     let relay = Relay::start().await;
@@ -296,7 +297,7 @@ async fn nothing_is_loaded_for_what_an_older_worker_serves() {
     }
     assert_eq!(relay.fetch(chat("b")).await.with_status(200).json()["worker"], "one");
     assert_eq!((node.swaps().await, node.resident().await.as_deref()), (1.0, Some("b")));
-    // Once the older one has gone, the model is loaded where it can be.
+    // Once the older one has gone, the model is loaded where possible.
     old.vanish();
     assert_eq!(relay.fetch(chat("a")).await.with_status(200).json()["worker"], "one");
 }

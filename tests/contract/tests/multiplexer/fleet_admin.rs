@@ -1,4 +1,4 @@
-//! Orders and views of the admin API over two relays, with one real worker behind both.
+//! Commands and views of the admin API over two relays, with one real worker behind both.
 
 use modelrelay_harness::balancer::Balancer;
 use modelrelay_harness::relay::Relay;
@@ -49,7 +49,7 @@ async fn a_pin_of_one_relay_holds_against_the_demand_of_the_other() {
     order(&one, &id_at(&one, "one").await, &json!({"command": "pin", "model": "a"})).await;
     let waiting = two.begin(chat("b"));
     two.wait_for_queue_depth("local", 1).await;
-    // Served all the while, though b waits.
+    // Served the whole time, though `b` waits.
     for _ in 0..20 {
         one.fetch(chat("a")).await.with_status(200);
     }

@@ -1,4 +1,4 @@
-//! A GPU whose driver does not answer.
+//! A GPU whose driver does not respond.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::rig::{Slot, slots1, worker_with};
 async fn a_worker_starts_though_its_gpus_driver_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nvidia-smi");
-    // By another process: a test beside this one that forks meanwhile would keep the file open for writing.
+    // Written by another process: a concurrent test that forks meanwhile would keep the file open for writing.
     let write = r#"printf '#!/bin/sh\nexec sleep 60\n' > "$1" && chmod 755 "$1""#;
     assert!(Command::new("sh").args(["-c", write, "sh"]).arg(&program).status().unwrap().success());
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
@@ -21,7 +21,7 @@ async fn a_worker_starts_though_its_gpus_driver_hangs() {
     let _link = relay.accept_with(&slots1()).await;
     let gave_up = "nvidia-smi has not ended";
     assert!(!worker.log().contains(gave_up), "the relay waited for it: {}", worker.log());
-    // Where NVIDIA's own library is, it is asked instead.
+    // If NVIDIA's own library is present, it is used instead.
     if !Path::new("/proc/driver/nvidia").exists() {
         worker.process.wait_for_line(gave_up).await;
     }

@@ -1,5 +1,5 @@
-//! The worker with a multiplexer as a black box: real backends that it starts and stops, relays played by hand, and at last
-//! a real one.
+//! The worker with a multiplexer as a black box: real backends that it starts and stops, fake relays, and finally a
+//! real one.
 
 mod children;
 mod credentials;

@@ -1,5 +1,5 @@
-//! What is said to be in a scrape of a worker with slots is in one: the documented names, and whatever the dashboard and
-//! the alerts about slots ask for.
+//! A scrape of a worker with slots contains the documented names, and everything that the dashboard and the alerts
+//! about slots query.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::rig::{self, LONG, Rig, Slot, worker_with};
 
 const PREFIX: &str = "modelrelay_worker_";
 
-/// The labels that each of them has.
+/// The labels of each metric.
 const LABELS: [(&str, &[&str]); 17] = [
     ("slot_state", &["slot", "state"]),
     ("resident_info", &["model", "slot"]),
@@ -36,13 +36,14 @@ const LABELS: [(&str, &[&str]); 17] = [
     ("gpu_time_share", &["activity", "slot"]),
 ];
 
-/// A label, how it is compared, and with what.
+/// A label, the comparison operator, and the value.
 type Matcher = (String, String, String);
 
 /// The labels of each series of a scrape, by name.
 type Scrape = BTreeMap<String, Vec<BTreeMap<String, String>>>;
 
-/// A scrape of a worker that has loaded a model, unloaded it for another, failed to load that, and gone back.
+/// Returns a scrape of a worker that has loaded a model, unloaded it for another, failed to load that, and returned to
+/// the first.
 async fn scrape() -> Scrape {
     let relay = Relay::start().await;
     let backend = FakeBackend::with_models(&["a", "broken"]).await;
@@ -62,7 +63,7 @@ async fn scrape() -> Scrape {
     for (model, status) in [("a", 200), ("broken", 503), ("a", 200)] {
         relay.fetch(chat(model)).await.with_status(status);
     }
-    // Requests are held only for relays that know nothing of slots.
+    // Requests are held only for relays that do not support slots.
     let mut held = Rig::start(&Ack::old(), &Slot::default()).await;
     let asked = held.link.ask(&rig::chat("a"));
     assert_eq!(held.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
@@ -78,7 +79,7 @@ async fn scrape() -> Scrape {
     scrape
 }
 
-/// What is between braces: no value here has a quote or a comma in it.
+/// Parses the matchers between braces: no value here contains a quote or a comma.
 fn matchers(labels: &str) -> Vec<Matcher> {
     let pairs = labels.trim_end_matches('}').split(',').filter(|pair| !pair.is_empty());
     let part = |pair: &str| {
@@ -96,7 +97,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All that the dashboard and the alerts about slots ask.
+/// Returns all queries of the dashboard and the alerts about slots.
 fn queries() -> Vec<String> {
     let board: Value = serde_json::from_str(&read("charts/modelrelay/files/dashboards/slots.json")).expect("JSON");
     let panels = board["panels"].as_array().expect("panels").iter();
@@ -105,16 +106,16 @@ fn queries() -> Vec<String> {
     let rules = read("charts/modelrelay/files/rules/modelrelay.yaml");
     let group =
         rules.split("- name: ").find(|group| group.starts_with("modelrelay-slots")).expect("the group of slots");
-    // Every line of an expression, and nothing of the words for people.
+    // Every line of an expression, without the human-readable texts.
     queries.extend(group.lines().filter(|line| line.contains(PREFIX) && !line.contains('#')).map(str::to_owned));
     queries
 }
 
-/// Each use of a metric: its name, and what it is to have.
+/// Returns each use of a metric: its name and its matchers.
 fn asked() -> Vec<(String, Vec<Matcher>)> {
     let mut asked = Vec::new();
     for query in queries() {
-        // What a rule records has colons in its name.
+        // The names of recorded series contain colons.
         for (at, _) in query.match_indices(PREFIX).filter(|(at, _)| !query[..*at].ends_with(':')) {
             let rest = &query[at..];
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
@@ -146,7 +147,7 @@ async fn what_is_documented_and_asked_for_is_in_a_real_scrape() {
 
     let asked = asked();
     assert!(asked.len() > 30, "the queries are not found: {asked:?}");
-    // Where a series runs is what Prometheus adds.
+    // Prometheus adds the labels of the target.
     let added = ["namespace", "pod", "job"];
     for (name, matchers) in asked {
         let found = scrape.get(&name).unwrap_or_else(|| panic!("{name} is asked for, and in no scrape"));

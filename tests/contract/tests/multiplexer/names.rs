@@ -1,4 +1,4 @@
-//! What models are called: by clients, who may use aliases, and by backends, whose names clients need not know.
+//! The names of models: for clients, which may use aliases, and for backends, whose names clients need not know.
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend, Head};
@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 use crate::rig::{LONG, Rig, gate, slots1, worker_with};
 
-/// One slot: `qwen`, which its backend knows by another name, and `b`.
+/// One slot: `qwen`, whose backend uses another name, and `b`.
 fn yaml(qwen: &FakeBackend, b: &FakeBackend) -> String {
     let model = |id: &str, aliases: Value, expect: &str, url: String| json!({"id": id, "aliases": aliases, "expectModel": expect, "url": url, "maxConcurrency": 2});
     let models = [
@@ -21,7 +21,7 @@ fn yaml(qwen: &FakeBackend, b: &FakeBackend) -> String {
     json!({"multiplexer": {"minResidency": "1ms", "linger": "off", "slots": slots}}).to_string()
 }
 
-/// A backend that knows one name only, and echoes what it was asked.
+/// A backend that knows only one name, and echoes its requests.
 async fn backend(name: &'static str) -> FakeBackend {
     let backend = FakeBackend::with_models(&[name]).await;
     backend.answer_with(move |head: &Head, body: &[u8]| {

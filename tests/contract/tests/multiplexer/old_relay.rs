@@ -1,4 +1,4 @@
-//! A relay that knows only the seeds: the worker holds its requests until their model is there.
+//! A relay with only the seeds' protocol: the worker holds its requests until their model is loaded.
 
 use modelrelay_harness::fake_relay::Ack;
 

@@ -1,4 +1,4 @@
-//! What the probe server says of slots.
+//! The probe server's reports about slots.
 
 use serde_json::json;
 

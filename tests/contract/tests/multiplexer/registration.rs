@@ -1,4 +1,4 @@
-//! What relays are told of slots, and which settings are refused.
+//! The registration of slots at relays, and rejected settings.
 
 use modelrelay_harness::fake_relay::Ack;
 use serde_json::{Value, json};

@@ -36,7 +36,7 @@ async fn declared_details_are_advertised_for_unloaded_models() {
     assert!(update.is_some(), "{}", rig.worker.log());
 }
 
-/// The slot's file with another command for `a`, which prints `second life` first.
+/// Returns the slot's file with another command for `a`, which prints `second life` first.
 fn with_other_command(yaml: &str) -> String {
     let program = path_of("modelrelay-worker").to_string_lossy().into_owned();
     let other = json!(["sh", "-c", "echo second life; exec \"$0\" demo --listen 127.0.0.1:${PORT}", program]);

@@ -9,7 +9,7 @@ use modelrelay_harness::worker_process::{WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// For what takes a load and a drain on a busy machine.
+/// The timeout for a load and a drain on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// Settings of the two models' slot.
@@ -17,7 +17,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 pub(crate) struct Slot {
     /// Lines of the `multiplexer` block.
     pub(crate) knobs: &'static str,
-    /// The pause before each word of an answer.
+    /// The pause before each word of a response.
     pub(crate) delay: &'static str,
     /// Lines of the slot.
     pub(crate) slot: &'static str,
@@ -56,7 +56,7 @@ pub(crate) struct Rig {
     config: NamedTempFile,
 }
 
-/// The acknowledgement of a relay that knows slots.
+/// The acknowledgement of a relay that supports slots.
 pub(crate) fn slots1() -> Ack {
     Ack { capabilities: vec!["core1".to_owned(), "slots1".to_owned()], ..Ack::core1() }
 }
@@ -88,12 +88,12 @@ impl Rig {
     }
 }
 
-/// A chat with this model; the backend behind it calls it `demo`.
+/// A chat request for this model; its backend calls it `demo`.
 pub(crate) fn chat(model: &str) -> Ask {
     Ask::chat(model).body(body(false).to_string().as_bytes())
 }
 
-/// A streamed one of a dozen words and more.
+/// A streamed request with a dozen words or more.
 pub(crate) fn stream(model: &str) -> Ask {
     Ask::stream(model).body(body(true).to_string().as_bytes())
 }
@@ -103,13 +103,13 @@ fn body(is_streaming: bool) -> Value {
     json!({"model": "demo", "stream": is_streaming, "messages": [{"role": "user", "content": content}]})
 }
 
-/// So many requests for this model wait at the relay.
+/// Reports that this number of requests for this model waits at the relay.
 pub(crate) fn demand(link: &RelayLink, model: &str, waiting: u64) {
     let models = json!([{"id": model, "waiting": waiting, "oldest_ms": 10, "sum_ms": 10 * waiting}]);
     link.send(&json!({"type": "demand", "models": if waiting > 0 { models } else { json!([]) }}));
 }
 
-/// What of its capacity the grant gives to this model; none while its gate is shut.
+/// Returns the part of the grant's capacity for this model, or `None` while its gate is closed.
 pub(crate) fn granted(grant: &Value, model: &str) -> Option<u64> {
     grant["models"].as_array()?.iter().find(|entry| entry["id"] == model)?["slots"].as_u64()
 }
@@ -121,7 +121,7 @@ pub(crate) async fn gate(link: &mut RelayLink, model: &str) -> u64 {
     granted(&open.body, model).unwrap_or_default()
 }
 
-/// Has the model loaded, and asks it once.
+/// Has the model loaded, and sends one request to it.
 pub(crate) async fn ask_once_loaded(link: &mut RelayLink, ask: &Ask, model: &str) -> Asked {
     demand(link, model, 1);
     gate(link, model).await;
@@ -130,7 +130,7 @@ pub(crate) async fn ask_once_loaded(link: &mut RelayLink, ask: &Ask, model: &str
     asked
 }
 
-/// The text of a streamed answer.
+/// Returns the text of a streamed response.
 pub(crate) fn text(reply: &Reply) -> String {
     String::from_utf8_lossy(&reply.body).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Engines that other programs started, in a state that a former worker left them in.
+//! Engines that were started externally, in the state in which a previous worker left them.
 
 use modelrelay_harness::fake_relay::FakeRelay;
 use modelrelay_harness::process::{Process, Spawn};
@@ -37,7 +37,7 @@ impl Engine {
         drop(tokio::spawn(async move { exchange(port, "POST", path, &body).await }));
     }
 
-    /// Sends an order, and returns the answer.
+    /// Sends a command, and returns the response.
     async fn send(&self, path: &str) -> String {
         exchange(self.port, "POST", path, "{}").await.unwrap_or_default()
     }
@@ -110,7 +110,7 @@ async fn interrupted_wake_is_taken_back_before_a_load() {
     let mut link = relay.accept_with(&slots1()).await;
     demand(&link, "a", 1);
     assert!(tokio::time::timeout(LONG, gate(&mut link, "a")).await.is_ok(), "a is loaded");
-    // Weights that were still there would make this the whole server.
+    // If its weights were still loaded, this would wake the whole server.
     let woken = b.send("/wake_up?tags=kv_cache").await;
     assert!(woken.contains("\"sleeping\""), "b holds its weights: {woken}");
 }

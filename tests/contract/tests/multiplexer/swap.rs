@@ -1,4 +1,4 @@
-//! Two models that take turns in one slot.
+//! Two models that alternate in one slot.
 
 use modelrelay_harness::fake_relay::Ack;
 use serde_json::json;
@@ -82,7 +82,7 @@ async fn a_link_that_breaks_in_the_middle_of_a_swap_finds_the_slots_as_they_are(
     rig.link.send(&order);
     rig.link.expect_where("slots", |slots| slots["slots"][0]["state"] == "draining").await;
     drop(rig.link);
-    // Its request ended with the link, so nothing keeps the model any more.
+    // Its request ended with the link, so nothing retains the model any more.
     rig.link = rig.relay.accept_with(&slots1()).await;
     rig.link.message_within(LONG, "slots", |slots| slots["slots"][0]["state"] == "empty").await.expect("unloaded");
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);

@@ -1,4 +1,4 @@
-//! A name of which one address is dead, as with IPv6 that is broken: nothing refuses, nothing answers.
+//! A name with one dead address, as with broken IPv6: packets get neither a rejection nor a reply.
 
 use modelrelay_harness::{
     client::Request,

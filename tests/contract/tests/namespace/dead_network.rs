@@ -1,4 +1,4 @@
-//! Both programs on a network that goes dead without a word: no packet, no reset, no end of the connection.
+//! Both programs on a network that silently fails: no packet, no reset, no end of the connection.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::inside;
 
-/// Three heartbeats of a second; and as much again three times, for a busy machine.
+/// Three heartbeats of a second each, times three for a busy machine.
 const FOUND: Duration = Duration::from_secs(9);
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,4 +1,4 @@
-//! `dns+http`: a link to every address behind a name, and what happens as the list changes.
+//! `dns+http`: a link to every address behind a name, and the handling of changes of the list.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,13 @@ const A: &str = "127.0.0.2";
 const B: &str = "127.0.0.3";
 const PORT: u16 = 7001;
 
-/// A name is looked up every 5 s.
+/// The interval between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Longer than the pause before a lost link is dialled again (1 s at most), to show that it is not.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// A real worker, two relays played by hand under one name, and its link to each.
+/// A real worker, two fake relays under one name, and its link to each.
 struct Pair {
     worker: WorkerProcess,
     backend: FakeBackend,
@@ -45,7 +45,7 @@ async fn link(relay: &mut FakeRelay, name: &str) -> RelayLink {
     link
 }
 
-/// The worker starts with these addresses.
+/// Starts the worker with these addresses.
 async fn pair(namespace: &Namespace, addresses: &[&str]) -> Pair {
     namespace.set_addresses(addresses);
     let (a, b, backend) = (fake_relay(A).await, fake_relay(B).await, FakeBackend::start().await);
@@ -61,7 +61,7 @@ async fn serves(link: &mut RelayLink, backend: &mut FakeBackend) {
 }
 
 impl Pair {
-    /// Waits until a lookup has given so many addresses, where it gave another number before.
+    /// Waits until a lookup has returned this number of addresses, after a different one.
     async fn looked_up(&self, addresses: usize) {
         let what = format!("relay addresses changed to {addresses}");
         let wanted = format!("addresses={addresses}");
@@ -145,7 +145,7 @@ async fn a_new_address_is_dialled_within_the_lookup_interval() {
         let added = Instant::now();
         namespace.set_addresses(&[A, B]);
         let mut to_b = link(&mut pair.b, "b").await;
-        // And two seconds for a busy machine.
+        // Plus two seconds for a busy machine.
         assert!(added.elapsed() < LOOKUP_INTERVAL + Duration::from_secs(2), "dialled after {:?}", added.elapsed());
         to_b.grant(4).await;
         serves(&mut to_b, &mut pair.backend).await;
@@ -200,7 +200,7 @@ async fn two_addresses_of_one_relay_make_one_link_while_it_lives() {
 #[tokio::test]
 async fn a_lookup_that_hangs_does_not_hold_the_exit() {
     inside("dns::a_lookup_that_hangs_does_not_hold_the_exit", |namespace| async move {
-        // It hears every question and answers none.
+        // It receives every query and replies to none.
         let _resolver = std::net::UdpSocket::bind(format!("{RESOLVER}:53")).expect("a port of a network of our own");
         let mut pair = pair(&namespace, &[]).await;
         pair.worker.terminate().await;

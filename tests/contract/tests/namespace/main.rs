@@ -1,5 +1,4 @@
-//! What needs a network and a hosts file of its own: names with several addresses, and connections that go dead without
-//! a word.
+//! Tests that need their own network and hosts file: names with several addresses, and connections that fail silently.
 
 mod dead_address;
 mod dead_network;

@@ -105,7 +105,7 @@ async fn requests_are_listed_without_their_content() {
     }
 }
 
-/// The ids under which `/admin/requests` lists what is live.
+/// Returns the ids of current requests in `/admin/requests`.
 async fn request_ids(relay: &Relay) -> Vec<String> {
     let requests = relay.admin_json("/admin/requests").await["requests"].as_array().expect("a list").clone();
     let id = |request: &serde_json::Value| {

@@ -1,5 +1,5 @@
-//! The pages where admins and workers have listeners of their own: test boxes ask at the admins', where nobody else does, and
-//! commands name the workers'.
+//! The pages if admins and workers have their own listeners: test boxes send requests to the admins' listener, which
+//! serves no other clients, and commands name the workers' listener.
 
 use std::net::SocketAddr;
 
@@ -47,7 +47,7 @@ async fn a_pages_test_box_asks_for_who_is_logged_in() {
     assert_eq!(session["clients_elsewhere"], true);
     let listed = site.ask(site.as_page("GET", "/v1/models")).await.with_status(200).json();
     assert_eq!(listed["data"][0]["id"], "m");
-    // A browser adds what it told a proxy before us, which no backend has to know.
+    // A browser adds the credentials of a proxy in front of the relay, which no backend must see.
     let asked = site.as_page("POST", CHAT).header("authorization", "Basic dXNlcjpwYXNz").body(ASKED);
     let asked = asked.start(site.admin, site.relay.log());
     let job = worker.expect_request().await;
@@ -61,16 +61,16 @@ async fn a_pages_test_box_asks_for_who_is_logged_in() {
 async fn what_pages_may_ask_is_nothing_to_anybody_else() {
     let site = Site::start(Relay::builder()).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
-    // To programs nothing is there, whatever they bring along.
+    // The routes do not exist for programs, whatever credentials they send.
     let wrong_method = Request::get(CHAT);
     for request in [Request::new("POST", CHAT).body(ASKED), Request::get("/v1/models"), wrong_method] {
         let _ = site.ask(request.clone()).await.with_status(404);
         let _ = site.ask(request.bearer(ADMIN_TOKEN)).await.with_status(404);
     }
-    // Another site's page may send the cookie along, and not our header.
+    // Another site's page may send the cookie along, but not the custom header.
     let forged = Request::new("POST", CHAT).header("cookie", &site.cookie).body(ASKED);
     assert!(site.ask(forged).await.with_status(403).text().contains("x-modelrelay-dashboard"));
-    // A cookie that somebody signed with a guess is a try as any other.
+    // A cookie signed with a guess is treated as a login attempt.
     let tries = async || {
         let metrics = site.ask(Request::get("/metrics")).await.with_status(200).text();
         let line = metrics.lines().find(|line| line.starts_with("modelrelay_auth_failures_total{realm=\"admin\"}"));
@@ -81,7 +81,8 @@ async fn what_pages_may_ask_is_nothing_to_anybody_else() {
     let guessed = Request::new("POST", CHAT).header("cookie", guess).header("x-modelrelay-dashboard", "1").body(ASKED);
     let _ = site.ask(guessed).await.with_status(403);
     assert_eq!(tries().await, before + 1.0);
-    // It is what the pages need, and no second door for clients; nor is a login one into the clients' listener.
+    // It serves what the pages need, and is no second entrance for clients; nor is a login valid at the clients'
+    // listener.
     let _ = site.ask(site.as_page("POST", "/v1/embeddings").body(ASKED)).await.with_status(404);
     let _ = site.relay.fetch(site.as_page("GET", "/dashboard/session")).await.with_status(404);
     worker.expect_quiet().await;
@@ -111,7 +112,7 @@ async fn one_listener_for_all_looks_at_no_login_of_a_client() {
     let _ = relay.get("/v1/models").await.with_status(200);
 }
 
-/// What `/setup` is told by a relay behind a browser's address `relay.example`.
+/// Returns the setup of a relay whose address in the browser is `relay.example`.
 async fn setup(relay: &Relay, admin: SocketAddr) -> Value {
     let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example:9");
     asked.fetch(admin, relay.log()).await.with_status(200).json()

@@ -1,4 +1,4 @@
-//! Client API keys: made, used, limited, revoked, kept.
+//! Client API keys: created, used, limited, revoked, stored.
 
 use modelrelay_harness::{client::Request, relay::Relay, relay::RelayBuilder};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn strict() -> RelayBuilder {
     Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")
 }
 
-/// Makes a key and returns its id and secret.
+/// Creates a key and returns its id and secret.
 async fn new_key(relay: &Relay, settings: Value) -> (String, String) {
     let key = relay.admin_post("/admin/keys", &settings).await.with_status(201).json();
     (key["id"].as_str().expect("an id").to_owned(), key["secret"].as_str().expect("a secret").to_owned())
@@ -55,7 +55,7 @@ async fn similar_models_are_only_those_of_the_key() {
     assert_eq!(message, "no provider for model open-2; similar: open-1");
     let message = openai_error(&ask("secret-3").await, 404, "invalid_request_error", "model_not_found");
     assert_eq!(message, "no provider for model secret-3");
-    // Nor is a key told which models there are that it may not use.
+    // Nor does a key learn which models exist that it may not use.
     openai_error(&ask("secret-2").await, 403, "permission_error", "model_forbidden");
 }
 
@@ -224,7 +224,7 @@ async fn a_key_may_be_kept_to_models() {
     let _ = pending.reply().await.with_status(200);
 }
 
-/// Backends read some bodies in another way than the relay: what may be read in two ways comes to none.
+/// Backends parse some bodies differently from the relay: an ambiguous body reaches none.
 #[tokio::test]
 async fn a_key_that_is_kept_to_models_gets_no_other_by_a_body_with_two() {
     let relay = strict().start().await;
@@ -316,7 +316,7 @@ async fn a_key_may_have_a_share_of_the_queue_so_that_others_still_get_in() {
     relay.wait_for_queue_depth("local", 4).await;
     let reply = relay.fetch(chat("m").bearer(&other)).await;
     openai_error(&reply, 429, "rate_limit_error", "queue_full");
-    // A worker that is free serves the key, whatever its share.
+    // A free worker serves the key, whatever its share.
     let mut worker = relay.worker(&["m"], 9).await;
     for _ in 0..4 {
         let job = worker.expect_request().await;

@@ -1,4 +1,4 @@
-//! The audit log: who changed what through `/admin`, and who was not let in.
+//! The audit log: changes through `/admin` with their authors, and rejected logins.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,7 +13,7 @@ async fn start() -> Relay {
     Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await
 }
 
-/// An admin's request whose event can be told from others.
+/// An admin's request with a recognizable event.
 fn asked(method: &str, target: &str, id: &str) -> Request {
     Request::new(method, target).bearer(ADMIN_TOKEN).header("x-request-id", id)
 }
@@ -23,7 +23,7 @@ fn events(relay: &Relay, file: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"))).collect()
 }
 
-/// The event of the request with this id, once it is there.
+/// Returns the event of the request with this id, once it exists.
 async fn event(relay: &Relay, id: &str) -> Value {
     let of_id =
         || events(relay, "audit.jsonl").into_iter().filter(|event| event["request_id"] == id).collect::<Vec<_>>();
@@ -33,7 +33,7 @@ async fn event(relay: &Relay, id: &str) -> Value {
     found.remove(0)
 }
 
-/// What an event says, without when, for whom and by which request.
+/// Returns an event without its time, actor and request.
 fn said(event: &Value) -> Value {
     json!([event["action"], event["outcome"], event["status"], event["subject"]])
 }

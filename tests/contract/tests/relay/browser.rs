@@ -1,4 +1,4 @@
-//! What browsers may do with the routes for clients.
+//! Browser access to the routes for clients.
 
 use modelrelay_harness::{
     client::{Reply, Request},
@@ -11,7 +11,7 @@ use crate::support::{chat, chat_stream};
 const CHAT: &str = "/v1/chat/completions";
 const APP: &str = "https://chat.example";
 
-/// A preflight of a page of this origin, for a POST of JSON.
+/// A preflight request of a page with this origin, for a POST of JSON.
 fn preflight(origin: &str) -> Request {
     Request::new("OPTIONS", CHAT)
         .header("origin", origin)
@@ -23,7 +23,7 @@ fn error_code(reply: &Reply) -> String {
     reply.json()["error"]["code"].as_str().expect("a code").to_owned()
 }
 
-/// A relay that lets pages of these origins in.
+/// A relay that allows pages of these origins.
 async fn open_to(origins: &str) -> Relay {
     Relay::builder().env("ALLOWED_ORIGINS", origins).start().await
 }

@@ -1,4 +1,4 @@
-//! A client leaves: the work stops, the slot is free, nobody else notices.
+//! A client disconnects: the work stops, the slot is free, no other request is affected.
 
 use std::time::Instant;
 
@@ -78,7 +78,7 @@ async fn a_cancel_never_comes_before_its_request() {
     let mut worker = relay.worker(&["m"], 50).await;
     for round in 0..25 {
         let pending = relay.begin(chat("m"));
-        // Leaves after a varying number of turns: before, around and after the dispatch.
+        // Disconnects after a varying number of turns: before, around and after the dispatch.
         for _ in 0..round * 4 {
             tokio::task::yield_now().await;
         }

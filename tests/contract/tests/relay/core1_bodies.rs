@@ -1,4 +1,4 @@
-//! `core1`: bodies as binary messages, and peers that get them wrong.
+//! `core1`: bodies as binary messages, and peers that send them incorrectly.
 
 use modelrelay_harness::{
     client::Pending,
@@ -21,7 +21,7 @@ async fn scene() -> (Relay, FakeWorker, (Pending, Job), (Pending, Job)) {
     (relay, worker, (neighbour, neighbour_job), (pending, job))
 }
 
-/// The socket and the neighbour's request are as well as before.
+/// Checks that the socket and the neighbour's request still work.
 async fn neighbour_is_well(mut worker: FakeWorker, (neighbour, job): (Pending, Job)) {
     worker.stream_on(&job, "data: b\n\n").await;
     worker.end_stream(&job).await;

@@ -1,4 +1,4 @@
-//! `core1`: credits bound what is on its way, in both directions.
+//! `core1`: credits bound the bytes in transit, in both directions.
 
 use std::time::Instant;
 
@@ -112,7 +112,7 @@ async fn credit_returns_as_the_client_reads() {
     let piece = vec![b'x'; PIECE_MAX];
     let mut sent = 0_u64;
     let reader = tokio::spawn(pending.reply());
-    // Far more than the window, never more than was granted.
+    // Far more than the window, but never more than was granted.
     while sent < 8 << 20 {
         let needed = (sent + PIECE_MAX as u64).saturating_sub(ANSWER_WINDOW as u64);
         worker.expect_credit(job.stream, needed).await;
@@ -135,7 +135,7 @@ async fn more_than_was_granted_fails_that_stream_alone() {
     let job = worker.expect_request().await;
     worker.response_start(&job, 200, &[]).await;
     let response = pending.response().await;
-    // The client reads nothing: what the kernel takes and what may be granted on top are far less than this.
+    // The client reads nothing: the kernel's buffers and further credit are far less than this.
     for _ in 0..512 {
         worker.send_binary(response_piece(job.stream, &vec![b'x'; PIECE_MAX])).await;
     }

@@ -1,4 +1,4 @@
-//! `core1`: the worker says how much it takes, the relay what is waiting.
+//! `core1`: the worker reports how much it accepts, the relay how much is waiting.
 
 use std::time::Instant;
 
@@ -50,7 +50,7 @@ async fn a_grant_is_absolute_and_a_lower_one_holds_from_now_on() {
     let first = worker.expect_request().await;
     worker.grant_of(0, 0, 2, 1).await;
     worker.answer(&first, &json!({})).await;
-    // The grant was read before the answer that follows it.
+    // The grant was read before the response that follows it.
     let _ = one.reply().await.with_status(200);
     let _two = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -82,7 +82,7 @@ async fn a_refusal_that_a_newer_grant_has_overtaken_is_followed_by_the_request_a
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = worker.expect_request().await;
-    // The slot went to another relay and is back: a worker says that in one grant, and not twice.
+    // The slot went to another relay and is back: a worker reports that in one grant, not in two.
     worker.grant_of(1, 0, 1, 2).await;
     worker.fail(&job.id, "at_capacity", "full").await;
     let again = worker.expect_request().await;
@@ -112,7 +112,7 @@ async fn what_runs_for_other_relays_counts_as_load() {
     shared.register_core1(&["m"], 9).await;
     shared.grant_of(4, 5, 9, 2).await;
     let mut own = relay.core1_worker(&["m"], 9).await;
-    // Grants are read in order with what follows on their own socket; the barrier makes both known.
+    // Grants are read in order with the messages that follow on their own socket; the barrier makes both known.
     shared.expect_quiet().await;
     own.expect_quiet().await;
     let mut clients = Vec::new();
@@ -154,7 +154,7 @@ async fn a_demand_names_only_what_that_worker_could_be_sent() {
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 1).await;
     worker.grant_of(0, 1, 1, 2).await;
-    // It lists nothing yet, so that every name may come.
+    // It lists nothing yet, so every model may still appear.
     let _asking = relay.worker(&[], 1).await;
     let _other = relay.begin(chat("other"));
     relay.wait_for_queue_depth("local", 1).await;

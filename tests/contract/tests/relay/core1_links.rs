@@ -1,4 +1,4 @@
-//! `core1`: who is at the other end of a link, and how links end.
+//! `core1`: the identity of a link's peer, and how links end.
 
 use modelrelay_harness::{
     relay::Relay,
@@ -94,7 +94,7 @@ async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
     message["succeeds"] = json!([ack["relay_id"]]);
     let second = newer.register_with(message).await;
     assert_ne!(second["duplicate"], true);
-    // It has slots still, and is sent nothing.
+    // It still has slots, but is sent nothing.
     older.grant(4).await;
     let next = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -115,8 +115,8 @@ async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
     relay.wait_for_workers(1).await;
 }
 
-/// Two sockets, and no order between them: were the older one closed first, its worker would give up what it is about to
-/// have.
+/// Two sockets without a mutual order: if the older one were closed first, its worker would give up the connection that
+/// it is about to get.
 #[tokio::test]
 async fn an_idle_link_stays_until_its_successor_has_spoken() {
     let relay = Relay::start().await;
@@ -248,7 +248,7 @@ async fn a_worker_that_drains_itself_has_the_time_that_it_asked_for() {
     worker.start_stream(&job, "data: a\n\n").await;
     worker.send(&json!({"type": "drain", "reason": "SIGTERM", "timeout_secs": 600})).await;
     assert_eq!(worker.expect("graceful_shutdown").await["reason"], "drain");
-    // It lists nothing yet, so that every name may come.
+    // It lists nothing yet, so every model may still appear.
     let _asking = relay.worker(&[], 1).await;
     // Waits for longer than the relay's own drains may take.
     let _ = relay.fetch(chat("nobody's")).await.with_status(504);

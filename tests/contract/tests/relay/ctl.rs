@@ -1,4 +1,4 @@
-//! The program's commands for a relay that runs.
+//! The program's commands for a running relay.
 
 use std::process::Output;
 
@@ -25,21 +25,21 @@ async fn ask(relay: &Relay, args: &[&str]) -> Output {
     within("the command's end", relay.log(), command.output()).await.expect("it starts")
 }
 
-/// What a command that succeeds prints.
+/// Returns the output of a command that succeeds.
 async fn told(relay: &Relay, args: &[&str]) -> String {
     let output = ask(relay, args).await;
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it writes text")
 }
 
-/// The one line of a command that fails.
+/// Returns the single line of a command that fails.
 fn failure(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.lines().count() == 1, "{said:?}");
     said
 }
 
-/// The words of the line that begins with a word.
+/// Returns the cells of the line that begins with this word.
 fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
     let line = table.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin} in\n{table}"));
     line.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
@@ -51,7 +51,7 @@ async fn status_says_how_it_does_and_what_is_wrong() {
     let mut worker = relay.core1_worker(&["m"], 4).await;
     let _running = relay.begin(chat("m"));
     worker.expect_request().await;
-    // Its worker is away.
+    // Its worker is disconnected.
     drop(relay.core1_worker(&["nobodys"], 4).await);
     wait_for_model(&relay, "nobodys", false).await;
     let _waiting = relay.begin(chat("nobodys"));

@@ -1,4 +1,4 @@
-//! What the pages stand on: logins by cookie, the live stream, and what the page "Add a machine" is told.
+//! The basis of the pages: logins by cookie, the live stream, and the data of the page "Add a machine".
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ fn login(token: &str) -> Request {
     Request::post("/dashboard/login", &json!({ "token": token })).header("x-modelrelay-dashboard", "1")
 }
 
-/// The cookie of a good login, as a browser sends it back.
+/// Returns the cookie of a successful login, as a browser sends it back.
 async fn cookie(relay: &Relay) -> String {
     let reply = log_in(relay, ADMIN_TOKEN).await.with_status(204);
     let set = reply.header("set-cookie").expect("a login sets a cookie");
@@ -29,7 +29,7 @@ fn as_page(method: &str, target: &str, cookie: &str) -> Request {
     Request::new(method, target).header("cookie", cookie).header("x-modelrelay-dashboard", "1")
 }
 
-/// What a page is told.
+/// The live stream of a page.
 struct Live {
     stream: Response,
     unread: String,
@@ -44,7 +44,7 @@ impl Live {
         Self { stream, unread: String::new() }
     }
 
-    /// The data of the next event, which has this name.
+    /// Returns the data of the next event, which must have this name.
     async fn next(&mut self, name: &str) -> Value {
         while !self.unread.contains("\n\n") {
             let Piece::Data(data) = self.stream.next_piece().await else { panic!("it ended: {:?}", self.unread) };
@@ -58,7 +58,7 @@ impl Live {
         serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"))
     }
 
-    /// The next change that has what is looked for.
+    /// Returns the next change in which `find` finds a value.
     async fn change_with<T>(&mut self, find: impl Fn(&Value) -> Option<T>) -> T {
         loop {
             if let Some(found) = find(&self.next("change").await) {
@@ -132,10 +132,10 @@ async fn another_sites_page_neither_tries_tokens_nor_logs_anybody_out() {
 #[tokio::test]
 async fn no_way_to_try_a_token_is_without_its_trace() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
-    // Whether a token is right is not said where it is not counted.
+    // The validity of a token is not revealed where attempts are not counted.
     let asked = Request::get("/dashboard/session").bearer(ADMIN_TOKEN);
     assert_eq!(relay.fetch(asked).await.with_status(200).json()["logged_in"], false);
-    // A cookie that somebody signed with a guess is a try as any other.
+    // A cookie signed with a guess is treated as a login attempt.
     let guessed = "modelrelay_session=9999999999.00.0000000000000000000000000000000000000000000000000000000000000000";
     let _ = relay.fetch(Request::get("/admin/stats").header("cookie", guessed)).await.with_status(403);
     relay.eventually("an event", || async { relay.read_file("audit.jsonl").contains(r#""action":"login""#) }).await;
@@ -160,7 +160,7 @@ async fn wrong_tokens_lock_their_address_even_for_the_right_one() {
     let reply = log_in(&relay, ADMIN_TOKEN).await.with_status(429);
     let seconds: u64 = reply.header("retry-after").and_then(|seconds| seconds.parse().ok()).expect("a number");
     assert!((1..=60).contains(&seconds) && reply.json()["error"]["code"] == "too_many_logins");
-    // Who is in stays in, and programs with the token are not people who guess.
+    // Existing sessions stay valid, and programs with the token are not affected.
     let _ = relay.fetch(as_page("GET", "/admin/stats", &before)).await.with_status(200);
     let _ = relay.admin("GET", "/admin/stats").await.with_status(200);
 }
@@ -190,7 +190,7 @@ async fn a_new_token_ends_every_login_and_stream() {
     relay.log().wait_for_line("admin token read again").await;
     let reply = relay.fetch(as_page("GET", "/admin/stats", &cookie)).await.with_status(403);
     assert!(reply.text().contains("log in again"), "{}", reply.text());
-    // A change for the stream to find out by.
+    // A change through which the stream notices it.
     let _worker = relay.worker(&["m"], 1).await;
     let rest = stream.stream.read_to_end().await;
     assert!(!rest.text().contains("event: change"), "{}", rest.text());
@@ -291,7 +291,7 @@ async fn another_machine_is_told_an_address_that_answers() {
         assert!(!SocketAddr::ip(&address).is_loopback() && address.port() == port);
         TcpStream::connect(address).await.expect("it is listened to");
     }
-    // A Pod's own address is of use to nobody outside.
+    // A Pod's own address is of no use outside the cluster.
     let relay =
         Relay::builder().env("LISTEN_ADDR", "0.0.0.0:0").env("KUBERNETES_SERVICE_HOST", "10.0.0.1").start().await;
     let setup = relay.fetch(asked(&cookie(&relay).await)).await.with_status(200).json();

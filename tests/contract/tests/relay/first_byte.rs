@@ -18,7 +18,7 @@ async fn silent_worker_loses_its_request_to_another() {
     let mut other = relay.worker(&["m"], 1).await;
     assert_eq!(hung.expect_cancel(&job.id).await["reason"], "timeout");
     let moved = other.expect_request().await;
-    // Too late, and of no effect.
+    // Too late, and without effect.
     hung.answer(&job, &json!({"from": "hung"})).await;
     other.answer(&moved, &json!({"from": "other"})).await;
     let reply = pending.reply().await.with_status(200);
@@ -36,7 +36,7 @@ async fn stream_that_has_begun_stays_at_its_worker() {
     let job = slow.expect_request().await;
     slow.start_stream(&job, "data: 1\n\n").await;
     let _other = relay.worker(&["m"], 1).await;
-    // It stands still for longer than the first byte timeout, and then ends as any that stands still.
+    // It stalls for longer than the first byte timeout, and then ends like any stalled stream.
     let reply = pending.reply().await;
     assert!(reply.broken_stream().contains("STREAM_IDLE_TIMEOUT_SECS"), "{}", reply.text());
 }

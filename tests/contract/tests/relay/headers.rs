@@ -9,7 +9,7 @@ use serde_json::{Map, json};
 
 use crate::support::{chat, chat_stream, check_ids};
 
-/// Sends a chat request for model `m` with more headers and returns it as the worker gets it.
+/// Sends a chat request for model `m` with more headers and returns it as the worker receives it.
 async fn job_of(relay: &Relay, worker: &mut FakeWorker, request: Request) -> Job {
     let pending = relay.begin(request);
     let job = worker.expect_request().await;

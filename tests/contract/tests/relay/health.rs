@@ -1,4 +1,4 @@
-//! What probes and Prometheus see.
+//! The relay as probes and Prometheus see it.
 
 use modelrelay_harness::relay::Relay;
 use serde_json::json;
@@ -151,7 +151,7 @@ async fn what_a_scaler_asks_for_is_there_at_zero() {
             assert!(text.lines().any(|line| line == series), "no {series} in\n{text}");
         }
     }
-    // Nobody has named a model of this provider.
+    // No model of this provider has been named.
     let relay = Relay::builder().config(one_provider("")).start().await;
     let text = relay.admin("GET", "/metrics").await.with_status(200).text();
     for gauge in ["modelrelay_queue_depth", "modelrelay_requests_in_flight"] {

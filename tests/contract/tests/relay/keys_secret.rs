@@ -59,7 +59,7 @@ async fn a_revoked_key_dies_at_once_here_and_elsewhere_when_the_mount_has_it() {
     there.sync(&kubernetes);
     let other = relay_in(&kubernetes, &there).start().await;
     assert!(admits(&other, &key).await);
-    // The other relay revokes a key that the first one made.
+    // The other relay revokes a key that the first one created.
     assert_eq!(other.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
     assert!(!admits(&other, &key).await && admits(&one, &key).await);
     here.sync(&kubernetes);
@@ -209,7 +209,7 @@ async fn a_late_time_of_last_use_does_not_undo_a_revocation() {
     let mut other = relay_in(&kubernetes, &there).start().await;
     assert!(admits(&other, &key).await);
     assert_eq!(one.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
-    // The other relay has not heard of it, and writes what it knows as it ends.
+    // The other relay has not learned of it, and writes its own state when it ends.
     other.process().terminate().await;
     assert!(other.process().wait_exit().await.success());
     let keys = kubernetes.keys();
@@ -233,7 +233,7 @@ async fn a_time_of_last_use_is_written_once_however_many_relays_saw_it() {
     for mut relay in [first, second, third] {
         relay.process().terminate().await;
         assert!(relay.process().wait_exit().await.success());
-        // The mount is behind: what the next relay writes depends on what the Secret says.
+        // The mount is outdated: the next relay's write depends on the Secret's content.
         let written = kubernetes.keys();
         assert!(stored(&written, &id)["last_used_at"].is_string());
         assert_eq!(kubernetes.writes(), 2);

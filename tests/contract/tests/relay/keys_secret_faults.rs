@@ -1,4 +1,4 @@
-//! What can go wrong between a relay and the Secret of its API keys.
+//! Faults between a relay and the Secret of its API keys.
 
 use modelrelay_harness::{
     client::Request,
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::keys_secret::{admits, names, new_key, relay_in};
 
-/// The error of an attempt to make a key.
+/// Returns the error of an attempt to create a key.
 async fn refusal(relay: &Relay, status: u16, code: &str) -> String {
     let reply = relay.admin_post("/admin/keys", &json!({"name": "k"})).await;
     let body = reply.text();
@@ -75,7 +75,7 @@ async fn an_attempt_that_is_cut_short_does_not_hide_why_the_one_before_it_failed
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
-    // A second each, so that there is not enough time for the last one to be silent in.
+    // One second each, so that too little time is left for the last one to be silent.
     let busy = || Fault::TooManyRequests;
     kubernetes.fail_reads(&[busy(), busy(), busy(), busy(), Fault::Silence]);
     let message = refusal(&relay, 503, "key_store_unavailable").await;
@@ -121,7 +121,7 @@ async fn a_full_secret_takes_no_more_keys_and_says_why() {
     let message = refusal(&relay, 409, "too_many_keys").await;
     assert!(message.contains("1 MiB") && message.contains(SECRET), "{message}");
     assert_eq!(names(&relay).await, ["fits"]);
-    // What fits can be used, and revoked, to the end.
+    // The stored keys can be used and revoked to the end.
     assert!(admits(&relay, &key).await);
     assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
     assert!(kubernetes.keys()[0]["last_used_at"].is_string());

@@ -66,7 +66,7 @@ impl Pod {
     }
 }
 
-/// The hash that `/admin/state` must show, worked out by another program.
+/// Computes the hash that `/admin/state` must show with another program.
 fn expected_hash(parts: &[&str]) -> String {
     let mut sum =
         Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the sha256sum command");
@@ -93,7 +93,7 @@ async fn each_listener_serves_its_own_and_probes() {
     }
     for at in [client, pod.admin_addr] {
         assert_eq!(pod.ask(at, "/livez").await.status, 200);
-        // No worker is attached yet.
+        // No worker is connected yet.
         assert_eq!(pod.ask(at, "/readyz").await.status, 503);
     }
     for at in [client, pod.admin_addr] {

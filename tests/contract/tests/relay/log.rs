@@ -1,4 +1,4 @@
-//! What the runbook promises to find in the log.
+//! The log lines that the runbook refers to.
 
 use modelrelay_harness::{client::Request, relay::Relay};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Black-box tests of the relay: one per rule of its contract and per row of its tables, by area.
 //!
-//! One binary for all areas: linking one is what takes time, and the tests inside run in parallel, each with a relay of
-//! its own.
+//! One binary for all areas, because linking takes most of the time. The tests inside run in parallel, each with its
+//! own relay.
 
 mod support;
 

@@ -18,7 +18,7 @@ async fn worker_with(relay: &Relay, model: &str, details: Value) -> FakeWorker {
     worker
 }
 
-/// The entry of a model, without the fields that every model has.
+/// Returns the entry of a model, without the fields that every model has.
 async fn details(relay: &Relay, model: &str) -> Value {
     let mut entry = relay.get(&format!("/v1/models/{model}")).await.with_status(200).json();
     let fields = entry.as_object_mut().expect("an object");

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{chat, model_ids, one_provider, openai_error, post_bytes, two_providers, wait_for_model};
 
-/// What a request came to at the worker: the message's model, and the body.
+/// Returns a request as the worker receives it: the message's model, and the body.
 async fn sent(relay: &Relay, worker: &mut FakeWorker, request: Request) -> (Value, String) {
     let pending = relay.begin(request);
     let job = worker.expect_request().await;

@@ -1,4 +1,4 @@
-//! `/v1/models`, which the relay answers itself.
+//! `/v1/models`, which the relay serves itself.
 
 use modelrelay_harness::{client::Request, relay::Relay};
 

@@ -1,4 +1,4 @@
-//! Workers that say too much: in the log, about their models, in the heads of responses.
+//! Workers that send too much: in the log, about their models, in the heads of responses.
 
 use modelrelay_harness::relay::Relay;
 use serde_json::json;

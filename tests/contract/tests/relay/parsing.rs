@@ -1,4 +1,4 @@
-//! What is judged about a request before anyone else sees it, and what is not.
+//! The checks of a request before it is dispatched, and what is not checked.
 
 use std::io::Write;
 
@@ -239,7 +239,7 @@ async fn a_body_that_waits_to_be_asked_for_is_refused_without_being_sent() {
              expect: 100-continue\r\n\r\n",
         )
         .await;
-    // Were it asked for, this would wait for the body.
+    // If the relay sent a 100, this would wait for the body.
     let text = connection.read_to_end().await;
     assert!(text.starts_with("HTTP/1.1 413"), "{text}");
 }

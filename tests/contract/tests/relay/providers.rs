@@ -114,7 +114,7 @@ async fn cold_models_are_known_and_wait_on_the_cold_clock() {
     }
     let pending = relay.begin(chat("sleeping"));
     relay.wait_for_queue_depth("local", 1).await;
-    // It comes later and waits as long as the other would, were its model not cold.
+    // It arrives later and waits as long as the other one would if its model were not cold.
     let reply = relay.fetch(chat("warm")).await;
     openai_error(&reply, 504, "timeout_error", "queue_timeout");
     assert!(!pending.is_answered(), "the queue timeout ran while the model was cold");

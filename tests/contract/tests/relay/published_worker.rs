@@ -1,4 +1,4 @@
-//! Streamed requests at a worker of the published program: it sends the body first and the status last.
+//! Streamed requests with a worker of the published program: it sends the body first and the status last.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ async fn complete(worker: &mut FakeWorker, job: &Job, status: u16, headers: Valu
     worker.send(&complete).await;
 }
 
-/// What the client of a stream gets, of which the worker sends these chunks and then this status.
+/// Returns what the client of a stream receives if the worker sends these chunks and then this status.
 async fn answered(request: Request, chunks: &[&str], status: u16, headers: Value) -> Reply {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;

@@ -1,4 +1,4 @@
-//! Waiting for a worker: order, bounds, deadlines, and that nothing polls.
+//! Waiting for a worker: order, bounds, deadlines, and the absence of polling.
 
 use std::time::Instant;
 
@@ -117,7 +117,7 @@ async fn a_new_arrival_does_not_overtake_a_waiting_compatible_one() {
     let mut clients = vec![relay.begin(tagged("m", "0"))];
     relay.wait_for_queue_depth("local", 1).await;
     for number in 1..20 {
-        // The slot frees and a new request arrives at the same moment.
+        // The slot becomes free and a new request arrives at the same moment.
         clients.push(relay.begin(tagged("m", &number.to_string())));
         worker.answer(&job, &json!({})).await;
         job = worker.expect_request().await;
@@ -234,7 +234,7 @@ async fn the_cold_clock_runs_while_no_worker_serves_the_model() {
     let _ = pending.reply().await.with_status(200);
 }
 
-/// A request for a model whose only worker is busy: it meets the queue timeout.
+/// Returns a request for a model whose only worker is busy: it reaches the queue timeout.
 async fn chat_for_busy_worker(relay: &Relay) -> modelrelay_harness::client::Request {
     let mut worker = relay.worker(&["busy"], 1).await;
     let running = relay.begin(chat("busy"));

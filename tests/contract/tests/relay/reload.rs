@@ -93,7 +93,7 @@ async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
     assert_eq!(metric(&relay, "modelrelay_config_last_reload_successful").await, Some("1".into()));
 }
 
-/// The value of the first sample of that name.
+/// Returns the value of the first sample of that name.
 async fn metric(relay: &Relay, name: &str) -> Option<String> {
     let text = relay.admin("GET", "/metrics").await.with_status(200).text();
     let line = text.lines().find(|line| line.starts_with(name) && !line[name.len()..].starts_with('_'))?;

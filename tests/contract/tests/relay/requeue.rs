@@ -1,4 +1,5 @@
-//! A worker is lost: before the first byte another answers, after it the client learns that the answer is broken.
+//! A worker is lost: before the first byte another one serves the request, after it the client learns that the response
+//! is broken.
 
 use std::time::Instant;
 
@@ -151,10 +152,10 @@ async fn the_request_of_a_vanished_client_is_not_sent_again() {
     relay.wait_for_queue_depth("local", 0).await;
 }
 
-/// Loses the worker after the first bytes and returns what the client read of it.
+/// Loses the worker after the first bytes and returns what the client received.
 async fn broken_stream(relay: &Relay, mut worker: FakeWorker, request: Request) -> String {
     let mut bystander = relay.worker(&["m"], 1).await;
-    // The bystander is kept busy until the stream runs on the other.
+    // The bystander is kept busy until the stream runs on the other worker.
     bystander.report_load(1).await;
     relay
         .eventually("the bystander's load is known", || async {
@@ -173,7 +174,7 @@ async fn broken_stream(relay: &Relay, mut worker: FakeWorker, request: Request) 
     reply.broken_stream()
 }
 
-/// The JSON of the last `data:` line.
+/// Returns the JSON of the last `data:` line.
 fn last_data(text: &str) -> Value {
     let line = text.lines().filter_map(|line| line.strip_prefix("data:")).next_back().expect("a data line");
     serde_json::from_str(line.trim()).unwrap_or_else(|error| panic!("{error}: {line}"))
@@ -186,7 +187,7 @@ async fn broken_chat_stream_ends_with_an_error() {
     let text = broken_stream(&relay, worker, chat_stream("m")).await;
     let error = &last_data(&text)["error"];
     assert!(error["message"].is_string() && error["type"].is_string() && error["code"].is_string(), "{text}");
-    // Agents decide by these words whether to try again.
+    // Agents decide by this text whether to retry.
     assert!(error["message"].as_str().is_some_and(|message| message.starts_with("connection lost: ")), "{text}");
     assert!(text.ends_with("\n\n"), "the frame is whole: {text:?}");
 }

@@ -1,4 +1,4 @@
-//! Which paths reach a worker, and that what reaches it is what the client sent.
+//! The paths that reach a worker, and that requests reach it unchanged.
 
 use modelrelay_harness::{client::Request, relay::Relay};
 use serde_json::json;
@@ -162,7 +162,7 @@ async fn a_backends_admin_paths_are_never_reachable() {
         let reply = relay.fetch(Request::post(path, &json!({"model": "m"}))).await;
         assert_eq!(reply.status, 404, "{path}");
     }
-    // A GET of it is answered by the relay.
+    // The relay itself serves a GET of this path.
     assert_eq!(relay.fetch(Request::post("/props", &json!({"model": "m"}))).await.status, 405);
     worker.expect_quiet().await;
 }
@@ -231,7 +231,7 @@ async fn misspelt_model_is_404_naming_similar_ones() {
     let reply = relay.fetch(chat("qwen3:9b")).await;
     let message = openai_error(&reply, 404, "invalid_request_error", "model_not_found");
     assert_eq!(message, "no provider for model qwen3:9b; similar: qwen3:8b");
-    // A relay that has just started may get a worker with it yet.
+    // A relay that has just started may still get a worker with it.
     assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
     assert_eq!(reply.header("retry-after").as_deref(), Some("5"));
     let message = anthropic_error(&relay.fetch(messages("nomic")).await, 404, "not_found_error");
@@ -261,7 +261,7 @@ async fn unknown_model_waits_while_a_worker_lists_nothing() {
     relay.wait_for_queue_depth("local", 1).await;
 }
 
-/// Such a name would stand in the log, in `/admin/state` and in an answer for as long as it waits.
+/// Such a name would appear in the log, in `/admin/state` and in a response for as long as it waits.
 #[tokio::test]
 async fn a_model_whose_name_nobody_may_have_is_404_at_once_where_others_wait() {
     let relay = Relay::start().await;

@@ -1,4 +1,4 @@
-//! Which worker gets a request.
+//! The choice of the worker for a request.
 
 use modelrelay_harness::relay::Relay;
 use serde_json::json;

@@ -4,7 +4,7 @@ use modelrelay_harness::relay::{Relay, RelayBuilder};
 
 use crate::support::one_provider;
 
-/// The relay must not start, and must say so in one line that has all these parts.
+/// Checks that the relay does not start, and reports all these parts in one line.
 async fn is_refused(relay: RelayBuilder, parts: &[&str]) {
     let (status, log) = relay.start_and_exit().await;
     assert_eq!(status.code(), Some(1), "{}", log.dump());

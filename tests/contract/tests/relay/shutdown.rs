@@ -137,7 +137,7 @@ async fn worker_dials_are_refused_once_the_workers_were_told() {
     let mut response = running.response().await;
     response.read_until("data: 1").await;
     relay.process().terminate().await;
-    // Nothing waits, and what runs cannot be requeued any more.
+    // Nothing waits, and the running request can no longer be requeued.
     assert_eq!(worker.expect("graceful_shutdown").await["reason"], "relay_shutdown");
     assert_eq!(relay.dial().refused().await.status, 503);
     worker.end_stream(&job).await;

@@ -1,4 +1,5 @@
-//! `slots1`: what a worker with a multiplexer may be sent, and what becomes of requests for models that it does not hold.
+//! `slots1`: the requests that a worker with a multiplexer may receive, and the handling of requests for models that it
+//! does not hold.
 
 use modelrelay_harness::{
     relay::Relay,
@@ -50,7 +51,7 @@ async fn a_model_that_is_not_loaded_is_listed_and_waits_longer_than_the_queue_ti
     worker.open_gates(&[("a", 1)]).await;
     let _running = relay.begin(chat("a"));
     assert_eq!(worker.expect_request().await.message["model"], "a");
-    // It comes later, and its model is loaded.
+    // It arrives later, and its model is loaded.
     let late = relay.fetch(chat("a")).await;
     openai_error(&late, 504, "timeout_error", "queue_timeout");
     worker.expect_quiet().await;
@@ -133,7 +134,7 @@ async fn a_request_severed_before_its_answer_waits_for_the_next_gate_three_times
     assert!((severed - 6.0).abs() < 0.1, "{severed} requeues by a swap");
 }
 
-/// A swap and a loss spend attempts of different kinds: three of each are survived.
+/// A severed swap and a loss use attempts of different kinds: three of each are survived.
 #[tokio::test]
 async fn a_request_that_swaps_severed_may_still_lose_as_many_workers_as_any() {
     let relay = Relay::start().await;
@@ -194,7 +195,7 @@ async fn a_model_that_is_not_loaded_in_time_is_503_with_the_time_that_is_left() 
     worker.register_slots1(&["a"], &[loading]).await;
     let reply = relay.fetch(chat("a")).await;
     let message = openai_error(&reply, 503, "service_unavailable_error", "model_loading");
-    // 21 s less the second that was waited, and less what a busy machine took.
+    // 21 s less the second that was waited, and less the delay of a busy machine.
     let left: u64 = reply.header("retry-after").and_then(|left| left.parse().ok()).expect("a number");
     assert!((5..=20).contains(&left), "{left} s");
     assert!(message.contains('a') && message.contains(&format!("{left} s")), "{message}");

@@ -1,4 +1,4 @@
-//! `slots1`: what an admin sees of multiplexers, and can have them do.
+//! `slots1`: the admin's view of multiplexers, and commands to them.
 
 use modelrelay_harness::{
     client::Request,
@@ -13,7 +13,7 @@ fn target(worker_id: &str) -> String {
     format!("/admin/workers/{worker_id}/command")
 }
 
-/// Gives an order that is accepted, and returns its id.
+/// Sends a command that is accepted, and returns its id.
 async fn order(relay: &Relay, worker_id: &str, body: &Value) -> String {
     let reply = relay.admin_post(&target(worker_id), body).await.with_status(202);
     reply.json()["op_id"].as_str().expect("an op_id").to_owned()
@@ -71,7 +71,7 @@ async fn the_state_says_where_each_model_is() {
     assert_eq!(told["slots"][0]["id"], "gpu0");
 }
 
-/// It is read every few seconds by what is bounded in what it reads.
+/// Programs with a bounded buffer read it every few seconds.
 #[tokio::test]
 async fn the_state_has_neither_words_for_people_nor_what_nobody_asked_for() {
     let relay = Relay::start().await;
@@ -87,7 +87,7 @@ async fn the_state_has_neither_words_for_people_nor_what_nobody_asked_for() {
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("residency")));
 }
 
-/// A back-off of two seconds is over before it is read again.
+/// A back-off of two seconds is over before the next read.
 #[tokio::test]
 async fn a_slot_s_last_failure_outlives_its_back_off_and_has_words_for_machines_too() {
     let relay = Relay::start().await;
@@ -283,7 +283,7 @@ async fn orders_need_the_admin_token() {
     let here = target(&worker.worker_id);
     let nobody = target("nobody");
     let load = r#"{"command":"load","model":"a"}"#;
-    // Whoever may not come in does not learn either which workers there are or what an order looks like.
+    // An unauthorized client learns neither which workers exist nor the format of a command.
     for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&nobody, load)] {
         let reply = relay.fetch(Request::new("POST", to).bearer("wrong").body(body)).await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (403, &json!("forbidden")), "{to} {body}");

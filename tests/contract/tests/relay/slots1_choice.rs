@@ -1,4 +1,4 @@
-//! `slots1`: which of several workers is told that something waits for a model that nobody holds.
+//! `slots1`: which of several workers receives the demand for a model that no worker holds.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::support::{anthropic_error, chat, check_instant, messages, openai_error};
 
-/// Fails if the worker was told of anything.
+/// Fails if the worker received any demand.
 async fn check_told_nothing(worker: &mut FakeWorker) {
     worker.expect_quiet().await;
     assert_eq!(worker.demands_seen(), 0);
@@ -107,7 +107,7 @@ async fn a_worker_without_a_multiplexer_is_always_open_and_nothing_is_loaded_bes
         plain.answer(&job, &json!({})).await;
         let _ = first.reply().await.with_status(200);
         plain.expect_request().await;
-        // Once it is gone, somebody has to load it.
+        // Once it is gone, another worker has to load it.
         plain.vanish();
         multiplexer.expect_demand("a", 1).await;
         multiplexer.open_gates(&[("a", 4)]).await;
@@ -144,7 +144,7 @@ async fn relays_that_share_their_workers_choose_the_same_one() {
         }
         links.push(pair);
     }
-    // In the same order at both: whom a relay has asked for one model is not free for the next.
+    // In the same order at both: a worker from which a relay requested one model is not free for the next.
     let mut clients = Vec::new();
     for (number, model) in models.into_iter().enumerate() {
         for relay in &relays {

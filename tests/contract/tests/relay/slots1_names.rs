@@ -1,4 +1,4 @@
-//! `slots1`: further names of a multiplexer's models, which share the gate of the model's id.
+//! `slots1`: aliases of a multiplexer's models, which share the gate of the model's id.
 
 use modelrelay_harness::{
     client::Request,
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{chat, messages, model_ids, openai_error};
 
-/// A slot for `a`, which is called `x` too, and `b`.
+/// A slot for `a`, which has the alias `x`, and `b`.
 fn named() -> Value {
     let mut slot = slot("gpu0", "empty", &["a", "b"]);
     slot["models"][0]["aliases"] = json!(["x"]);

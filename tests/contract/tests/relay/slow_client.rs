@@ -1,4 +1,4 @@
-//! Clients that read slowly, or not at all, and memory that is bounded.
+//! Clients that read slowly or not at all, and bounded memory.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{INSTANT, chat, chat_stream, post_bytes};
 
-/// Sends pieces for as long as credit comes; returns the bytes sent when it stopped coming.
+/// Sends pieces for as long as credit arrives; returns the number of bytes sent when it stopped.
 async fn send_until_credit_ends(worker: &mut FakeWorker, job: &Job) -> u64 {
     let (piece, size) = (vec![b'x'; PIECE_MAX], PIECE_MAX as u64);
     let mut sent = 0;
@@ -36,7 +36,7 @@ async fn a_client_that_reads_nothing_stops_only_its_own_stream() {
     let slow_job = worker.expect_request().await;
     worker.response_start(&slow_job, 200, &[("content-type", "text/event-stream")]).await;
     let response = slow.response().await;
-    // What the kernel's buffers take comes on top of what the relay may hold, and is no sign of a client that reads fast.
+    // The kernel's buffers come on top of what the relay may hold, and are no sign of a client that reads fast.
     let sent = send_until_credit_ends(&mut worker, &slow_job).await;
     assert!(sent <= 1 << 20, "{sent} bytes were taken for a client that reads nothing");
     let quick = relay.begin(chat_stream("m"));
@@ -182,7 +182,7 @@ async fn many_unfinished_uploads_are_refused_rather_than_held() {
         assert!(head.starts_with("HTTP/1.1 503"), "{head}");
     }
     heads.shutdown().await;
-    // No room for this beside what the unfinished ones had reserved.
+    // Too large to fit alongside the reservations of the unfinished uploads.
     let large = " ".repeat(250_000) + "{}";
     relay
         .eventually("the budget is free again", || async {

@@ -1,4 +1,4 @@
-//! Who may become a worker.
+//! Authentication of workers.
 
 use modelrelay_harness::{
     client::Request,
@@ -251,7 +251,7 @@ async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
     new.register(&["n"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = old.expect_request().await;
-    // Time for whatever runs, not only for a drain's 30 s: after a rotation this is every worker's end at once.
+    // Time for everything that runs, not only a drain's 30 s: after a rotation, every worker ends like this at once.
     assert_eq!(old.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
     old.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
@@ -269,7 +269,7 @@ async fn a_secret_file_is_read_again() {
     relay
         .eventually("the new secret admits", || async {
             let reply = relay.fetch(relay.dial().provider("nowhere").secret("second").handshake()).await;
-            // Unknown provider: 404 once the secret is known. Lockout does not hit a valid secret.
+            // An unknown provider is a 404 once the secret is accepted. A lockout does not affect a valid secret.
             reply.status == 404
         })
         .await;

@@ -1,4 +1,4 @@
-//! The socket while it lives: heartbeats, sizes, and how it ends.
+//! The socket while it is open: heartbeats, sizes, and how it ends.
 
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ async fn any_byte_keeps_a_worker_alive() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let start = Instant::now();
-    // It answers no JSON ping, but sends something of its own now and then.
+    // It responds to no JSON ping, but sends other messages now and then.
     while start.elapsed() < Duration::from_millis(4500) {
         worker.send_message(Message::Ping(vec![1].into())).await;
         let _ = tokio::time::timeout(Duration::from_millis(200), worker.recv()).await;
@@ -135,7 +135,7 @@ async fn a_drain_ends_at_its_deadline() {
     assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 1);
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "graceful_shutdown");
     assert_eq!(worker.expect_close().await, (1000, "graceful shutdown timed out".to_owned()));
-    // Nothing was sent to the client yet: another worker may answer.
+    // Nothing was sent to the client yet: another worker may serve it.
     let mut next = relay.worker(&["m"], 1).await;
     let job = next.expect_request().await;
     next.answer(&job, &json!({})).await;

@@ -1,4 +1,4 @@
-//! What a worker says about itself, and what the relay makes of it.
+//! A worker's registration, and how the relay handles it.
 
 use modelrelay_harness::{relay::Relay, worker::registration};
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ async fn older_worker_with_a_wildcard_is_asked_for_its_list() {
     worker.expect_request().await;
 }
 
-/// Each empty name would take eight times its two bytes and a comma, and be kept.
+/// Each empty name would be stored at eight times its two bytes and a comma.
 #[tokio::test]
 async fn lists_of_more_than_a_mebibyte_close_the_socket() {
     let relay = Relay::start().await;

@@ -1,4 +1,4 @@
-//! Stored Responses live inside one worker: what refers to them goes there and nowhere else.
+//! Stored Responses live inside one worker: requests that refer to them go only there.
 
 use modelrelay_harness::{
     client::Request,
@@ -17,14 +17,14 @@ fn responses(more: Value) -> Request {
     Request::post("/v1/responses", &body)
 }
 
-/// Answers a Responses request so that the relay learns the id.
+/// Completes a Responses request so that the relay learns the id.
 async fn answer_with_id(worker: &mut FakeWorker, job: &Job, id: &str) {
     worker.response_start(job, 200, &[("content-type", "application/json")]).await;
     worker.pieces(job, json!({"id": id, "object": "response"}).to_string().as_bytes()).await;
     worker.send(&json!({"type": "response_complete", "request_id": job.id, "response_id": id})).await;
 }
 
-/// Two workers of the same model; the first has made response `resp_1`.
+/// Two workers of the same model; the first has created response `resp_1`.
 async fn scene() -> (Relay, FakeWorker, FakeWorker) {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "3").start().await;
     let mut maker = relay.core1_worker(&["m"], 1).await;
@@ -117,7 +117,7 @@ async fn an_unknown_response_goes_to_the_sole_worker_of_the_model() {
     let _ = pending.reply().await.with_status(200);
 }
 
-/// The older link finishes a long answer meanwhile.
+/// The older link finishes a long response meanwhile.
 #[tokio::test]
 async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
     let relay = Relay::start().await;
@@ -146,7 +146,7 @@ async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
     let _ = long.reply().await.with_status(200);
 }
 
-/// Whatever it would ask for, nobody knows the id: it must not cost a swap.
+/// Whatever the request is for, the id is unknown: it must not cause a swap.
 #[tokio::test]
 async fn an_unknown_response_has_no_model_loaded() {
     let relay = Relay::start().await;

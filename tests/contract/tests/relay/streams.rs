@@ -1,4 +1,4 @@
-//! Streams pass as they are, in order, promptly, and end as they ended.
+//! Streams pass unchanged, in order and promptly, and end as the backend ended them.
 
 use modelrelay_harness::{client::Request, relay::Relay};
 use serde_json::json;
@@ -158,7 +158,7 @@ async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
     worker.answer(&job, &json!({"not": "a stream"})).await;
     let reply = response.read_to_end().await;
     assert!(reply.broken_stream().contains("the backend answered 200, not with a stream"), "{}", reply.text());
-    // It is the backend that failed, and not the client that left.
+    // The backend failed; the client did not disconnect.
     relay.log().wait_for_line("outcome=\"upstream_error\" code=200").await;
 }
 

@@ -1,4 +1,4 @@
-//! What most tests of the relay share: the usual requests, and checks of the errors that the relay makes itself.
+//! Common parts of the relay's tests: the usual requests, and checks of the relay's own errors.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use modelrelay_harness::{
 };
 use serde_json::{Value, json};
 
-/// The figure for "in the instant", times ten: it catches polling, not a busy machine.
+/// Ten times the limit for "at once": it detects polling, not a busy machine.
 pub(crate) const INSTANT: Duration = Duration::from_secs(1);
 
 pub(crate) fn chat(model: &str) -> Request {
@@ -44,7 +44,7 @@ pub(crate) fn responses_stream(model: &str) -> Request {
     Request::post("/v1/responses", &json!({"model": model, "stream": true, "input": PROMPT}))
 }
 
-/// A chat request that a test can tell from others: `tag` comes back from [`tag_of`].
+/// A recognizable chat request: [`tag_of`] returns `tag`.
 pub(crate) fn tagged(model: &str, tag: &str) -> Request {
     Request::post("/v1/chat/completions", &json!({"model": model, "messages": [], "user": tag}))
 }
@@ -85,7 +85,7 @@ pub(crate) fn anthropic_error(reply: &Reply, status: u16, kind: &str) -> String 
     json["error"]["message"].as_str().expect("a message").to_owned()
 }
 
-/// Both request id headers are there and agree.
+/// Checks that both request id headers are present and equal.
 pub(crate) fn check_ids(reply: &Reply) -> String {
     let id = reply.header("x-request-id").expect("x-request-id on every answer");
     assert_eq!(reply.headers.all("x-request-id").len(), 1);
@@ -94,7 +94,7 @@ pub(crate) fn check_ids(reply: &Reply) -> String {
     id
 }
 
-/// `Retry-After` is an integer from 1 to 60: what every SDK obeys.
+/// Checks that `Retry-After` is an integer from 1 to 60, which every SDK obeys.
 pub(crate) fn check_retry_after(reply: &Reply) {
     let value = reply.header("retry-after").expect("Retry-After");
     let seconds: u64 = value.parse().unwrap_or_else(|_| panic!("Retry-After {value:?} is no integer"));
@@ -105,7 +105,7 @@ pub(crate) fn media_type(content_type: &str) -> String {
     content_type.split(';').next().unwrap_or_default().trim().to_owned()
 }
 
-/// The members of `data[].id` of `/v1/models`.
+/// Returns the values of `data[].id` of `/v1/models`.
 pub(crate) fn model_ids(list: &Value) -> Vec<String> {
     let data = list["data"].as_array().unwrap_or_else(|| panic!("no data in {list}"));
     data.iter().map(|model| model["id"].as_str().expect("an id").to_owned()).collect()
@@ -117,7 +117,7 @@ pub(crate) fn check_instant(start: Instant, what: &str) {
     assert!(took < INSTANT, "{what} took {took:?}");
 }
 
-/// Waits until `/v1/models` lists (or no longer lists) a model: the relay took a worker's update in.
+/// Waits until `/v1/models` lists (or no longer lists) a model: the relay has processed a worker's update.
 pub(crate) async fn wait_for_model(relay: &Relay, model: &str, listed: bool) {
     relay
         .eventually(&format!("model {model} listed: {listed}"), || async {
@@ -126,8 +126,8 @@ pub(crate) async fn wait_for_model(relay: &Relay, model: &str, listed: bool) {
         .await;
 }
 
-/// Has the admin listener, which counts its own connections, answer often: a connection to the clients' listener that the relay did not
-/// keep waiting would be answered meanwhile.
+/// Sends several requests to the admin listener, which has its own connection limit: meanwhile the relay would have
+/// responded to a connection of the clients' listener that it does not delay.
 pub(crate) async fn other_listener_answers(relay: &Relay, certificates: Option<&Certificates>) {
     let address = relay.admin_addr().await;
     for _ in 0..20 {
@@ -136,7 +136,8 @@ pub(crate) async fn other_listener_answers(relay: &Relay, certificates: Option<&
     }
 }
 
-/// A `relay.yaml` with one provider `local`, the usual secret, and further lines of that provider (indented by two).
+/// Returns a `relay.yaml` with one provider `local`, the usual secret, and further lines of that provider (indented by
+/// two).
 pub(crate) fn one_provider(more: &str) -> String {
     format!(
         "providers:\n- name: local\n  workerSecrets: [{{value: {}}}]\n{more}\n",
@@ -144,7 +145,7 @@ pub(crate) fn one_provider(more: &str) -> String {
     )
 }
 
-/// A `relay.yaml` with two providers, `local` and `other`, that share the usual secret.
+/// Returns a `relay.yaml` with two providers, `local` and `other`, that share the usual secret.
 pub(crate) fn two_providers(more_of_local: &str, more_of_other: &str) -> String {
     let secret = modelrelay_harness::relay::WORKER_SECRET;
     format!(

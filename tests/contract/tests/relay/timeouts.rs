@@ -169,7 +169,7 @@ async fn cold_waiting_does_not_count_into_the_request_timeout() {
     let relay = Relay::builder().config(config).start().await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
-    // It comes later, so the request timeout of the one that waits has passed then.
+    // It arrives later, so by then the request timeout of the waiting one has passed.
     other_request_times_out(&relay).await;
     assert!(!pending.is_answered(), "cold waiting ran into the request timeout");
     let mut worker = relay.worker(&["m"], 1).await;

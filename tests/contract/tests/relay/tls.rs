@@ -13,7 +13,7 @@ use crate::support::other_listener_answers;
 const CERT: &str = "TLS_CERT_FILE (--tls-cert-file)";
 const KEY: &str = "TLS_KEY_FILE (--tls-key-file)";
 
-/// A relay that logs failed handshakes too.
+/// A relay that also logs failed handshakes.
 async fn start(certificates: &Certificates) -> Relay {
     Relay::builder().env("LOG_LEVEL", "debug").tls(certificates).start().await
 }
@@ -133,7 +133,7 @@ async fn a_broken_renewal_keeps_the_old_certificate_and_is_seen() {
             || async { error_of(&relay).await.as_str().is_some_and(|why| parts.iter().all(|it| why.contains(it))) };
         relay.eventually(&format!("{parts:?} in /readyz"), seen).await;
         assert_eq!(relay.metric("modelrelay_tls_last_reload_successful").await, 0.0);
-        // What /readyz says may be ahead of what has come through the pipe.
+        // /readyz may be ahead of the log lines in the pipe.
         let said = |line: &str| (line.contains("still counts") && line.contains(parts[1])).then_some(());
         relay.log().wait_for("a line that says so", said).await;
         assert!(is_trusted_by(&relay, &old).await, "the old one does not count");

@@ -1,4 +1,4 @@
-//! Workers that show the token of their ServiceAccount.
+//! Workers that present the token of their ServiceAccount.
 
 use modelrelay_harness::{
     client::Reply,
@@ -12,13 +12,13 @@ use crate::support::{chat, check_retry_after};
 const AUDIENCE: &str = "modelrelay";
 const GPU: &str = "llm/gpu";
 
-/// A relay in a Pod of this cluster that lets workers of [`GPU`] in, and knows no secret.
+/// A relay in a Pod of this cluster that accepts workers of [`GPU`], and has no secret.
 pub(crate) fn relay_in(kubernetes: &FakeKubernetes) -> RelayBuilder {
     let relay = Relay::builder().without_env("WORKER_SECRET");
     kubernetes.reviewing(GPU).into_iter().fold(relay, |relay, (name, value)| relay.env(name, &value))
 }
 
-/// One that reads this file instead, and reviews the tokens of connected workers ten times a second.
+/// A relay that reads this file instead, and reviews the tokens of connected workers ten times a second.
 fn relay_with(kubernetes: &FakeKubernetes, yaml: &str) -> RelayBuilder {
     relay_in(kubernetes).without_env("WORKER_SERVICE_ACCOUNTS").config(yaml).env("WORKER_TOKEN_RECHECK_SECS", "0.1")
 }
@@ -57,7 +57,7 @@ async fn secret_and_token_admit_beside_each_other() {
     assert_eq!(relay.workers().await[0]["identity"], Value::Null);
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
     relay.dial().token(&token).open().await.register(&["m"], 1).await;
-    // A stale secret does not spoil a good token, nor the other way round.
+    // An outdated secret does not invalidate a valid token, or the reverse.
     relay.dial().token(&token).header("x-worker-secret", "an-old-secret").open().await.register(&["m"], 1).await;
     let bad = made_up(GPU, AUDIENCE, AN_HOUR, 1);
     relay.dial().token(&bad).header("x-worker-secret", "a-secret-of-workers").open().await.register(&["m"], 1).await;
@@ -78,7 +78,7 @@ async fn tokens_that_are_not_good_are_401() {
         let reply = relay.dial().token(token).refused().await;
         assert!(reply.status == 401 && reason(&reply).contains(why), "{}", reply.text());
     }
-    // Only what could be good costs a review.
+    // Only a plausible token causes a review.
     assert_eq!(kubernetes.reviewed(), [refused[0].0.clone()]);
     assert_eq!(relay.workers().await.len(), 0);
     let failed = "modelrelay_worker_connections_total{provider=\"local\",result=\"auth_failed\"}";
@@ -96,7 +96,7 @@ async fn what_is_no_token_is_401_and_never_reviewed() {
     for (number, token) in
         ["", "x", "..", "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq", &long, &without_signature].into_iter().enumerate()
     {
-        // Each from an address of its own: nobody is locked out.
+        // Each from its own address, so that none is locked out.
         let dial = relay.dial().token(token).header("x-forwarded-for", &format!("203.0.113.{number}"));
         assert_eq!(dial.refused().await.status, 401, "{token}");
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between a relay and the API server that reviews tokens. Not knowing is not a refusal.
+//! Faults between a relay and the API server that reviews tokens. An unknown result is not a rejection.
 
 use modelrelay_harness::fake_kubernetes::{AN_HOUR, FakeKubernetes, Fault, made_up};
 use modelrelay_harness::relay::Relay;
@@ -37,7 +37,7 @@ async fn an_api_server_that_cannot_be_asked_is_503_and_locks_nobody_out() {
     }
     let unverified = "modelrelay_worker_connections_total{provider=\"local\",result=\"unverified\"}";
     assert_eq!(relay.metric(unverified).await, 7.0);
-    // No failure was counted: a fifth wrong one is still a 401, and a good one comes in.
+    // No failure was counted: a fifth wrong one still gets 401, and a valid one is accepted.
     for number in 0..5 {
         assert_eq!(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused().await.status, 401);
     }
@@ -59,7 +59,7 @@ async fn a_missing_right_is_told_with_what_to_grant() {
     let told = told.as_str().expect("an error");
     assert!(told.contains("ClusterRole") && told.contains("create") && told.contains("tokenreviews"), "{told}");
     assert_eq!(relay.log().count_of("cannot be reviewed"), 1, "{}", relay.log().dump());
-    // The one at the door learns nothing of that.
+    // The rejected worker learns nothing of that.
     kubernetes.fail_reviews(&[Fault::Status(403, "tokenreviews is forbidden")]);
     assert!(!relay.dial().token(&token).refused().await.text().contains("ClusterRole"));
 }
@@ -68,7 +68,7 @@ async fn a_missing_right_is_told_with_what_to_grant() {
 async fn a_worker_that_is_in_stays_while_nobody_can_be_asked() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("WORKER_TOKEN_RECHECK_SECS", "0.05").start().await;
-    // Its time is over soon; the grace for a new one only runs while the API server says so.
+    // It expires soon; the grace period for a new one starts only if the API server rejects the token.
     let mut worker = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, 2)).open().await;
     worker.register(&["m"], 1).await;
     kubernetes.fail_reviews(&vec![Fault::Status(503, "away"); 60]);
@@ -95,7 +95,7 @@ async fn one_token_is_reviewed_once_for_all_who_show_it() {
         worker.expect("let in").register(&["m"], 1).await;
     }
     assert_eq!(kubernetes.reviewed(), std::slice::from_ref(&token));
-    // A fleet that comes back does not ask again either.
+    // A returning fleet causes no further reviews either.
     relay.dial().token(&token).open().await.register(&["m"], 1).await;
     assert_eq!(kubernetes.reviewed().len(), 1);
 }
@@ -104,7 +104,7 @@ async fn one_token_is_reviewed_once_for_all_who_show_it() {
 async fn a_flood_of_made_up_tokens_asks_a_few_at_once_and_takes_no_good_ones_turn() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("TRUSTED_PROXIES", "127.0.0.1").start().await;
-    // Known to have failed often.
+    // This address is known for many failures.
     for number in 0..5 {
         assert_eq!(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused().await.status, 401);
     }

@@ -1,9 +1,9 @@
-//! The list of libraries: each is used, and each that does not explain itself has its reason in Cargo.toml.
+//! The list of libraries: each is used, and each that is not self-explanatory has its reason in Cargo.toml.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What every Rust programmer knows the reason for.
+/// Libraries whose purpose every Rust programmer knows.
 const OBVIOUS: [&str; 16] = [
     "bytes",
     "clap",
@@ -62,8 +62,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The dependencies of the workspace, and whether a comment goes with each: on its line, on the one before, or at the head of
-/// its paragraph.
+/// Returns the dependencies of the workspace, and whether each has a comment: on its line, on the one before, or at the
+/// head of its paragraph.
 fn entries() -> Vec<(String, bool)> {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
     let (_, rest) = manifest.split_once("[workspace.dependencies]\n").expect("the table");
@@ -85,12 +85,12 @@ fn entries() -> Vec<(String, bool)> {
     entries
 }
 
-/// What one member depends on.
+/// The dependencies of one member.
 #[derive(Default)]
 struct Member {
-    /// From the workspace's list.
+    /// Those from the workspace's list.
     shared: Vec<String>,
-    /// With a version of its own.
+    /// Those with their own version.
     own: Vec<String>,
 }
 
@@ -119,7 +119,7 @@ fn member(folder: &Path) -> Member {
     member
 }
 
-/// All Rust files of a member, one after the other.
+/// Returns all Rust files of a member, concatenated.
 fn sources(folder: &Path) -> String {
     let mut all = String::new();
     for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {

@@ -1,4 +1,4 @@
-//! What the programs say of themselves: help, completions, manual pages; also to somebody who does not read to its end.
+//! The programs' help, completions and manual pages, also for readers that stop before the end.
 
 use std::process::{Command, Stdio};
 
@@ -20,7 +20,7 @@ fn help_into_a_pipe_that_is_closed_already_is_no_failure() {
 
 const PROGRAMS: [&str; 4] = ["modelrelay", "modelrelay-relay", "modelrelay-worker", "modelrelay-operator"];
 
-/// What a program prints that succeeds.
+/// Returns the output of a program that succeeds.
 fn printed(program: &str, args: &[&str]) -> String {
     let mut command = Command::new(path_of(program));
     let ended = command.env_clear().args(args).stdin(Stdio::null()).output().expect("it runs");
@@ -28,7 +28,7 @@ fn printed(program: &str, args: &[&str]) -> String {
     String::from_utf8(ended.stdout).expect("it writes text")
 }
 
-/// The words that bash would propose.
+/// Returns the words that bash would propose.
 fn proposed(program: &str, words: &[&str]) -> Vec<String> {
     let script = printed(program, &["completions", "bash"]);
     let line = format!("{script}\nCOMP_WORDS=({program} {}); COMP_CWORD={}\n", words.join(" "), words.len());

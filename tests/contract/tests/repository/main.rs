@@ -1,4 +1,4 @@
-//! What the repository promises to someone who has just cloned it.
+//! The repository's promises to a user who has just cloned it.
 
 mod dependencies;
 mod help;

@@ -1,4 +1,4 @@
-//! `make run` but for the build: stand-ins for cargo and for the program that it builds.
+//! `make run` without the build: stand-ins for cargo and for the program that it builds.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +39,7 @@ fn missing_tools_are_named_with_their_remedy() {
     }
 }
 
-/// Runs the script of `make run` with these tools and the few of the system that it needs.
+/// Runs the script of `make run` with these tools and the few system tools that it needs.
 fn run(tools: &TempDir) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run");
     let mut command = Command::new("/bin/bash");
@@ -47,7 +47,7 @@ fn run(tools: &TempDir) -> Output {
     command.env("CARGO_TARGET_DIR", tools.path()).output().expect("bash runs it")
 }
 
-/// A folder with these programs, and with those of the system that stand-ins and script call.
+/// Creates a folder with these programs, and with the system tools that stand-ins and script call.
 fn tools(programs: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, text) in programs {

@@ -1,8 +1,9 @@
-//! docs/security.md says which test shows what: each of them must be there.
+//! docs/security.md lists the tests behind its claims: each of them must exist.
 
 use std::path::{Path, PathBuf};
 
-/// The file of a test `area::name`, `suite/area::name` or, for a cluster, `cluster/suite::name`, as far as it can be told.
+/// Returns the file of a test `area::name`, `suite/area::name` or, for a cluster, `cluster/suite::name`, as far as it
+/// can be determined.
 fn places(tests: &Path, area: &str) -> PathBuf {
     match area.split_once('/') {
         None => tests.join("contract/tests/relay").join(format!("{area}.rs")),

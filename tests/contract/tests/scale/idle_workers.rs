@@ -1,4 +1,4 @@
-//! 1,000 workers that have nothing to do.
+//! 1,000 idle workers.
 
 use std::{
     sync::{
@@ -16,26 +16,26 @@ use modelrelay_harness::{
 };
 use tokio::task::JoinSet;
 
-/// One for each connection here, and something for the rest.
+/// One for each connection here, and some for the rest.
 const OPEN_FILES: u64 = 1500;
 
 const WORKERS: u32 = 1000;
 
-/// What they may cost in memory.
+/// The limit of their memory.
 const MEMORY: u64 = 25_000_000;
 
-/// Heartbeats of 2 s in which the allocator returns what is free: it keeps it for 10 s.
+/// The number of heartbeats of 2 s within which the allocator returns free memory: it keeps it for 10 s.
 const RETURNS_WITHIN: u32 = 10;
 
-/// "Next to no CPU": half a hundredth of a core for all of them at the default heartbeat of 15 s is 75 µs for each
+/// "Next to no CPU": half a hundredth of a core for all of them at the default heartbeat of 15 s is 75 µs per
 /// heartbeat; ten times that, because it is asserted on busy machines.
 const CPU_PER_HEARTBEAT: Duration = Duration::from_micros(750);
 
-/// An interval without any heartbeat, and what other threads of the process may do in it.
+/// An interval without any heartbeat, and the limit for other threads of the process in it.
 const QUIET: Duration = Duration::from_secs(2);
 const QUIET_CPU: Duration = Duration::from_millis(100);
 
-/// Answers heartbeats until it is dropped.
+/// Replies to heartbeats until it is dropped.
 async fn idle(mut worker: FakeWorker, heartbeats: Arc<AtomicU32>) {
     loop {
         match worker.recv_within(Duration::from_secs(300)).await {
@@ -50,7 +50,8 @@ async fn idle(mut worker: FakeWorker, heartbeats: Arc<AtomicU32>) {
     }
 }
 
-/// All of them, half with `core1` and half that know only the seeds, each with a model of its own and one that all share.
+/// Connects all of them, half with `core1` and half with only the seeds' protocol, each with its own model and one that
+/// all share.
 async fn connect(relay: &Relay, heartbeats: &Arc<AtomicU32>) -> JoinSet<()> {
     let mut workers = JoinSet::new();
     for number in 0..WORKERS {
@@ -73,7 +74,7 @@ async fn until(heartbeats: &AtomicU32, count: u32, workers: &mut JoinSet<()>) {
     }
 }
 
-/// A relay that has done each kind of its work once, so that what it allocates for itself is there.
+/// A relay that has done each kind of its work once, so that its own allocations are done.
 async fn warm_relay(heartbeat: &str) -> (Relay, Usage) {
     let relay = Relay::builder().env("HEARTBEAT_INTERVAL", heartbeat).start().await;
     let worker = relay.core1_worker(&["warm"], 1).await;
@@ -101,7 +102,7 @@ async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
     let counted = heartbeats.load(Ordering::SeqCst) - counted;
     let each = (last.cpu - first.cpu) / counted;
     assert!(each < CPU_PER_HEARTBEAT, "a heartbeat costs {each:?}");
-    // What connecting needed for a moment goes back to the system a while later.
+    // Memory that connecting needed temporarily is returned to the system later.
     let mut memory = last.resident_bytes.saturating_sub(before.resident_bytes);
     for _ in 0..RETURNS_WITHIN {
         if memory < MEMORY {
@@ -125,7 +126,7 @@ async fn between_heartbeats_a_thousand_workers_cost_nothing() {
     let (relay, _) = warm_relay("120").await;
     let heartbeats = Arc::new(AtomicU32::new(0));
     let _workers = connect(&relay, &heartbeats).await;
-    // Registrations leave work behind that nothing announces the end of: a quiet interval does.
+    // Registrations leave work behind without a visible end: a quiet interval shows it.
     let mut before = Duration::ZERO;
     let settled = async || {
         let cpu = relay.usage().cpu;

@@ -1,4 +1,5 @@
-//! The largest prompts and larger answers, without a pause, on the one socket between relay and worker: whom they disturb.
+//! The largest prompts and larger responses, continuously, on the one socket between relay and worker: their effect on
+//! others.
 
 use std::{
     sync::{
@@ -30,17 +31,17 @@ const UPLOAD_BYTES: usize = 32 << 20;
 const DOWNLOAD_BYTES: usize = 64 << 20;
 const ROUNDS: u32 = 20;
 
-/// Ten times the 100 ms that the contract states.
+/// Ten times the 100 ms that the contract specifies.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Body bytes that reached their end of the way.
+/// Body bytes that were fully transferred.
 #[derive(Default)]
 struct Moved {
     up: AtomicU64,
     down: AtomicU64,
 }
 
-/// Transfers without a pause, until dropped.
+/// Continuous transfers, until dropped.
 struct Traffic {
     moved: Arc<Moved>,
     _tasks: JoinSet<()>,
@@ -57,7 +58,7 @@ fn control_characters() -> Bytes {
 }
 
 impl Traffic {
-    /// One upload and one download after the other, each kind on its own; chats go to the test.
+    /// Starts one upload and one download after the other, each kind on its own; chats go to the test.
     fn start(stack: &mut Stack, backend: FakeBackend) -> Self {
         let moved = Arc::new(Moved::default());
         let mut tasks = JoinSet::new();
@@ -86,7 +87,7 @@ impl Traffic {
         Self { moved, _tasks: tasks, chats }
     }
 
-    /// Waits until both directions have moved this much since they were last asked.
+    /// Waits until both directions have moved this much from now.
     async fn moves(&self, bytes: u64) {
         let (up, down) = (self.moved.up.load(Ordering::Relaxed), self.moved.down.load(Ordering::Relaxed));
         let have_moved = async || {
@@ -134,7 +135,7 @@ async fn take_upload(mut call: Call, moved: Arc<Moved>) {
     call.answer_json(200, &json!({})).await;
 }
 
-/// The usual stack, with traffic in both directions that is known to flow.
+/// The usual stack, with traffic flowing in both directions.
 async fn busy_stack() -> (Stack, Traffic) {
     let mut stack = Stack::with(|relay| relay, |worker| worker.concurrency(8)).await;
     let backend = std::mem::replace(&mut stack.backend, FakeBackend::start().await);

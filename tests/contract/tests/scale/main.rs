@@ -1,7 +1,7 @@
-//! Many of everything, and large ones: what a thousand workers cost, what two thousand uploads may, and whom large bodies
-//! may disturb. Figures are per program, read from `/proc`, so that what the tests themselves need does not count.
+//! Large numbers and sizes: the cost of a thousand workers, the limits for two thousand uploads, and the effect of
+//! large bodies on others. Figures are per program, read from `/proc`, so that the tests' own usage is excluded.
 //!
-//! Each of these tests wants the machine for itself: `.config/nextest.toml` runs it alone.
+//! Each of these tests needs the machine for itself: `.config/nextest.toml` runs it alone.
 
 mod idle_workers;
 mod large_bodies;

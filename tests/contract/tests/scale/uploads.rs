@@ -11,15 +11,16 @@ use modelrelay_harness::{
 };
 use serde_json::json;
 
-/// One for each connection here, and something for the rest.
+/// One for each connection here, and some for the rest.
 const OPEN_FILES: u64 = 2500;
 
 const UPLOADS: usize = 2000;
 const UPLOAD_BYTES: usize = 1 << 20;
-/// So many of them fit: small bodies use fifteen sixteenths of the budget.
+/// The number of them that fit: small bodies use fifteen sixteenths of the budget.
 const FIT: usize = 60;
 
-/// What a connection may cost beside its body: a read buffer of 64 KiB, its task, its share of what the allocator keeps.
+/// The maximum cost of a connection besides its body: a read buffer of 64 KiB, its task, its share of what the
+/// allocator keeps.
 const CONNECTION_BYTES: u64 = 128 << 10;
 
 fn builder() -> RelayBuilder {
@@ -51,7 +52,7 @@ fn check_overloaded(reply: &Reply) {
     assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
 }
 
-/// Waits for so many answers, whichever come.
+/// Waits for this number of responses, in any order.
 async fn answered(pending: &mut Vec<Pending>, count: usize) -> Vec<Reply> {
     let mut replies = Vec::new();
     let all = poll_for(Duration::from_secs(120), async || {

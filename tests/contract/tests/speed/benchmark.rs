@@ -1,4 +1,5 @@
-//! A quick run of the benchmark: every figure is there, and every byte was compared. How large the figures are is not asked.
+//! A quick run of the benchmark: every figure is present, and every byte was compared. The size of the figures is not
+//! checked.
 
 use std::{process::Output, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::process::Command;
 /// Some twenty seconds when nothing else runs.
 const AT_MOST: Duration = Duration::from_secs(240);
 
-/// What every system is measured by.
+/// The figures of every system.
 const SHARED: [&str; 12] = [
     "alone_p50",
     "requests",
@@ -25,7 +26,7 @@ const SHARED: [&str; 12] = [
     "cpu_per_abort",
 ];
 
-/// And ours, besides.
+/// The additional figures of ModelRelay.
 const OURS: [&str; 17] = [
     "relay_cpu_per_paced_chunk",
     "stream_kib",
@@ -77,7 +78,7 @@ async fn a_quick_run_has_every_figure_and_compared_every_byte() {
     check_table(&String::from_utf8_lossy(&output.stdout));
 }
 
-/// Nothing stands for a figure that is missing, where relay and worker have their row; and each goal has its own.
+/// Checks that relay and worker have a figure in every cell of their row, and each goal has its own row.
 fn check_table(text: &str) {
     let ours = text.lines().find(|line| line.starts_with("| **modelrelay**")).unwrap_or_else(|| panic!("{text}"));
     let cells: Vec<_> = ours.trim_matches('|').split('|').skip(1).map(str::trim).collect();

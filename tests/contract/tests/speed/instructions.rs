@@ -1,7 +1,7 @@
-//! How many instructions of their own relay and worker execute for a request, and for a token of a stream.
+//! The number of instructions that relay and worker execute for a request, and for a token of a stream.
 //!
-//! Counted as the difference between a run and one with more of the same, so that start and end do not count. Each token is
-//! sent when the one before has arrived: nothing can be done for two at once, however busy the machine is.
+//! Computed as the difference between a run and one with more of the same, so that start and end are excluded. Each
+//! token is sent when the previous one has arrived: no two are handled together, however busy the machine is.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -15,24 +15,24 @@ use modelrelay_harness::{
 };
 use serde_json::{Value, json};
 
-/// A start and an end under valgrind, on a busy machine.
+/// The timeout for a start and an end under valgrind, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// So much dearer than the baseline is a change that has to be noticed; compilers and libraries differ by less.
+/// The factor over the baseline that is considered a regression; compilers and libraries differ by less.
 const TOLERANCE: f64 = 1.15;
 
 const SECRET: &str = "secret-of-the-counted-worker";
 const REQUESTS: u64 = 200;
 const TOKENS: u64 = 300;
 
-/// What one program executed.
+/// The instructions of each program.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     relay: u64,
     worker: u64,
 }
 
-/// What one of something costs each program.
+/// The instructions per unit in each program.
 #[derive(Clone, Copy, Debug)]
 struct Each {
     relay: f64,
@@ -76,7 +76,7 @@ impl Rig {
         Some(Self { backend, relay, worker, addr, counts, _folder: folder })
     }
 
-    /// Carries out so much, ends both programs, and counts.
+    /// Does this amount of work, ends both programs, and returns the counts.
     async fn work(mut self, requests: u64, tokens: u64) -> Counted {
         let mut client = Connection::open(self.addr, self.relay.log()).await;
         self.requests(&mut client, requests).await;
@@ -125,7 +125,7 @@ fn chat(stream: bool) -> Request {
     )
 }
 
-/// What follows `mark` in the program's output, once it is there.
+/// Returns what follows `mark` in the program's output, once it is printed.
 async fn printed(process: &Process, mark: &str) -> String {
     let after = || process.log().lines().iter().find_map(|line| Some(line.split_once(mark)?.1.to_owned()));
     let rest = poll_for(PATIENCE, async || after()).await;
@@ -133,7 +133,7 @@ async fn printed(process: &Process, mark: &str) -> String {
     rest.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// The baseline in the repository.
+/// Returns the baseline in the repository.
 fn baseline() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/baseline.json");
     let text = std::fs::read_to_string(&path).expect("the baseline is in the repository");
@@ -164,7 +164,7 @@ async fn a_request_and_a_token_take_no_more_instructions_than_they_did() {
             now <= before * TOLERANCE,
             "a {unit} takes {now} instructions of the {program}, {before} in bench/baseline.json; all: {measured}"
         );
-        // A count of nothing would pass for ever.
+        // A count of nothing would always pass.
         assert!(
             now >= before / 2.0,
             "a {unit} takes {now} instructions of the {program}: write them into bench/baseline.json"

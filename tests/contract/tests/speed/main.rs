@@ -1,7 +1,8 @@
-//! What can be said of speed on a machine that is busy with something else: that the benchmark measures what it says, and how
-//! many instructions a request and a token take. No test here looks at a clock.
+//! Checks of speed that work on a busy machine: the benchmark measures what it claims, and the number of instructions
+//! of a request and of a token. No test here reads a clock.
 //!
-//! What valgrind slows down has patience for itself, not for a benchmark next to it: `.config/nextest.toml` runs each alone.
+//! Tests under valgrind have long timeouts for themselves, but not with a benchmark in parallel: `.config/nextest.toml`
+//! runs each alone.
 
 mod benchmark;
 mod instructions;

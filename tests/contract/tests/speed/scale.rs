@@ -1,4 +1,5 @@
-//! A quick run of what measures size and features: every part is there, every byte was compared, and nothing stays behind.
+//! A quick run of the measurement of size and features: every part is present, every byte was compared, and nothing is
+//! left behind.
 
 use std::{process::Output, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::process::Command;
 /// Some twenty seconds when nothing else runs.
 const AT_MOST: Duration = Duration::from_secs(240);
 
-/// A mount namespace and network namespaces, which not every machine has; the report says so then.
+/// They need a mount namespace and network namespaces, which not every machine has; the report then states so.
 const MAY_BE_ABSENT: [&str; 2] = ["Network", "TwoRelays"];
 
 async fn quick_run(json: &std::path::Path) -> Output {
@@ -25,7 +26,7 @@ fn is_absent(report: &Value, part: &str) -> bool {
     absent.iter().any(|why| why.as_str().is_some_and(|why| why.starts_with(part)))
 }
 
-/// Each figure of an object is a number of its own, and none is missing.
+/// Checks that each figure of an object is present and a number.
 fn check_figures(what: &Value, names: &[&str]) {
     for name in names {
         assert!(what[name].as_f64().is_some_and(|value| value.is_finite() && value >= 0.0), "{name}: {what}");
@@ -50,7 +51,8 @@ async fn a_quick_run_measures_every_part_and_leaves_nothing_behind() {
     check_namespaces();
 }
 
-/// Every worker came back, every event of every stream came, every client left or was told.
+/// Checks that every worker reconnected, every event of every stream arrived, and every client disconnected or received
+/// a response.
 fn check_crowds(report: &Value) {
     let (workers, queue) = (&report["workers"], &report["queue"]);
     assert_eq!(workers["back"]["count"], workers["count"], "{workers}");
@@ -83,7 +85,8 @@ fn check_comparisons(report: &Value, said: &str) {
     assert!(right > 100 && report["bytes"].as_u64().is_some_and(|bytes| bytes > right * 345), "{said}");
 }
 
-/// Other runs may be at work; ours has ended, and so has its process.
+/// Checks that no namespace of this run is left: other runs may be active, but this one has ended, and so has its
+/// process.
 fn check_namespaces() {
     let listed = std::process::Command::new("ip").args(["netns", "list"]).output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();

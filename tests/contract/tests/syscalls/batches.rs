@@ -1,4 +1,4 @@
-//! What is there at once is written at once: one flush per batch, not one write per frame.
+//! Data that is available at once is written at once: one flush per batch, not one write per frame.
 
 use modelrelay_harness::{
     client::Request,
@@ -16,8 +16,8 @@ use crate::{SOCKETS, recorded, sends_from};
 
 const CHUNKS: usize = 64;
 
-/// "Far fewer" than [`CHUNKS`]. On a busy machine reading and writing may take turns, which is nobody's fault: the best of
-/// [`ATTEMPTS`] counts.
+/// "Far fewer" than [`CHUNKS`]. On a busy machine reading and writing may alternate, so the best of [`ATTEMPTS`] is
+/// used.
 const WRITES: usize = CHUNKS / 4;
 const ATTEMPTS: usize = 3;
 
@@ -68,7 +68,7 @@ async fn requests_that_wait_together_go_to_the_worker_in_few_writes() {
     for asked in asked {
         let _ = asked.reply().await.with_status(200);
     }
-    // Each request is a text message and a piece; credit and demand go the same way.
+    // Each request is a text message and a piece; credit and demand use the same socket.
     let writes = recorded(&trace, "the requests", |calls| sends_from(calls, "\\\"type\\\":\\\"request\\\"")).await;
     assert!(writes <= CHUNKS / 2, "{} frames went to the worker in {writes} writes", 2 * CHUNKS);
 }
@@ -82,7 +82,7 @@ async fn chunks_that_came_together_go_to_the_relay_in_few_writes() {
     let _worker = worker.traced(&trace, SOCKETS).start().await;
     let mut link = relay.accept_with(&Ack::core1()).await;
     link.ready(&["m"], 1).await;
-    // A client's frames are masked: the connection is known by its handshake.
+    // A client's frames are masked: the connection is recognized by its handshake.
     let link_sends = |calls: &[Call]| sends_from(calls, "GET /v1/worker/connect");
     let mut fewest = usize::MAX;
     for _ in 0..ATTEMPTS {
@@ -101,7 +101,7 @@ async fn chunks_that_came_together_go_to_the_relay_in_few_writes() {
     assert!(fewest <= WRITES, "{CHUNKS} chunks went to the relay in {fewest} writes");
 }
 
-/// The messages of a whole answer in chunks.
+/// Returns the messages of a whole response in chunks.
 fn streamed_answer(job: &Job) -> Vec<Message> {
     let head = json!({"type": "response_start", "request_id": job.id, "status_code": 200,
         "headers": [["content-type", "text/event-stream"]]});
@@ -111,7 +111,7 @@ fn streamed_answer(job: &Job) -> Vec<Message> {
     head.chain(pieces).chain(std::iter::once(Message::text(end.to_string()))).collect()
 }
 
-/// The chunks as a backend writes them in chunked encoding, to the end.
+/// Returns the complete chunked encoding as a backend writes it.
 fn chunked() -> Vec<u8> {
     let mut bytes = Vec::new();
     for chunk in (0..CHUNKS).map(chunk) {

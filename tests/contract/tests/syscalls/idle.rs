@@ -1,4 +1,4 @@
-//! Programs with nothing to do: a few system calls for each heartbeat, and none between them.
+//! Idle programs: a few system calls for each heartbeat, and none between them.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ const HEARTBEATS: usize = 4;
 /// runtime's calls between its threads. Polling every 50 ms, in one place, would double it.
 const CALLS_PER_HEARTBEAT: usize = 20;
 
-/// A heartbeat that is long against anything that might poll.
+/// A heartbeat that is long compared with any polling interval.
 const LONG_HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// Long heartbeats that are counted.
+/// The number of long heartbeats that are counted.
 const LONG_HEARTBEATS: usize = 2;
 
-/// Times that nothing but a clock wakes a program, for each timer of that length: the runtime looks at a timer that is far away
-/// again when it is four seconds and when it is 64 ms away. A second timer of half that length would double it.
+/// The number of wake-ups by a clock for each timer of that length: the runtime checks a distant timer again when it is
+/// four seconds and when it is 64 ms away. A second timer of half that length would double it.
 const WAKES_PER_TIMER: usize = 4;
 
-/// Answers so many pings.
+/// Replies to this number of pings.
 async fn heartbeats(worker: &mut FakeWorker, count: usize) {
     for _ in 0..count {
         match worker.recv().await {
@@ -45,7 +45,7 @@ async fn all_beat(workers: &mut [FakeWorker; 3], count: usize) {
     tokio::join!(heartbeats(a, count), heartbeats(b, count), heartbeats(c, count));
 }
 
-/// How often the program was woken by a clock.
+/// Returns how often a clock woke the program.
 fn wakes_of_clocks(calls: &[Call]) -> usize {
     calls
         .iter()
@@ -54,7 +54,7 @@ fn wakes_of_clocks(calls: &[Call]) -> usize {
         .count()
 }
 
-/// What was called most, for a failure's message.
+/// Returns the most frequent calls, for a failure's message.
 fn summary(calls: &[Call]) -> String {
     let mut counts = std::collections::BTreeMap::new();
     for call in calls {
@@ -143,7 +143,7 @@ async fn no_clock_wakes_an_idle_worker_more_often_than_its_heartbeat() {
     link.ready(&["m"], 1).await;
     let mut before = 0;
     for beat in 0..=LONG_HEARTBEATS {
-        // The relay is silent, so the worker asks whether it is there.
+        // The relay is silent, so the worker pings it.
         link.websocket_pings(1).await;
         if beat == 0 {
             before = trace.calls().len();

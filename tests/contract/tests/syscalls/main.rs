@@ -1,5 +1,5 @@
-//! What both programs ask of the kernel, as strace sees it: options of their sockets, how often they write, and that
-//! nothing is done while there is nothing to do.
+//! Both programs' system calls, recorded by strace: options of their sockets, the number of writes, and no activity
+//! while idle.
 
 mod batches;
 mod idle;
@@ -8,16 +8,17 @@ mod nodelay;
 use modelrelay_harness::trace::{Call, Trace};
 use modelrelay_harness::{PATIENCE, poll_for};
 
-/// The calls that make, tune, use and close sockets.
+/// The calls that create, configure, use and close sockets.
 const SOCKETS: &str = "socket,accept4,connect,setsockopt,write,writev,sendto,sendmsg,close";
 
-/// Waits until the record has what `wanted` looks for: strace writes beside the program, a moment later.
+/// Waits until `wanted` finds something in the record: strace writes asynchronously, with a short delay.
 async fn recorded<T>(trace: &Trace, what: &str, wanted: impl Fn(&[Call]) -> Option<T>) -> T {
     let found = poll_for(PATIENCE, async || wanted(&trace.calls())).await;
     found.unwrap_or_else(|| panic!("the trace does not show: {what}"))
 }
 
-/// How many sends over the connection that first sent data with `mark` in it, from that send until its close or the end.
+/// Returns the number of sends over the connection that first sent data with `mark` in it, from that send until its
+/// close or the end.
 fn sends_from(calls: &[Call], mark: &str) -> Option<usize> {
     let first = calls.iter().position(|call| call.is_send() && call.args.contains(mark))?;
     let fd = calls[first].fd();

@@ -1,4 +1,5 @@
-//! TCP_NODELAY on every TCP socket, before the first byte is sent on it: else a token can wait 40 ms for the next one.
+//! TCP_NODELAY on every TCP socket, before the first byte is sent on it: otherwise a token could wait 40 ms for the
+//! next one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,12 +15,12 @@ use serde_json::json;
 
 use crate::{SOCKETS, recorded};
 
-/// The number of TCP connections that sent something.
+/// Returns the number of TCP connections that sent something.
 ///
 /// # Panics
-/// When one did so without TCP_NODELAY.
+/// If one did so without TCP_NODELAY.
 fn checked_connections(calls: &[Call]) -> usize {
-    // Open TCP sockets by descriptor, which is used again after its close: the call that made it, and the option.
+    // Open TCP sockets by descriptor, which is reused after a close: the call that created it, and the option.
     let mut open: HashMap<i32, (usize, bool)> = HashMap::new();
     let mut used = HashSet::new();
     for (at, call) in calls.iter().enumerate() {
@@ -75,7 +76,7 @@ async fn the_worker_sets_it_on_what_it_dials_and_accepts() {
     let worker = worker.traced(&trace, SOCKETS).start().await;
     let mut link = relay.accept_with(&Ack::core1()).await;
     link.ready(&["m"], 2).await;
-    // Two at once: two connections to the backend, the second of which is surely dialled for a request.
+    // Two at once: two connections to the backend, the second of which must be dialled for a request.
     let asked = [(); 2].map(|()| link.ask(&modelrelay_harness::fake_relay::Ask::chat("m")));
     let calls = [backend.call().await, backend.call().await];
     for call in calls {

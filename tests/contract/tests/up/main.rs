@@ -1,4 +1,4 @@
-//! `modelrelay up`, as a new user meets it: what it finds, what it prints, how it ends; and the programs inside it.
+//! `modelrelay up` from the view of a new user: what it finds, what it prints, how it ends; and the programs inside it.
 
 mod one_program;
 mod rig;

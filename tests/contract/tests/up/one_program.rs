@@ -37,7 +37,7 @@ fn installed_copy_is_a_worker() {
     assert_eq!(run(&copy, &["supervise", "--", "sh", "-c", "exit 4"]).0, Some(4));
 }
 
-/// The code and the standard output of a program, whose standard input stays open.
+/// Returns the code and the standard output of a program whose standard input stays open.
 fn run(program: impl AsRef<OsStr>, words: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(program);
     let mut child = command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");

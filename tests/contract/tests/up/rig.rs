@@ -7,7 +7,7 @@ use modelrelay_harness::process::{Process, Spawn};
 use modelrelay_harness::within_for;
 use tokio::process::{Child, Command};
 
-/// For starts on a busy machine: three processes, one after another.
+/// The timeout for starts on a busy machine: three processes, one after another.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// No inference server listens there.
@@ -64,7 +64,7 @@ impl Up {
         output.expect("curl's output")
     }
 
-    /// The process id of one of its parts, by the words of its command line.
+    /// Returns the process id of one of its parts, by its command line.
     pub(crate) fn part(&self, words: &str) -> String {
         let pid = self.process.pid().expect("it runs").to_string();
         let found = std::process::Command::new("pgrep").args(["-P", &pid, "-f", words]).output().expect("pgrep");
@@ -79,7 +79,7 @@ impl Up {
         self.ended().await;
     }
 
-    /// Waits until it has stopped in order, and all its parts with it: they hold its output open.
+    /// Waits until it has stopped in order, and all its parts with it, which hold its output open.
     pub(crate) async fn ended(mut self) {
         let status = self.process.wait_exit().await;
         assert!(status.success(), "{status}\n{}", self.process.log().dump());

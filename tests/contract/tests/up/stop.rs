@@ -1,4 +1,4 @@
-//! How a run ends: in order at the first signal, at once at the second, as a whole if a part ends.
+//! The end of a run: in order at the first signal, at once at the second, as a whole if a part ends.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use modelrelay_harness::{PATIENCE, poll_until};
 
 use crate::rig::{NO_BACKEND, Up, spawn};
 
-/// The demo's answers take half a minute.
+/// The demo's responses take half a minute.
 const SLOW_DEMO: (&str, &str) = ("DEMO_DELAY", "2s");
 
 #[tokio::test]
@@ -92,7 +92,7 @@ fn runs(pid: &str) -> bool {
     !matches!(state.stdout.first(), None | Some(b'Z'))
 }
 
-/// Its code is 1, and none of its parts is left: they would hold its output open.
+/// Checks that its code is 1, and that none of its parts is left, which would hold its output open.
 async fn ended_with_failure(process: &mut Process) {
     let status = process.wait_exit().await;
     assert_eq!(status.code(), Some(1), "{}", process.log().dump());

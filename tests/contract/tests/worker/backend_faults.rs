@@ -1,11 +1,11 @@
-//! Backends that reset, stall, lie or talk nonsense: the one request fails, and nobody else notices.
+//! Backends that reset, stall, or send wrong or invalid data: the one request fails, and no other is affected.
 
 use modelrelay_harness::fake_backend::{Call, sse};
 use modelrelay_harness::fake_relay::{Ask, Reply};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 
-/// Sends a request, lets `play` ruin it, and shows that the link and the backend live on.
+/// Sends a request, lets `play` break it, and checks that the link and the backend still work.
 async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
@@ -192,7 +192,7 @@ async fn chunks_win_over_a_length_beside_them() {
     let reply = rig.link.reply(&asked).await;
     let start = reply.start.clone().unwrap_or_default();
     match reply.error_code() {
-        // A parser may refuse it: it is how requests are smuggled.
+        // A parser may reject it, because it can be used to smuggle requests.
         Some(code) => assert!(reply.start.is_none(), "{code} after {start}"),
         None => assert_eq!((reply.body.as_slice(), &start["content_length"]), (&b"longer than five"[..], &json!(null))),
     }

@@ -1,4 +1,4 @@
-//! What a worker advertises: only what a healthy backend serves.
+//! A worker advertises only what a healthy backend serves.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 
-/// Ten times the 2 s within which a worker returns after its backend did.
+/// Ten times the 2 s within which a worker recovers after its backend did.
 const RECOVERY: Duration = Duration::from_secs(20);
 
-/// Long enough to show that nothing is advertised, where nothing observable says so.
+/// Long enough to show that nothing is advertised, where there is no observable event.
 const QUIET: Duration = Duration::from_millis(2500);
 
 /// A registered worker in front of this backend.
@@ -265,7 +265,7 @@ async fn silent_streams_of_a_closed_backend_are_broken_off() {
     let mut call = backend.call().await;
     call.start_stream().await;
     backend.refuse().await;
-    // Its refusal withdraws the backend at once.
+    // Its refused connection withdraws the backend at once.
     link.ask(&Ask::chat("m"));
     let broken = async {
         let error = link.message_within(RECOVERY, "error", |error| error["request_id"] == *silent.id).await;

@@ -1,4 +1,4 @@
-//! `cancel`: the backend's connection is closed at once, whatever else is moving.
+//! `cancel`: the backend's connection is closed at once, whatever else is being transferred.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use modelrelay_harness::fake_relay::{Ack, Ask};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 
-/// Ten times the 100 ms that the contract states: catches polling, not a busy machine.
+/// Ten times the 100 ms that the contract specifies: detects polling, not a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Grants: one worker's slots, divided over its links.
+//! Grants: one worker's slots, divided among its links.
 
 use std::time::Duration;
 
@@ -192,7 +192,8 @@ async fn an_empty_demand_withdraws_the_wish() {
 #[tokio::test]
 async fn a_link_that_only_finishes_is_handed_nothing_whatever_it_asked_for_before() {
     let (mut rig, mut second) = two_links(3).await;
-    // The older link of a worker that moves: it holds a long answer, and its relay's last word was that five wait.
+    // The older link of a worker that moves: it holds a long response, and its relay last reported five waiting
+    // requests.
     let asked = rig.link.ask(&Ask::chat("m"));
     let held = rig.backend.call().await;
     demand(&rig.link, 5);

@@ -1,4 +1,4 @@
-//! `modelrelay-worker check`: the settings, judged as a run would, but all of them and without running.
+//! `modelrelay-worker check`: all settings, checked as in a run, but without running.
 
 use std::path::Path;
 use std::process::Output;
@@ -24,14 +24,14 @@ async fn run(command: &mut Command) -> Output {
     output
 }
 
-/// What a check says that finds everything right.
+/// Returns the output of a check that finds no mistakes.
 async fn plan(command: &mut Command) -> String {
     let output = run(command).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it writes text")
 }
 
-/// The lines of a check that finds mistakes, one each.
+/// Returns the lines of a check that finds mistakes, one each.
 async fn mistakes(command: &mut Command) -> Vec<String> {
     let output = run(command).await;
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));

@@ -1,4 +1,4 @@
-//! `modelrelay-worker connect`: a set-up by questions, at a terminal and without one.
+//! `modelrelay-worker connect`: an interactive set-up, at a terminal and without one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Site {
         std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Where a backend is looked for: there, and where the relay is.
+    /// Returns the ports on which a backend is searched: that of the backend, and the relay's.
     fn ports(&self) -> String {
         format!("{},{}", self.relay.addr().port(), self.backend.addr().port())
     }
@@ -50,14 +50,14 @@ impl Site {
         within("the command's end", self.relay.log(), command.output()).await.expect("it starts")
     }
 
-    /// What a set-up says that succeeds.
+    /// Returns the output of a set-up that succeeds.
     async fn done(&self, command: &mut Command) -> String {
         let output = self.run(command).await;
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The last line of a set-up that fails and writes nothing.
+    /// Returns the last line of a set-up that fails and writes nothing.
     async fn refused(&self, command: &mut Command) -> String {
         let before = files(self.folder.path());
         let output = self.run(command).await;
@@ -68,7 +68,7 @@ impl Site {
         last.strip_prefix("modelrelay-worker: ").unwrap_or_else(|| panic!("{said:?}")).to_owned()
     }
 
-    /// What the relay knows of the worker that was set up.
+    /// Returns the relay's view of the configured worker.
     async fn serves(&self, worker: Spawn) -> Value {
         let _worker = worker.env("PROBE_ADDR", "127.0.0.1:0").working_dir(self.folder.path()).start();
         self.relay.wait_for_workers(1).await;
@@ -90,7 +90,7 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
 }
 
-/// Whether a test can have a terminal: util-linux's `script` makes one, others of that name take other flags.
+/// True if a terminal is available: util-linux's `script` creates one; other programs of that name have other flags.
 fn has_terminal() -> bool {
     let has = cfg!(target_os = "linux") && on_path("script").is_some();
     if !has {
@@ -99,7 +99,7 @@ fn has_terminal() -> bool {
     has
 }
 
-/// Somebody at a terminal.
+/// A user at a terminal.
 struct Dialogue<'a> {
     site: &'a Site,
     child: Child,
@@ -108,7 +108,7 @@ struct Dialogue<'a> {
 }
 
 impl<'a> Dialogue<'a> {
-    /// Runs a shell's line, in which `$W` is the program.
+    /// Runs a shell line, in which `$W` is the program.
     fn begin(site: &'a Site, line: &str) -> Self {
         let mut command = Command::new("script");
         command.args(["-q", "-e", "-c", line, "/dev/null"]).env_clear().current_dir(site.folder.path());
@@ -141,7 +141,7 @@ impl<'a> Dialogue<'a> {
         self.child.stdin.as_mut().expect("a pipe").write_all(text.as_bytes()).await.expect("it listens");
     }
 
-    /// Everything that was on the screen, and the exit code.
+    /// Returns the exit code and everything that was on the screen.
     async fn end(mut self) -> (Option<i32>, String) {
         while self.read_some().await {}
         let ended = within("the end", self.site.relay.log(), self.child.wait()).await.expect("it ends");

@@ -1,4 +1,4 @@
-//! `core1`: how much of a body may be under way, and pieces that should not have come.
+//! `core1`: the number of body bytes in transit, and unexpected pieces.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message as Frame;
 
-/// Long enough to show that nothing more comes, where nothing observable says so.
+/// Long enough to show that nothing more arrives, where there is no observable event.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// A call that answers with an endless stream of bytes.
+/// Responds with an endless stream of bytes.
 async fn endless(rig: &mut Rig) -> tokio::task::JoinHandle<Call> {
     let mut call = rig.backend.call().await;
     call.read_body().await;
@@ -32,7 +32,7 @@ async fn receive(link: &mut RelayLink, asked: &Asked, bytes: u64) {
     assert_eq!(got, bytes, "more than the credit allows");
 }
 
-/// Whether another piece comes soon.
+/// True if another piece arrives soon.
 async fn more_comes(link: &mut RelayLink) -> bool {
     let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
     piece.is_some()
@@ -96,7 +96,7 @@ async fn a_stream_without_credit_stops_reading_from_its_backend() {
     receive(&mut rig.link, &asked, WINDOW).await;
 }
 
-/// A client that sends all before it reads anything would wait for ever, and its backend with it.
+/// A client that sends everything before it reads would wait indefinitely, and so would its backend.
 #[tokio::test]
 async fn a_body_goes_on_while_its_answer_waits_for_credit() {
     let mut rig = Rig::core1().await;
@@ -141,7 +141,7 @@ async fn a_backend_that_does_not_read_bounds_the_credit() {
     while let Some(credit) = rig.link.expect_within(QUIET * 3, "credit").await {
         assert_eq!(credit["stream"], json!(asked.stream));
         credited += credit["bytes"].as_u64().expect("a number of bytes");
-        // 4 MiB outstanding, and what the kernel's socket buffers hold.
+        // 4 MiB outstanding, and the content of the kernel's socket buffers.
         assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that reads nothing");
     }
 }

@@ -1,4 +1,4 @@
-//! Leaving: SIGTERM, a relay's `graceful_shutdown`, an admin's order, the probe server's `/drain`.
+//! Leaving: SIGTERM, a relay's `graceful_shutdown`, an admin's command, the probe server's `/drain`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::probe::silent_crowd;
 
-/// Long enough to show that something does not happen, where nothing observable says so.
+/// Long enough to show that something does not happen, where there is no observable event.
 const QUIET: Duration = Duration::from_millis(800);
 
 fn barrier(link: &RelayLink) {
@@ -246,11 +246,11 @@ async fn page_in_a_browser_cannot_drain() {
         assert_eq!(refused.status, 403, "{header:?}");
         assert!(refused.body.contains("DRAIN_TOKEN"), "it does not say what helps: {}", refused.body);
     }
-    // An image of a page on a plain connection, whose browser sends no such header.
+    // An image on a page, loaded over a plain connection, for which the browser sends no such header.
     assert_eq!(rig.worker.probe("/drain").await.status, 403);
     assert_eq!(rig.worker.probe_with("/drain", &[ours]).await.status, 403);
     assert_eq!(rig.worker.post("/drain", &[]).await.status, 403);
-    // DNS rebinding: the page's own name leads here.
+    // DNS rebinding: the page's own name resolves to this address.
     assert_eq!(rig.worker.post("/drain", &[ours, ("host", "evil.example:17990")]).await.status, 403);
     rig.still_serves().await;
     let told = async {
@@ -271,7 +271,7 @@ async fn a_crowd_of_connections_does_not_end_a_hook_that_waits() {
         rig.link.expect("drain").await;
         barrier(&rig.link);
         let crowd = silent_crowd(worker).await;
-        // It is accepted after them all.
+        // It is accepted after all of them.
         assert_eq!(worker.probe("/livez").await.status, 200);
         call.answer_json(200, &json!("finished")).await;
         rig.link.reply(&asked).await;
@@ -287,7 +287,7 @@ async fn a_kubelets_hook_drains_every_relay() {
     let mut rig = Rig::with(&ack, 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
     let mut second = rig.relay.accept_with(&Ack { relay_id: "relay-b".to_owned(), ..ack }).await;
     second.ready(&["m"], 4).await;
-    // As a preStop hook's httpGet with a header of its own is sent.
+    // Like a preStop hook's httpGet with its own header.
     let headers =
         [("user-agent", "kube-lifecycle/1.36"), ("accept", "*/*"), ("x-modelrelay-drain-token", "planted-drain-token")];
     let worker = &rig.worker;
@@ -300,7 +300,7 @@ async fn a_kubelets_hook_drains_every_relay() {
     };
     let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
     assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
-    // The hook may come twice.
+    // The hook may be called twice.
     assert_eq!(worker.probe_with("/drain", &headers).await.status, 200);
 }
 
@@ -328,7 +328,7 @@ async fn an_admins_drain_without_end_is_a_drain() {
     assert_eq!(rig.worker.probe("/livez").await.status, 200);
 }
 
-/// Longer than a drain without anything to finish may take, shorter than a dial's own limits of 10 s.
+/// Longer than an idle drain may take, shorter than a dial's own timeout of 10 s.
 const SOON: Duration = Duration::from_secs(5);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What reaches the backend, and what comes back: paths, headers, bodies, statuses.
+//! Forwarding to the backend and back: paths, headers, bodies, statuses.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const ROUTES: [&str; 17] = [
     "/v1/responses/resp_1/cancel",
 ];
 
-/// Everything that could lead a backend, or an HTTP client, somewhere else.
+/// Everything that could lead a backend, or an HTTP client, elsewhere.
 const BAD_PATHS: [&str; 17] = [
     "/admin",
     "/metrics",

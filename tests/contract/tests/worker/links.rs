@@ -1,4 +1,4 @@
-//! Links that break, are refused, fall silent, or should be more than one.
+//! Links that break, are rejected, go silent, or should be more than one.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message as Frame;
 
-/// Long enough to show that something does not happen, where nothing observable says so.
+/// Long enough to show that something does not happen, where there is no observable event.
 const QUIET: Duration = Duration::from_millis(1500);
 
 fn relay_b() -> Ack {
@@ -102,7 +102,7 @@ async fn a_secret_that_comes_later_is_waited_for() {
     assert!(told.contains("WARN") && told.contains("WORKER_SECRET_FILE") && told.contains("worker-secret"), "{told}");
     std::fs::write(&file, "\n").expect("a writable directory");
     assert!(relay.dial_within(QUIET * 2).await.is_none(), "it dialled without a secret");
-    // Both complaints differ, so each is told, once.
+    // The two messages differ, so each is logged once.
     assert_eq!(worker.process.log().count_of("there is no worker secret yet"), 2, "{}", worker.log());
     assert!(worker.process.is_running());
     assert_eq!((worker.probe("/livez").await.status, worker.probe("/readyz").await.status), (200, 200));
@@ -132,7 +132,7 @@ async fn another_secret_than_the_refused_one_is_tried_at_once() {
     for _ in 0..3 {
         relay.dial().await.refuse(401).await;
     }
-    // The next dial with the same secret would come after more than 4 s.
+    // The next dial with the same secret would be more than 4 s later.
     std::fs::write(file.path(), "new-secret").expect("a writable file");
     let dial = relay.dial_within(Duration::from_secs(3)).await.expect("a dial soon");
     assert_eq!(dial.header("x-worker-secret"), Some("new-secret"));
@@ -169,12 +169,12 @@ async fn a_half_open_relay_frees_the_backend() {
     call.closed().await;
 }
 
-/// Its relay has given it up meanwhile, and others have answered what it was sent.
+/// Its relay has given it up meanwhile, and other workers have served its requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket() {
     let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker).await;
-    // An idle one hears its clock before its socket; one that was busy heard either first.
+    // An idle worker polls its clock before its socket; a busy one may poll either first.
     let chatter: Vec<_> = (0..200).map(|_| json!({"type": "credit", "stream": 1, "bytes": 1})).collect();
     for round in 0..8 {
         let sender = rig.link.sender();
@@ -185,7 +185,7 @@ async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket
                 tokio::task::yield_now().await;
             }
         });
-        // The worker is at it.
+        // The worker is busy with it.
         rig.worker.process.signal("CONT").await;
         rig.worker.process.signal("STOP").await;
         talking.abort();
@@ -256,12 +256,12 @@ async fn a_change_of_the_relay_count_brings_a_link_and_never_closes_one() {
     assert!(!second.closes_within(Duration::from_millis(10)).await);
 }
 
-/// All workers of a fleet are told of another relay in the same instant.
+/// All workers of a fleet learn of another relay at the same moment.
 #[tokio::test]
 async fn the_links_that_a_raised_count_brings_are_dialled_spread_over_a_second() {
     const ADDED: usize = 8;
     let mut spreads = Vec::new();
-    // A machine that stands still for a second makes one worker's look like one dial; not those of each of three.
+    // If the machine stalls for a second, one worker's dials look simultaneous, but not those of each of three.
     for _ in 0..3 {
         let mut rig = Rig::core1().await;
         rig.link.send(&json!({"type": "relays", "relay_count": ADDED + 1}));

@@ -1,5 +1,5 @@
-//! The worker as a black box, between relays and backends played by hand. One module per part of the contract; one
-//! binary, because linking a binary per module would take longer than running the tests.
+//! The worker as a black box, between fake relays and backends. One module per part of the contract; one binary,
+//! because linking a binary per module would take longer than running the tests.
 
 mod backend_faults;
 mod backend_health;

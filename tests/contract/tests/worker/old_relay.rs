@@ -1,4 +1,4 @@
-//! Towards a relay that knows only the seeds: text messages, no `error`, no grants.
+//! A relay with only the seeds' protocol: text messages, no `error`, no grants.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use modelrelay_harness::fake_relay::{Ack, Ask, Event, RelayLink};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::{Value, json};
 
-/// What a relay of the seeds can read.
+/// The messages that a relay of the seeds can read.
 const SEED_MESSAGES: [&str; 5] = ["models_update", "pong", "response_chunk", "response_complete", "register"];
 
-/// Everything unread so far must be a message of the seeds.
+/// Checks that everything unread so far is a message of the seeds.
 async fn only_seed_messages(link: &mut RelayLink) {
     link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     link.expect("pong").await;
@@ -83,7 +83,7 @@ async fn chunks_end_on_character_boundaries_wherever_the_backend_cuts() {
     }
 }
 
-/// How many bytes make whole characters.
+/// Returns the number of bytes that form whole characters.
 fn whole_characters(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.len(),
@@ -129,7 +129,7 @@ async fn a_forbidden_path_is_an_answer_and_not_an_error_message() {
     rig.still_serves().await;
 }
 
-/// A stream whose backend resets after the first event; gives the last chunk and the completion.
+/// Breaks a stream by a reset of the backend after the first event; returns the last chunk and the completion.
 async fn broken_stream(rig: &mut Rig, path: &str) -> (String, Value) {
     let asked = rig.link.ask(&Ask::stream("m").path(path));
     let mut call = rig.backend.call().await;
@@ -269,7 +269,7 @@ async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
     rig.worker.terminate().await;
     let told = |event: &Event| match event {
         Event::Message(message) => message.kind() == "models_update" && message["models"] == json!([]),
-        // A worker that started slowly may ask at the same time whether the relay is alive.
+        // A worker that started slowly may ping the relay at the same time.
         Event::Ping(payload) => &payload[..] == b"drain",
         Event::Piece { .. } | Event::Closed { .. } => false,
     };

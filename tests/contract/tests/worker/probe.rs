@@ -1,4 +1,4 @@
-//! The probe server: for the kubelet and for people.
+//! The probe server, for the kubelet and for users.
 
 use std::net::SocketAddr;
 
@@ -11,13 +11,13 @@ use modelrelay_harness::{PATIENCE, poll_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-/// A port that nobody listens on.
+/// Returns a URL with a port on which nothing listens.
 async fn nowhere() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     format!("http://{}", listener.local_addr().expect("a bound socket"))
 }
 
-/// Where the probe server listens.
+/// Returns the probe server's address.
 fn address(worker: &WorkerProcess) -> SocketAddr {
     let log = worker.log();
     let after = log.split("probe server listening on http://").nth(1).expect("a probe server that listens");
@@ -26,12 +26,12 @@ fn address(worker: &WorkerProcess) -> SocketAddr {
     address.parse().unwrap_or_else(|_| panic!("no address in {log}"))
 }
 
-/// A connection to the probe server, over which nothing was said yet.
+/// Opens a connection to the probe server, without sending anything.
 async fn connect(worker: &WorkerProcess) -> RawConnection {
     RawConnection::open(address(worker), worker.process.log()).await
 }
 
-/// As many connections as the probe server has at once, and some more; none of them says anything.
+/// Opens more connections than the probe server allows at once; none of them sends anything.
 pub(super) async fn silent_crowd(worker: &WorkerProcess) -> Vec<RawConnection> {
     let mut crowd = Vec::new();
     for _ in 0..160 {
@@ -57,7 +57,7 @@ async fn headers_of_more_than_16_kib_are_431() {
     assert_eq!(worker.probe_with("/livez", &[("x-odd", &most)]).await.status, 200);
     let mut long = connect(&worker).await;
     long.write(format!("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: {}\r\n\r\n", "h".repeat(64 << 10))).await;
-    // What it did not read resets the connection, and that may overtake the answer.
+    // Unread bytes reset the connection, which may overtake the response.
     let answer = long.read_to_end().await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 }
@@ -66,7 +66,7 @@ async fn headers_of_more_than_16_kib_are_431() {
 async fn connections_without_a_request_do_not_keep_probes_out() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
-    // Sooner than any of them is too slow.
+    // Before the timeout of any of them.
     let probed = tokio::time::timeout(PATIENCE / 2, worker.probe("/livez")).await.expect("an answer");
     assert_eq!(probed.status, 200);
     assert_eq!(crowd[0].read_to_end_within(PATIENCE / 2).await, "", "the oldest gives way");
@@ -79,7 +79,7 @@ async fn liveness_and_readiness_depend_on_nobody_else() {
     assert_eq!(worker.probe("/readyz").await.status, 200);
 }
 
-/// Waits until `/backendz` has this status and begins with these words.
+/// Waits until `/backendz` has this status and begins with this text.
 async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
     let is_so = async || {
         let answer = worker.probe("/backendz").await;
@@ -121,7 +121,7 @@ async fn backendz_waits_for_a_list_of_models_that_can_be_read() {
 
 #[tokio::test]
 async fn backendz_takes_a_healthy_backend_without_a_model_for_one_that_serves() {
-    // An Ollama into which nobody has pulled a model yet: nothing of it is still to load.
+    // An Ollama without any model yet: it has nothing left to load.
     let backend = FakeBackend::with_models(&[]).await;
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
     backendz(&worker, 200, "ok").await;

@@ -1,11 +1,11 @@
-//! Relays behind an HTTP proxy, which the usual variables name.
+//! Relays behind an HTTP proxy, which the usual variables configure.
 
 use modelrelay_harness::connect_proxy::ConnectProxy;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::{Certificates, FakeRelay};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 
-/// A name that only the proxy can look up.
+/// Uses a name that only the proxy can resolve.
 fn worker(scheme: &str) -> WorkerBuilder {
     WorkerProcess::builder().relay(format!("{scheme}://relay.example")).concurrency(4)
 }

@@ -1,4 +1,4 @@
-//! How a worker introduces itself: the dial, and `register`.
+//! A worker's introduction: the dial, and `register`.
 
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::{Ack, FakeRelay};

@@ -1,4 +1,4 @@
-//! Headers for what stands in front of the relay.
+//! Headers for a proxy in front of the relay.
 
 use modelrelay_harness::fake_relay::FakeRelay;
 use modelrelay_harness::worker_process::{WORKER_SECRET, WorkerBuilder, WorkerProcess};

@@ -1,4 +1,4 @@
-//! `worker.yaml` is watched: a change applies without dropping a link, a broken file changes nothing.
+//! `worker.yaml` is watched: a change applies without dropping a link, and an invalid file changes nothing.
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn text(relay: &FakeRelay, backend: &FakeBackend, settings: &str) -> String {
     format!("relay: {}\nbackend: {{url: \"{}\"}}\n{settings}\n", relay.url(), backend.url())
 }
 
-/// As an editor or a Secret mount does it: in one step.
+/// Replaces the file in one step, as an editor or a Secret mount does.
 fn replace(directory: &Path, text: &str) {
     std::fs::write(directory.join("new"), text).expect("a writable directory");
     std::fs::rename(directory.join("new"), directory.join("worker.yaml")).expect("a file can be renamed");
@@ -116,14 +116,15 @@ async fn another_backend_is_used_without_a_restart() {
     let mut other = FakeBackend::start().await;
     replace(watched.directory.path(), &text(&watched.relay, &other, "models: [m]"));
     watched.worker.process.wait_for_line("worker.yaml applied").await;
-    // The models of the backend before are taken back until the new one was seen healthy.
+    // The models of the previous backend are withdrawn until the new one is known to be healthy.
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m"])).await;
     let asked = watched.link.ask(&Ask::chat("m"));
     other.call().await.answer_json(200, &json!({"from": "the other"})).await;
     assert_eq!(watched.link.reply(&asked).await.json(), json!({"from": "the other"}));
 }
 
-/// As the operator has it for Pods with a backend: their backends move with the next Pod, and the file moves at once.
+/// The operator configures Pods with a backend like this: their backends move with the next Pod, and the file changes
+/// at once.
 #[tokio::test]
 async fn a_backend_that_the_environment_names_stays_when_the_file_names_another() {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -153,7 +154,7 @@ async fn what_needs_a_restart_is_said_and_stays() {
     watched.worker.process.wait_for_line("need a restart").await;
 }
 
-/// As on Kubernetes, where a Provider is given a certificate while its workers serve: backends take minutes to load.
+/// As on Kubernetes, when a Provider gets a certificate while its workers serve: backends take minutes to load.
 #[tokio::test]
 async fn a_relay_that_takes_to_tls_is_followed_without_a_restart() {
     let certificates = Certificates::make();

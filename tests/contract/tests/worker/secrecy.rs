@@ -1,4 +1,4 @@
-//! Nothing secret in the log, in the metrics or in the probes, whatever LOG_LEVEL says.
+//! No secrets in the log, the metrics or the probes, at any LOG_LEVEL.
 
 use modelrelay_harness::fake_backend::Answer;
 use modelrelay_harness::fake_relay::{Ack, Ask};
@@ -15,7 +15,7 @@ const PLANTED: [&str; 7] = [
     "planted-cookie-44",
 ];
 
-/// Requests that succeed, fail, break, are cancelled and are refused, with every planted string under way.
+/// Requests that succeed, fail, break, are cancelled and are rejected, with every planted string in use.
 async fn eventful_life(ack: &Ack) -> Rig {
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(key.path(), "planted-backend-key-99").expect("a writable file");

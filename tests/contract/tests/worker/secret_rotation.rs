@@ -1,4 +1,4 @@
-//! Another secret in the worker's file: it moves over by itself, and loses nothing.
+//! The worker's secret file changes: the worker moves to a new link by itself, and loses nothing.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use modelrelay_harness::{PATIENCE, poll_until};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-/// The file is read each second, and a fleet moves over within ten.
+/// The file is read each second, and a fleet moves within ten.
 const MOVE: Duration = Duration::from_secs(13);
 
 fn write(path: &Path, secret: &str) {
     std::fs::write(path, secret).expect("a writable file");
 }
 
-/// A worker whose link was made with `first-secret`, which stands in this file.
+/// A worker whose link was created with `first-secret`, the content of this file.
 async fn rig(ack: &Ack) -> (Rig, NamedTempFile) {
     let file = NamedTempFile::new().expect("a temporary file");
     write(file.path(), "first-secret\n");
@@ -56,7 +56,7 @@ async fn a_new_link_takes_the_place_of_the_old_one_which_finishes_what_it_has() 
     assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: 1\n\ndata: 2\n\n"[..], true));
     rig.link.closed().await;
     newer.grant(4).await;
-    // The newer one is a link like any other: when it is lost, it is dialled again.
+    // The newer one is a normal link: when lost, it is dialled again.
     drop(newer);
     rig.link = rig.relay.accept_registered(&["core1"]).await;
     assert!(rig.link.registration["succeeds"].is_null(), "{}", rig.link.registration);

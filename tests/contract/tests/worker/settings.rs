@@ -1,4 +1,4 @@
-//! Settings: wrong ones end the program with one line that helps; right ones come from flags, environment and file.
+//! Settings: wrong ones end the program with one helpful line; right ones come from flags, environment and file.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use modelrelay_harness::fake_relay::FakeRelay;
 use modelrelay_harness::worker_process::{WORKER_SECRET, WorkerBuilder, WorkerProcess};
 use serde_json::json;
 
-/// What a program says that ends with exit code 1; must be one line.
+/// Returns the output of a program that exits with code 1; it must be one line.
 async fn refused(worker: WorkerBuilder) -> String {
     let mut process = worker.spawn();
     assert_eq!(process.wait_exit().await.code(), Some(1), "{}", process.log().dump());
@@ -16,7 +16,7 @@ async fn refused(worker: WorkerBuilder) -> String {
     lines.into_iter().next().unwrap_or_default()
 }
 
-/// The line must name each of these.
+/// Checks that the line contains each of these.
 fn names(line: &str, parts: &[&str]) {
     for part in parts {
         assert!(line.contains(part), "{part:?} is not in {line:?}");

@@ -1,4 +1,4 @@
-//! Answers that arrive in pieces, however the backend cuts them.
+//! Responses that arrive in pieces, however the backend splits them.
 
 use modelrelay_harness::fake_backend::{Answer, sse};
 use modelrelay_harness::fake_relay::Ask;

@@ -1,4 +1,4 @@
-//! Links over TLS, with a certificate authority of one's own.
+//! Links over TLS, with a private certificate authority.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A worker that shows the token of its Pod's ServiceAccount, which the kubelet renews.
+//! A worker that presents the token of its Pod's ServiceAccount, which the kubelet renews.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -10,17 +10,17 @@ use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// The file is read each second, and a worker moves over within ten.
+/// The file is read each second, and a worker moves within ten.
 const MOVE: Duration = Duration::from_secs(13);
 
-/// The same each time, though its end is counted from now.
+/// Returns the same token each time, though its expiry is relative to the first call.
 fn token(number: usize) -> &'static str {
     static TOKENS: LazyLock<[String; 2]> =
         LazyLock::new(|| [1, 2].map(|n| made_up("llm/gpu", "modelrelay", AN_HOUR, n)));
     &TOKENS[number - 1]
 }
 
-/// As the kubelet does: the old file until the new one is whole.
+/// Renews the file as the kubelet does: the old one stays until the new one is complete.
 fn renew(directory: &Path, token: &str) {
     let fresh = directory.join("token.new");
     std::fs::write(&fresh, token).expect("a writable directory");

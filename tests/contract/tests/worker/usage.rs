@@ -1,4 +1,4 @@
-//! Token counts and response ids, read on the way past in all three dialects.
+//! Token counts and response ids, read while forwarding in all three dialects.
 
 use modelrelay_harness::fake_backend::Answer;
 use modelrelay_harness::fake_relay::Ask;
@@ -9,13 +9,13 @@ fn counts(prompt: u64, completion: u64) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
 }
 
-/// `response_complete` for a unary answer on this path.
+/// Returns `response_complete` for a non-streamed response on this path.
 async fn unary(path: &str, body: &Value) -> Value {
     let mut rig = Rig::core1().await;
     rig.answered(&Ask::chat("m").path(path), &Answer::json(200, body)).await.end
 }
 
-/// `response_complete` for a stream of these events, which the backend writes byte by byte.
+/// Returns `response_complete` for a stream of these events, which the backend writes byte by byte.
 async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m").path(path));

@@ -1,4 +1,4 @@
-//! What API keys let in.
+//! Checks of API keys.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use super::{GRACE, History};
 use crate::ledger::Ending;
 use crate::plan::RequestPlan;
 
-/// Codes for what a key may not do at all.
+/// Codes for requests that a key does not permit at all.
 const REFUSALS: [&str; 2] = ["invalid_api_key", "model_forbidden"];
 
 impl History<'_> {
-    /// The code of the refusal that a request's key must get.
+    /// Returns the code of the rejection that a request's key must get.
     pub(super) fn refusal(&self, request: &RequestPlan) -> Option<&'static str> {
         if self.plan.keys.is_empty() {
             return None;
@@ -22,8 +22,8 @@ impl History<'_> {
         (!may_use).then_some("model_forbidden")
     }
 
-    /// 6: what a key may not do is refused, for the right reason, and is nobody's work. A relay that drains does not look at keys,
-    /// and one that looks at a key does so before it looks at the model.
+    /// 6: a request that its key does not permit is rejected, for the right reason, and never executed. A relay that
+    /// drains does not check keys, and one that checks a key does so before it checks the model.
     pub(super) fn check_refusal(&self, request: &RequestPlan, how: &Ending) -> Option<String> {
         let expected = self.refusal(request);
         if expected.is_some() && self.executions.contains_key(&request.nonce) {
@@ -43,8 +43,8 @@ impl History<'_> {
         (!is_right).then(|| format!("ended with {how:?}, and its key may expect {expected:?}"))
     }
 
-    /// A key has no more answers at once at a relay than it may have in flight. A client sees the end of one a little later
-    /// than the relay does, which may have begun another by then.
+    /// A key never has more concurrent responses at a relay than its limit. A client sees the end of one slightly later
+    /// than the relay, which may have begun another by then.
     pub(super) fn check_key_limit(&self, request: &RequestPlan) -> Option<String> {
         let most = self.plan.keys.get(request.key?)?.max_in_flight?;
         let begin = *self.first_byte.get(&request.nonce)?;
@@ -58,7 +58,7 @@ impl History<'_> {
                 let ends = self.ended.get(&other.nonce).and_then(|ends| ends.first());
                 began && ends.is_some_and(|(end, _)| *end > later)
             };
-            // What is read slowly may have been sent long ago.
+            // A response that is read slowly may have been sent long ago.
             (other.key, other.relay, other.reads_each) == (request.key, request.relay, None) && is_running()
         });
         let count = at_once.count();

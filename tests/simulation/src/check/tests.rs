@@ -1,7 +1,7 @@
 use super::*;
 use crate::plan::KeyPlan;
 
-/// One request for a stream to the only relay, and nothing goes wrong.
+/// One request for a stream to the only relay, without faults.
 fn plan() -> Plan {
     let seeds = (0..).map(Plan::new).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
     let mut plan = seeds.expect("there is one");
@@ -29,7 +29,7 @@ fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
     check(plan, &began.iter().chain(events).map(entry).collect::<Vec<_>>(), &lines)
 }
 
-/// What a relay logs of a request that has ended.
+/// Returns a relay's log line of a request that has ended.
 fn completed(nonce: usize, outcome: &str) -> Line {
     let mut line = line("relay-0", "response complete", &client::id(nonce));
     line.text = format!("INFO response complete outcome={outcome} code=200");
@@ -237,9 +237,9 @@ fn a_kept_connection_is_excused_by_its_own_relays_restart_and_by_none_of_before(
     assert_eq!(with(Ending::Answered, Ending::Unconnected), "");
     let broken = Ending::BrokenStream("worker_lost".to_owned());
     assert!(!with(broken, Ending::Unconnected).contains("lost its relay"));
-    // What comes over it after that comes from the new relay.
+    // Anything that arrives over it after that comes from the new relay.
     assert!(with(Ending::Answered, Ending::BrokenOff).contains("without a reason"));
-    // The first had taken its connection along: this one is of after the restart.
+    // The first one ended its connection, so this one is from after the restart.
     assert!(with(Ending::Left, Ending::Unconnected).contains("lost its relay"));
     assert_eq!(with(Ending::Left, Ending::Answered), "");
 }

@@ -4,7 +4,7 @@ use crate::defaults::NamedRef;
 use crate::manifests::sidecar::{drain_token_of, has_worker};
 use crate::manifests::{snapshot, testing};
 
-/// Two engines, of which the worker starts one at a time.
+/// Two engines, of which the worker runs one at a time.
 fn pool(change: &Value) -> WorkerPool {
     let command = |model: &str| json!(["vllm", "serve", model, "--served-model-name", model, "--port", "${PORT}"]);
     let mut spec = json!({

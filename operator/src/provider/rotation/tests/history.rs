@@ -1,5 +1,5 @@
-//! Random histories of a Provider's secret, against what is promised: rotations, revocations, a user who changes their own
-//! Secret, relays that read late, an operator that stops after any write, and a clock that jumps.
+//! Random histories of a Provider's secret, checked against its guarantees: rotations, revocations, a user who changes
+//! their own Secret, relays that read late, an operator that stops after any write, and a clock that jumps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +13,23 @@ const DAY: i64 = 86_400;
 enum Op {
     /// The annotation gets a new value.
     Rotate,
-    /// The same, of the kind that is in a hurry.
+    /// The annotation requests a revocation.
     Revoke,
-    /// The annotation goes.
+    /// The annotation is removed.
     Unannotate,
     /// The user's own Secret gets a new value, and the Provider names it.
     Own,
-    /// It gets a value back that it had.
+    /// The user's own Secret returns to an earlier value.
     OwnBack(usize),
-    /// The Provider does not name it any more.
+    /// The Provider no longer names it.
     Disown,
     /// A relay reads the newest configuration.
     Read(usize),
-    /// The operator looks, and stops after so many writes.
+    /// The operator runs, and stops after this number of writes.
     Look { writes: usize },
     /// Time passes.
     Wait(i64),
-    /// The clock moves, and no time passes.
+    /// The clock moves, but no time passes.
     Jump(i64),
 }
 
@@ -50,7 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 const RELAYS: usize = 2;
 
-/// What a relay admits.
+/// The secrets that a relay accepts.
 #[derive(Clone, Debug, Default)]
 struct Configuration {
     number: usize,
@@ -77,10 +77,10 @@ struct World {
     newest: Configuration,
     relays: [Configuration; RELAYS],
     owned: Vec<String>,
-    /// Seconds for which a value that workers had must still admit.
+    /// The seconds for which a value that workers had must still admit them.
     promised: BTreeMap<String, i64>,
     revoked: BTreeSet<String>,
-    /// A revocation whose second write is still to come.
+    /// A revocation whose second write is pending.
     is_half_revoked: bool,
 }
 
@@ -100,7 +100,7 @@ impl World {
                 self.owned.push(value.clone());
                 self.known.own = Some(secret(&value));
             }
-            // Whoever writes a revoked value into their own Secret wants it back, which is no test of ours.
+            // Writing a revoked value into one's own Secret requests it back, which is not tested here.
             Op::OwnBack(back) => {
                 let good = self.owned.iter().rev().filter(|value| !self.revoked.contains(*value)).nth(*back);
                 self.known.own = good.map(|value| secret(value)).or(self.known.own.take());
@@ -109,7 +109,7 @@ impl World {
             Op::Read(relay) => self.relays[*relay] = self.newest.clone(),
             Op::Look { writes } => self.look(*writes),
             Op::Wait(seconds) => self.pass(*seconds, *seconds),
-            // What is over by the clock may be forgotten before the clock is put right.
+            // A value that expired by the clock may be removed before the clock is corrected.
             Op::Jump(seconds) => self.pass(*seconds, (*seconds).max(0)),
         }
     }
@@ -189,13 +189,13 @@ impl World {
                 assert!(!relay.admits(value, now), "{value} was revoked: {relay:?}");
             }
         }
-        // Without a revocation even a relay that is late knows what workers have, once it has started.
+        // Without a revocation, even a relay that is behind knows the workers' value, once it has started.
         for relay in self.relays.iter().filter(|relay| relay.number > 0 && self.revoked.is_empty()) {
             assert!(relay.admits(mounted, now), "workers mount {mounted}: {relay:?} is late");
         }
     }
 
-    /// Nothing more happens: every relay reads, and the operator looks.
+    /// Ends the history: every relay reads, and the operator runs.
     fn settle(&mut self) {
         for _ in 0..4 {
             self.apply(&Op::Wait(100));

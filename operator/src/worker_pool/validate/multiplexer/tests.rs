@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::manifests::{testing, worker_config};
 
-/// A pool with these slots, of the mode that takes every driver but one.
+/// A pool with these slots, in the mode that accepts every driver but one.
 fn template(slots: &Value) -> Value {
     json!({
         "provider": "local", "multiplexer": {"slots": slots},
@@ -24,7 +24,7 @@ fn judged(spec: &Value) -> Judged {
     validate(&testing::pool(spec).spec)
 }
 
-/// What the worker's own parser makes of the file that a pool gets.
+/// Parses the file that a pool gets with the worker's own parser.
 fn parsed_by_worker(spec: &Value) -> Result<Settings, String> {
     let config_map =
         worker_config::config_map(&testing::pool(spec), &testing::defaults(), &worker_config::Speech::Plain).value;
@@ -211,7 +211,7 @@ fn one_standalone_worker_scales_deployments_each_for_one_model() {
     assert!(error(&standalone(&same)).contains("a serves another model already"));
 }
 
-/// One value in several is odd, so that half of the pools are odd somewhere.
+/// A few values are invalid, so that about half of the pools have an invalid one somewhere.
 fn text(good: &'static str, odd: &'static [&'static str]) -> impl Strategy<Value = Value> {
     prop_oneof![12 => Just(json!(good)), 1 => proptest::sample::select(odd).prop_map(|text| json!(text))]
 }
@@ -261,7 +261,7 @@ prop_compose! {
             "devices": devices, "models": [models.0, models.1],
         });
         slot.as_object_mut().unwrap().retain(|_, value| !value.is_null());
-        // Half of them have what their driver reads, and only that.
+        // Half of them have exactly the settings that their driver reads.
         for model in slot["models"].as_array_mut().unwrap() {
             if model["maxConcurrency"].is_null() {
                 fit(driver, model);
@@ -275,7 +275,7 @@ prop_compose! {
     }
 }
 
-/// Leaves out of a model what its driver does not read.
+/// Removes from a model the settings that its driver does not read.
 fn fit(driver: &str, model: &mut Value) {
     let read: &[&str] = match driver {
         "llama-server" | "ollama" => &[],
@@ -289,7 +289,7 @@ fn fit(driver: &str, model: &mut Value) {
     model.as_object_mut().unwrap().retain(|key, _| read.contains(&key.as_str()) || !driven.contains(&key.as_str()));
 }
 
-/// Whether a pool passes here; then the worker has to take it.
+/// Returns whether a pool passes here; if so, the worker must accept it.
 fn passes(spec: &Value) -> Result<bool, TestCaseError> {
     if judged(spec).is_err() {
         return Ok(false);
@@ -319,6 +319,6 @@ fn whatever_passes_here_the_worker_accepts() {
     if let Err(error) = result {
         panic!("{error}");
     }
-    // Or it would say nothing.
+    // Otherwise the test would prove nothing.
     assert!(DRIVERS.iter().all(|driver| passed.get(*driver).is_some_and(|number| *number > 0)), "{passed:?}");
 }

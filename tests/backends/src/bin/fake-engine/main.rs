@@ -1,11 +1,11 @@
-//! `fake-engine vllm|sglang MODEL PORT [ARGUMENT…] [DEFECT…]`: the endpoints of vLLM and SGLang that load and unload, and their ways of
-//! failing, each with where it is documented. No model: a completion is one word.
+//! `fake-engine vllm|sglang MODEL PORT [ARGUMENT…] [DEFECT…]`: the endpoints of vLLM and SGLang that load and unload,
+//! and their failures, each with a reference. There is no model: a completion is one word.
 //!
-//! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
-//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `stale-count` (a page of vLLM's metrics has the requests of the
-//! page before), `no-reload` (weights cannot be read again), `slow-wake` (half a second), `no-backup` (SGLang without
-//! `--enable-weights-cpu-backup`), `no-ready` (SGLang without `/ready`). Arguments, of SGLang: `--api-key KEY`,
-//! `--admin-api-key KEY`.
+//! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, but reports that it
+//! did), `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `stale-count` (a page of vLLM's metrics has the
+//! requests of the previous page), `no-reload` (weights cannot be read again), `slow-wake` (half a second), `no-backup`
+//! (SGLang without `--enable-weights-cpu-backup`), `no-ready` (SGLang without `/ready`). Arguments, for SGLang:
+//! `--api-key KEY`, `--admin-api-key KEY`.
 
 mod sglang;
 mod vllm;
@@ -21,15 +21,15 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// What both fakes are made of.
+/// The common state of both fakes.
 #[derive(Debug)]
 struct Engine {
     model: String,
     defects: Vec<String>,
     running: AtomicU32,
-    /// Counts the calls that abort all running requests.
+    /// The number of calls that abort all running requests.
     aborts: AtomicU32,
-    /// The running requests at the last look at vLLM's metrics.
+    /// The number of running requests at the last read of vLLM's metrics.
     counted: AtomicU32,
     memory: Mutex<Memory>,
 }
@@ -38,16 +38,16 @@ struct Engine {
 struct Memory {
     has_weights: bool,
     has_cache: bool,
-    /// Whether the weights are those of the model.
+    /// True if the weights are those of the model.
     weights_are_good: bool,
     is_paused: bool,
     /// The level at which vLLM sleeps.
     sleep_level: Option<u8>,
-    /// Counts how often vLLM has released its memory.
+    /// The number of times that vLLM has released its memory.
     releases: u32,
-    /// The tags of SGLang that are released.
+    /// The released tags of SGLang.
     released: BTreeSet<String>,
-    /// Whether SGLang's last health check failed.
+    /// True if SGLang's last health check failed.
     is_unhealthy: bool,
 }
 
@@ -62,7 +62,7 @@ impl Engine {
         self.defects.iter().any(|known| known == defect)
     }
 
-    /// The value behind this argument.
+    /// Returns the value that follows this argument.
     fn argument(&self, name: &str) -> Option<&str> {
         let mut words = self.defects.iter().skip_while(|word| *word != name);
         words.nth(1).map(String::as_str)
@@ -80,7 +80,7 @@ impl Engine {
         Json(json!({"object": "list", "data": [{"id": self.model, "object": "model"}]}))
     }
 
-    /// Takes a pause of 100 ms for each token that was asked for.
+    /// Generates the requested tokens, with a pause of 100 ms for each.
     async fn complete(&self, body: &Value) -> Response {
         if body["model"] != self.model.as_str() {
             let error = json!({"message": "The model does not exist.", "type": "NotFoundError", "code": 404});
@@ -109,7 +109,7 @@ impl Engine {
         Json(answer).into_response()
     }
 
-    /// Ends all running requests. To their clients the answers look complete: status 200, a finish reason, `[DONE]`.
+    /// Ends all running requests. To their clients the responses look complete: status 200, a finish reason, `[DONE]`.
     fn abort(&self) {
         self.aborts.fetch_add(1, Ordering::SeqCst);
     }
@@ -122,7 +122,7 @@ impl Engine {
     }
 }
 
-/// A request that runs, until its client has gone too.
+/// A running request; it ends with its client too.
 struct Counted<'a>(&'a AtomicU32);
 
 impl<'a> Counted<'a> {
@@ -138,7 +138,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// The engine is dead, a moment after it may have answered.
+/// Crashes the engine, shortly after a possible response.
 #[allow(clippy::print_stderr)]
 fn crash(why: &'static str) {
     tokio::spawn(async move {

@@ -1,5 +1,6 @@
-//! SGLang 0.5.23 with `--enable-memory-saver`. Routes, bodies and statuses are those of its source: `entrypoints/http_server.py`,
-//! `managers/tokenizer_manager.py` and `managers/scheduler_components/weight_updater.py` below `sglang/srt`.
+//! SGLang 0.5.23 with `--enable-memory-saver`. Routes, bodies and statuses follow its source:
+//! `entrypoints/http_server.py`, `managers/tokenizer_manager.py` and `managers/scheduler_components/weight_updater.py`
+//! below `sglang/srt`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{Engine, crash};
 
-/// `/health` looks for an answer once a second, and gives up in the end.
+/// `/health` checks for a result once a second, up to a timeout.
 const HEALTH_PAUSE: Duration = Duration::from_secs(1);
 
 const ALL_TAGS: [&str; 3] = ["kv_cache", "weights", "cuda_graph"];
@@ -34,7 +35,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/completions", post(complete))
         .layer(from_fn_with_state(Arc::clone(&engine), require_key));
     let router = admin.merge(normal).route("/health", get(health));
-    // Older versions have no such route.
+    // Older versions lack this route.
     let router = if engine.has("no-ready") { router } else { router.route("/ready", get(ready)) };
     router.with_state(engine)
 }
@@ -43,7 +44,7 @@ async fn require_key(State(engine): State<Arc<Engine>>, request: Request, next: 
     check_key(engine.argument("--api-key"), request, next).await
 }
 
-/// Where there is an admin key, the API key does not open these endpoints (`decide_request_auth`).
+/// If there is an admin key, the API key is not valid for these endpoints (`decide_request_auth`).
 async fn require_admin_key(State(engine): State<Arc<Engine>>, request: Request, next: Next) -> Response {
     check_key(engine.argument("--admin-api-key").or(engine.argument("--api-key")), request, next).await
 }
@@ -56,7 +57,7 @@ async fn check_key(key: Option<&str>, request: Request, next: Next) -> Response 
     next.run(request).await
 }
 
-/// Costs nothing. A paused server is not ready, and none whose last health check failed.
+/// Generates nothing. A paused server is not ready, nor is one whose last health check failed.
 async fn ready(State(engine): State<Arc<Engine>>) -> StatusCode {
     let memory = engine.memory();
     if engine.has("never-ready") || memory.is_paused || memory.is_unhealthy {
@@ -65,8 +66,8 @@ async fn ready(State(engine): State<Arc<Engine>>) -> StatusCode {
     StatusCode::OK
 }
 
-/// Generates a token, which a paused server does not: it then answers after 20 s, and the server counts as unhealthy. That
-/// happens without the client too.
+/// Generates a token, which a paused server does not: it then responds after 20 s, and the server is considered
+/// unhealthy. That happens even if the client has disconnected.
 async fn health(State(engine): State<Arc<Engine>>) -> StatusCode {
     if engine.has("never-ready") {
         return StatusCode::SERVICE_UNAVAILABLE;
@@ -89,7 +90,7 @@ fn health_timeout() -> Duration {
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
-/// The default mode aborts what runs, and looks once a second whether that has ended.
+/// The default mode aborts running requests, and checks once a second whether they have ended.
 async fn pause(State(engine): State<Arc<Engine>>) -> Json<Value> {
     engine.memory().is_paused = true;
     engine.abort();
@@ -106,8 +107,8 @@ async fn resume_generation(State(engine): State<Arc<Engine>>) -> Json<Value> {
     Json(json!({"message": "Generation continued successfully.", "status": "ok"}))
 }
 
-/// "release_memory_occupation should be called only when server is idle": a failed assertion ends the scheduler, and so does
-/// reading weights that are released. Without `--enable-weights-cpu-backup` the weights are lost.
+/// "release_memory_occupation should be called only when server is idle": a failed assertion ends the scheduler, and so
+/// does reading released weights. Without `--enable-weights-cpu-backup` the weights are lost.
 async fn release(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> Response {
     let mut memory = engine.memory();
     let tags = tags(&body);
@@ -121,7 +122,7 @@ async fn release(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> 
     Json(Value::Null).into_response()
 }
 
-/// A tag that was not released is not in the set of released tags, and removing it from there is a `KeyError`.
+/// Removing a tag that was not released from the set of released tags is a `KeyError`.
 async fn resume(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> Response {
     let mut memory = engine.memory();
     if tags(&body).iter().all(|tag| memory.released.remove(tag)) {
@@ -145,7 +146,7 @@ async fn complete(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) ->
     engine.complete(&body).await
 }
 
-/// A request to a paused server waits; without memory, one that begins ends the scheduler.
+/// A request to a paused server waits; without memory, a starting request crashes the scheduler.
 async fn until_scheduled(engine: &Engine) {
     engine.wait_until_scheduling().await;
     if engine.memory().released.is_empty() {
@@ -155,7 +156,7 @@ async fn until_scheduled(engine: &Engine) {
     std::future::pending::<()>().await;
 }
 
-/// The tags of a request; none means all.
+/// Returns the tags of a request; none means all.
 fn tags(body: &Value) -> BTreeSet<String> {
     let given = body["tags"].as_array().map(Vec::as_slice).unwrap_or_default();
     let given: BTreeSet<_> = given.iter().filter_map(|tag| tag.as_str().map(str::to_owned)).collect();

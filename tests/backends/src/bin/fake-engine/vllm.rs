@@ -1,4 +1,4 @@
-//! vLLM 0.32 with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. Routes, bodies and statuses are those of its source:
+//! vLLM 0.32 with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. Routes, bodies and statuses follow its source:
 //! `vllm/entrypoints/serve/dev` and `vllm/v1/engine/core.py`.
 
 use std::sync::Arc;
@@ -34,12 +34,12 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
     router.with_state(engine)
 }
 
-/// A sleeping server answers 200 too: its API server is well, whatever the engine does.
+/// A sleeping server returns 200 too: its API server is healthy, whatever the state of the engine.
 async fn health(State(engine): State<Arc<Engine>>) -> StatusCode {
     if engine.has("never-ready") { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
-/// `is_scheduler_paused() or model_executor.is_sleeping`: true from the first moment of `/sleep`, before it has released
+/// `is_scheduler_paused() or model_executor.is_sleeping`: true from the start of `/sleep`, before it has released
 /// anything.
 async fn is_sleeping(State(engine): State<Arc<Engine>>) -> Json<Value> {
     let memory = engine.memory();
@@ -65,8 +65,8 @@ async fn metrics(State(engine): State<Arc<Engine>>) -> String {
     states.into_iter().map(gauge).fold(requests, |page, line| page + &line)
 }
 
-/// Parameters are read from the query, never from the body. It answers once memory is released, and the gauge changes only
-/// then. A repeated call waits with the first one, and does nothing where the weights are released already.
+/// Reads parameters from the query, never from the body. It responds once memory is released, and only then does the
+/// gauge change. A repeated call waits with the first one, and does nothing if the weights are already released.
 async fn sleep(State(engine): State<Arc<Engine>>, RawQuery(query): RawQuery) -> Response {
     let level = match values(query.as_deref(), "level").last().copied().unwrap_or("1") {
         "0" => 0,
@@ -82,7 +82,7 @@ async fn sleep(State(engine): State<Arc<Engine>>, RawQuery(query): RawQuery) -> 
     if engine.has("deaf") {
         return slept.into_response();
     }
-    // It goes on when its client is gone.
+    // It continues after its client has disconnected.
     tokio::spawn(async move { fall_asleep(&engine, level, &mode).await }).await.ok();
     slept.into_response()
 }
@@ -98,7 +98,7 @@ async fn fall_asleep(engine: &Engine, level: u8, mode: &str) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let mut memory = engine.memory();
-    // All calls that wait end in the same moment: none sleeps again what was woken since.
+    // All waiting calls end at the same moment: none puts a server to sleep again that was woken since.
     if memory.releases != releases {
         return;
     }
@@ -113,7 +113,7 @@ async fn fall_asleep(engine: &Engine, level: u8, mode: &str) {
 }
 
 /// Tags are in the query, repeated; none means all. Only a server that has all its memory again schedules requests, and
-/// only then the gauge changes.
+/// only then does the gauge change.
 async fn wake_up(State(engine): State<Arc<Engine>>, RawQuery(query): RawQuery) -> Json<Value> {
     let tags: Vec<_> = values(query.as_deref(), "tags").into_iter().map(str::to_owned).collect();
     let tags = (!tags.is_empty()).then_some(tags);
@@ -136,7 +136,7 @@ fn wake(engine: &Engine, tags: Option<&[String]>) {
     }
 }
 
-/// A server goes on when its client is gone.
+/// The server continues after its client has disconnected.
 #[allow(clippy::print_stdout)]
 async fn wake_slowly(engine: Arc<Engine>) {
     #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]

@@ -1,4 +1,4 @@
-//! Somebody else scales the models' Deployments.
+//! Other programs scale the models' Deployments.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

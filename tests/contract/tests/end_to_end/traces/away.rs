@@ -1,4 +1,4 @@
-//! A collector that is away, refuses or hangs: nothing waits for it, and what it did not get is counted.
+//! A collector that is unavailable, rejects exports or hangs: nothing waits for it, and lost spans are counted.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ async fn a_collector_that_is_away_slows_neither_requests_nor_the_end() {
 
 #[tokio::test]
 async fn a_collector_that_hangs_slows_neither_requests_nor_the_end() {
-    // A call that nobody plays is never answered.
+    // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     assert_unhindered(exporting(&hanging.url()).await).await;
     assert!(hanging.times_asked("/v1/traces") > 0, "nobody asked it");
@@ -50,7 +50,7 @@ async fn a_collector_that_hangs_slows_neither_requests_nor_the_end() {
 const DROPPED: &str = "modelrelay_trace_spans_dropped_total";
 const DROPPED_BY_WORKER: &str = "modelrelay_worker_trace_spans_dropped_total";
 
-/// Asks for what is refused, which is one span each.
+/// Sends requests that are rejected, each of which is one span.
 async fn end_spans(relay: &Relay, number: usize) {
     for _ in 0..number {
         relay.fetch(Request::post("/v1/chat/completions", &json!({}))).await.with_status(400);
@@ -68,7 +68,7 @@ async fn every_span_that_the_collector_refuses_is_counted() {
     end_spans(&relay, 1).await;
     let refused = format!("{DROPPED}{{reason=\"export_failed\"}}");
     relay.eventually("the loss", || async { relay.metric(&refused).await == 1.0 }).await;
-    // What is taken is no loss.
+    // Accepted spans are no loss.
     relay.fetch(chat().header("traceparent", parent(TRACE, "01")).body("{}")).await.with_status(400);
     collector.trace(TRACE, 1).await;
     assert_eq!(relay.metric(DROPPED).await, 1.0);
@@ -83,7 +83,7 @@ async fn every_span_that_the_collector_refuses_is_counted() {
 
 #[tokio::test]
 async fn every_span_for_which_the_queue_has_no_room_is_counted() {
-    // A call that nobody plays is never answered.
+    // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     let relay = Relay::builder()
         .env(ENDPOINT, &hanging.url())
@@ -91,7 +91,7 @@ async fn every_span_for_which_the_queue_has_no_room_is_counted() {
         .env("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
         .env("OTEL_BSP_MAX_QUEUE_SIZE", "2");
     let relay = relay.start().await;
-    // A batch is as large as the queue, and leaves at once when it is full.
+    // A batch is as large as the queue, and is exported at once when full.
     end_spans(&relay, 2).await;
     relay.eventually("a batch under way", || async { hanging.times_asked("/v1/traces") == 1 }).await;
     end_spans(&relay, 5).await;

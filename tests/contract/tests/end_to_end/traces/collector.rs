@@ -1,4 +1,4 @@
-//! A collector of traces played by hand: it reads real exports, and keeps what they say.
+//! A fake collector of traces: it parses real exports and keeps their spans.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1 as otlp;
 use prost::Message;
 
-/// The collector, and all that it was sent.
+/// The collector, and everything it received.
 pub(super) struct Collector {
     pub(super) http: FakeBackend,
     taken: Arc<Mutex<Taken>>,
@@ -25,7 +25,7 @@ struct Taken {
     raw: Vec<u8>,
 }
 
-/// A span, its ids in hex as headers write them.
+/// A span, with its ids in hex as in headers.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
     pub(super) service: String,
@@ -57,19 +57,19 @@ impl Span {
         }
     }
 
-    /// An attribute as text; empty where there is none.
+    /// Returns an attribute as text, or an empty string.
     pub(super) fn attribute(&self, key: &str) -> String {
         text(self.attributes.iter().find(|attribute| attribute.key == key).and_then(|it| it.value.as_ref()))
     }
 }
 
 impl Collector {
-    /// One that takes everything.
+    /// Starts a collector that accepts everything.
     pub(super) async fn start() -> Self {
         Self::answering(|_| 200).await
     }
 
-    /// One that says this to each batch, by how many came before it.
+    /// Starts a collector that responds to each batch with this status, by the number of earlier batches.
     pub(super) async fn answering(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
         let http = FakeBackend::start().await;
         let taken = Arc::new(Mutex::new(Taken::default()));
@@ -91,17 +91,17 @@ impl Collector {
         Self { http, taken }
     }
 
-    /// Everything of this trace, once it is so many spans.
+    /// Returns all spans of this trace, once it has this number.
     pub(super) async fn trace(&self, id: &str, spans: usize) -> Vec<Span> {
         self.trace_when(id, |found| found.len() >= spans).await
     }
 
-    /// Everything that a relay has to tell of this trace: its own span is the last.
+    /// Returns all of a relay's spans of this trace: the relay's own span is the last.
     pub(super) async fn ended_trace(&self, id: &str) -> Vec<Span> {
         self.trace_when(id, |found| found.iter().any(|span| span.name.starts_with("POST /"))).await
     }
 
-    /// Everything of this trace, once a span of this name is there.
+    /// Returns all spans of this trace, once one has this name.
     pub(super) async fn trace_with(&self, id: &str, name: &str) -> Vec<Span> {
         self.trace_when(id, |found| found.iter().any(|span| span.name == name)).await
     }
@@ -112,12 +112,12 @@ impl Collector {
         whole.unwrap_or_else(|| panic!("trace {id} is not whole: {:#?}", of_trace()))
     }
 
-    /// All spans so far.
+    /// Returns all spans so far.
     pub(super) fn spans(&self) -> Vec<Span> {
         self.taken.lock().expect("what was taken").spans.clone()
     }
 
-    /// Whether some batch holds these bytes anywhere.
+    /// True if any batch contains these bytes.
     pub(super) fn was_told(&self, text: &str) -> bool {
         let taken = self.taken.lock().expect("what was taken");
         taken.raw.windows(text.len()).any(|window| window == text.as_bytes())

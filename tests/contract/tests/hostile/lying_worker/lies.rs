@@ -1,4 +1,4 @@
-//! What the liar says: messages with right and wrong names, ids, numbers and types; pieces; frames that are none.
+//! The liar's messages: right and wrong names, ids, numbers and types; pieces; invalid frames.
 
 use serde_json::{Map, Value, json};
 use tokio_tungstenite::tungstenite::{
@@ -9,7 +9,7 @@ use tokio_tungstenite::tungstenite::{
     },
 };
 
-/// What the liar knows: requests that it holds or held, and those of the honest worker.
+/// The liar's knowledge: its own current and past requests, and those of the honest worker.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     own: Vec<(String, u32)>,
@@ -29,7 +29,7 @@ impl Known {
     }
 }
 
-/// The last few: those are the ones that may still run.
+/// Keeps the last few, which may still be running.
 fn remember(ids: &mut Vec<(String, u32)>, id: &str, stream: u32) {
     ids.push((id.to_owned(), stream));
     if ids.len() > 8 {
@@ -37,7 +37,7 @@ fn remember(ids: &mut Vec<(String, u32)>, id: &str, stream: u32) {
     }
 }
 
-/// Chance that can be had again (`SplitMix64`).
+/// Reproducible random numbers (`SplitMix64`).
 #[derive(Debug)]
 pub(super) struct Dice(u64);
 
@@ -54,7 +54,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to less than `bound`.
+    /// Returns a number from 0 to less than `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("less than a usize")
     }
@@ -64,7 +64,7 @@ impl Dice {
         (0..count).map(|_| self.next().to_le_bytes()[0]).collect()
     }
 
-    /// Characters of one to four bytes, quotes and controls among them.
+    /// Returns characters of one to four bytes, including quotes and control characters.
     pub(super) fn text(&mut self, most: usize) -> String {
         let letters = ['a', '"', '\\', '\n', '\u{1}', 'ö', '€', '😀', '}', ' '];
         let count = self.below(most + 1);
@@ -75,7 +75,7 @@ impl Dice {
         (!of.is_empty()).then(|| &of[self.below(of.len())])
     }
 
-    /// A value that no field expects, or the edge of what it does.
+    /// Returns a value that no field expects, or a boundary value.
     pub(super) fn odd_value(&mut self) -> Value {
         match self.below(16) {
             0 => json!(u64::MAX),
@@ -97,7 +97,7 @@ impl Dice {
         }
     }
 
-    /// The id and stream of a request: its own, another's, or nobody's.
+    /// Returns the id and stream of a request: its own, another worker's, or an unknown one.
     fn request(&mut self, known: &Known) -> (Value, u32) {
         let found = match self.below(6) {
             0..=3 => self.pick(&known.own),
@@ -111,7 +111,7 @@ impl Dice {
     }
 }
 
-/// The next thing that it says. What is not even well-formed ends the link, so only an `outrageous` liar says that.
+/// Returns the next message. A malformed one ends the link, so only an `outrageous` liar sends it.
 pub(super) fn lie(dice: &mut Dice, known: &Known, outrageous: bool) -> Message {
     match dice.below(40) {
         0..=2 if !outrageous => piece(dice, known),
@@ -131,7 +131,7 @@ pub(super) fn lie(dice: &mut Dice, known: &Known, outrageous: bool) -> Message {
     }
 }
 
-/// Response bytes, mostly for a stream that it knows, in the form that they should have.
+/// Returns response bytes in valid form, mostly for a known stream.
 fn piece(dice: &mut Dice, known: &Known) -> Message {
     let (_, stream) = dice.request(known);
     let mut bytes = vec![2, 0];
@@ -141,7 +141,7 @@ fn piece(dice: &mut Dice, known: &Known) -> Message {
     Message::Binary(bytes.into())
 }
 
-/// A message of every type, with its proper fields and values that contradict one another.
+/// Returns a message of any type, with valid fields and contradictory values.
 fn message(dice: &mut Dice, known: &Known) -> Value {
     let (id, stream) = dice.request(known);
     match dice.below(16) {
@@ -209,7 +209,7 @@ fn error_code(dice: &mut Dice) -> &'static str {
     codes[dice.below(codes.len())]
 }
 
-/// Headers that cut answers short, split them, or are none.
+/// Returns headers that truncate or split responses, or are invalid.
 fn headers(dice: &mut Dice) -> Value {
     let pairs = [
         json!(["content-type", "text/event-stream"]),
@@ -226,7 +226,7 @@ fn headers(dice: &mut Dice) -> Value {
     (0..dice.below(5)).map(|_| pairs[dice.below(pairs.len())].clone()).collect()
 }
 
-/// Never the honest worker's model: who has a secret may serve what it likes.
+/// Never the honest worker's model: a worker with a secret may serve any model.
 fn models(dice: &mut Dice) -> Value {
     match dice.below(4) {
         0 => json!([]),
@@ -260,7 +260,7 @@ fn slots(dice: &mut Dice) -> Value {
     (0..dice.below(20)).map(|at| slot(dice, at)).collect()
 }
 
-/// A frame of any opcode, with any bits, and text that is no UTF-8.
+/// Returns a frame of any opcode with any bits, or invalid UTF-8.
 fn frame(dice: &mut Dice) -> Message {
     let reserved = u8::try_from(3 + dice.below(5)).expect("small");
     let opcode = match dice.below(8) {

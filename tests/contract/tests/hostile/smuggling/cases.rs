@@ -1,21 +1,21 @@
-//! The requests, and what the relay does with each.
+//! The requests, and the relay's expected reaction to each.
 
 use super::recorder::Seen;
 
-/// What a program did with a case.
+/// A program's reaction to a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It answered so, closed, and passed nothing on: not what came behind either.
+    /// It responded with this status, closed, and forwarded nothing, including the bytes that followed.
     Refuses(u16),
-    /// It answered so by itself, and read what came behind as a request of its own.
+    /// It responded by itself, and parsed the bytes that followed as another request.
     Answers(u16),
-    /// It passed on one request with the usual body, and then what came behind.
+    /// It forwarded one request with the usual body, and then the one that followed.
     Passes,
-    /// It passed on something else: so many requests.
+    /// It forwarded something else: this number of requests.
     Other(usize),
-    /// As [`Verdict::Passes`], but it closed and read nothing of what came behind.
+    /// As [`Verdict::Passes`], but it closed and read nothing of what followed.
     PassesAndCloses,
-    /// It waits for more, whether it answered already or not (0).
+    /// It waits for more, whether or not it has responded (0 if not).
     Waits(u16),
 }
 
@@ -33,13 +33,13 @@ impl Verdict {
     }
 }
 
-/// One sequence of bytes.
+/// A sequence of bytes.
 pub(super) struct Case {
     pub(super) name: &'static str,
     /// With the abbreviations of [`Case::bytes`].
     raw: &'static str,
     pub(super) relay: Verdict,
-    /// Who refuses this, though the relay does not.
+    /// The programs that reject this, though the relay does not.
     pub(super) stricter: &'static [&'static str],
 }
 
@@ -47,9 +47,9 @@ const BODY: &str = r#"{"model":"m"}"#;
 const AFTER_BODY: &str = r#"{"model":"m","after":1}"#;
 
 impl Case {
-    /// The bytes, with a proper request behind them, which whoever loses count reads as something else. `{P}` stands for a
-    /// request line and all headers but those of the framing, `{H}` for these headers, `{B}` for a body of 13 bytes, `{S}`
-    /// for a whole request that is to be smuggled, `{L}` for a line's worth of 140,000 letters.
+    /// Returns the bytes, followed by a valid request, which a program that loses count parses as something else. `{P}`
+    /// stands for a request line and all headers but those of the framing, `{H}` for these headers, `{B}` for a body of
+    /// 13 bytes, `{S}` for a whole request that is to be smuggled, `{L}` for a line's worth of 140,000 letters.
     pub(super) fn bytes(&self, number: usize) -> Vec<u8> {
         let headers = format!("host: x\r\ncontent-type: application/json\r\nx-request-id: case-{number:04}\r\n");
         let post = format!("POST /v1/chat/completions HTTP/1.1\r\n{headers}");
@@ -79,7 +79,7 @@ const fn case(name: &'static str, raw: &'static str, relay: Verdict) -> Case {
 use Verdict::{Answers, Passes, PassesAndCloses, Refuses, Waits};
 
 pub(super) const CASES: &[Case] = &[
-    // As it should be.
+    // Valid requests.
     case("content-length", "{P}content-length: 13\r\n\r\n{B}", Passes),
     case("chunked", "{P}transfer-encoding: chunked\r\n\r\nd\r\n{B}\r\n0\r\n\r\n", Passes),
     case("no body at all", "{P}\r\n", Answers(400)),
@@ -107,7 +107,7 @@ pub(super) const CASES: &[Case] = &[
     case("CL twice, the second smuggles", "{P}content-length: {SLEN}\r\ncontent-length: 0\r\n\r\n{S}", Refuses(400)),
     case("CL list, equal", "{P}content-length: 13, 13\r\n\r\n{B}", Refuses(400)),
     case("CL list, different", "{P}content-length: 13, 14\r\n\r\n{B}", Refuses(400)),
-    // Lengths that are none.
+    // Invalid lengths.
     case("CL negative", "{P}content-length: -13\r\n\r\n{B}", Refuses(400)),
     case("CL with plus", "{P}content-length: +13\r\n\r\n{B}", Refuses(400)),
     case("CL hexadecimal", "{P}content-length: 0xd\r\n\r\n{B}", Refuses(400)),

@@ -1,4 +1,4 @@
-//! The three programs that get the same bytes, and what came out behind each of them.
+//! The three programs that get the same bytes, and the requests behind each of them.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixStream},
 };
 
-/// After so long without a byte, a program is taken to wait for more than it got.
+/// After this time without a byte, a program is considered to wait for more.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// One request as it came out.
+/// A request that was forwarded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Seen {
     /// Method and target, the target without scheme, host, fragment and repeated slashes.
@@ -34,15 +34,15 @@ pub(super) struct Seen {
 impl Seen {
     fn new(method: &str, target: &str, body: &[u8]) -> Self {
         let path = target.split_once("://").map_or(target, |(_, rest)| rest.find('/').map_or("/", |at| &rest[at..]));
-        // Nobody's backend is asked for a fragment; nginx passes it on all the same.
+        // No backend expects a fragment; nginx forwards it all the same.
         let path = path.split('#').next().unwrap_or_default();
-        // The relay corrects these for its own routes; others pass them on.
+        // The relay normalizes these for its own routes; others forward them.
         let path = path.replace("//", "/");
         Self { line: format!("{method} {path}"), body: String::from_utf8_lossy(body).into_owned() }
     }
 }
 
-/// What came out, by the number of the case, which each request carries as `case-NUMBER`.
+/// Forwarded requests, by the number of the case, which each request carries as `case-NUMBER`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Recorded(Arc<Mutex<BTreeMap<usize, Vec<Seen>>>>);
 
@@ -60,7 +60,7 @@ impl Recorded {
     }
 }
 
-/// Where a program takes connections.
+/// The address at which a program accepts connections.
 #[derive(Debug, Clone)]
 pub(super) enum Door {
     Tcp(SocketAddr),
@@ -78,16 +78,16 @@ async fn open(door: &Door) -> std::io::Result<Box<dyn Stream>> {
     })
 }
 
-/// How a conversation went.
+/// The result of a conversation.
 #[derive(Debug)]
 pub(super) struct Talk {
-    /// Of the first answer; 0 where none came.
+    /// The status of the first response; 0 if none.
     pub(super) status: u16,
-    /// Whether the program closed, rather than wait.
+    /// True if the program closed rather than waited.
     pub(super) closed: bool,
 }
 
-/// Writes the bytes and reads until the program closes, or falls silent.
+/// Writes the bytes and reads until the program closes or stays silent.
 pub(super) async fn talk(door: Door, bytes: Vec<u8>) -> Talk {
     let mut stream = open(&door).await.expect("the program accepts connections");
     // It may close before it has read all of it.
@@ -105,7 +105,7 @@ pub(super) async fn talk(door: Door, bytes: Vec<u8>) -> Talk {
     Talk { status: statuses.into_iter().find(|status| *status != 100).unwrap_or(0), closed }
 }
 
-/// Records what reaches a worker of the relay, and answers it.
+/// Records the requests that reach a worker of the relay, and responds to them.
 pub(super) fn record_worker(mut worker: FakeWorker) -> Recorded {
     let recorded = Recorded::default();
     let to = recorded.clone();
@@ -118,7 +118,7 @@ pub(super) fn record_worker(mut worker: FakeWorker) -> Recorded {
             };
             let text = |name: &str| message[name].as_str().unwrap_or_default();
             let head = format!("{} {}", text("endpoint_path"), message["headers"]);
-            // A worker is told no method but for the few paths that have another one.
+            // A worker receives a method only for the few paths with a different one.
             let method = message["method"].as_str().unwrap_or("POST");
             to.push(&head, Seen::new(method, text("endpoint_path"), text("body").as_bytes()));
             worker.complete(text("request_id"), 200, Map::new(), "{}").await;
@@ -127,7 +127,7 @@ pub(super) fn record_worker(mut worker: FakeWorker) -> Recorded {
     recorded
 }
 
-/// Another program that understands HTTP, in front of a backend which writes down what reaches it.
+/// Another HTTP implementation, in front of a backend that records its requests.
 pub(super) struct Oracle {
     door: Door,
     pub(super) recorded: Recorded,
@@ -136,7 +136,7 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// `nginx` or `haproxy`, where it is installed.
+    /// Starts `nginx` or `haproxy`, if installed.
     pub(super) async fn start(name: &str) -> Option<Self> {
         let Some(binary) = on_path(name) else {
             cannot_run(&format!("{name} is not installed"));
@@ -164,7 +164,7 @@ impl Oracle {
     }
 }
 
-/// Lines as long as the relay takes them, else as Debian's nginx comes.
+/// Lines as long as the relay accepts; otherwise Debian's defaults.
 fn nginx_config(socket: &Path, backend: SocketAddr) -> String {
     format!(
         "daemon off; master_process off; pid nginx.pid; error_log stderr;
@@ -199,7 +199,7 @@ backend backend
     )
 }
 
-/// A backend that believes what it is told, as strict as can be, and answers everything with 200.
+/// Starts a backend that parses as strictly as possible and responds to everything with 200.
 async fn record(recorded: Recorded) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("it is bound");
@@ -220,7 +220,7 @@ async fn record(recorded: Recorded) -> SocketAddr {
     addr
 }
 
-/// One whole request, or `None` at the connection's end and for whatever breaks off.
+/// Returns one whole request, or `None` at the end of the connection and for an incomplete one.
 async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Seen)> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -266,7 +266,7 @@ async fn read_chunks(stream: &mut BufReader<TcpStream>) -> Option<Vec<u8>> {
     }
 }
 
-/// Takes no memory for what is only announced.
+/// Reads bytes without allocating for lengths that are only announced.
 async fn read_bytes(stream: &mut BufReader<TcpStream>, count: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     stream.take(count).read_to_end(&mut bytes).await.ok()?;

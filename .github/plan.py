@@ -40,7 +40,7 @@ def suites_for(files, table=TABLE):
     """Returns the suites that changed files need.
 
     >>> sorted(suites_for(["docs/index.md"]))
-    ['docs']
+    ['docs', 'lint']
     >>> sorted(suites_for(["deploy/docker/Dockerfile.relay", "deny.toml"]))
     ['cluster', 'deny', 'images']
     >>> suites_for(["Cargo.lock"]) == suites_for(["docs/index.md", "new-folder/file"]) == every_suite()

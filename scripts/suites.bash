@@ -29,7 +29,15 @@ suite_build() {
     linting_cargo nextest list --workspace --locked --list-type binaries-only --message-format json > "$suites/binaries.json"
 }
 
-suite_lint() { python3 scripts/lints.py "$suites/build.jsonl"; }
+# All of them, even where one before it failed.
+suite_lint() {
+  local failed=0
+  python3 scripts/lints.py "$suites/build.jsonl" || failed=1
+  PYTHONPATH=scripts python3 -m unittest discover -q -s tests/checks || failed=1
+  python3 scripts/layers.py || failed=1
+  python3 scripts/words.py || failed=1
+  return "$failed"
+}
 
 # Private items included: every link must resolve.
 suite_rustdoc() {

@@ -62,7 +62,7 @@ SUITES = [
     Suite("build", "the programs and all tests, linted while they compile", 2.0, is_preparation=True),
     Suite("fmt", "formatting", 0.3),
     Suite("tools", "what clients, browser, contract and engine install", 0.4, is_preparation=True),
-    Suite("lint", "what clippy found while `build` compiled", 0.1, ("build",)),
+    Suite("lint", "what clippy found while `build` compiled; layers of imports; plain words", 0.1, ("build",)),
     background("chart-programs", "Helm and what else the chart is checked with", is_preparation=True),
     background("cluster-programs", "the programs of a Kubernetes cluster", is_preparation=True),
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),

@@ -6,8 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use modelrelay_platform::log;
-use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};
+use prometheus::{Counter, Gauge, IntGauge, Registry};
 
 use super::families::registered;
 
@@ -22,7 +21,6 @@ pub(super) struct ProcessGauges {
     resident_memory: IntGauge,
     start_time: Gauge,
     threads: IntGauge,
-    log_lines_dropped: IntCounter,
 }
 
 impl ProcessGauges {
@@ -42,20 +40,12 @@ impl ProcessGauges {
                 Gauge::new("process_start_time_seconds", "Start time of the process since unix epoch in seconds."),
             ),
             threads: gauge("process_threads", "Number of OS threads in the process."),
-            log_lines_dropped: registered(
-                registry,
-                IntCounter::new(
-                    "modelrelay_log_lines_dropped_total",
-                    "Log lines dropped because standard error was not read",
-                ),
-            ),
         }
     }
 }
 
 /// Reads all values again; called by one scrape at a time.
 pub(super) fn show(gauges: &ProcessGauges) {
-    gauges.log_lines_dropped.inc_by((log::dropped_lines() as u64).saturating_sub(gauges.log_lines_dropped.get()));
     let proc = Path::new("/proc");
     let read = |path: &str| fs::read_to_string(proc.join(path)).unwrap_or_default();
     let status = read("self/status");

@@ -19,7 +19,7 @@ use api::Api;
 /// The interval at which the progress of a drain is polled.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What to do instead of being a relay: most ask one that runs.
+/// The command to run instead of serving.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Check the settings, and the file of --config, and end
@@ -117,7 +117,7 @@ pub enum KeyChange {
     },
 }
 
-/// Which relay, as whom, and how the answer looks.
+/// The relay to connect to, the credentials, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Relay {
     /// Where the relay's admin API is

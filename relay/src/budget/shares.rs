@@ -40,7 +40,7 @@ impl Shares {
         fits(held, own, bytes, limit)
     }
 
-    /// Takes `bytes` if [`Self::has_room`].
+    /// Reserves `bytes` if [`Self::has_room`].
     pub(super) fn take(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let mut shares = self.lock();
         match shares.get_mut(holder) {
@@ -56,7 +56,7 @@ impl Shares {
         }
     }
 
-    /// Returns bytes that were taken.
+    /// Releases reserved bytes.
     pub(super) fn give_back(&self, holder: &Holder, bytes: u64) {
         if let Entry::Occupied(mut held) = self.lock().entry(holder.clone()) {
             *held.get_mut() -= bytes;
@@ -77,7 +77,7 @@ impl Shares {
     }
 }
 
-/// True if the body is its client's only one, or all of them stay within the limit.
+/// True if the body is its client's only one, or if all its bodies stay within the limit.
 fn fits(held: u64, own: u64, bytes: u64, limit: u64) -> bool {
     held == own || held.saturating_add(bytes) <= limit
 }

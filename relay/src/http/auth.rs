@@ -56,8 +56,9 @@ impl Caller {
             && (names.iter().any(|name| key.allows_model(name)) || names.iter().any(allows_all_of))
     }
 
-    /// Rejects a model that the caller may not use. If the caller may use only the models that workers serve under the name,
-    /// returns those models: another worker, or the same one later, may serve another model under it.
+    /// Rejects a model that the caller may not use. If the caller may use the name only because of the models that workers serve
+    /// under it, returns the models that its key lists: another worker, or the same one later, may serve another model under that
+    /// name.
     pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
         if !self.allows_model(provider, names) {
             return Err(forbidden());

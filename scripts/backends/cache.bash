@@ -52,7 +52,7 @@ logged() {
   say "built $name in $((SECONDS - began)) s"
 }
 
-# FOLDER REQUIREMENT...: creates a virtual environment with these packages, which are pip's arguments.
+# FOLDER REQUIREMENT...: makes a virtual environment with these packages, as pip is told them.
 python_with() {
   has python3 || apt_install python3
   has python3 || cannot "python3 is missing: install it"

@@ -80,7 +80,7 @@ def write(path, name, seed):
             writer.add_tensor(f"blk.{layer}.{part}.weight", numpy.ones(WIDTH, numpy.float32))
     writer.add_tensor("output_norm.weight", numpy.ones(WIDTH, numpy.float32))
     output = weights(len(texts), WIDTH)
-    # Hidden tokens get zero, because the maximum of the others is above zero.
+    # What must not be said gets nothing: the others' best is above zero.
     output[:hidden] = 0
     writer.add_tensor("output.weight", output)
 

@@ -35,7 +35,6 @@ impl Coding {
     /// Returns the compression of a request body with these headers, if any.
     ///
     /// # Errors
-    ///
     /// Returns 415 for any other coding, and for more than one.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         let named = headers.get_all(CONTENT_ENCODING).iter().map(|value| value.as_bytes().trim_ascii());

@@ -1,8 +1,8 @@
 //! The HTTP proxy between this machine and a relay, from the variables that most programs know: `HTTPS_PROXY`, `HTTP_PROXY`,
 //! `ALL_PROXY` and `NO_PROXY`, each in lower case too.
 //!
-//! A loopback address is never reached through a proxy. The value of a variable is validated only where it is needed: many machines have
-//! one that no relay of theirs needs.
+//! A loopback address is never reached through a proxy. The value of a variable is validated only when it is needed: many
+//! machines have a proxy that none of their relays is reached through.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ impl ProxyVariables {
         Self { http: proxy("HTTP_PROXY"), https: proxy("HTTPS_PROXY"), all: proxy("ALL_PROXY"), except }
     }
 
-    /// The proxy for the relay at `host`, or at one address behind that name; `None` where it is reached directly.
+    /// The proxy for the relay at `host`, or at one address behind that name; `None` if the relay is reached directly.
     pub fn of(&self, tls: bool, host: &str, address: Option<IpAddr>) -> Option<&ProxyVariable> {
         let host = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let written = host.parse::<IpAddr>().ok();

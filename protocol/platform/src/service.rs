@@ -45,7 +45,7 @@ pub struct ServiceArgs {
     pub action: Action,
 }
 
-/// What to do about the service.
+/// The actions on the service.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Action {
     /// Have Windows run this program from now on, and start it again when it fails

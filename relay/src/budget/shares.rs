@@ -1,7 +1,7 @@
-//! What each client's request bodies take of the budget.
+//! The share of the budget that each client's request bodies use.
 //!
-//! One client may hold half of it, so that its uploads leave room for those of others. A body that is the only one of its client may
-//! be larger: a limit of requests that fits into the budget keeps its meaning.
+//! One client may hold half of the budget, so that its uploads leave room for other clients. A client's only body may be larger,
+//! so that a request limit that fits into the budget stays usable.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Full;
 
-/// The client whose share a request body takes: its API key, or its address where no key is required.
+/// The client to whose share a request body is charged: its API key, or its address if no key is required.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// The id of an API key.
     Key(Arc<str>),
-    /// An address, or the network that counts as one.
+    /// An address, or the network that is treated as one.
     Address(IpAddr),
 }
 
 impl Holder {
-    /// The error when its share has no room.
+    /// The error returned if the share has no room.
     pub(super) fn full(&self) -> Full {
         match self {
             Self::Key(_) => Full::KeyShare,
@@ -29,18 +29,18 @@ impl Holder {
     }
 }
 
-/// Bytes of request bodies by client; a client without any is not in it.
+/// Bytes of request bodies by client, without clients that have none.
 #[derive(Debug, Default)]
 pub(super) struct BodyShares(Mutex<HashMap<Holder, u64>>);
 
 impl BodyShares {
-    /// True if a client's bodies may take `bytes` more within `limit`, for a body that has `own` bytes already.
+    /// True if `bytes` more fit within `limit`, for a body that already has `own` bytes.
     pub(super) fn has_room(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let held = self.lock().get(holder).copied().unwrap_or(0);
         fits(held, own, bytes, limit)
     }
 
-    /// Takes `bytes` if [`Self::has_room`].
+    /// Reserves `bytes` if [`Self::has_room`].
     pub(super) fn take(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let mut shares = self.lock();
         match shares.get_mut(holder) {
@@ -56,7 +56,7 @@ impl BodyShares {
         }
     }
 
-    /// Returns bytes that were taken.
+    /// Releases reserved bytes.
     pub(super) fn give_back(&self, holder: &Holder, bytes: u64) {
         if let Entry::Occupied(mut held) = self.lock().entry(holder.clone()) {
             *held.get_mut() -= bytes;
@@ -77,7 +77,7 @@ impl BodyShares {
     }
 }
 
-/// True if the body is its client's only one, or all of them stay within the limit.
+/// True if the body is its client's only one, or if all its bodies stay within the limit.
 fn fits(held: u64, own: u64, bytes: u64, limit: u64) -> bool {
     held == own || held.saturating_add(bytes) <= limit
 }

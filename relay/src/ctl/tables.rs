@@ -1,4 +1,4 @@
-//! Answers of the admin API as tables.
+//! Responses of the admin API as tables.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::list;
 
-/// Between columns.
+/// The separator of columns.
 const GAP: &str = "   ";
-/// Of a cell that lists something.
+/// The most characters of a cell that contains a list.
 const MAX_CELL: usize = 48;
 
-/// The relay, its providers, and what is wrong.
+/// The relay, its providers and their problems.
 pub(super) fn status(state: &Value, stats: &Value) -> String {
     let up = Duration::from_secs_f64(stats["uptime_secs"].as_f64().unwrap_or_default());
     let mut text =
@@ -146,7 +146,8 @@ fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     [&head].into_iter().chain(&rows).map(line).collect()
 }
 
-/// A value as a word: what is not there is a dash. Names come from others, so nothing of them may steer a terminal.
+/// Formats a value; null becomes a dash. Control characters are replaced, because names come from other machines and must not
+/// control the terminal.
 fn word(value: &Value) -> String {
     match value {
         Value::String(text) => marked(text),
@@ -176,7 +177,7 @@ fn since(value: &Value) -> String {
     passed.map_or_else(|| "-".to_owned(), rounded)
 }
 
-/// Its two largest units are enough.
+/// Rounds down to the two largest units.
 fn rounded(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let whole = match seconds {

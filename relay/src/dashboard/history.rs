@@ -155,7 +155,7 @@ pub(crate) async fn record(relay: Weak<Relay>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(relay) = relay.upgrade() else { return };
-        // With ten thousand workers it takes a while, in which a runtime thread would forward no token. If it fails, a
+        // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a failure, a
         // point is missing.
         let _ = blocking::run(move || {
             let providers = relay.providers.all();

@@ -1,5 +1,5 @@
-//! The latest events for the dashboard: the lines of the log at `info` and above, regardless of `LOG_LEVEL`, without those
-//! of each request.
+//! The latest events for the dashboard: log lines at `info` and above, regardless of `LOG_LEVEL`, without those of individual
+//! requests.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 500;
 /// The most characters of a message or a field's value, so that an entry stays one line.
 const MAX_CHARS: usize = 500;
 
-/// The target of lines that belong to each request: they would displace all others.
+/// The target of lines that belong to individual requests, which would displace all others.
 pub const PER_REQUEST: &str = "modelrelay_relay::requests";
 
 /// The latest events. A clone shares the same journal.

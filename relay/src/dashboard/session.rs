@@ -26,7 +26,7 @@ pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
 /// The duration of a login.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
 
-/// States the purpose of the key, so that no signature for another purpose is valid here.
+/// The purpose of the key, so that no signature for another purpose is valid here.
 const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
 
 /// Why a cookie is not accepted.
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     Absent,
     /// It has expired.
     Ended,
-    /// It was made with another token, or by guessing.
+    /// It was signed with another token, or forged.
     Foreign,
     /// It is valid, but the request is a change and does not come from the dashboard's page.
     NotOurPage,

@@ -87,7 +87,7 @@ pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Respo
     response
 }
 
-/// The secret that lasts longest: a machine that is added now should not need another one soon.
+/// Returns the secret that expires last: a machine that is added now should not need another one soon.
 fn secret_of(provider: &ProviderConfig) -> Option<&str> {
     let now = SystemTime::now();
     let good = provider.worker_secrets.iter().filter(|secret| secret.not_after.is_none_or(|end| end > now));

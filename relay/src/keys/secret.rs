@@ -5,9 +5,9 @@
 //! if there was no other write meanwhile; otherwise it starts again. Two relays can therefore both create keys and lose
 //! none, and a time of last use from a relay that has not seen a revocation yet cannot undo it.
 //!
-//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys,
-//! either it is old, or the keys were removed from the Secret: the relay asks the API server in the background. Until then
-//! every known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
+//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys, either
+//! it is old, or the keys were removed from the Secret: the relay queries the API server in the background. Until then every
+//! known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ const MAX_SECRET_BYTES: usize = 1 << 20;
 /// The longest time that an admin waits for a change: the API server may be restarting, but a person does not wait for
 /// long.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(8);
-/// The first wait before the API server is asked about a mount that lacks keys, and the longest between two attempts.
+/// The first wait before the API server is queried about a mount that lacks keys, and the longest between two attempts.
 const DOUBT_WAIT: Duration = Duration::from_secs(1);
 const MAX_DOUBT_WAIT: Duration = Duration::from_secs(60);
 

@@ -398,7 +398,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn no_relay_starves_beside_a_busy_one(
+    fn busy_relay_starves_no_other(
         relays in 2..4_usize,
         capacities in vec(1..4_u32, 1..3),
         ops in vec(op(), 20..250),

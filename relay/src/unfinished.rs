@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_take_nothing_of_the_budget() {
+    fn small_messages_use_no_budget() {
         let (unfinished, budget) = unfinished(0);
         for _ in 0..100 {
             assert_eq!(receive(&unfinished, UNCOUNTED_BYTES), None);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn large_message_is_in_the_budget_until_its_end() {
+    fn large_message_uses_budget_until_its_end() {
         let (unfinished, budget) = unfinished(2 * MIB);
         assert_eq!(receive(&unfinished, MIB), None);
         assert_eq!(budget.used(), MIB);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_good_is_told_apart() {
+    fn unfit_tokens_are_classified_by_reason() {
         assert_eq!(with("aud", json!(["modelrelay2"])), Err(Unfit::OtherAudience));
         assert_eq!(with("aud", json!([])), Err(Unfit::OtherAudience));
         assert_eq!(with("exp", json!(NOW - 61)), Err(Unfit::Expired));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_never_looked_into() {
+    fn malformed_token_is_rejected() {
         let good = token(&claims());
         let long = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
         let signed_not = good.trim_end_matches("c2lnbmF0dXJl");

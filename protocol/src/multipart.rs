@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_no_text_hide_no_name() {
+    fn binary_part_header_does_not_hide_name() {
         let body = b"--B\r\nX: \xff\r\ncontent-disposition: form-data; name=model\r\n\r\nv\r\n--B--";
         assert_eq!(fields("B", body).unwrap()[0].name, "model");
     }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cleaned_or_marked() {
+    fn control_characters_are_removed_or_marked() {
         assert_eq!(printable("a\u{1b}[31mb", 5), "a[31m");
         assert_eq!(marked("a\u{202e}b"), "a\u{fffd}b");
     }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_does_not_fit_is_refused() {
+    fn message_beyond_budget_is_rejected() {
         let (unfinished, budget) = unfinished(MIB);
         assert_eq!(receive(&unfinished, MIB), Some(Refusal::NoMemory));
         assert!(budget.used() > MIB / 2 && budget.used() <= MIB / 8 * 7, "{}", budget.used());
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_comes_too_slowly_is_refused() {
+    fn slow_message_is_rejected() {
         let (unfinished, _budget) = unfinished(100 * MIB);
         let begin = Instant::now();
         let later = |secs| begin + Duration::from_secs(secs);

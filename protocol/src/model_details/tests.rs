@@ -36,7 +36,7 @@ fn identity_and_unknown_fields_are_left_out() {
 }
 
 #[test]
-fn values_of_another_form_are_left_out_alone() {
+fn only_values_of_other_type_are_left_out() {
     for odd in [
         json!(0),
         json!(-1),

@@ -248,7 +248,7 @@ fn demand_without_later_request_keeps_its_place() {
 }
 
 #[test]
-fn unwritten_requests_are_taken_back_in_order() {
+fn unwritten_requests_are_returned_in_order() {
     let mut out = relay();
     for stream in 1..=4 {
         out.push_request(stream, &format!("r{stream}"), format!("q{stream}"), body(10), 100);
@@ -376,7 +376,7 @@ struct Sent {
 proptest! {
     /// A relay's socket with a random history of requests.
     #[test]
-    fn every_history_respects_order_and_credit(steps in prop::collection::vec(step(), 1..120)) {
+    fn every_history_keeps_the_order_and_the_credit(steps in prop::collection::vec(step(), 1..120)) {
         let mut out = relay();
         let mut sent: Vec<Sent> = Vec::new();
         let (mut pushed_texts, mut read_texts) = (0_u32, 0_u32);

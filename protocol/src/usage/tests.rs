@@ -172,7 +172,7 @@ fn unterminated_last_line_is_read() {
 }
 
 #[test]
-fn absurd_numbers_ids_and_nesting_do_no_harm() {
+fn extreme_numbers_ids_and_nesting_are_handled() {
     let body =
         format!(r#"{{"usage":{{"input_tokens":{0},"cache_read_input_tokens":{0},"output_tokens":{0}}}}}"#, u64::MAX);
     assert_eq!(read(&body, "/v1/messages", JSON).token_counts, counts(u64::MAX, u64::MAX, u64::MAX, Some(u64::MAX)));
@@ -211,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(
+    fn usage_of_arbitrary_bytes_is_independent_of_cuts(
         parts in prop::collection::vec(prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40),
             prop::sample::select(vec!["data:", "\n", "{\"usage\":", "{", "}", "\"", "\\", "\"response\":{\"id\":\"", "\"input_tokens\":1,"])

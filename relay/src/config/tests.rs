@@ -215,7 +215,7 @@ fn unknown_field_error_lists_known_fields_and_line() {
 }
 
 #[test]
-fn secrets_outside_providers_are_unknown_field() {
+fn secrets_outside_providers_are_rejected_as_unknown() {
     let line = refusal("workerSecrets: [{value: planted}]");
     assert!(line.contains("unknown field `workerSecrets`") && line.contains("`providers`"), "{line}");
     assert!(!line.contains("planted") && !line.contains("{file: NAME}"), "{line}");

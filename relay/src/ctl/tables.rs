@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_waiting_without_worker_are_problem() {
+    fn requests_waiting_without_worker_are_reported_as_problem() {
         let model = |id: &str, waiting: u32, workers: u32, open: u32| json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open});
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
         let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_finds_nothing() {
+    fn unrelated_name_finds_nothing() {
         assert!(near("gpt-4o").is_empty() && near("").is_empty() && near(&"q".repeat(1 << 20)).is_empty());
     }
 

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn account_and_end_are_read() {
+    fn account_and_expiry_are_read() {
         let claims = read(&token(&claims())).expect("claims");
         assert_eq!(claims.account.to_string(), "llm/gpu");
         assert_eq!(claims.expires, SystemTime::UNIX_EPOCH + Duration::from_secs(NOW + 600));

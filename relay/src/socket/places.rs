@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn few_connections_are_not_divided() {
+    fn address_gets_minimum_links_despite_small_limit() {
         let places = Arc::new(Places::default());
         let address = IpAddr::from([127, 0, 0, 1]);
         let links: Vec<_> = (0..100).map_while(|_| places.take(address, 2)).collect();

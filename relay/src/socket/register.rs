@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcard_is_no_model() {
+    fn wildcard_is_rejected_as_model() {
         let accepted = sanitize(&register(&[" * ", "a*"]), &ProviderConfig::new("p"));
         assert_eq!(names(&accepted), ["a*"]);
         assert!(accepted.warnings.iter().any(|warning| warning.contains("`*`")), "{:?}", accepted.warnings);

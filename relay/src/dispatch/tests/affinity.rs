@@ -115,7 +115,7 @@ fn core1_request_fails_once_only_old_workers_remain() {
 }
 
 #[test]
-fn draining_core1_worker_may_be_followed_by_another() {
+fn core1_request_waits_while_core1_worker_drains() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join_granted(2, &["m"], 1);

@@ -229,7 +229,7 @@ fn cancel_by_admin_is_reported_to_client() {
 }
 
 #[test]
-fn events_of_unknown_workers_and_requests_mean_nothing() {
+fn events_of_unknown_workers_and_requests_are_ignored() {
     let mut p = Provider::new();
     p.submit(1, "m");
     let (worker, request, attempt) = (WorkerKey(9), RequestKey(1), 1);

@@ -227,7 +227,7 @@ fn requests_go_to_chosen_worker_once_gate_opens() {
 }
 
 #[test]
-fn nothing_that_waits_means_no_choice() {
+fn choice_ends_when_no_request_waits() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -236,7 +236,7 @@ fn nothing_that_waits_means_no_choice() {
 }
 
 #[test]
-fn worker_that_fails_is_left_for_another() {
+fn choice_moves_from_failed_worker() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -358,7 +358,7 @@ fn stopping_worker_is_not_chosen_and_requests_wait() {
 }
 
 #[test]
-fn stopping_worker_fails_nothing_whatever_failed_there_before() {
+fn stopping_worker_fails_no_request_despite_earlier_failure() {
     let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(1_000));
     let mut p = workers(vec![Slot { state: SlotState::Stopping, ..failing }]);
     p.submit(1, "b");

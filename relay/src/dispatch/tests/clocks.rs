@@ -13,7 +13,7 @@ fn two_clocks() -> Provider {
 }
 
 #[test]
-fn nothing_to_wait_for_means_no_timeout() {
+fn idle_provider_has_no_timeout() {
     let mut p = Provider::new();
     assert_eq!(p.next_timeout(), None);
     p.join(1, &["m"], 1);
@@ -264,7 +264,7 @@ fn timeouts_are_fixed_at_arrival() {
 }
 
 #[test]
-fn endless_timeouts_do_no_harm() {
+fn maximum_timeouts_never_overflow() {
     let mut p = Provider::with(Settings {
         queue_timeout: Duration::MAX,
         request_timeout: Duration::MAX,
@@ -303,7 +303,7 @@ fn simultaneous_timeouts_are_reported_as_queue_timeout() {
 }
 
 #[test]
-fn zero_queue_timeout_means_now_or_never() {
+fn zero_queue_timeout_fails_requests_that_would_wait() {
     let mut p = Provider::with(Settings { queue_timeout: Duration::ZERO, ..settings() });
     assert_eq!(p.submit(1, "m"), ["fail r1: QueueTimeout { retry_after_secs: 1 }"]);
     p.join(1, &["m"], 1);

@@ -61,7 +61,7 @@ fn dispatched_request_updates_reported_demand() {
 }
 
 #[test]
-fn state_after_all_requests_comes_after_them() {
+fn demand_follows_requests_it_reflects() {
     let mut p = busy_worker(&["m"]);
     p.join(2, &["m"], 1);
     p.load(2, 1);
@@ -170,7 +170,7 @@ fn demand_clears_earlier_refusal_once_second_link_joins() {
 }
 
 #[test]
-fn grant_that_leaves_something_waiting_is_answered() {
+fn grant_triggers_demand_while_requests_wait() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(1.0);

@@ -62,7 +62,7 @@ fn unchanged_slot_report_triggers_no_demand() {
 }
 
 #[test]
-fn sums_limit_nothing() {
+fn grant_totals_do_not_limit_gates() {
     let mut p = one_slot();
     let gates = vec![(Model::from("a"), Gate { slots: 2, others: 0, capacity: 2 })];
     let sums = Grant { slots: 0, others: 9, capacity: 0, links: 1 };
@@ -407,7 +407,7 @@ fn draining_multiplexer_gets_no_requests_or_demand() {
 }
 
 #[test]
-fn gates_are_described() {
+fn worker_snapshot_includes_gates() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     let gates = p.dispatch.worker(WorkerKey(1)).unwrap().gates;

@@ -419,7 +419,7 @@ proptest! {
     /// If only one relay is not idle, its requests are served at once: no request waits for a message that was sent
     /// already.
     #[test]
-    fn no_relay_waits_alone(
+    fn only_busy_relay_is_served_at_once(
         relays in 2..4_usize,
         capacities in vec(1..4_u32, 1..3),
         ops in vec(op(), 20..250),

@@ -40,7 +40,7 @@ fn failing_worker_serves_its_other_models() {
 }
 
 #[test]
-fn busy_sound_worker_is_waited_for() {
+fn request_waits_for_busy_sound_worker() {
     let mut p = one_fails();
     assert_eq!(p.submit(1, "m"), ["send r1 to w2 #1"]);
     assert_eq!(p.submit(2, "m"), NOTHING);
@@ -50,7 +50,7 @@ fn busy_sound_worker_is_waited_for() {
 }
 
 #[test]
-fn last_failing_workers_are_used() {
+fn failing_workers_are_used_without_sound_ones() {
     let mut p = one_fails();
     p.models_failing(2, &["m"], &["m"]);
     assert_eq!(p.submit(1, "m"), ["send r1 to w1 #1"]);

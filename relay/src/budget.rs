@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use shares::Shares;
+use shares::BodyShares;
 
 /// The purpose of memory. Each may use more of the budget than the one before it, so that large or waiting data never takes the
 /// room of small or moving data.
@@ -83,14 +83,14 @@ pub struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
     unread: AtomicU64,
-    shares: Shares,
+    shares: BodyShares,
 }
 
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
         let (used, unread) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { limit: AtomicU64::new(limit), used, unread, shares: Shares::default() })
+        Arc::new(Self { limit: AtomicU64::new(limit), used, unread, shares: BodyShares::default() })
     }
 
     /// A reservation of nothing yet.

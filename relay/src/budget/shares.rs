@@ -31,9 +31,9 @@ impl Holder {
 
 /// Bytes of request bodies by client; a client without any is not in it.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<HashMap<Holder, u64>>);
+pub(super) struct BodyShares(Mutex<HashMap<Holder, u64>>);
 
-impl Shares {
+impl BodyShares {
     /// True if a client's bodies may take `bytes` more within `limit`, for a body that has `own` bytes already.
     pub(super) fn has_room(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let held = self.lock().get(holder).copied().unwrap_or(0);
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn single_body_may_exceed_limit() {
-        let (shares, holder) = (Shares::default(), Holder::Key("k".into()));
+        let (shares, holder) = (BodyShares::default(), Holder::Key("k".into()));
         assert!(shares.take(&holder, 0, 90, 50) && shares.take(&holder, 90, 5, 50));
         assert!(!shares.has_room(&holder, 0, 1, 50) && !shares.take(&holder, 0, 1, 50));
         shares.give_back(&holder, 95);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn each_client_has_its_own_share() {
-        let shares = Shares::default();
+        let shares = BodyShares::default();
         let address = |last| Holder::Address([127, 0, 0, last].into());
         assert!(shares.take(&Holder::Key("k".into()), 0, 50, 50));
         assert!(shares.take(&address(1), 0, 50, 50) && shares.take(&address(2), 0, 50, 50));

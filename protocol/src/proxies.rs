@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn scheme_of_the_relay_chooses_the_variable() {
+    fn relay_scheme_selects_proxy_variable() {
         let all = [("HTTPS_PROXY", "http://secure:1"), ("http_proxy", "plain:2"), ("ALL_PROXY", "http://all:3")];
         let chosen = |known: &[_], tls| {
             let variables = variables(known);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn address_behind_a_name_is_excepted_too() {
+    fn exception_matches_resolved_address() {
         let variables = variables(&[("ALL_PROXY", "http://proxy:1"), ("NO_PROXY", "10.0.0.0/8")]);
         let is_direct = |address: &str| variables.of(false, "relay.example", address.parse().ok()).is_none();
         assert!(is_direct("10.0.0.1") && is_direct("127.0.0.1") && is_direct("::ffff:10.0.0.1"));

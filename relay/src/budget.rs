@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_taken_beyond_the_limit_and_all_comes_back() {
+    fn reservations_stay_within_limit_and_are_returned() {
         let budget = Budget::new(100);
         let mut first = budget.reserve(60, Purpose::Passing).unwrap();
         assert!(budget.reserve(41, Purpose::Passing).is_none());
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_leaves_room_for_what_moves() {
+    fn bulk_reservations_leave_room_for_passing_bytes() {
         let budget = Budget::new(1_600);
         let bulk = budget.reserve(1_400, Purpose::Bulk).unwrap();
         assert!(budget.reserve(1, Purpose::Bulk).is_none());
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn client_holds_half_of_the_budget() {
+    fn client_holds_at_most_half_of_budget() {
         const KIB: u64 = 1 << 10;
         let budget = Budget::new(1024 * KIB);
         let key = || budget.open_for(Holder::Key("k".into()));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_of_a_body_may_exceed_the_share() {
+    fn copy_of_body_may_exceed_share() {
         let budget = Budget::new(1 << 20);
         let key = || budget.open_for(Holder::Key("k".into()));
         let (mut body, mut copy) = (key(), key());
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_lives_as_long_as_the_last_slice_of_its_bytes() {
+    fn reservation_lives_until_last_slice_is_dropped() {
         let budget = Budget::new(100);
         let body = budget.reserve(10, Purpose::Bulk).unwrap().hold(Bytes::from_static(b"0123456789"));
         let slice = body.slice(3..5);

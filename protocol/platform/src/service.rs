@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variables_are_those_of_the_programs_settings() {
+    fn service_variables_match_settings_of_program() {
         let command = || {
             let setting = |name| Arg::new(name).long(name);
             clap::Command::new("program").args([

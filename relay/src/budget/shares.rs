@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_body_alone_may_exceed_the_limit() {
+    fn single_body_may_exceed_limit() {
         let (shares, holder) = (BodyShares::default(), Holder::Key("k".into()));
         assert!(shares.take(&holder, 0, 90, 50) && shares.take(&holder, 90, 5, 50));
         assert!(!shares.has_room(&holder, 0, 1, 50) && !shares.take(&holder, 0, 1, 50));

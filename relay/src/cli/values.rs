@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_numbers_or_carry_a_unit() {
+    fn seconds_are_numbers_or_have_unit() {
         assert_eq!(seconds("30"), Ok(Duration::from_secs(30)));
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
@@ -245,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_variable_of_an_optional_setting_means_none() {
+    fn empty_variable_of_optional_setting_means_none() {
         assert_eq!(optional_listen_addr(""), Ok(OptionalAddr(None)));
         assert_eq!(optional_path(""), Ok(OptionalPath(None)));
         assert_eq!(proxies(""), Ok(Proxies(Vec::new())));
     }
 
     #[test]
-    fn localhost_may_be_written_as_a_name() {
+    fn localhost_is_accepted_as_name() {
         assert_eq!(listen_addr("localhost:8081").map(|address| address.to_string()), Ok("127.0.0.1:8081".to_owned()));
         assert!(listen_addr("localhost").is_err() && listen_addr("127.0.0.1:70000").is_err());
     }

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_stays_one() {
+    fn path_segment_is_escaped() {
         assert_eq!(segment("w-12.a_~"), "w-12.a_~");
         assert_eq!(segment("a/../b?c#d e%ä"), "a%2F..%2Fb%3Fc%23d%20e%25%C3%A4");
     }

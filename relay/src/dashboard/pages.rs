@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_of_the_pages_is_served() {
+    fn every_page_and_asset_is_served() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web");
         let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         for name in names {

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_too_large_before_it_is_unpacked() {
+    fn compression_bomb_is_rejected_before_decoding() {
         assert_eq!(decoded(Coding::Gzip, &gzip(&vec![b' '; 10 << 20]), 1 << 19), Err("request_too_large".to_owned()));
         assert_eq!(decoded(Coding::Gzip, &gzip(&vec![b' '; 10 << 20]), 1 << 30), Err("overloaded".to_owned()));
     }

@@ -422,7 +422,7 @@ mod tests {
     use http::{HeaderName, HeaderValue};
 
     #[test]
-    fn backend_headers_are_listed_ones_joined_without_our_own_keys() {
+    fn backend_headers_are_listed_joined_and_without_keys() {
         let mut map = HeaderMap::new();
         for (name, value) in [
             ("content-type", "application/json"),
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_token_stays_here_however_it_is_written() {
+    fn admin_token_never_reaches_backend() {
         for value in
             ["admin", "bearer admin", "Bearer  admin", "Bearer\tadmin", "Token admin", "Bearer sk, Bearer admin"]
         {

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_whole_within_the_limits() {
+    async fn body_within_limits_is_read_whole() {
         assert_eq!(code(&[("content-length", "3")], b"abc", 3).await, Ok(3));
         assert_eq!(code(&[], b"abc", 1 << 20).await, Ok(3));
     }
@@ -178,14 +178,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_drips_is_given_up_though_each_piece_comes_in_time() {
+    async fn dripping_body_is_rejected_despite_timely_pieces() {
         let (read, took) = dripping(1, Duration::from_secs(30)).await;
         assert_eq!(read, Err("invalid_json".to_owned()));
         assert!(took <= Duration::from_secs(61), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_is_slow_but_comes_is_waited_for() {
+    async fn slow_but_steady_body_is_accepted() {
         let (read, took) = dripping(20 << 10, Duration::from_secs(1)).await;
         assert!(read.is_ok_and(|read| read >= 1 << 20), "{took:?}");
     }

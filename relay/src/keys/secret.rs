@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_of_last_use_is_written_first_and_then_once_an_interval() {
+    fn last_use_is_written_once_per_interval() {
         let at = |seconds: u64| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         assert!(is_ahead(at(1000), None) && is_ahead(at(1060), at(1000)));
         assert!(!is_ahead(at(1059), at(1000)) && !is_ahead(at(900), at(1000)));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_nobody_wrote_yet_are_none_and_garbage_is_an_error() {
+    fn empty_data_has_no_keys_and_garbage_fails() {
         assert_eq!(decode(b" \n"), Ok(None));
         assert_eq!(decode(br#"{"version":1,"keys":[]}"#), Ok(Some(Vec::new())));
         assert!(decode(b"garbage").is_err() && decode(br#"{"version":2,"keys":[]}"#).is_err());

@@ -83,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_found_behind_a_name_with_spaces_and_brackets() {
+    fn cpu_times_are_parsed_after_unusual_process_name() {
         let stat = "42 (a) b) R 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 4 0 1000 1 1";
         assert_eq!(times(stat), Some((2.0, 10.0)));
         assert_eq!(times("garbage"), None);
     }
 
     #[test]
-    fn a_number_is_the_first_word_after_its_name() {
+    fn number_is_first_word_after_its_name() {
         assert_eq!(number_after("VmRSS:\t  512 kB\n", "VmRSS:"), Some(512));
         assert_eq!(number_after("VmRSS:\t  512 kB\n", "VmSize:"), None);
     }

@@ -112,7 +112,7 @@ mod tests {
     use crate::content::CHUNK_BYTES;
 
     #[test]
-    fn the_size_before_a_chunk_is_its_size() {
+    fn chunk_size_prefix_matches_chunk_length() {
         assert_eq!(CHUNK_SIZE, format!("{CHUNK_BYTES:x}\r\n").as_bytes());
     }
 }

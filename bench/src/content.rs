@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_backend_reads_the_plan_that_the_client_wrote() {
+    fn backend_reads_plan_written_by_client() {
         for bytes in [0, 352, 5000] {
             let mut prompt = Prompt::new(PLAN, bytes);
             prompt.reseed(77);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_answers_and_chunks_have_their_sizes_and_are_json() {
+    fn bodies_responses_and_chunks_are_fixed_size_json() {
         assert_eq!(Prompt::new(PLAN, 352).body().len(), 352);
         let answer = answer(5);
         assert_eq!(answer.len(), ANSWER_BYTES);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn another_byte_anywhere_in_the_prompt_is_another_answer() {
+    fn any_changed_prompt_byte_changes_its_digest() {
         let prompt = Prompt::new(PLAN, 352);
         let range = prompt.content.clone();
         for at in range.skip(Plan::LETTERS) {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_recognised_in_parts_of_any_size() {
+    fn stream_is_recognised_in_parts_of_any_size() {
         let whole = stream(9, 4);
         for size in [1, 7, CHUNK_BYTES, 1000, whole.len()] {
             let mut check = StreamCheck::new(9, 4);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_lacks_adds_or_changes_a_byte_is_not_accepted() {
+    fn altered_or_truncated_stream_is_rejected() {
         let whole = stream(9, 2);
         let mut short = StreamCheck::new(9, 2);
         short.take(&whole[..whole.len() - 1]).unwrap();

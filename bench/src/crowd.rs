@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_that_is_dropped_comes_back_as_itself_after_its_pause() {
+    async fn dropped_worker_reconnects_with_same_identity() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let relay = listener.local_addr().unwrap();
         let (crowd, (socket, first)) = tokio::join!(Crowd::connect(relay, 1), admit(&listener));

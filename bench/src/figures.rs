@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_are_of_each_system_and_figure_and_stalls_add_up() {
+    fn medians_are_per_system_while_stalls_are_summed() {
         let turn = |round, system, alone, stalls| Turn {
             system,
             round,

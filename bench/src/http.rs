@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_come_out_whole_however_they_are_cut() {
+    fn bodies_are_decoded_whole_from_any_split() {
         let chunked = b"5\r\nhello\r\nC;x=y\r\n, all of you\r\n0\r\nt: 1\r\n\r\nNEXT";
         for step in 1..=chunked.len() {
             let (out, complete, used) = decode(Framing::Chunked, chunked, step).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_body_is_not_complete_and_broken_chunks_are_errors() {
+    fn cut_body_is_incomplete_and_broken_chunk_fails() {
         assert!(!decode(Framing::Chunked, b"5\r\nhello\r\n0\r\n", 1).unwrap().1);
         assert!(!decode(Framing::Length(4), b"abc", 1).unwrap().1);
         for broken in [&b"x\r\n"[..], b"\r\n", b"5\r\nhelloX\n", b"5\rhello", b"11111111111111111\r\n"] {

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_the_limit_and_the_load_are_read() {
+    fn cpu_model_file_limit_and_load_are_parsed() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"), "Some CPU @ 2 GHz");
         assert_eq!(cpu_model("processor\t: 0\n"), "unknown processor");
         let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024      524288   files\n";

@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_takes_the_place_of_the_one_before() {
+    fn new_table_replaces_previous_one() {
         let page = "a\n<!-- t: begin -->\nold\n<!-- t: end -->\nb\n";
         let written = put(page, "t", "new\n").unwrap();
         assert_eq!(written, "a\n<!-- t: begin -->\nnew\n<!-- t: end -->\nb\n");

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_prints_is_awaited() {
+    async fn awaited_program_output_is_returned() {
         let folder = tempfile::tempdir().unwrap();
         let mut program = shell("echo nothing; echo listening on 127.0.0.1:80 now; exec sleep 60", folder.path());
         assert_eq!(program.printed("listening on ").await.unwrap(), "127.0.0.1:80");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_ends_is_named_with_its_last_words() {
+    async fn error_names_ended_program_and_its_last_output() {
         let folder = tempfile::tempdir().unwrap();
         let error = shell("echo no such setting; exit 3", folder.path()).printed("listening").await.unwrap_err();
         let text = error.to_string();

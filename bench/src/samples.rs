@@ -111,21 +111,21 @@ mod tests {
     }
 
     #[test]
-    fn stalls_of_forty_milliseconds_are_counted_and_their_neighbours_are_not() {
+    fn only_stalls_near_forty_milliseconds_are_counted() {
         let summary = of_millis([1, 34, 35, 42, 50, 51]).summary();
         assert_eq!((summary.count, summary.stalls), (6, 3));
         assert_eq!((summary.p50_ms, summary.max_ms), (35.0, 51.0));
     }
 
     #[test]
-    fn merged_samples_count_as_if_they_were_taken_together() {
+    fn merged_samples_form_one_distribution() {
         let mut all = of_millis([1, 2]);
         all.merge(&of_millis([3]));
         assert_eq!((all.len(), all.quantile(1.0)), (3, Duration::from_millis(3)));
     }
 
     #[test]
-    fn the_median_of_an_even_number_lies_between_the_middle_two() {
+    fn median_of_even_number_averages_middle_two() {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median([]), None);

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_no_more_connections_than_files_may_be_open() {
+    fn connections_stay_below_open_file_limit() {
         let less = Extent::FULL.within(4096);
         assert_eq!((less.workers, less.streams, less.queued), (3796, 3796, 3796));
         let all = Extent::FULL.within(1 << 20);

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_system_has_a_row_with_a_cell_for_all_that_was_measured() {
+    fn every_system_has_row_with_measured_cells() {
         let text = markdown(&report());
         let of = |begin: &str| text.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("{text}"));
         assert_eq!(
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_row_is_named_with_the_reason() {
+    fn system_without_row_is_listed_with_reason() {
         let text = markdown(&report());
         assert!(
             text.contains("nginx, 1 worker, proxy_buffering off had no turn: not installed: nginx is not on the path")
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_say_whether_they_hold() {
+    fn goals_show_their_verdicts() {
         let text = markdown(&report());
         let first = text.lines().find(|line| line.starts_with("| P1 |")).unwrap();
         assert!(first.contains("not measured<br>median, × direct, at most 3.5: 2.00<br>"), "{first}");

@@ -90,7 +90,7 @@ mod tests {
 
     /// Checks the sum, not the difference of two sums: threads of other tests end in between, and their time is lost.
     #[test]
-    fn work_of_any_thread_counts() {
+    fn cpu_time_includes_all_threads() {
         const WORK: Duration = Duration::from_millis(50);
         let (stop, wait) = std::sync::mpsc::sync_channel::<()>(1);
         let (done, finished) = std::sync::mpsc::sync_channel(1);

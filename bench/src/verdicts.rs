@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_unknown_and_not_held() {
+    fn goal_with_unmeasured_figures_is_unknown() {
         let verdict =
             goal("P1", &[(System::Direct, Figure::AloneP50, 1.0), (System::Modelrelay, Figure::AloneP50, 2.0)]);
         assert_eq!(all_hold(&verdict.must), None);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_stall_breaks_the_fourth_goal() {
+    fn single_stall_breaks_fourth_goal() {
         let first = |system, figure, value| (system, figure, value);
         let figures = [
             first(System::Direct, Figure::FirstEventP50, 1.0),

@@ -54,7 +54,7 @@ fn twelve_behind_one_of(resident: ModelId) -> Planned {
 }
 
 #[test]
-fn twelve_requests_for_two_models_behind_a_third_take_two_swaps() {
+fn mixed_requests_behind_third_model_swap_twice() {
     for relay in BOTH {
         let mut ours = ours(3, 1.0, relay);
         let outcome = run(&mut twelve_behind_one_of(2), &mut ours, LENGTH);
@@ -63,7 +63,7 @@ fn twelve_requests_for_two_models_behind_a_third_take_two_swaps() {
 }
 
 #[test]
-fn twelve_requests_for_two_models_behind_one_of_them_take_two_swaps_at_most() {
+fn mixed_requests_behind_resident_swap_at_most_twice() {
     for relay in BOTH {
         let mut ours = ours(2, 1.0, relay);
         let outcome = run(&mut twelve_behind_one_of(0), &mut ours, LENGTH);
@@ -73,7 +73,7 @@ fn twelve_requests_for_two_models_behind_one_of_them_take_two_swaps_at_most() {
 }
 
 #[test]
-fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_requests() {
+fn eight_alternating_clients_need_at_most_25_loads() {
     for relay in BOTH {
         for at in [vec![0; 8], vec![0, 1, 0, 1, 0, 1, 0, 1], vec![0, 0, 0, 0, 0, 0, 0, 1]] {
             for seed in SEEDS {
@@ -124,7 +124,7 @@ fn answers_of_the_busy_model(at: f64, load: f64, seed: u64, window: f64) -> (u32
 }
 
 #[test]
-fn lone_request_beside_a_saturated_model_is_served_within_its_bound_and_the_model_keeps_its_throughput() {
+fn lone_request_meets_bound_without_starving_saturated_model() {
     // Early and late in the resident's quantum.
     for at in [5.0, 60.0] {
         for load in [0.5, 3.0] {
@@ -143,7 +143,7 @@ fn lone_request_beside_a_saturated_model_is_served_within_its_bound_and_the_mode
 }
 
 #[test]
-fn saturated_model_keeps_seven_tenths_of_its_throughput_when_another_is_wanted_each_minute() {
+fn saturated_model_keeps_most_throughput_despite_minutely_swaps() {
     for load in LOADS {
         for seed in SEEDS {
             let load = Duration::from_secs(load);
@@ -157,7 +157,7 @@ fn saturated_model_keeps_seven_tenths_of_its_throughput_when_another_is_wanted_e
 /// The bound of the policy with all models saturated: a request right after its model was unloaded waits for all other
 /// turns.
 #[test]
-fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
+fn saturated_models_wait_no_longer_than_their_bound() {
     for (models, load) in [(2, 3.0), (2, 15.0), (3, 3.0), (3, 15.0), (4, 3.0)] {
         for seed in SEEDS {
             let clients: Vec<_> = (0..4 * models).map(|client| client % models).collect();
@@ -199,7 +199,7 @@ fn lone_request_is_not_starved_by_two_crowds() {
 }
 
 #[test]
-fn serving_takes_eight_ninths_of_the_time_when_all_are_saturated_and_swaps_are_cheap() {
+fn cheap_swaps_leave_eight_ninths_for_serving() {
     let mut busy = Busy { rng: Rng::new(1), models: vec![0, 1, 0, 1, 0, 1, 0, 1] };
     let outcome = run(&mut busy, &mut ours(2, 3.0, LinkKind::Granted), LENGTH);
     let swapping = f64::from(outcome.loads) * 3.0 / 3600.0;
@@ -207,7 +207,7 @@ fn serving_takes_eight_ninths_of_the_time_when_all_are_saturated_and_swaps_are_c
 }
 
 #[test]
-fn waiter_that_leaves_before_the_commit_point_causes_no_swap() {
+fn waiter_leaving_before_commit_point_causes_no_swap() {
     for relay in BOTH {
         let mut ours = ours(2, 3.0, relay);
         let mut begin = Vec::new();
@@ -228,7 +228,7 @@ fn waiter_that_leaves_before_the_commit_point_causes_no_swap() {
 }
 
 #[test]
-fn load_that_cannot_succeed_never_touches_the_resident() {
+fn impossible_load_never_disturbs_resident() {
     let mut setup = Setup::new(2, secs(3.0));
     setup.config.memory = Some(24 << 30);
     setup.config.models[1].memory = Some(30 << 30);
@@ -243,7 +243,7 @@ fn load_that_cannot_succeed_never_touches_the_resident() {
 }
 
 #[test]
-fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worker() {
+fn throughput_is_same_queued_at_relay_or_worker() {
     for kind in Kind::ALL {
         let play = |relay| {
             let mut clients = kind.clients(1);
@@ -256,7 +256,7 @@ fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worke
 }
 
 #[test]
-fn adaptive_linger_is_worth_a_seventh_for_assistants_and_costs_nothing_on_strict_alternation() {
+fn adaptive_linger_helps_assistants_and_spares_strict_alternation() {
     let play = |kind: Kind, linger: Linger| {
         let mut setup = Setup::new(kind.models(), secs(15.0));
         setup.config.knobs.linger = linger;
@@ -270,7 +270,7 @@ fn adaptive_linger_is_worth_a_seventh_for_assistants_and_costs_nothing_on_strict
 }
 
 #[test]
-fn ours_starves_nobody_and_is_never_far_behind_the_best() {
+fn policy_starves_no_model_and_stays_near_best() {
     for kind in Kind::ALL {
         for load in LOADS.map(Duration::from_secs) {
             let done = |policy: Policy| f64::from(policy.simulate(kind, load, 2).done);

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_put_under_the_base_with_its_query() {
+    fn path_and_query_are_appended_to_base_url() {
         let head = head(&backend("http://127.0.0.1:9/base/", None), "/v1/messages?beta=true", &[]);
         assert_eq!(head.uri(), "/base/v1/messages?beta=true");
         assert_eq!(
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_keeps_every_byte() {
+    fn query_keeps_every_byte() {
         let head = head(&backend("http://h:1", None), "/tokenize?q='a'%2f+[b]|", &[]);
         assert_eq!(head.uri().path_and_query().unwrap(), "/tokenize?q='a'%2f+[b]|");
         let head = self::head(&backend("http://h:1/base", None), "/tokenize?q=<b>", &[]);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_headers_go_and_never_the_relays_own_key() {
+    fn only_listed_headers_without_relay_keys_are_forwarded() {
         let backend = backend("http://h:1", None);
         let head = head(
             &backend,
@@ -302,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_the_relay_adds_are_forwarded() {
+    fn headers_added_by_relay_are_forwarded() {
         let head = head(&backend("http://h:1", None), "/v1/messages", &[("X-Tenant", "t-1"), ("x-other", "1")]);
         assert_eq!(head.headers()["x-tenant"], "t-1");
         assert!(!head.headers().contains_key("x-other"));
     }
 
     #[test]
-    fn the_backends_own_key_replaces_the_clients_credentials() {
+    fn backend_key_replaces_client_credentials() {
         let backend = backend("http://h:1", Some("ours"));
         let head = head(&backend, "/v1/messages", &[("authorization", "Bearer theirs"), ("x-api-key", "theirs")]);
         assert_eq!(
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leaves_the_backend() {
+    fn no_path_escapes_backend() {
         let base: Url = "http://127.0.0.1:9".parse().unwrap();
         for path in ["//evil/v1", "/../..", "@evil", "http://evil/", "\\\\evil", "/v1/%2e%2e/x"] {
             if let Some(uri) = target(&base, path, None) {

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_granted_what_is_free_and_a_dropped_slot_is_told_to_the_others() {
+    fn free_capacity_is_granted_across_links() {
         let capacity = Capacity::new(1);
         let (a, b) = (Link::for_test(1, true), Link::for_test(2, true));
         capacity.join(&a);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_of_an_old_relay_wait_in_arrival_order_and_a_cancelled_one_leaves_the_line() {
+    async fn held_requests_run_in_order_without_cancelled_ones() {
         let capacity = Capacity::new(1);
         let old = Link::for_test(1, false);
         capacity.join(&old);

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_models_do_not_end_the_probes() {
+    fn fixed_model_list_does_not_stop_probes() {
         let catalogue = catalogue();
         let fixed = Models::Fixed(vec!["m".to_owned()]);
         assert_eq!(catalogue.pause(&fixed, false), condition::RECOVERY_INTERVAL);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_registered_with_old_models_is_told() {
+    fn link_registered_with_old_models_receives_update() {
         let catalogue = catalogue();
         healthy(&catalogue, &["m"]);
         let mut told = None;

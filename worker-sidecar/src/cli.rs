@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_flag_is_one_line() {
+    fn unknown_flag_error_is_one_line() {
         let error = parse(["modelrelay-worker", "--colour", "red"]).unwrap_err().to_string();
         assert!(error.contains("--colour") && !error.contains('\n'), "{error}");
     }
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_has_a_variable() {
+    fn every_flag_has_variable() {
         let flags = Cli::command().get_arguments().filter(|a| a.get_help().is_some()).count();
         assert_eq!(settings().len(), flags);
         let models = settings().into_iter().find(|s| s.variable == "MODELS").unwrap();

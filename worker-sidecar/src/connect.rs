@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_while_a_look_up_still_goes_on() {
+    fn failure_is_returned_while_lookup_still_runs() {
         let (_held, look_up) = std::sync::mpsc::sync_channel::<()>(1);
         let failed = with_network(|runtime| {
             let (began, begun) = std::sync::mpsc::sync_channel(1);

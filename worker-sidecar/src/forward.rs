@@ -443,7 +443,7 @@ mod tests {
 
     /// The task is moved to its place when it starts, which the profile showed: 8 % of a short response.
     #[test]
-    fn a_requests_task_is_small() {
+    fn request_task_is_small() {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {
             size_of::<F>()
         }

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_is_copied_and_may_be_run() {
+    fn copied_program_is_executable() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
         fs::write(&program, "one").unwrap();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn missing_folder_is_named_in_error() {
         let error = copy(Path::new("/proc/self/exe"), Path::new("/no/such/folder")).unwrap_err();
         assert!(error.starts_with("/no/such/folder/modelrelay-worker cannot be written: "), "{error}");
     }

@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documented_names_are_exported() {
+    fn documented_metric_names_are_exported() {
         let metrics = Metrics::new();
         metrics.connected.with_label_values(&["r"]).set(1);
         metrics.reconnects("lost");

@@ -358,7 +358,7 @@ mod tests {
     use super::network::alternating;
 
     #[test]
-    fn families_of_addresses_take_turns() {
+    fn address_families_alternate() {
         let turns = |addresses: &[&str]| {
             let addresses = addresses.iter().map(|address| format!("{address}:80").parse().unwrap()).collect();
             alternating(addresses).iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(" ")

@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fleet_moves_to_a_new_secret_spread_over_ten_seconds() {
+    fn fleet_rotates_secret_spread_over_ten_seconds() {
         let pauses = [0.0, 0.25, 1.0].map(|random| spread(random).as_secs_f64());
         assert_eq!(pauses, [0.0, 2.5, 10.0]);
     }

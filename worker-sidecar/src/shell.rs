@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_stays_one_word() {
+    fn file_name_is_quoted_as_one_word() {
         for (file, posix, power_shell) in [
             ("Ann's $PATH.yaml", r"'Ann'\''s $PATH.yaml'", "'Ann''s $PATH.yaml'"),
             ("Ann’s.yaml", "'Ann’s.yaml'", "'Ann’’s.yaml'"),

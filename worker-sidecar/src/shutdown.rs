@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stronger_cause_takes_over_and_a_weaker_one_does_not() {
+    fn only_stronger_drain_cause_replaces_current_one() {
         let (drain, now) = (Drain::default(), Instant::now());
         let second = Duration::from_secs(1);
         assert_eq!(drain.begin(Cause::Probe, second, now).cause, Cause::Probe);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_probes_drain_is_undone() {
+    fn only_probe_drain_is_undone() {
         let (drain, now) = (Drain::default(), Instant::now());
         drain.begin(Cause::Probe, Duration::ZERO, now);
         drain.undo();

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_and_directives_are_accepted_and_other_words_refused() {
+    fn log_filter_accepts_only_levels_and_directives() {
         for text in ["error", "WARN", "info,modelrelay_worker=debug", "modelrelay_worker::forward=trace"] {
             assert!(LogFilter::parse(text).is_some(), "{text}");
         }

@@ -33,7 +33,7 @@ fn load(to: SocketAddr) -> Load {
 }
 
 #[tokio::test]
-async fn plain_answers_of_small_and_large_prompts_are_right() {
+async fn plain_responses_to_prompts_of_any_size_validate() {
     let to = backend().await;
     for prompt_bytes in [PROMPT_BYTES, 220_000, 3_000_000] {
         let outcome = Load { prompt_bytes, ..load(to) }.run().await;
@@ -54,7 +54,7 @@ async fn streams_are_right_and_timed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_counts_what_it_read() {
+async fn events_read_before_early_disconnect_are_counted() {
     let to = backend().await;
     let outcome = Load { chunks: 1000, gap: Duration::from_millis(2), leave_after: Some(2), ..load(to) }.run().await;
     assert_eq!((outcome.right, outcome.wrong), (12, 0), "{outcome:?}");
@@ -62,7 +62,7 @@ async fn a_client_that_leaves_counts_what_it_read() {
 }
 
 #[tokio::test]
-async fn another_answer_another_status_and_a_cut_are_faults() {
+async fn wrong_body_wrong_status_and_truncation_are_faults() {
     let plain =
         |body: &str, length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes();
     let right = String::from_utf8(content_of_nobody()).unwrap();

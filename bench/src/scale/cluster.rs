@@ -129,7 +129,7 @@ mod tests {
     use crate::scale::tables::tests::report;
 
     #[test]
-    fn a_million_workers_are_forty_relays_of_fifty_thousand() {
+    fn million_workers_need_forty_relays() {
         let steps = arithmetic(&report());
         let of = |what: &str| steps.iter().find(|step| step.what == what).map(|step| step.result.as_str());
         assert_eq!(of("relays"), Some("40"));
@@ -146,14 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_multiplied() {
+    fn unmeasured_figures_are_left_out_of_arithmetic() {
         assert_eq!(arithmetic(&Report { workers: None, ..report() }), []);
         let without = arithmetic(&Report { queue: None, streams: Vec::new(), ..report() });
         assert_eq!(without.len(), 7);
     }
 
     #[test]
-    fn thousands_have_a_comma() {
+    fn thousands_are_separated_by_commas() {
         assert_eq!([7.0, 999.0, 1000.0, 1_234_567.0].map(whole), ["7", "999", "1,000", "1,234,567"]);
     }
 }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_of_a_cable_sees_the_other() {
+    fn address_is_other_end_of_shared_cable() {
         let seen = [
             (Place::Client, Place::Relay, "10.77.1.2"),
             (Place::Relay, Place::Client, "10.77.1.1"),

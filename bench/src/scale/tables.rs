@@ -297,7 +297,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_part_has_its_table_and_what_is_not_there_is_said() {
+    fn every_part_has_table_and_gaps_are_noted() {
         let text = scale(&report());
         for line in [
             "| 10,000 idle workers | |",
@@ -314,7 +314,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_feature_is_compared_with_what_it_was_added_to() {
+    fn feature_is_compared_with_its_baseline() {
         let text = features(&report().features);
         let of = |begin: &str| text.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("{text}"));
         assert!(of("| **plain**").ends_with("| 50.0 | 30.0 | 10.0 | 5.0 | 0.200 |"));
@@ -326,7 +326,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn features_are_medians_of_rounds_and_their_noise_is_said() {
+    fn features_show_median_and_spread_of_rounds() {
         let rounds = [1.0, 3.0, 1.2].map(|times| costs(Feature::Plain, times));
         let text = features(&rounds);
         assert!(text.contains("| 60.0 | 36.0 | 12.0 | 6.0 | 0.240 |"), "{text}");

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_does_what_it_is_called_and_leaves_the_queue_as_long_as_it_was() {
+    fn each_operation_changes_queue_and_undo_restores_it() {
         for (operation, _) in Operation::ALL {
             let mut core = Core::new(MODELS);
             core.join(0, 0..MODELS, 1);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn cancellations_come_from_everywhere_in_the_queue() {
+    fn cancellations_spread_over_whole_queue() {
         let mut core = Core::new(1);
         core.join(0, 0..1, 1);
         for _ in 0..=1000 {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn all_models_have_a_worker_among_ten() {
+    fn ten_workers_cover_all_models() {
         let mut core = Core::new(MODELS);
         for worker in 0..FEW {
             core.join(worker, (0..MODELS_EACH).map(|n| (worker * MODELS_EACH + n) % MODELS), 1000);

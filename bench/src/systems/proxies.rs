@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found_in_what_is_printed() {
+    fn versions_are_found_in_program_output() {
         assert_eq!(numbered("nginx version: nginx/1.22.1\n"), "1.22.1");
         assert_eq!(numbered("HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/\n"), "2.6.12");
         assert_eq!(numbered(""), "");

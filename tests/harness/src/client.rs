@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_ended_body_is_told_from_one_that_was_cut_off() {
+    async fn complete_body_is_distinguished_from_truncated_body() {
         let ended = reply_of("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n").await;
         assert_eq!((ended.text().as_str(), ended.aborted), ("ab", false));
         let cut = reply_of("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n").await;

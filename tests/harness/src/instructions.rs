@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_core_and_the_count_are_read() {
+    fn allowed_core_and_instruction_count_are_parsed() {
         assert_eq!(allowed_core("Name:\tx\nCpus_allowed_list:\t2-3,7\n").as_deref(), Some("2"));
         assert_eq!(allowed_core("Cpus_allowed_list:\t0\n").as_deref(), Some("0"));
         assert_eq!(summary("events: Ir\nsummary: 2910208\ntotals: 2910426\n"), Some(2_910_208));

@@ -367,14 +367,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_that_a_program_printed_is_there_when_it_has_ended() {
+    async fn exited_program_has_complete_log() {
         let mut process = shell("seq 20000");
         assert!(process.wait_exit().await.success());
         assert_eq!(process.log().lines().last().map(String::as_str), Some("20000"));
     }
 
     #[tokio::test]
-    async fn the_end_of_a_program_is_that_of_its_children_only_for_a_while() {
+    async fn exit_wait_does_not_hang_on_surviving_children() {
         let mut process = shell("sleep 60 & echo $!");
         assert!(process.wait_exit().await.success());
         let child = process.wait_for_line("").await;
@@ -383,7 +383,7 @@ mod tests {
 
     #[tokio::test]
     #[should_panic(expected = "a secret was told: \"planted-value-1\" is in what sh printed: it is planted-value-1")]
-    async fn a_program_that_tells_a_secret_fails_the_test() {
+    async fn program_that_prints_secret_fails_test() {
         let script = "echo it is $DRAIN_TOKEN >&2; echo ready; exec sleep 60";
         let spawn = Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.env("DRAIN_TOKEN", "planted-value-1");
         spawn.arg("-c").arg(script).start().wait_for_line("ready").await;
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_environment_is_clean() {
+    async fn spawned_program_has_clean_environment() {
         let process = Spawn { binary: "/usr/bin/env".into(), ..Spawn::program("env") }.env("ONLY", "this").start();
         process.wait_for_line("ONLY=this").await;
         assert!(!process.log().contains("CARGO"), "{}", process.log().dump());

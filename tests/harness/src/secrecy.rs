@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_planted_is_found_and_nothing_else() {
+    fn only_planted_secrets_are_found() {
         let secrets = Secrets::default();
         assert_eq!(secrets.found_in("long-secret-of-mine"), None);
         secrets.plant("long-secret");
@@ -122,21 +122,21 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_api_key_is_found_wherever_it_is_from() {
+    fn whole_api_key_is_found_without_planting() {
         let key = "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k";
         assert_eq!(api_key_in(&format!("key=\"{key}\"")).as_deref(), Some(key));
         assert_eq!(api_key_in("prefix mr-f7ipcwmraanq, mr-x-y"), None);
     }
 
     #[test]
-    fn a_token_is_found_wherever_it_is_from() {
+    fn token_is_found_without_planting() {
         let token = crate::fake_kubernetes::made_up("llm/gpu", "modelrelay", 60, 1);
         assert_eq!(token_in(&format!("token={token}, ")), Some(token));
         assert_eq!(token_in("eyJ a.eyJhIjoxfQ.b eyJhIjoxfQ.eyJhIjoxfQ"), None);
     }
 
     #[test]
-    fn only_two_answers_about_the_relay_may_show_a_secret() {
+    fn key_and_secret_creation_responses_may_show_secrets() {
         assert!(is_about_the_program("GET", "/admin/keys") && is_about_the_program("GET", "/metrics"));
         assert!(
             is_about_the_program("DELETE", "/admin/keys/x")

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_sees_its_own_usage() {
+    fn process_reads_its_own_usage() {
         let usage = Usage::of(std::process::id());
         assert!(usage.resident_bytes > 100_000 && usage.peak_bytes >= usage.resident_bytes, "{usage:?}");
     }

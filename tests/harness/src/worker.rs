@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_core1_request_is_collected_from_its_pieces_whatever_comes_between() {
+    async fn core1_request_is_assembled_despite_interleaved_messages() {
         let (mut worker, mut peer) = pair().await;
         worker.core1 = true;
         say(&mut peer, json!({"type": "request", "request_id": "r", "stream": 3, "content_length": 5})).await;
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn quiet_is_until_the_pong() {
+    async fn quiet_check_ends_at_pong() {
         let (mut worker, mut peer) = pair().await;
         say(&mut peer, json!({"type": "ping", "timestamp_unix_ms": 1})).await;
         let peer = tokio::spawn(async move {
@@ -479,7 +479,7 @@ mod tests {
 
     #[tokio::test]
     #[should_panic(expected = "awaited silence")]
-    async fn quiet_fails_on_a_request() {
+    async fn quiet_check_fails_on_request() {
         let (mut worker, mut peer) = pair().await;
         say(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;
         tokio::spawn(async move { while peer.next().await.is_some() {} });

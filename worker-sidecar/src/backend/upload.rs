@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_returns_credit_once() {
+    fn consumed_bytes_return_credit_once() {
         let returned = Arc::new(AtomicU64::new(0));
         let sink = Arc::clone(&returned);
         let upload = Upload::with(
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_share_the_memory_for_their_growth() {
+    fn windows_share_memory_for_growth() {
         let memory = SpareMemory::new(STREAM_WINDOW_BYTES);
         let first = large(&memory);
         assert_eq!(read(&first, 4 << 20), 2 * STREAM_WINDOW_BYTES);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn large_body_is_kept_only_within_the_memory() {
+    fn large_body_is_kept_only_within_spare_memory() {
         let memory = SpareMemory::new(1 << 20);
         let kept = |length| Upload::new(length, Arc::clone(&memory), Box::new(|_| ()));
         let (first, second, small) = (kept(600 << 10), kept(600 << 10), kept(STREAM_WINDOW_BYTES));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_ends_at_its_length_and_never_beyond() {
+    fn body_ends_at_declared_length() {
         let upload = Upload::with(4, ReceiveWindow::new(100, 100), None, Some(Box::new(|_| ())));
         upload.push(Bytes::from_static(b"abc")).unwrap();
         assert_eq!(upload.push(Bytes::from_static(b"de")), Err(UploadError::TooLong));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_body_has_its_length_before_it_is_there_and_returns_the_credit_of_what_came() {
+    fn renamed_body_has_new_length_and_original_credit() {
         let (before, after) = (r#"{"n":[],"model":"q"}"#, r#"{"n":[],"model":"long"}"#);
         let returned = Arc::new(AtomicU64::new(0));
         let sink = Arc::clone(&returned);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_about_another_model_goes_as_it_is_or_fails() {
+    fn form_for_another_model_passes_unchanged_or_fails() {
         let form = b"--B\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\nq\r\n--B--\r\n";
         let renamer = || Renamer::new(Some("multipart/form-data; boundary=B"), "q", "long");
         let whole = Upload::whole(Bytes::from_static(form));
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_body_gives_no_more() {
+    fn stopped_body_yields_no_data() {
         let upload = Upload::with(4, ReceiveWindow::new(100, 100), None, Some(Box::new(|_| ())));
         upload.push(Bytes::from_static(b"abcd")).unwrap();
         upload.stop();

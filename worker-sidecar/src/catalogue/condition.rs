@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_probe_result_decides_the_condition() {
+    fn each_probe_result_decides_condition() {
         let mut backend = Probed::new();
         for (health, condition) in [
             (silent(), Condition::Unknown),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_probe_keeps_the_condition() {
+    fn silent_probe_keeps_condition() {
         for (before, condition) in
             [(Health::Alive, Condition::Healthy), (not_ready(), Condition::NotReady), (gone(), Condition::Gone)]
         {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_request_outweighs_an_older_probe() {
+    fn refused_request_outweighs_older_probe() {
         let mut backend = Probed::new();
         backend.probe(&Health::Alive);
         let (began, refused) = (backend.1, backend.1 + Duration::from_secs(1));

@@ -225,7 +225,7 @@ mod tests {
     use crate::net::Trust;
 
     #[test]
-    fn engine_with_a_health_check_must_pass_it() {
+    fn engine_health_check_must_return_success() {
         for engine in [Engine::Vllm, Engine::LlamaServer, Engine::Sglang] {
             assert!(is_alive(engine, StatusCode::OK));
             assert!(!is_alive(engine, StatusCode::SERVICE_UNAVAILABLE) && !is_alive(engine, StatusCode::UNAUTHORIZED));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_program_fails_only_by_a_server_error() {
+    fn unknown_engine_fails_only_on_server_error() {
         for status in [StatusCode::OK, StatusCode::UNAUTHORIZED, StatusCode::FOUND] {
             assert!(is_alive(Engine::OpenAi, status), "{status}");
         }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_entry_does_not_hide_the_others() {
+    fn malformed_entry_does_not_hide_others() {
         let (entries, odd) = parse(br#"{"data":[{"id":"a"},{"name":"b"},"c",{"id":4},null,{"id":"d"}]}"#).unwrap();
         let ids: Vec<_> = entries.into_iter().map(|entry| entry.id).collect();
         assert_eq!((ids, odd), (vec!["a".to_owned(), "d".to_owned()], 4));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn list_yields_the_details_of_its_models() {
+    fn list_yields_model_details() {
         let body = json!({"data": [
             {"id": "a", "max_model_len": 40960, "owned_by": "vllm", "root": "x"},
             {"id": "b", "max_model_len": "many", "meta": 5},
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_of_the_second_list_are_found() {
+    fn capabilities_in_second_list_are_found() {
         let body = json!({
             "models": [{"name": "a", "model": "a", "capabilities": ["completion", "multimodal"]}, 7],
             "data": [{"id": "a", "meta": {"n_ctx": 4096}}, {"id": "b"}],
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sglang_is_probed_by_the_cheaper_path() {
+    async fn sglang_probe_prefers_cheaper_path() {
         let old = || Router::new().route("/health", get(async || "ok"));
         assert_eq!(probed(Engine::Sglang, old()).await, Health::Alive);
         let loading = old().route("/ready", get(async || StatusCode::SERVICE_UNAVAILABLE));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn models_above_the_limit_are_counted_and_named() {
+    fn models_above_limit_are_counted_and_named() {
         let many: Vec<String> = (0..MAX_ADVERTISED_MODELS + 3).map(|number| format!("m{number}")).collect();
         let cleaned = clean(&many, 0);
         assert_eq!(cleaned.models.len(), MAX_ADVERTISED_MODELS);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_fill_the_limit_sooner() {
+    fn long_names_reach_limit_sooner() {
         let many: Vec<String> = (0..MAX_ADVERTISED_MODELS).map(|number| format!("{number:0>256}")).collect();
         let cleaned = clean(&many, 0);
         assert_eq!(cleaned.models.len(), MAX_ADVERTISED_NAME_BYTES / 256);

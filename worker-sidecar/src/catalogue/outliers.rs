@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn fifth_server_error_in_a_row_ejects() {
+    fn fifth_consecutive_server_error_ejects_model() {
         let mut m = Served::new();
         assert_eq!((m.fail(4), m.outliers.is_ejected("m")), (None, false));
         assert_eq!((m.status(503), m.outliers.is_ejected("m")), (ejected(30), true));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_response_resets_the_count() {
+    fn any_other_response_resets_error_count() {
         for status in [200, 302, 404, 429] {
             let mut m = Served::new();
             m.fail(4);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_request_counts_as_nothing() {
+    fn unsupported_request_keeps_error_count() {
         let mut m = Served::new();
         m.fail(4);
         assert_eq!(m.status(501), None);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn ejection_ends_in_a_trial() {
+    fn ejection_ends_with_trial() {
         let mut m = Served::new();
         assert_eq!(m.outliers.next_timeout(), None);
         m.fail(5);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn response_of_an_ejected_model_ends_the_ejection() {
+    fn successful_response_ends_ejection() {
         let mut m = Served::new();
         m.fail(5);
         assert_eq!((m.status(200), m.outliers.is_ejected("m")), (Some(Change::Recovered), false));

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_request_is_told_after_five_seconds() {
+    fn silent_request_is_reported_after_five_seconds() {
         let (mut silence, begin) = (Silence::default(), Instant::now());
         for seconds in 0..5 {
             let now = begin + Duration::from_secs(seconds);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_begins_the_silence_anew() {
+    fn received_byte_restarts_silence() {
         let (mut silence, begin) = (Silence::default(), Instant::now());
         silence.observe(vec![seen(1, 3)], begin);
         silence.observe(vec![seen(1, 4)], begin + Duration::from_secs(4));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_that_returns_begins_it_anew() {
+    fn returning_backend_restarts_silence() {
         let (mut silence, begin) = (Silence::default(), Instant::now());
         silence.observe(vec![seen(1, 3)], begin);
         silence.clear();

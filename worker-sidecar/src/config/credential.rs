@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_secret_is_named_as_the_likely_cause() {
+    fn odd_secret_is_named_as_likely_cause() {
         let question = |secret: &str| Credential::Secret(Secret::new(secret)).question();
         assert!(question("\"secret\"").contains("quotation marks") && question("'secret'").contains("quotation marks"));
         assert!(question(" secret").contains("blank") && question("secret\t").contains("blank"));

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_follow_from_the_scheme_of_the_proxy() {
+    fn proxy_port_defaults_by_scheme() {
         let shown = |value: &str| of("all_proxy", value, "ws://relay.example").unwrap().unwrap().to_string();
         assert_eq!(shown("plain:2"), "http://plain:2");
         assert_eq!(shown("plain"), "http://plain:80");
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_variable_is_an_error_where_needed() {
+    fn invalid_proxy_variable_fails_only_where_needed() {
         for wrong in ["socks5://me:planted@proxy:1", "http://", "ftp://proxy"] {
             let error = of("all_proxy", wrong, "https://relay.example").unwrap_err();
             assert!(error.starts_with("all_proxy: ") && !error.contains("planted"), "{error}");

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_header_and_no_value() {
+    fn refusal_names_header_without_value() {
         for (text, told) in [
             ("Host: planted", "\"host\" is not allowed"),
             ("Upgrade: planted", "\"upgrade\""),

@@ -15,7 +15,7 @@ pub(super) fn error(args: &Args, yaml: &str) -> String {
 }
 
 #[test]
-fn everything_has_a_default_but_the_secret() {
+fn every_setting_but_secret_has_default() {
     let settings = load(&args(), "").unwrap();
     assert_eq!(settings.live.relay, RelayUrl::default());
     assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("local", 1));
@@ -26,7 +26,7 @@ fn everything_has_a_default_but_the_secret() {
 }
 
 #[test]
-fn a_missing_or_empty_secret_is_one_clear_line() {
+fn missing_or_empty_secret_error_is_clear() {
     for secret in [None, Some(Secret::new("")), Some(Secret::new("  "))] {
         let text = error(&Args { worker_secret: secret, ..Args::default() }, "");
         assert!(text.starts_with("WORKER_SECRET: missing or empty"), "{text}");
@@ -34,7 +34,7 @@ fn a_missing_or_empty_secret_is_one_clear_line() {
 }
 
 #[test]
-fn a_secret_file_may_come_later_but_not_be_garbage() {
+fn secret_file_may_appear_later_but_must_parse() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let args = Args { worker_secret_file: Some(file.path().into()), ..Args::default() };
     assert!(Settings::load(&args).unwrap().live.credential.read().is_err());
@@ -47,7 +47,7 @@ fn a_secret_file_may_come_later_but_not_be_garbage() {
 }
 
 #[test]
-fn a_token_takes_the_place_of_a_secret_and_never_stands_beside_one() {
+fn token_replaces_secret_and_excludes_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "a.b.c\n").unwrap();
     let of_file = format!("workerTokenFile: {}\n", file.path().display());
@@ -65,7 +65,7 @@ fn a_token_takes_the_place_of_a_secret_and_never_stands_beside_one() {
 }
 
 #[test]
-fn a_wrong_setting_names_itself_its_value_and_what_is_allowed() {
+fn invalid_setting_error_names_value_and_allowed_values() {
     let with = |change: fn(&mut Args)| {
         let mut args = args();
         change(&mut args);
@@ -86,7 +86,7 @@ fn a_wrong_setting_names_itself_its_value_and_what_is_allowed() {
 }
 
 #[test]
-fn the_file_is_read_and_variables_win_over_it() {
+fn variables_override_file_settings() {
     let yaml = "relay: dns+http://local-workers.llm.svc:8081\nprovider: p\nname: gpu-box-1\n\
         backend: {url: 'http://127.0.0.1:9000/v1', engine: vllm, apiKeyFile: '', headers: {x-a: b}}\n\
         models: [a, ' b ', a]\nmaxConcurrency: 4\nmaxBufferedBytes: 1Mi\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
@@ -123,7 +123,7 @@ fn secrets_are_never_repeated() {
 }
 
 #[test]
-fn a_value_of_the_wrong_shape_is_not_repeated() {
+fn value_of_wrong_type_is_not_printed() {
     let model =
         |rest: &str| format!("multiplexer: {{slots: [{{id: gpu0, driver: hooks, models: [{{id: m, {rest}}}]}}]}}");
     let slot = |rest: &str| format!("multiplexer: {{slots: [{{id: gpu0, {rest}}}]}}");
@@ -155,7 +155,7 @@ fn a_value_of_the_wrong_shape_is_not_repeated() {
 }
 
 #[test]
-fn nothing_behind_a_key_is_as_without_it() {
+fn empty_value_equals_absent_key() {
     for nothing in ["", "null", "~"] {
         let model = format!("{{id: m, url: 'http://127.0.0.1:1', env: {nothing}}}");
         let yaml = format!(
@@ -166,19 +166,19 @@ fn nothing_behind_a_key_is_as_without_it() {
 }
 
 #[test]
-fn what_is_no_yaml_is_named_where_it_is() {
+fn invalid_yaml_error_names_location() {
     let text = error(&args(), "backend:\n  headers: {a: 'b}\n");
     assert!(text.contains("while scanning a quoted scalar") && text.contains("line 2"), "{text}");
 }
 
 #[test]
-fn a_refusal_steers_no_terminal() {
+fn errors_contain_no_control_characters() {
     let text = error(&args(), "multiplexer:\n  slots:\n  - id: gpu0\n    driver: !%1bcstatic\n");
     assert!(text.contains("cstatic`, expected one of") && !text.contains(char::is_control), "{text:?}");
 }
 
 #[test]
-fn a_relay_url_gives_the_sockets_url() {
+fn relay_url_yields_websocket_url() {
     let url = |text| RelayUrl::parse("PROXY_URL", text).unwrap().connect_url("local");
     assert_eq!(url("https://relay.example"), "wss://relay.example:443/v1/worker/connect?provider=local");
     assert_eq!(url("ws://[::1]:9/base/"), "ws://[::1]:9/base/v1/worker/connect?provider=local");
@@ -188,7 +188,7 @@ fn a_relay_url_gives_the_sockets_url() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_part_of_a_file() {
+fn byte_order_mark_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let (config, secret) = (folder.path().join("worker.yaml"), folder.path().join("secret"));
     std::fs::write(&secret, "\u{feff}s3cret\r\n").unwrap();

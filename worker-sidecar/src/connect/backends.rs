@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_calls_itself_counts_before_its_port() {
+    fn engine_is_detected_by_owner_before_port() {
         let engine = |owner, url| found(owner, url, &[]).engine;
         assert_eq!(engine(Some("vllm"), "http://h:11434"), Engine::Vllm);
         assert_eq!(engine(Some("llamacpp"), "http://h:8000"), Engine::LlamaServer);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_one_line_whatever_its_models_are_called() {
+    fn server_summary_is_one_line_for_any_names() {
         let many = found(None, "http://127.0.0.1:9/base", &["a", "b\u{1b}[2J", "c", "d", "e", "f"]);
         assert_eq!(many.line(), "http://127.0.0.1:9/base  OpenAI-compatible: a, b\u{fffd}[2J, c, d and 2 more");
         assert!(found(None, "http://127.0.0.1:9", &[]).line().ends_with(": no model yet"));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_relay_is_none_of_the_backends_also_when_it_is_slow() {
+    async fn slow_relay_is_not_offered_as_backend() {
         assert_eq!(look_at(slow_relay().await, None).await.unwrap_err(), "a ModelRelay relay, not a backend");
     }
 }

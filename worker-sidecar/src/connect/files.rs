@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_takes_what_was_written_whatever_the_names_are() {
+    fn written_configuration_loads_with_any_names() {
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("worker.yaml");
         write(&output, &answers()).unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_is_its_owners_even_where_a_file_was_open_to_all() {
+    fn secret_file_is_private_despite_existing_open_file() {
         let folder = tempfile::tempdir().unwrap();
         let (output, secret) = (folder.path().join("w.yaml"), folder.path().join("w.secret"));
         let theirs = [".new", ".new0"].map(|end| folder.path().join(format!("w.secret{end}")));

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_shell_is_told_in_its_words() {
+    fn next_steps_use_syntax_of_each_shell() {
         let set = ["PROXY_URL".to_owned(), "WORKER_SECRET".to_owned()];
         assert_eq!(
             next("worker.yaml", &set, Shell::Posix),

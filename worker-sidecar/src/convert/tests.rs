@@ -65,7 +65,7 @@ groups:
 "#;
 
 #[test]
-fn an_example_becomes_a_file_that_the_worker_reads() {
+fn converted_example_is_readable_by_worker() {
     let (text, settings) = converted(EXAMPLE);
     let expected = [("gpu0", vec!["coder", "qwen"]), ("always-embed", vec!["embed"])];
     let expected = expected.map(|(slot, models)| (slot.to_owned(), models.into_iter().map(str::to_owned).collect()));
@@ -81,7 +81,7 @@ fn an_example_becomes_a_file_that_the_worker_reads() {
 }
 
 #[test]
-fn macros_quotes_and_comments_are_those_of_the_command() {
+fn macros_quotes_and_comments_in_commands_are_resolved() {
     let (text, _) = converted(EXAMPLE);
     let yaml: serde_yaml::Value = serde_yaml::from_str(&text).unwrap();
     let command = &yaml["multiplexer"]["slots"][0]["models"][0]["command"];
@@ -92,7 +92,7 @@ fn macros_quotes_and_comments_are_those_of_the_command() {
 }
 
 #[test]
-fn whatever_has_no_counterpart_is_a_note() {
+fn settings_without_counterpart_become_notes() {
     let (text, _) = converted(EXAMPLE);
     for place in [
         "# - startPort: ",
@@ -110,7 +110,7 @@ fn whatever_has_no_counterpart_is_a_note() {
 }
 
 #[test]
-fn what_pushes_others_out_shares_a_slot_with_them() {
+fn models_that_evict_each_other_share_slot() {
     let config = "models: {a: {cmd: 'llama-server --port ${PORT}'}, b: {cmd: 'llama-server --port ${PORT}'}, c: {cmd: 'llama-server --port ${PORT}'}}\n";
     let ids = |groups: &str| {
         slots(&converted(&format!("{config}{groups}")).1)
@@ -127,7 +127,7 @@ fn what_pushes_others_out_shares_a_slot_with_them() {
 }
 
 #[test]
-fn what_cannot_be_converted_is_said_with_its_model() {
+fn conversion_error_names_model() {
     let refused = |config: &str| convert(config, &variable).unwrap_err();
     assert!(refused("models: {a: {cmd: 'x --port 1'}}").starts_with("models.a: neither its cmd has ${PORT}"));
     assert!(refused("models: {a: {cmd: 'x ${nobody}'}}").contains("there is no macro ${nobody}"));
@@ -139,13 +139,13 @@ fn what_cannot_be_converted_is_said_with_its_model() {
 }
 
 #[test]
-fn another_program_is_refused_in_a_line_that_says_which_are_understood() {
+fn unsupported_source_program_error_lists_supported_ones() {
     let error = crate::cli::parse(["modelrelay-worker", "convert", "other", "config.yaml"]).unwrap_err().to_string();
     assert!(error.contains("only llama-swap's") && !error.contains('\n'), "{error}");
 }
 
 #[test]
-fn words_are_divided_as_a_shell_does() {
+fn words_are_split_like_shell() {
     let split = |text: &str| words::split(text).unwrap().join("|");
     assert_eq!(split(r#"a  'b c' "d \"e\" \n" f\ g ''"#), r#"a|b c|d "e" \n|f g|"#);
     assert_eq!(split("a \\\n  b\n# c\n d#e"), "a|b|d#e");
@@ -162,13 +162,13 @@ fn converted_model(model: &str) -> (String, serde_yaml::Value) {
 }
 
 #[test]
-fn what_a_comment_names_need_not_exist() {
+fn macros_in_comments_need_not_exist() {
     let config = "models:\n  m:\n    cmd: |\n      server --port ${PORT}\n      # ${gone} ${env.GONE}\n";
     assert!(!converted(config).0.contains("gone"));
 }
 
 #[test]
-fn merged_keys_count_as_written() {
+fn merged_keys_apply_as_written() {
     let config =
         "x: &base {cmd: 'server --port ${PORT}', ttl: 60}\nmodels: {m: {<<: *base, ttl: 30}, n: {<<: *base}}\n";
     let settings = converted(config).1;
@@ -189,7 +189,7 @@ groups:
 }
 
 #[test]
-fn groups_are_read_where_they_are_now() {
+fn groups_are_read_from_routing_section() {
     let models = "models: {a: {cmd: 's ${PORT}'}, b: {cmd: 's ${PORT}'}}\n";
     let settings = "settings: {groups: {g: {exclusive: false, members: [b]}}, matrix: {vars: {x: a}}}";
     let (text, settings_of) = converted(&format!("{models}routing: {{router: {{use: group, {settings}}}}}\n"));
@@ -206,7 +206,7 @@ fn groups_are_read_where_they_are_now() {
 }
 
 #[test]
-fn an_address_elsewhere_is_not_lost_without_a_word() {
+fn foreign_proxy_address_becomes_note() {
     for usual in ["http://127.0.0.1:${PORT}", "http://localhost:${PORT}/"] {
         let (text, model) = converted_model(&format!("{{cmd: 's ${{PORT}}', proxy: '{usual}'}}"));
         assert!(model["url"].is_null() && !text.contains("m.proxy"), "{text}");
@@ -228,7 +228,7 @@ fn only_llama_server_has_its_flags() {
 }
 
 #[test]
-fn a_server_is_asked_by_the_name_that_it_lists() {
+fn expected_model_is_name_listed_by_server() {
     let (text, model) = converted_model("{cmd: 'llama-server --port ${PORT} --alias x', useModelName: y}");
     assert_eq!(model["expectModel"], "x");
     assert!(text.contains("# - models.m.useModelName: "), "{text}");
@@ -237,7 +237,7 @@ fn a_server_is_asked_by_the_name_that_it_lists() {
 }
 
 #[test]
-fn a_model_is_preloaded_by_any_of_its_names() {
+fn model_is_preloaded_by_any_alias() {
     let config = "models: {a: {cmd: 's ${PORT}'}, b: {cmd: 's ${PORT}', aliases: [c]}}\n\
         hooks: {on_startup: {preload: [' c ', '']}}\n";
     let (text, settings) = converted(config);
@@ -246,7 +246,7 @@ fn a_model_is_preloaded_by_any_of_its_names() {
 }
 
 #[test]
-fn no_macro_counts_in_env_but_those_of_the_environment() {
+fn env_values_expand_only_environment_macros() {
     let (_, model) =
         converted_model("{macros: {x: 1}, cmd: 's ${PORT}', env: ['A=${foo}/${x}', 'B=${env.MODELS_DIR}']}");
     assert_eq!(model["env"]["A"], "${foo}/${x}");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_says_that_it_is_no_model_and_repeats_the_prompt() {
+    fn response_names_demo_backend_and_repeats_prompt() {
         let plain = answer("hello there", &Limits::default());
         assert_eq!(plain.text, "This is ModelRelay's built-in demo backend, not a model. You said: hello there");
         assert_eq!(plain.finish, Finish::End);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_is_repeated_as_an_excerpt_and_counted_whole() {
+    fn long_prompt_is_excerpted_but_counted_whole() {
         let long = "日本 ".repeat(100_000);
         let answer = answer(&long, &Limits::default());
         assert!(answer.text.ends_with('…') && answer.text.chars().count() < EXCERPT_CHARS + 100);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_that_comes_first_cuts() {
+    fn earliest_stop_string_ends_response() {
         let limits = Limits { max_tokens: None, stop: vec!["said".into(), String::new(), " not".into()] };
         let cut = answer("hello", &limits);
         assert_eq!(cut.text, "This is ModelRelay's built-in demo backend,");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_a_wrong_type_are_refused_by_name() {
+    fn limits_of_wrong_type_are_refused_by_name() {
         let read = |body: Value| Limits::read(&body, &["max_completion_tokens", "max_tokens"], "stop");
         assert_eq!(read(json!({"max_tokens": 0})).unwrap_err().0, "max_tokens");
         assert_eq!(read(json!({"max_completion_tokens": "9"})).unwrap_err().0, "max_completion_tokens");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_give_the_last_words_of_the_user_and_all_texts() {
+    fn messages_yield_last_user_text_and_all_texts() {
         let asked = text_of_messages(&json!([
             {"role": "system", "content": "be kind"},
             {"role": "user", "content": "first"},

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_that_of_the_standard() {
+    fn base64_matches_standard() {
         let cases =
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE=")];
         for (plain, encoded) in cases {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_texts_are_equal_shared_words_near_and_all_of_length_one() {
+    fn embeddings_reflect_shared_words_at_unit_length() {
         let vector = |text: &str| embed(&Input::of_text(text).words, DIMENSIONS);
         let near = |a: &str, b: &str| vector(a).iter().zip(vector(b)).map(|(x, y)| x * y).sum::<f32>();
         assert_eq!(vector("The cat sat"), vector("the  CAT sat"));

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_newest_responses_are_kept() {
+    fn only_newest_responses_are_kept() {
         let store = Store::default();
         for number in 0..=STORED {
             store.keep(&number.to_string(), Stored { said: String::new(), response: Value::Null });

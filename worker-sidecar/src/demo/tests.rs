@@ -32,7 +32,7 @@ fn joined<'a>(frames: impl IntoIterator<Item = &'a Value>, pointer: &str) -> Str
 }
 
 #[tokio::test]
-async fn it_goes_by_the_name_that_it_was_given_and_by_no_other() {
+async fn demo_serves_only_its_configured_model_name() {
     let mut client = Client::of_model("other", Duration::ZERO).await;
     assert_eq!(client.get("/v1/models").await.1["data"][0]["id"], "other");
     assert_eq!(client.post("/v1/chat/completions", chat(json!({}))).await.0, 404);
@@ -41,7 +41,7 @@ async fn it_goes_by_the_name_that_it_was_given_and_by_no_other() {
 }
 
 #[tokio::test]
-async fn health_and_models_are_those_of_a_backend() {
+async fn health_and_model_routes_match_backend() {
     let mut client = Client::new(Duration::ZERO).await;
     assert_eq!(client.get("/health").await, (200, json!({"status": "ok", "backend": "demo", "answering": 0})));
     let (_, models) = client.get("/v1/models").await;
@@ -52,7 +52,7 @@ async fn health_and_models_are_those_of_a_backend() {
 }
 
 #[tokio::test]
-async fn chat_answers_whole_with_usage() {
+async fn chat_returns_complete_response_with_usage() {
     let mut client = Client::new(Duration::ZERO).await;
     let (status, answer) = client.post("/v1/chat/completions", chat(json!({}))).await;
     assert_eq!(status, 200);
@@ -66,7 +66,7 @@ async fn chat_answers_whole_with_usage() {
 }
 
 #[tokio::test]
-async fn chat_streams_word_by_word_with_usage_only_when_asked() {
+async fn chat_streams_words_with_usage_only_on_request() {
     let mut client = Client::new(Duration::ZERO).await;
     let frames = client.stream("/v1/chat/completions", chat(json!({"stream": true}))).await;
     assert_eq!(frames.last().unwrap().1, "[DONE]");
@@ -84,7 +84,7 @@ async fn chat_streams_word_by_word_with_usage_only_when_asked() {
 }
 
 #[tokio::test]
-async fn completions_answer_whole_and_streamed() {
+async fn completions_return_complete_and_streamed_responses() {
     let mut client = Client::new(Duration::ZERO).await;
     let body = json!({"model": "demo", "prompt": "hi", "stop": " You"});
     let (_, answer) = client.post("/v1/completions", body.clone()).await;
@@ -122,7 +122,7 @@ async fn responses_are_remembered_and_continued() {
 }
 
 #[tokio::test]
-async fn responses_stream_typed_events_in_order_and_no_done() {
+async fn responses_stream_typed_events_without_done_marker() {
     let mut client = Client::new(Duration::ZERO).await;
     let frames = client.stream("/v1/responses", json!({"model": "demo", "input": "hi", "stream": true})).await;
     let events = parsed(&frames);
@@ -158,7 +158,7 @@ async fn responses_stream_typed_events_in_order_and_no_done() {
 }
 
 #[tokio::test]
-async fn messages_answer_whole_with_stop_reason() {
+async fn messages_return_complete_response_with_stop_reason() {
     let mut client = Client::new(Duration::ZERO).await;
     let (_, message) = client.post("/v1/messages?beta=true", chat(json!({"max_tokens": 100}))).await;
     assert_eq!(message["content"], json!([{"type": "text", "text": SPOKEN}]));
@@ -170,7 +170,7 @@ async fn messages_answer_whole_with_stop_reason() {
 }
 
 #[tokio::test]
-async fn messages_stream_the_events_in_order() {
+async fn messages_stream_events_in_order() {
     let mut client = Client::new(Duration::ZERO).await;
     let frames = client.stream("/v1/messages", chat(json!({"max_tokens": 100, "stream": true}))).await;
     let events = parsed(&frames);
@@ -198,7 +198,7 @@ async fn messages_stream_the_events_in_order() {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_and_turned_back_into_text() {
+async fn tokens_are_counted_and_detokenized() {
     let mut client = Client::new(Duration::ZERO).await;
     let (_, counted) = client.post("/v1/messages/count_tokens", chat(json!({"system": "be kind"}))).await;
     assert!(counted["input_tokens"].as_u64() > Some(1));
@@ -212,7 +212,7 @@ async fn tokens_are_counted_and_turned_back_into_text() {
 }
 
 #[tokio::test]
-async fn embeddings_are_the_same_as_numbers_and_as_base64() {
+async fn embeddings_agree_as_numbers_and_base64() {
     let mut client = Client::new(Duration::ZERO).await;
     let ask = |extra: Value| with(json!({"model": "demo", "input": ["one", "two"], "dimensions": 3}), extra);
     let (_, plain) = client.post("/v1/embeddings", ask(json!({}))).await;
@@ -232,7 +232,7 @@ async fn embeddings_are_the_same_as_numbers_and_as_base64() {
 }
 
 #[tokio::test]
-async fn bad_bodies_are_refused_in_the_dialect_of_the_route() {
+async fn bad_bodies_are_refused_in_route_dialect() {
     let mut client = Client::new(Duration::ZERO).await;
     for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"] {
         let (status, text) = client.text("POST", path, "{not json").await;
@@ -263,7 +263,7 @@ async fn bad_bodies_are_refused_in_the_dialect_of_the_route() {
 }
 
 #[tokio::test]
-async fn an_answer_ends_when_its_client_leaves() {
+async fn response_ends_when_client_disconnects() {
     let mut watcher = Client::new(Duration::from_secs(3600)).await;
     let mut leaving = Client::connect(watcher.1).await;
     let response = leaving.send("POST", "/v1/chat/completions", chat(json!({"stream": true})).to_string()).await;
@@ -278,7 +278,7 @@ async fn an_answer_ends_when_its_client_leaves() {
 }
 
 #[tokio::test]
-async fn shutdown_lets_the_running_answer_end() {
+async fn shutdown_lets_running_response_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

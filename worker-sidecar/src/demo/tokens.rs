@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_joined_are_the_text() {
+    fn joined_words_reproduce_text() {
         for text in ["", " ", "one", "  two words ", "a\n\nb\tc", "naïve 日本語 🦀🦀 end"] {
             assert_eq!(words(text).collect::<String>(), text);
             assert_eq!(pieces(text).collect::<String>(), text);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_turns_back_into_its_piece() {
+    fn token_id_decodes_to_its_piece() {
         for piece in ["a", " hello"[..6].as_ref(), "\0\0", "日本", "🦀"] {
             assert_eq!(bytes_of(id_of(piece)).as_deref(), Some(piece.as_bytes()));
             assert!(id_of(piece) < 1 << 53);

@@ -293,7 +293,7 @@ mod tests {
 
     /// "Not ready in time" would suggest a longer load timeout, which would not help.
     #[test]
-    fn a_load_that_fails_for_what_was_there_before_says_so() {
+    fn failed_load_names_leftover_backend_as_cause() {
         let failure = LoadFailure::from(DriverError::StillThere(Duration::from_secs(50)));
         assert!(failure.to_string().contains("it was still there after 50 s"), "{failure}");
     }

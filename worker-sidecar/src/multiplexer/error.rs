@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_has_the_status_the_code_and_the_retry_after_that_are_promised() {
+    fn every_error_has_documented_status_code_and_retry() {
         let model = Model::from("m");
         let (retry_after, eta) = (Duration::from_millis(3_100), Duration::from_secs(700));
         let shortage = Shortage { need: 2 << 30, have: 1 << 30, is_host: false };
@@ -270,7 +270,7 @@ mod tests {
 
     // 50, as far as it is the error's; that the frame is written and the body aborted is the forwarding's.
     #[test]
-    fn a_severed_stream_says_so_in_both_dialects() {
+    fn severed_stream_is_reported_in_both_dialects() {
         let error = SlotError::Severed.api_error();
         let openai = Dialect::OpenAi.error_frame(&error, "r", 0);
         assert!(openai.starts_with("data: {") && openai.contains(r#""code":"severed_by_swap""#), "{openai}");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_of_a_backend_are_for_its_operator_and_clients_get_what_finds_them() {
+    fn clients_receive_only_id_of_backend_output() {
         let failure = LoadFailure::Exited("exit code 3: cannot open /home/me/weights.gguf".into());
         let id = tail_id("exit code 3: cannot open /home/me/weights.gguf");
         let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_backend_is_and_what_it_answers_is_for_its_operator_too() {
+    fn backend_address_and_response_are_hidden_from_clients() {
         let found = vec!["/srv/weights/secret.gguf".to_owned()];
         for failure in [
             LoadFailure::Driver("http://10.0.0.7:8000/ answered 500: secret".into()),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_the_culprit() {
+    fn error_messages_name_model_and_cause() {
         let known = vec![Model::from("a"), Model::from("b")];
         let error = SlotError::UnknownModel { model: Model::from("c"), known };
         assert_eq!(error.to_string(), "no slot has model c; there are a, b");

@@ -210,7 +210,7 @@ mod tests {
 
     // 49
     #[test]
-    fn a_cost_average_follows_slowly_and_passes_one_outlier_over() {
+    fn cost_average_follows_slowly_and_skips_outlier() {
         assert_eq!(average(&[10]), secs(10));
         assert_eq!(average(&[10, 20]), secs(13));
         assert_eq!(average(&[10, 40]), secs(19), "four times as long is none yet");
@@ -221,7 +221,7 @@ mod tests {
 
     // 49
     #[test]
-    fn cold_loads_do_not_touch_what_waking_costs() {
+    fn cold_loads_do_not_change_wake_cost() {
         let mut costs = Costs::default();
         costs.record_load(LoadKind::Wake, secs(2));
         costs.record_load(LoadKind::Cold, secs(40));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unseen_load_costs_what_others_cost_here() {
+    fn unmeasured_load_costs_average_of_others() {
         assert_eq!(prior(PRIOR_COLD, [secs(10), secs(30)].into_iter()), secs(20));
         assert_eq!(prior(PRIOR_COLD, std::iter::empty()), PRIOR_COLD);
         assert_eq!((Priors::USUAL.of(LoadKind::Cold), Priors::EMPTIED.of(LoadKind::Wake)), (secs(15), secs(8)));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_run_from_the_last_request_to_the_next_and_the_last_16_are_kept() {
+    fn last_16_gaps_between_requests_are_kept() {
         let start = Instant::now();
         let mut gaps = Gaps::default();
         assert_eq!(gaps.handle_wanted(start), None, "it was never idle");

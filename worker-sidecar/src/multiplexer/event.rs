@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_waits_no_more_was_as_old_as_the_others() {
+    fn removed_request_reduces_total_by_average_age() {
         let secs = Duration::from_secs;
         let mut demand = Demand { model: "a".into(), waiting: 3, oldest: secs(20), sum: secs(30) };
         demand.take_one();

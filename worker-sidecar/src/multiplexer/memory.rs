@@ -98,21 +98,21 @@ mod tests {
 
     // 15
     #[test]
-    fn what_the_resident_holds_is_credited() {
+    fn resident_memory_is_credited() {
         let reading = Reading { free: Some(20), held: Some(80), ..Reading::default() };
         assert_eq!(check(declared(86), None, &reading), Ok(()));
         assert_eq!(check(declared(88), None, &reading), Err(Shortage { need: 101, have: 100, is_host: false }));
     }
 
     #[test]
-    fn the_larger_of_the_declared_and_the_measured_size_counts() {
+    fn larger_of_declared_and_measured_size_applies() {
         let size = Size { declared: Some(10), measured: Some(100) };
         assert_eq!(size.need(), Some(100), "what was measured has its overhead in it");
         assert_eq!(Size { declared: Some(100), measured: Some(110) }.need(), Some(115));
     }
 
     #[test]
-    fn the_slots_own_size_limits_where_nothing_can_be_measured() {
+    fn slot_size_limits_unmeasured_memory() {
         assert_eq!(check(declared(20), Some(24), &Reading::default()), Ok(()));
         assert_eq!(
             check(declared(22), Some(24), &Reading::default()),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_the_host_cannot_hold_is_a_shortage_too() {
+    fn copy_exceeding_host_memory_is_shortage() {
         let reading = Reading { sleep: Some(Sleep { copy: 30, host_free: 20 }), ..Reading::default() };
         let shortage = check(declared(1), None, &reading).unwrap_err();
         assert_eq!(shortage, Shortage { need: 30, have: 20, is_host: true });

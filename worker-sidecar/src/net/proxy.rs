@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_told_with_its_reason() {
+    fn proxy_status_is_read_with_its_reason() {
         let told = |head: &str| status(head.as_bytes());
         assert_eq!(told("HTTP/1.1 200 OK\r\n\r\n").as_deref(), Some("200 OK"));
         assert_eq!(told("HTTP/1.0 407 Who?\r\nX: 1\r\n\r\n").as_deref(), Some("407 Who?"));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_never_answered_is_dialled_after_1_to_30_s() {
+    fn unreachable_address_is_redialled_within_30_s() {
         let mut backoff = Backoff::default();
         let pauses: Vec<f64> = (0..7).map(|_| seconds(&mut backoff, EndKind::Failed, 0.0)).collect();
         assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_link_is_dialled_again_soon_and_then_within_10_s() {
+    fn lost_link_is_redialled_within_10_s() {
         let mut backoff = Backoff::default();
         assert_eq!(seconds(&mut backoff, EndKind::Linked, 0.0), 0.2);
         assert_eq!(seconds(&mut backoff, EndKind::Linked, 1.0), 1.0);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_relay_that_we_have_is_dialled_after_1_to_60_s() {
+    fn duplicate_relay_address_is_redialled_within_60_s() {
         let mut backoff = Backoff::default();
         let most: Vec<f64> = (0..32).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).step_by(4).collect();
         assert_eq!(most, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_relays_there_are_the_longer_they_are_looked_for_before_the_pause_grows() {
+    fn more_relays_delay_growth_of_duplicate_pause() {
         let mut backoff = Backoff::default();
         let pause = |backoff: &mut Backoff| backoff.next_pause(EndKind::Duplicate, 3, 1.0).as_secs_f64();
         let most: Vec<f64> = (0..13).map(|_| pause(&mut backoff)).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_secret_is_never_hurried() {
+    fn refused_secret_is_never_retried_early() {
         let mut backoff = Backoff::default();
         seconds(&mut backoff, EndKind::Linked, 0.0);
         assert!(seconds(&mut backoff, EndKind::Refused, 0.0) >= 1.0);

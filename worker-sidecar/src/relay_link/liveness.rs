@@ -161,7 +161,7 @@ mod tests {
     const BEAT: Duration = Duration::from_secs(15);
 
     #[test]
-    fn one_silent_interval_asks_and_three_are_the_end() {
+    fn one_silent_interval_pings_and_three_end_link() {
         let traffic = Traffic::new();
         let at = |seconds| traffic.start + Duration::from_secs(seconds);
         assert_eq!(traffic.judge(at(1), BEAT), Verdict::Fine(at(15)));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_stands_still_is_the_end_though_the_peer_speaks() {
+    fn stalled_output_ends_link_despite_received_data() {
         let traffic = Traffic::new();
         let at = |seconds| traffic.start + Duration::from_secs(seconds);
         traffic.received.store(100_000, Ordering::Relaxed);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(traffic.judge(at(105), BEAT), Verdict::Fine(at(115)));
     }
     #[tokio::test]
-    async fn what_comes_after_three_heartbeats_of_silence_is_not_read() {
+    async fn bytes_after_three_silent_heartbeats_are_refused() {
         let mut traffic = Traffic::new();
         Arc::get_mut(&mut traffic).unwrap().start -= BEAT * 4;
         let (mut peer, socket) = tokio::io::duplex(64);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_are_refused_when_their_read_took_three_heartbeats() {
+    async fn bytes_read_over_three_heartbeats_are_refused() {
         let mut traffic = Traffic::new();
         Arc::get_mut(&mut traffic).unwrap().start -= BEAT * 4;
         traffic.expect_heartbeats(BEAT);

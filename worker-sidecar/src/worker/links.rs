@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_where_a_link_only_finishes_needs_another() {
+    fn relay_with_only_finishing_link_needs_another() {
         let links = Links::default();
         let (one, two) = (link("one"), link("two"));
         links.insert(&one);

@@ -169,17 +169,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_backend_that_was_gone_is_back_and_is_not_asked_too_often() {
+    async fn returned_backend_is_detected_with_limited_probing() {
         let (is_back, asked) = watched(true, [Ok(()), gone(), Ok(())]).await;
         assert_eq!((is_back, asked), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_cannot_be_seen_to_be_gone_is_not_asked_and_never_back() {
+    async fn undetectable_backend_is_neither_probed_nor_back() {
         assert_eq!(watched(false, [Ok(()), gone(), Ok(())]).await, (false, Vec::new()));
     }
     #[tokio::test(start_paused = true)]
-    async fn a_model_that_its_server_does_not_have_keeps_no_drain_in_force() {
+    async fn missing_model_at_server_does_not_keep_drain() {
         let wrong = || Err(DriverError::WrongModel { expected: "a".to_owned(), found: Vec::new() });
         assert!(watched(true, [refused(404), gone(), refused(404)]).await.0);
         assert!(watched(true, [wrong(), refused(503), wrong()]).await.0);

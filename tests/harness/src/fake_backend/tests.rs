@@ -20,7 +20,7 @@ async fn ask(stream: &mut TcpStream, request: &str, expected: &str) {
 }
 
 #[tokio::test]
-async fn housekeeping_is_answered_and_inference_is_played_on_one_connection() {
+async fn one_connection_serves_housekeeping_and_scripted_inference() {
     let mut backend = FakeBackend::with_models(&["a"]).await;
     let mut stream = TcpStream::connect(backend.addr()).await.expect("a listening backend");
     ask(&mut stream, "GET /v1/models HTTP/1.1\r\n\r\n", "{\"id\":\"a\"").await;
@@ -42,7 +42,7 @@ async fn housekeeping_is_answered_and_inference_is_played_on_one_connection() {
 }
 
 #[tokio::test]
-async fn a_refusing_backend_keeps_its_port() {
+async fn refusing_backend_keeps_its_port() {
     let mut backend = FakeBackend::start().await;
     let mut idle = TcpStream::connect(backend.addr()).await.expect("a listening backend");
     ask(&mut idle, "GET /health HTTP/1.1\r\n\r\n", "200").await;
@@ -57,7 +57,7 @@ async fn a_refusing_backend_keeps_its_port() {
 }
 
 #[tokio::test]
-async fn a_reset_is_seen_as_one_and_a_close_of_the_peer_is_noticed() {
+async fn reset_and_peer_close_are_both_detected() {
     let mut backend = FakeBackend::start().await;
     let mut stream = TcpStream::connect(backend.addr()).await.expect("a listening backend");
     stream.write_all(b"POST /x HTTP/1.1\r\n\r\n").await.expect("an open connection");

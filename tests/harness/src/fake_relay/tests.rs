@@ -46,7 +46,7 @@ async fn hear_piece(client: &mut Client) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_core1_exchange_is_put_together() {
+async fn core1_exchange_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
     let asked = link.ask(&Ask::chat("m").body(b"body").path("/v1/x?q=1"));
     let request = hear(&mut client).await;
@@ -71,7 +71,7 @@ async fn a_core1_exchange_is_put_together() {
 }
 
 #[tokio::test]
-async fn a_request_body_waits_for_credit() {
+async fn request_body_waits_for_credit() {
     let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
     link.ask(&Ask::chat("m").body(&[7; 262_144 + 10]));
     hear(&mut client).await;
@@ -86,7 +86,7 @@ async fn a_request_body_waits_for_credit() {
 }
 
 #[tokio::test]
-async fn an_old_exchange_is_put_together() {
+async fn exchange_without_core1_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::old()).await;
     let asked = link.ask(&Ask::chat("m").body(b"body"));
     assert_eq!(hear(&mut client).await["body"], "body");
@@ -101,7 +101,7 @@ async fn an_old_exchange_is_put_together() {
 }
 
 #[tokio::test]
-async fn a_frozen_link_says_nothing_and_a_closed_one_tells_its_code() {
+async fn frozen_link_stays_silent_and_close_carries_code() {
     let (mut client, link, _relay) = registered(&Ack::core1()).await;
     link.freeze();
     client.send(Frame::Ping(bytes::Bytes::new())).await.expect("an open link");
@@ -116,7 +116,7 @@ async fn a_frozen_link_says_nothing_and_a_closed_one_tells_its_code() {
 }
 
 #[tokio::test]
-async fn a_dial_can_be_refused_with_a_status() {
+async fn dial_is_refused_with_given_status() {
     let mut relay = FakeRelay::start().await;
     let url = format!("ws://{}/v1/worker/connect", relay.addr());
     let (client, ()) =

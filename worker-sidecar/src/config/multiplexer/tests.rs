@@ -32,7 +32,7 @@ fn slot(driver: &str, rest: &str) -> String {
 }
 
 #[test]
-fn the_block_is_read_with_its_defaults() {
+fn multiplexer_block_is_read_with_defaults() {
     let slots = slots_of(TWO);
     let config = &slots[0].config;
     assert_eq!((config.knobs.drain_timeout.as_secs(), config.knobs.load_timeout.as_secs()), (0, 60));
@@ -52,7 +52,7 @@ fn the_block_is_read_with_its_defaults() {
 }
 
 #[test]
-fn zero_turns_a_duration_off() {
+fn zero_disables_duration() {
     let rest = "url: 'http://h:1', default: m, returnToDefaultAfter: 0s, models: [{id: m, idleTtl: 0s}]";
     let block =
         format!("multiplexer: {{minResidency: 0s, linger: 0s, slots: [{{id: gpu0, driver: ollama, {rest}}}]}}\n");
@@ -79,7 +79,7 @@ fn every_driver_has_its_fields() {
 }
 
 #[test]
-fn what_is_missing_or_does_not_belong_is_named() {
+fn missing_or_misplaced_settings_are_named() {
     let models = |driver: &str, model: &str| slot(driver, &format!("models: [{{id: m, {model}}}]"));
     for (yaml, parts) in [
         ("multiplexer: {slots: []}\n".to_owned(), ["multiplexer.slots", "1 to 16 slots"]),
@@ -136,7 +136,7 @@ fn what_is_missing_or_does_not_belong_is_named() {
 }
 
 #[test]
-fn nothing_of_a_single_backend_stands_beside_it() {
+fn single_backend_settings_conflict_with_multiplexer() {
     for beside in ["backend: {engine: vllm}\n", "models: [m]\n", "maxConcurrency: 4\n"] {
         let text = error(&args(), &format!("{beside}{TWO}"));
         assert!(text.contains("cannot stand beside `multiplexer`"), "{text}");
@@ -146,7 +146,7 @@ fn nothing_of_a_single_backend_stands_beside_it() {
 }
 
 #[test]
-fn a_running_slot_takes_over_all_but_what_its_driver_would_have_to_learn() {
+fn running_slot_cannot_change_driver_url_or_devices() {
     let [before, ..] = <[_; 2]>::try_from(slots_of(TWO)).unwrap();
     let after = |from: &str, to: &str| slots_of(&TWO.replace(from, to)).swap_remove(0);
     let fixed = |now: &SlotSettings| now.fixed_difference(&before);
@@ -164,7 +164,7 @@ fn a_running_slot_takes_over_all_but_what_its_driver_would_have_to_learn() {
 }
 
 #[test]
-fn the_flag_for_draining_wins_over_the_file_and_takes_bare_seconds() {
+fn drain_flag_overrides_file_and_accepts_bare_seconds() {
     let with = |text: &str| Args { drain_timeout: Some(text.into()), ..args() };
     for (text, millis) in [("0", 0), ("45", 45_000), ("1m30s", 90_000), ("0s", 0)] {
         let slots = load(&with(text), TWO).unwrap().live.slots.unwrap();
@@ -175,7 +175,7 @@ fn the_flag_for_draining_wins_over_the_file_and_takes_bare_seconds() {
 }
 
 #[test]
-fn a_model_may_have_further_names_and_another_one_at_its_backend() {
+fn model_has_aliases_and_separate_backend_name() {
     let slots = slots_of(
         "multiplexer:
   slots:
@@ -190,7 +190,7 @@ fn a_model_may_have_further_names_and_another_one_at_its_backend() {
 }
 
 #[test]
-fn aliases_are_no_part_of_a_drivers_settings() {
+fn aliases_are_not_driver_settings() {
     let with =
         |more: &str| slots_of(&slot("static", &format!("models: [{{id: m, url: 'http://h:1'{more}}}]"))).remove(0);
     assert_eq!(with(", aliases: [n]").driver, with("").driver);
@@ -198,7 +198,7 @@ fn aliases_are_no_part_of_a_drivers_settings() {
 }
 
 #[test]
-fn the_documents_example_can_be_used() {
+fn documented_example_is_valid() {
     let page = include_str!("../../../../docs/multiplexer/worker.md");
     let (_, yaml) = page.split_once("```yaml\n").unwrap();
     let slots = slots_of(yaml.split_once("```").unwrap().0);

@@ -103,7 +103,7 @@ mod tests {
     use crate::multiplexer::event::Left;
 
     #[test]
-    fn of_several_slots_only_those_measure_memory_that_name_their_devices() {
+    fn only_slots_with_devices_measure_memory_among_several() {
         let url: Url = "http://127.0.0.1:1".parse().unwrap();
         let on = |devices: &[&str]| SlotSettings {
             devices: devices.iter().map(|device| (*device).to_owned()).collect(),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_gets_a_driver_that_knows_its_models() {
+    fn every_slot_driver_knows_its_models() {
         let kinds = kinds(&"http://127.0.0.1:1".parse().unwrap());
         let slots: Vec<_> = kinds.iter().map(|(settings, ..)| slot(settings.clone())).collect();
         let drivers = slot_drivers(&slots, Path::new("worker")).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_driver_shows_the_key_that_its_slot_has_now() {
+    async fn every_driver_sends_current_key_of_slot() {
         let shown = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&shown);
         let note = move |headers: HeaderMap| {

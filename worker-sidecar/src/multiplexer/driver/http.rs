@@ -286,7 +286,7 @@ mod tests {
     use crate::multiplexer::driver::tests::serve;
 
     #[test]
-    fn loopback_and_private_networks_may_be_told() {
+    fn loopback_and_private_addresses_are_allowed() {
         for address in ["127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.9", "::1", "fd00::5"] {
             assert!(is_local_network(address.parse().unwrap()), "{address}");
         }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_may_not() {
+    fn other_addresses_are_forbidden() {
         let metadata_service = "169.254.169.254";
         for address in [metadata_service, "8.8.8.8", "172.32.0.1", "100.128.0.1", "0.0.0.0", "::", "fe80::1", "2a00::1"]
         {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stranger_is_named_and_not_called() {
+    async fn forbidden_address_is_named_and_not_contacted() {
         let client = Client::new("http://169.254.169.254:80".parse().unwrap());
         for error in [client.tell("/sleep", None).await.unwrap_err(), client.may_be_told().await.unwrap_err()] {
             assert!(matches!(error, DriverError::Forbidden { .. }), "{error}");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_failed_for_the_backends_sake_is_told_again_three_times() {
+    async fn backend_failure_is_retried_three_times() {
         let (client, calls) = failing(1).await;
         assert!(client.tell("/do", None).await.unwrap().status.is_success());
         assert_eq!(calls.load(Ordering::Relaxed), 2);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_with_several_addresses_is_told_at_the_one_that_listens() {
+    async fn request_reaches_listening_address_among_several() {
         let (client, calls) = failing(0).await;
         let listens: SocketAddr = client.base().authority().parse().unwrap();
         // Bound and closed again: nothing listens there.
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_an_answer() {
+    async fn refusal_is_returned_without_retry() {
         let (client, calls) = failing(0).await;
         assert!(matches!(
             client.tell("/no", None).await.unwrap().accepted(),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_gateways_and_a_busy_servers_status_may_be_another_next_time() {
+    fn only_gateway_and_unavailable_statuses_are_retried() {
         let again: Vec<_> = (200..600).filter(|status| is_not_now(&StatusCode::from_u16(*status).unwrap())).collect();
         assert_eq!(again, [502, 503, 504]);
     }

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_equal_by_what_they_show_now() {
+    fn keys_compare_by_current_secret() {
         let (one, same) = (Key::new(Some(Secret::new("a"))), Key::new(Some(Secret::new("a"))));
         assert!(one == same && one != Key::default());
         same.set(None);

@@ -386,7 +386,7 @@ mod tests {
     const LONGER_THAN_A_BUFFER: usize = 64 << 10;
 
     #[tokio::test]
-    async fn lines_are_cut_to_size_and_the_newest_are_kept() {
+    async fn output_lines_are_truncated_and_newest_kept() {
         let tail = Arc::new(Tail::default());
         let long = format!("{}\nx\n\nlast without an end", "y".repeat(LONGER_THAN_A_BUFFER));
         let (model, tail_of) = ("m".into(), Arc::clone(&tail));
@@ -404,7 +404,7 @@ mod tests {
     #[cfg(unix)]
     #[tokio::test]
     #[expect(clippy::disallowed_methods, reason = "the orders of a process")]
-    async fn the_log_has_the_words_and_the_end_of_a_process_unless_it_is_a_quiet_one() {
+    async fn process_output_and_exit_are_logged_unless_quiet() {
         use modelrelay_harness::own_log::{listen, logged};
         for is_quiet in [false, true] {
             listen();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_no_port() {
+    fn occupied_port_is_refused() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         assert!(claim_port(Some(port)).unwrap_err().to_string().contains(&port.to_string()));

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_that_comes_back_late_is_waited_for() {
+    async fn memory_freed_late_is_waited_for() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;
         let freed = memory.is_freed(&model, Returns::ALL);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_that_does_not_come_back_is_told() {
+    async fn unreleased_memory_is_reported() {
         let (gpu, memory, model) = slot();
         let memory = SlotMemory { patience: Duration::from_millis(1), ..memory };
         load_and_evict(&gpu, &memory, &model).await;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_crashed_model_held_must_come_back_though_nobody_evicted_it() {
+    async fn memory_of_crashed_model_must_be_released() {
         for (free, freed) in [(20, false), (91, false), (92, true)] {
             let (gpu, memory, model) = slot();
             memory.note_load(&model).await;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_model_held_in_an_earlier_life_counts_no_more() {
+    async fn memory_of_earlier_load_is_ignored() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;
         memory.note_loaded(&model).await;
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_model_that_was_found_has_to_give_something_back() {
+    async fn found_model_must_release_some_memory() {
         for (has_lived, free, freed) in [(false, 20, false), (false, 60, true), (true, 20, false), (true, 60, true)] {
             let (gpu, memory, model) = slot();
             if has_lived {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_meter_that_has_measured_and_fails_does_not_say_that_memory_is_back() {
+    async fn failed_meter_does_not_report_memory_as_freed() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;
         gpu.broken.store(true, Ordering::Relaxed);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_while_another_asks_has_an_answer_too() {
+    async fn concurrent_memory_queries_both_return_result() {
         let (release, meter, memory) = hung();
         let asked = async {
             meter.until_asked().await;
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_driver_that_hangs_keeps_one_thread_and_no_call_for_ever() {
+    async fn hanging_meter_blocks_one_thread_and_no_call() {
         let (release, meter, memory) = hung();
         // A paused clock stands still while a thread works, so the test advances it.
         let passing = async {
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_resident_is_credited_with_what_it_took() {
+    async fn resident_is_credited_with_its_memory() {
         let (gpu, memory, model) = slot();
         memory.note_load(&model).await;
         gpu.set(30);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_load_that_is_repeated_says_nothing_of_what_was_free_before() {
+    async fn repeated_load_keeps_original_free_memory() {
         let (gpu, memory, model) = slot();
         // In the first life, and in one after an eviction.
         for _ in 0..2 {
@@ -468,14 +468,14 @@ mod tests {
 
     // 15
     #[tokio::test]
-    async fn beside_a_resident_of_unknown_size_nothing_is_known_to_be_too_little() {
+    async fn free_memory_is_unknown_with_unmeasured_resident() {
         let (_, memory, _) = slot();
         let reading = memory.reading(Some(&Model::from("found")), Returns::ALL).await;
         assert_eq!((reading.free, reading.held), (None, None));
     }
 
     #[tokio::test]
-    async fn a_sleeping_copy_is_measured_the_first_time_and_asked_for_the_next() {
+    async fn sleeping_copy_is_measured_for_next_sleep() {
         let (gpu, memory, model) = slot();
         gpu.host.store(50, Ordering::Relaxed);
         load_and_evict(&gpu, &memory, &model).await;
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_first_sleep_took_is_remembered() {
+    async fn host_memory_of_first_sleep_is_remembered() {
         let (gpu, memory, model) = slot();
         for host in [50, 20] {
             gpu.host.store(host, Ordering::Relaxed);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_measure_memory_is_back_by_the_drivers_word() {
+    async fn unmeasured_memory_is_freed_when_driver_finishes() {
         let (memory, model) = (SlotMemory::new(Arc::new(Blind)), Model::from("m"));
         memory.note_load(&model).await;
         memory.note_evict(&model).await;

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_gpu_measures_nothing() {
+    fn machine_without_gpu_measures_nothing() {
         // On a machine with a GPU, a device that does not exist measures nothing either.
         let meter = Nvidia::new(vec!["GPU-no-such-device".to_owned()]);
         assert_eq!(meter.free(), None);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_summed_and_one_that_does_not_know_makes_all_unknown() {
+    fn devices_are_summed_unless_any_is_unknown() {
         assert_eq!(sum_of_mebibytes("1024\n 2048\n"), Some(3 << 30));
         assert_eq!(sum_of_mebibytes("1024\n[N/A]\n"), None);
         assert_eq!(sum_of_mebibytes(""), None);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_asked_for_the_slots_devices() {
+    fn program_is_queried_for_slot_devices() {
         let folder = tempfile::tempdir().unwrap();
         let asked = "--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1";
         let asks = program(folder.path(), &format!("[ \"$*\" = '{asked}' ] && echo 512"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_not_ended_of_being_killed_is_not_joined_by_another_and_reaped_in_the_end() {
+    fn hung_program_blocks_further_runs_until_reaped() {
         let folder = tempfile::tempdir().unwrap();
         let asks = program(folder.path(), "echo 512");
         let hung = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_in_time_is_waited_for_no_longer() {
+    fn wait_for_program_ends_at_timeout() {
         let mut endless = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         assert_eq!(wait(&mut endless, Duration::from_millis(20)), None);
         drop(endless.stdin.take());
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn page_cache_that_would_give_way_is_free_memory() {
+    fn reclaimable_page_cache_is_free_memory() {
         let group = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(group.path().join(name), text).unwrap();
         assert_eq!(free_in_group(group.path()), None, "nobody knows");

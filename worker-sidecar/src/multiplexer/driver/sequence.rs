@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_order_that_was_given_up_is_finished_before_the_next() {
+    async fn abandoned_order_finishes_before_next_order() {
         let (sequence, (finish, finished)) = (Sequence::default(), oneshot::channel::<()>());
         let first =
             sequence.run(async move { finished.await.map_err(|error| DriverError::NotOurs(error.to_string())) });

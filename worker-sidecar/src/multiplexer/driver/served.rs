@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_refuses_to_show_its_models_is_not_waited_for() {
+    async fn server_refusing_model_list_is_not_awaited() {
         for key in [None, Some("wrong")] {
             let error = ready(key).await.unwrap_err();
             assert!(
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn server_without_a_list_is_judged_by_its_health() {
+    async fn server_without_list_is_judged_by_health() {
         let url = serve(Router::new().route("/health", get(async || "ok"))).await;
         let served = Served::new("m");
         assert!(served.look(&served.client(url.clone())).await.unwrap().ready);
@@ -233,7 +233,7 @@ mod tests {
 
     #[cfg(unix)]
     #[tokio::test]
-    async fn why_a_model_is_not_ready_is_told_once_for_each_reason() {
+    async fn each_reason_for_unreadiness_is_logged_once() {
         use std::sync::Arc;
         use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -257,13 +257,13 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_starts_is_asked_less_and_less_often_up_to_a_limit() {
+    fn probe_pause_of_starting_server_grows_to_limit() {
         let pauses: Vec<_> = std::iter::successors(Some(FIRST_PAUSE), |pause| Some(after(*pause))).take(5).collect();
         assert_eq!(pauses, [250, 500, 1000, 2000, 2000].map(Duration::from_millis));
     }
 
     #[test]
-    fn gauges_are_summed_over_their_labels_and_over_their_names() {
+    fn gauges_are_summed_over_labels_and_names() {
         let page =
             "# HELP a:running x\na:running{engine=\"0\"} 1.0\na:running{engine=\"1\"} 2\na:waiting 4\na:runningx 9\n";
         assert_eq!(gauges(page, &["a:running", "a:waiting"]), Some(7.0));

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_resident_that_is_not_ready_or_refuses_a_connection_is_silent_and_not_gone() {
+    async fn unready_or_refusing_resident_is_silence_not_gone() {
         for look in [Ok(Probed::default()), refused()] {
             assert_eq!(found(Some("a"), vec![("a", look.clone()), ("b", Ok(Probed::gone()))]).await, Found::Silence);
             assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_resident_that_is_certainly_gone_has_left_nothing_or_what_serves_in_its_place() {
+    async fn gone_resident_leaves_slot_empty_or_replaced() {
         assert_eq!(found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", refused())]).await, Found::Nothing);
         let replaced = found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", ready())]).await;
         assert_eq!(replaced, Found::Serving("b".into()));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_meter_is_asked_at_the_start_and_no_model_with_it() {
+    async fn starting_measurement_queries_meter_without_probing_models() {
         let meter = Arc::new(Counts::default());
         let shows = Arc::new(Shows::default());
         SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::<Counts>::clone(&meter))).measure().await;
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_found_in_the_residents_place_is_measured_and_the_resident_is_not_measured_anew() {
+    async fn only_newly_found_model_is_measured() {
         let meter = Arc::new(Counts::default());
         let shows = Arc::new(Shows { looks: vec![("a", ready())], ..Shows::default() });
         let driver = SlotDriver::new(shows, SlotMemory::new(Arc::<Counts>::clone(&meter)));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_the_first_load_whatever_else_may_be_there_is_unloaded() {
+    async fn first_load_unloads_other_models_beforehand() {
         let looks = vec![
             ("a", Ok(Probed::default())),
             ("b", ready()),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_the_start_a_backend_that_is_not_ready_yet_is_silence() {
+    async fn unready_backend_at_start_is_silence() {
         let (not_yet, gone) = (|| Ok(Probed::default()), || Ok(Probed::gone()));
         for (a, b) in [(not_yet(), not_yet()), (not_yet(), gone()), (gone(), not_yet())] {
             assert_eq!(found(None, vec![("a", a), ("b", b)]).await, Found::Silence);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_foreign_backend_was_killed_the_next_load_looks_at_the_others_again() {
+    async fn load_after_forced_eviction_probes_others_again() {
         let (shows, driver) = slot(vec![("a", Ok(Probed::default())), ("b", ready())]);
         driver.load(&"b".into(), LoadKind::Cold).await;
         driver.force_evict(&"a".into()).await;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_that_the_driver_does_not_know_is_refused_beforehand_and_nothing_of_it_can_be_left() {
+    async fn unknown_model_is_refused_and_needs_no_eviction() {
         let (shows, driver) = slot(vec![("a", ready())]);
         let stranger = Model::from("stranger");
         let outcome = driver.preflight(&stranger, Some(&"a".into())).await;

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_that_is_busy_or_ill_is_not_one_that_cannot_sleep() {
+    async fn busy_or_failing_engine_can_still_sleep() {
         for is_sleeping in [false, true] {
             assert_eq!(checked(StatusCode::OK, json!({"is_sleeping": is_sleeping})).await, Ok(()));
         }

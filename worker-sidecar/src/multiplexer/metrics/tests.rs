@@ -29,7 +29,7 @@ impl Page {
 }
 
 #[test]
-fn each_news_is_counted_once_and_as_what_it_is() {
+fn each_slot_event_updates_its_own_metrics() {
     let (model, two) = (|| "a".into(), Duration::from_secs(2));
     let swap = Swap {
         from: Some(model()),
@@ -107,7 +107,7 @@ const SHARES_OF_GPU0: [&str; 3] = [
 ];
 
 #[test]
-fn gauges_say_how_the_slots_are_and_forget_what_is_not_there_any_more() {
+fn gauges_show_slots_and_drop_removed_ones() {
     let page = Page::new();
     let some = Requests { held: 9, waiting: 2, leases: 3 };
     page.metrics.observe(&[report("gpu0", SlotState::Ready, Some("a"), "a", some)]);
@@ -137,7 +137,7 @@ fn gauges_say_how_the_slots_are_and_forget_what_is_not_there_any_more() {
 }
 
 #[test]
-fn requests_for_a_model_that_two_slots_have_are_one_number() {
+fn requests_for_model_in_two_slots_are_summed() {
     let page = Page::new();
     let of = |leases, waiting| Requests { held: 0, waiting, leases };
     let slots = [("gpu0", of(1, 4)), ("gpu1", of(2, 8))];
@@ -150,7 +150,7 @@ fn requests_for_a_model_that_two_slots_have_are_one_number() {
 }
 
 #[test]
-fn before_any_time_has_passed_no_share_is_a_number_that_is_none() {
+fn time_shares_are_absent_before_any_time() {
     let page = Page::new();
     let mut new = report("gpu0", SlotState::Empty, None, "a", Requests::default());
     new.shares = Shares::default();

@@ -62,7 +62,7 @@ fn leaves(decision: Decision) -> Option<(usize, Why)> {
 // The quantum.
 
 #[test]
-fn quantum_is_eight_times_the_cost_as_long_as_nobody_waits_too_long_for_it() {
+fn quantum_is_eight_costs_within_max_wait() {
     let knobs = Knobs::default();
     assert_eq!(quantum(&knobs, secs(3)), secs(24));
     assert_eq!(quantum(&knobs, secs(15)), secs(120), "max_wait is ten costs here");
@@ -73,7 +73,7 @@ fn quantum_is_eight_times_the_cost_as_long_as_nobody_waits_too_long_for_it() {
 
 // 48
 #[test]
-fn quantum_is_never_less_than_three_times_the_cost_however_short_max_wait_is() {
+fn quantum_is_at_least_three_costs() {
     let knobs = Knobs { max_wait: Some(secs(1)), ..Knobs::default() };
     assert_eq!(quantum(&knobs, secs(30)), secs(90));
     assert!(is_infeasible(&knobs, secs(30)));
@@ -84,14 +84,14 @@ fn quantum_is_never_less_than_three_times_the_cost_however_short_max_wait_is() {
 }
 
 #[test]
-fn quantum_is_never_less_than_the_least_residency() {
+fn quantum_is_at_least_minimum_residency() {
     assert_eq!(quantum(&Knobs::default(), Duration::ZERO), secs(5));
     assert_eq!(quantum(&Knobs { min_residency: secs(60), ..Knobs::default() }, secs(3)), secs(60));
 }
 
 // 41
 #[test]
-fn resident_with_work_stays_until_its_quantum_is_over() {
+fn busy_resident_stays_until_its_quantum_ends() {
     let scene = Scene::new();
     let gaps = Gaps::default();
     let waiting = [scene.candidate(50, 500, 3)];
@@ -103,7 +103,7 @@ fn resident_with_work_stays_until_its_quantum_is_over() {
 }
 
 #[test]
-fn who_could_be_left_for_by_now_and_is_not_the_pick_is_no_reason_to_look_again_at_once() {
+fn unpicked_candidate_triggers_no_immediate_recheck() {
     let scene = Scene::new();
     let gaps = Gaps::default();
     // The second has more waiting time per second of swapping; the first one's shorter quantum is over at this instant.
@@ -113,7 +113,7 @@ fn who_could_be_left_for_by_now_and_is_not_the_pick_is_no_reason_to_look_again_a
 }
 
 #[test]
-fn idle_resident_goes_at_once_without_a_history() {
+fn idle_resident_without_history_leaves_at_once() {
     let scene = Scene::new();
     let gaps = Gaps::default();
     let decision = scene.decide(&scene.resident(&gaps, 0, Some(secs(0))), &[scene.candidate(1, 0, 40)]);
@@ -121,7 +121,7 @@ fn idle_resident_goes_at_once_without_a_history() {
 }
 
 #[test]
-fn nothing_happens_while_nobody_waits() {
+fn resident_stays_while_no_request_waits() {
     let scene = Scene::new();
     let gaps = Gaps::default();
     let decision = scene.decide(&scene.resident(&gaps, 500, Some(secs(500))), &[]);
@@ -132,7 +132,7 @@ fn nothing_happens_while_nobody_waits() {
 
 // 44
 #[test]
-fn linger_is_used_where_the_next_request_usually_comes_soon() {
+fn linger_is_used_when_requests_usually_return_soon() {
     let scene = Scene::new();
     let gaps = gaps(&[millis(400), millis(800), millis(600)]);
     let waiting = [scene.candidate(1, 9, 10)];
@@ -177,7 +177,7 @@ fn linger_has_to_save_more_than_it_costs() {
 }
 
 #[test]
-fn linger_needs_three_gaps_and_ends_at_half_the_cost_or_five_seconds() {
+fn linger_needs_three_gaps_and_has_upper_limit() {
     let scene = Scene::new();
     let two = gaps(&[millis(1); 2]);
     assert_eq!(linger(&scene.knobs, &scene.resident(&two, 2, None), &[], secs(10)), Duration::ZERO);
@@ -190,7 +190,7 @@ fn linger_needs_three_gaps_and_ends_at_half_the_cost_or_five_seconds() {
 
 // 44
 #[test]
-fn no_linger_where_more_wait_than_the_resident_usually_serves() {
+fn no_linger_when_waiters_exceed_usual_concurrency() {
     let scene = Scene::new();
     let gaps = gaps(&[millis(500); 16]);
     let mut resident = scene.resident(&gaps, 2, Some(secs(0)));
@@ -216,7 +216,7 @@ fn linger_may_be_switched_off_or_fixed() {
 // The pick.
 
 #[test]
-fn pick_takes_what_waits_most_per_second_of_swapping() {
+fn pick_maximises_waiting_time_per_swap_second() {
     let scene = Scene::new();
     let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
     assert_eq!(pick(&[]), None);
@@ -226,7 +226,7 @@ fn pick_takes_what_waits_most_per_second_of_swapping() {
 
 // 46
 #[test]
-fn of_equals_the_oldest_comes_first_and_so_does_one_past_its_bound() {
+fn oldest_of_equals_and_overdue_models_come_first() {
     let scene = Scene::new();
     let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
     let newer = Candidate { age: secs(1), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
@@ -239,7 +239,7 @@ fn of_equals_the_oldest_comes_first_and_so_does_one_past_its_bound() {
 }
 
 #[test]
-fn bound_is_everybody_elses_turn_and_the_own_swap() {
+fn bound_is_turns_of_others_plus_own_swap() {
     let scene = Scene::new();
     let candidates = [scene.candidate(1, 0, 5), scene.candidate(1, 0, 10)];
     let bound = |busy, index| bound(&scene.knobs, busy, &candidates, index);
@@ -249,7 +249,7 @@ fn bound_is_everybody_elses_turn_and_the_own_swap() {
 }
 
 #[test]
-fn the_longest_wait_is_the_bound_the_turn_that_had_just_begun_by_then_and_the_own_swap() {
+fn longest_wait_adds_begun_turn_and_own_swap() {
     let scene = Scene::new();
     let candidates = [scene.candidate(1, 0, 5), scene.candidate(1, 0, 10)];
     let longest = |busy, index| longest_wait(&scene.knobs, busy, &candidates, index);
@@ -259,7 +259,7 @@ fn the_longest_wait_is_the_bound_the_turn_that_had_just_begun_by_then_and_the_ow
 }
 
 #[test]
-fn swaps_that_cost_nothing_divide_nothing_by_zero() {
+fn free_swaps_do_not_divide_by_zero() {
     let scene = Scene::new();
     assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));
 }
@@ -277,7 +277,7 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
 
 proptest! {
     #[test]
-    fn resident_is_left_only_when_it_is_idle_or_has_had_its_quantum_and_a_recheck_lies_ahead(
+    fn resident_leaves_only_when_idle_or_past_quantum(
         candidates in candidates(),
         since in 0..600_u64,
         idle in prop::option::of(0..10_u64),
@@ -308,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn who_is_past_the_bound_comes_before_all_who_are_not_and_the_oldest_of_them_first(candidates in candidates()) {
+    fn oldest_overdue_candidate_is_picked_first(candidates in candidates()) {
         let scene = Scene::new();
         let picked = pick(&scene.knobs, true, &candidates).expect("somebody waits");
         let late = |index: usize| candidates[index].age > bound(&scene.knobs, true, &candidates, index);

@@ -11,7 +11,7 @@ use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
 
 #[tokio::test(start_paused = true)]
-async fn a_ticket_makes_room_before_the_lease_is_back() {
+async fn cancelled_request_frees_capacity_before_lease_returns() {
     let stage = Stage::serving("a", &["a"]).await;
     let (mut tickets, mut leases) = (Vec::new(), Vec::new());
     for _ in 0..4 {
@@ -28,7 +28,7 @@ async fn a_ticket_makes_room_before_the_lease_is_back() {
 
 // Race e, while draining; race o
 #[tokio::test(start_paused = true)]
-async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {
+async fn gate_reopens_when_last_waiter_leaves_before_commit() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     pass(20.0).await;
@@ -43,7 +43,7 @@ async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_link_is_gone_does_not_wait_for_ever() {
+async fn request_of_lost_link_fails_instead_of_waiting() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
     let other = stage.ask("b");
@@ -55,7 +55,7 @@ async fn a_request_whose_link_is_gone_does_not_wait_for_ever() {
 
 // Race e, while severing: a request that was cancelled is already lost, so there is no way back.
 #[tokio::test(start_paused = true)]
-async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {
+async fn severing_swap_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     pass(20.0).await;
@@ -71,7 +71,7 @@ async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {
 
 // Race e, while evicting
 #[tokio::test(start_paused = true)]
-async fn an_eviction_that_has_begun_goes_on_though_nobody_waits() {
+async fn started_eviction_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let other = stage.ask("b");
     pass(0.5).await;
@@ -84,7 +84,7 @@ async fn an_eviction_that_has_begun_goes_on_though_nobody_waits() {
 
 // 33; race e, while loading
 #[tokio::test(start_paused = true)]
-async fn a_load_completes_though_its_only_waiter_has_gone() {
+async fn load_completes_after_its_only_waiter_leaves() {
     let stage = Stage::new(&["a"]).await;
     let arriving = stage.ask("a");
     pass(1.0).await;
@@ -96,7 +96,7 @@ async fn a_load_completes_though_its_only_waiter_has_gone() {
 
 // 34
 #[tokio::test(start_paused = true)]
-async fn a_new_request_uses_the_load_whose_waiter_has_gone() {
+async fn new_request_uses_abandoned_load() {
     let stage = Stage::new(&["a"]).await;
     let arriving = stage.ask("a");
     pass(1.0).await;
@@ -108,7 +108,7 @@ async fn a_new_request_uses_the_load_whose_waiter_has_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_future_that_is_dropped_half_way_is_a_cancel() {
+async fn dropped_future_cancels_its_request() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Never);
     assert!(tokio::time::timeout(secs(5.0), stage.ask("a")).await.is_err());
@@ -117,7 +117,7 @@ async fn a_future_that_is_dropped_half_way_is_a_cancel() {
 
 // 54
 #[tokio::test(start_paused = true)]
-async fn a_link_that_drops_amid_a_swap_takes_its_requests_along() {
+async fn link_lost_during_swap_ends_its_requests() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     pass(20.0).await;
@@ -136,7 +136,7 @@ async fn a_link_that_drops_amid_a_swap_takes_its_requests_along() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_demand_of_a_relay_that_leaves_is_forgotten_and_its_requests_are_served() {
+async fn leaving_relays_demand_is_dropped_but_requests_complete() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.send("a").await.unwrap();
     stage.demand("b", 2);
@@ -148,7 +148,7 @@ async fn the_demand_of_a_relay_that_leaves_is_forgotten_and_its_requests_are_ser
 
 // Race n
 #[tokio::test(start_paused = true)]
-async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {
+async fn link_returning_during_swap_receives_current_state() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.demand("b", 2);
     pass(1.5).await;
@@ -167,7 +167,7 @@ async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {
 
 // Race m
 #[tokio::test(start_paused = true)]
-async fn a_resident_that_leaves_the_configuration_drains_and_goes() {
+async fn resident_removed_from_configuration_drains_and_unloads() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     assert!(stage.mux.reconfigure(config(&["b"]), &[]));

@@ -18,7 +18,7 @@ fn failure(error: SlotError) -> LoadFailure {
 
 // 25
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_ends_while_loading_fails_its_requests_at_once() {
+async fn backend_exit_during_load_fails_requests_at_once() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Fail(secs(0.5)));
     let began = Instant::now();
@@ -35,7 +35,7 @@ async fn a_backend_that_ends_while_loading_fails_its_requests_at_once() {
 
 // 26; race f
 #[tokio::test(start_paused = true)]
-async fn a_load_that_takes_too_long_is_dropped_and_killed() {
+async fn overdue_load_is_dropped_and_killed() {
     for play in [Play::Never, Play::Done(secs(600.0)), Play::Done(secs(601.0))] {
         let stage = Stage::new(&["a"]).await;
         stage.driver().play("load a", play.clone());
@@ -63,7 +63,7 @@ async fn a_load_that_takes_too_long_is_dropped_and_killed() {
 
 // 26
 #[tokio::test(start_paused = true)]
-async fn what_waited_for_a_load_that_took_too_long_is_told_so() {
+async fn requests_waiting_for_overdue_load_report_timeout() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Never);
     let early = stage.ask("a");
@@ -74,7 +74,7 @@ async fn what_waited_for_a_load_that_took_too_long_is_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_that_never_ends_is_followed_by_a_kill() {
+async fn hanging_eviction_is_followed_by_kill() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
     let began = Instant::now();
@@ -84,7 +84,7 @@ async fn an_eviction_that_never_ends_is_followed_by_a_kill() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kill_that_never_ends_quarantines_the_slot_and_an_operator_leads_it_out() {
+async fn hanging_kill_quarantines_slot_until_operator_unloads() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
     stage.driver().play("force a", Play::Never);
@@ -107,7 +107,7 @@ async fn a_kill_that_never_ends_quarantines_the_slot_and_an_operator_leads_it_ou
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_panics_while_loading_has_failed_to_load() {
+async fn driver_panic_during_load_fails_load() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Panic);
     let error = stage.ask("a").await.unwrap_err();
@@ -118,7 +118,7 @@ async fn a_driver_that_panics_while_loading_has_failed_to_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_panics_while_evicting_is_followed_by_a_kill_and_one_that_panics_there_by_quarantine() {
+async fn driver_panics_during_eviction_and_kill_quarantine_slot() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Panic);
     stage.driver().play("force a", Play::Panic);
@@ -127,7 +127,7 @@ async fn a_driver_that_panics_while_evicting_is_followed_by_a_kill_and_one_that_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_slots_own_task_takes_the_slot_out_of_use_for_everybody() {
+async fn panic_in_slot_task_quarantines_slot() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     stage.command("1", "load", "b");
@@ -147,7 +147,7 @@ async fn a_panic_in_the_slots_own_task_takes_the_slot_out_of_use_for_everybody()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_that_panics_or_hangs_is_one_without_an_answer() {
+async fn panicking_or_hanging_probe_is_inconclusive() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     stage.driver().play("probe", Play::Panic);
@@ -159,7 +159,7 @@ async fn a_look_that_panics_or_hangs_is_one_without_an_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_whose_process_ends_is_loaded_again_for_the_next_request() {
+async fn exited_backend_is_reloaded_for_next_request() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     stage.driver().die("a");
@@ -171,7 +171,7 @@ async fn a_backend_whose_process_ends_is_loaded_again_for_the_next_request() {
 
 /// The regular probe would find it within five seconds.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_later_loads_process_is_heard_at_once() {
+async fn exit_of_later_process_is_detected_at_once() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().die("a");
     pass(3.0).await;
@@ -184,7 +184,7 @@ async fn the_end_of_a_later_loads_process_is_heard_at_once() {
 
 // 39
 #[tokio::test(start_paused = true)]
-async fn a_model_that_somebody_else_has_unloaded_is_missed_within_five_seconds() {
+async fn externally_unloaded_model_is_detected_within_five_seconds() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().serve(None);
     pass(5.1).await;
@@ -193,7 +193,7 @@ async fn a_model_that_somebody_else_has_unloaded_is_missed_within_five_seconds()
 
 // 40
 #[tokio::test(start_paused = true)]
-async fn a_refused_connection_makes_the_slot_look_at_once() {
+async fn refused_connection_triggers_immediate_probe() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     stage.driver().serve(None);
@@ -203,7 +203,7 @@ async fn a_refused_connection_makes_the_slot_look_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_is_found_after_a_failed_connection_is_announced_anew() {
+async fn backend_found_after_failed_connection_is_announced_again() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     let suspicion = lease.suspicion().unwrap();
@@ -219,7 +219,7 @@ async fn a_backend_that_is_found_after_a_failed_connection_is_announced_anew() {
 
 // Race k
 #[tokio::test(start_paused = true)]
-async fn an_order_to_unload_what_is_being_loaded_waits_for_nothing_and_leaves_nothing() {
+async fn immediate_unload_order_kills_running_load() {
     let stage = Stage::new(&["a", "b"]).await;
     stage.command("1", "load", "a");
     pass(1.0).await;
@@ -240,7 +240,7 @@ async fn an_order_to_unload_what_is_being_loaded_waits_for_nothing_and_leaves_no
 
 // Uses the real clock: only on two threads can a call begin while the previous one is still being dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
+async fn call_starts_after_previous_call_is_dropped() {
     let driver = fake(&config(&["a"]), false);
     let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let handle = SlotHandle { mailbox, is_listening: Default::default() };
@@ -260,7 +260,7 @@ async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
 
 // A load that begins while the remains of the same model are being killed would be killed with them.
 #[tokio::test(start_paused = true)]
-async fn a_load_waits_until_what_was_left_of_its_model_is_gone() {
+async fn load_waits_until_models_remains_are_killed() {
     let driver = fake(&config(&["a"]), false);
     let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let handle = SlotHandle { mailbox, is_listening: Default::default() };

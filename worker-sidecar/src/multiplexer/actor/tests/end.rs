@@ -23,7 +23,7 @@ async fn assert_ended(stage: &Stage) {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn an_idle_slot_stops_at_once_and_leaves_a_foreign_backend_alone() {
+async fn idle_slot_stops_at_once_sparing_foreign_backend() {
     for resident in [false, true] {
         let stage = Stage::new(&["a", "b"]).await;
         if resident {
@@ -40,7 +40,7 @@ async fn an_idle_slot_stops_at_once_and_leaves_a_foreign_backend_alone() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn only_the_backends_that_are_our_children_are_ended() {
+async fn only_child_backends_are_stopped() {
     let stage = Stage::with(vec![config(&["a", "foreign-b"])], true).await;
     stop(&stage, 30.0).await;
     assert_eq!(stage.driver().log(), ["stop a"]);
@@ -48,7 +48,7 @@ async fn only_the_backends_that_are_our_children_are_ended() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn running_requests_have_their_time_and_are_told_when_it_is_over() {
+async fn running_requests_end_at_shutdown_timeout() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let (quick, slow) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
     let holders = async {
@@ -64,7 +64,7 @@ async fn running_requests_have_their_time_and_are_told_when_it_is_over() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn a_slot_stops_amid_each_step_of_a_swap() {
+async fn slot_stops_during_each_swap_step() {
     let steps = [
         (SlotState::Draining, 1.0, true),
         (SlotState::Severing, 31.0, true),
@@ -93,7 +93,7 @@ async fn a_slot_stops_amid_each_step_of_a_swap() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn a_slot_stops_in_back_off_and_in_quarantine() {
+async fn slot_stops_during_backoff_and_quarantine() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Fail(secs(0.1)));
     assert!(stage.ask("a").await.is_err());
@@ -114,7 +114,7 @@ async fn a_slot_stops_in_back_off_and_in_quarantine() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn backends_that_are_our_children_end_with_the_slot_all_at_once() {
+async fn child_backends_stop_concurrently_with_slot() {
     let stage = Stage::with(vec![config(&["a", "b"])], true).await;
     drop(stage.ask("a").await.unwrap());
     stage.driver().log();
@@ -127,7 +127,7 @@ async fn backends_that_are_our_children_end_with_the_slot_all_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_that_cannot_be_ended_otherwise_is_killed_and_holds_nobody_up_for_ever() {
+async fn unstoppable_child_is_killed_without_blocking_shutdown() {
     let stage = Stage::with(vec![config(&["a", "b"])], true).await;
     stage.driver().play("stop a", Play::Fail(secs(4.0)));
     stage.driver().play("stop b", Play::Panic);
@@ -141,7 +141,7 @@ async fn a_child_that_cannot_be_ended_otherwise_is_killed_and_holds_nobody_up_fo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_ends_when_nobody_can_ask_it_anything_any_more() {
+async fn slot_task_ends_with_its_last_handle() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     let Stage { mux, drivers, .. } = stage;

@@ -23,7 +23,7 @@ async fn time_is_spent_serving_swapping_or_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_eight_failures_are_remembered_newest_last() {
+async fn last_eight_failures_are_kept_newest_last() {
     let models: Vec<String> = (0..10).map(|number| format!("m{number}")).collect();
     let names: Vec<&str> = models.iter().map(String::as_str).collect();
     let stage = Stage::new(&names).await;

@@ -14,7 +14,7 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::RequestKey;
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_names_its_backend_and_its_load() {
+async fn lease_names_its_backend_and_load() {
     let stage = Stage::new(&["a", "b"]).await;
     let lease = stage.ask("a").await.unwrap();
     assert_eq!((lease.url().as_str(), lease.generation(), &**lease.model()), ("http://127.0.0.1:1/a", 1, "a"));
@@ -24,7 +24,7 @@ async fn a_lease_names_its_backend_and_its_load() {
 
 // 4
 #[tokio::test(start_paused = true)]
-async fn a_lease_whose_holder_panics_is_released() {
+async fn lease_is_released_when_holder_panics() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let lease = stage.ask("a").await.unwrap();
     assert_eq!(stage.counts().await, (1, 0));
@@ -39,7 +39,7 @@ async fn a_lease_whose_holder_panics_is_released() {
 
 // 5
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_released_is_not_released_again() {
+async fn released_lease_is_not_released_again() {
     let stage = Stage::serving("a", &["a"]).await;
     let (first, second) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
     first.release(true).await;
@@ -50,7 +50,7 @@ async fn a_lease_that_was_released_is_not_released_again() {
 
 // 7
 #[tokio::test(start_paused = true)]
-async fn a_swap_waits_for_the_last_byte_of_a_stream() {
+async fn swap_waits_for_last_byte_of_stream() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let stream = stage.ask("a").await.unwrap();
     // Past the quantum of a.
@@ -70,7 +70,7 @@ async fn a_swap_waits_for_the_last_byte_of_a_stream() {
 
 // 8, race b
 #[tokio::test(start_paused = true)]
-async fn a_lease_for_a_caller_that_has_vanished_comes_back() {
+async fn lease_for_vanished_caller_is_returned() {
     let stage = Stage::serving("a", &["a"]).await;
     let arriving = stage.ask("a");
     pass(1.0).await;
@@ -81,7 +81,7 @@ async fn a_lease_for_a_caller_that_has_vanished_comes_back() {
 
 // Race d
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_cancelled_in_the_instant_of_its_lease_leaves_nothing() {
+async fn request_cancelled_as_lease_arrives_leaves_nothing() {
     for before_the_load in [true, false] {
         let stage = Stage::new(&["a"]).await;
         let arriving = stage.ask("a");
@@ -95,7 +95,7 @@ async fn a_request_that_is_cancelled_in_the_instant_of_its_lease_leaves_nothing(
 
 // Race a
 #[tokio::test(start_paused = true)]
-async fn a_swap_that_is_due_in_the_instant_of_a_request_finds_its_lease() {
+async fn due_swap_waits_for_lease_granted_simultaneously() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let (first, other) = (stage.ask("a"), stage.ask("b"));
     // The result has not been received yet, but the lease is already in effect.
@@ -109,7 +109,7 @@ async fn a_swap_that_is_due_in_the_instant_of_a_request_finds_its_lease() {
 
 // Race c
 #[tokio::test(start_paused = true)]
-async fn a_release_after_a_sever_does_not_touch_the_next_generation() {
+async fn release_after_sever_spares_next_generation() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let laggard = stage.ask("a").await.unwrap();
     pass(20.0).await;
@@ -144,7 +144,7 @@ async fn seen_when_woken<T: Send + 'static>(
 
 // A relay that reads the end of a request must already have read its new grant.
 #[tokio::test(start_paused = true)]
-async fn the_grant_is_queued_before_a_release_is_over() {
+async fn grant_is_queued_before_release_completes() {
     let stage = Stage::serving("a", &["a"]).await;
     let mut leases = Vec::new();
     for _ in 0..4 {
@@ -158,7 +158,7 @@ async fn the_grant_is_queued_before_a_release_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_refusal_changes_is_told_before_it() {
+async fn slot_update_is_sent_before_refusal() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let _running = stage.ask("a").await.unwrap();
     assert_eq!(stage.told.slots_now().slots[0].wanted, 0);
@@ -168,7 +168,7 @@ async fn what_a_refusal_changes_is_told_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_link_says_is_heard_in_its_order() {
+async fn messages_of_link_are_handled_in_order() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     // The demand from before the request is superseded: the last report is that nothing waits.
     stage.demand("b", 1);
@@ -182,7 +182,7 @@ async fn what_a_link_says_is_heard_in_its_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
+async fn backend_without_address_is_probed_and_serves_nothing() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().serve(None);
     assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::BackendLost);
@@ -193,7 +193,7 @@ async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_slot_whose_task_is_gone() {
+async fn request_to_ended_slot_task_fails() {
     let (mailbox, gone) = tokio::sync::mpsc::unbounded_channel();
     drop(gone);
     let (answer, answered) = tokio::sync::oneshot::channel();

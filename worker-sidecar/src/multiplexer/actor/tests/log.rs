@@ -6,7 +6,7 @@ use serde_json::json;
 use super::harness::{LOAD, Play, Stage, pass};
 
 #[tokio::test(start_paused = true)]
-async fn a_swap_is_one_story() {
+async fn swap_is_logged_from_start_to_end() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     listen();
     let (running, second) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
@@ -29,7 +29,7 @@ async fn a_swap_is_one_story() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_ended_by_force_is_told_before_it_begins() {
+async fn forced_unload_is_logged_before_it_begins() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     listen();
     stage.driver().play("evict a", Play::Fail(LOAD));

@@ -18,7 +18,7 @@ async fn stage() -> Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_by_an_alias_gets_a_lease_of_the_model() {
+async fn request_by_alias_leases_its_model() {
     let stage = stage().await;
     assert_eq!(stage.mux.models(), ["a", "b", "x", "y"]);
     let lease = stage.ask("x").await.unwrap();
@@ -33,7 +33,7 @@ async fn a_request_by_an_alias_gets_a_lease_of_the_model() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_by_all_names_is_one() {
+async fn demand_under_all_names_is_summed() {
     let stage = stage().await;
     let of = |id: &str, waiting| ModelDemand { id: id.to_owned(), waiting, oldest_ms: 10, sum_ms: 20 };
     let models = vec![of("a", 1), of("nobody's", 9), of("x", 2)];
@@ -48,7 +48,7 @@ async fn demand_by_all_names_is_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_by_an_alias_alone_is_the_models() {
+async fn demand_under_alias_loads_its_model() {
     let stage = stage().await;
     stage.demand("x", 3);
     pass(2.5).await;
@@ -60,7 +60,7 @@ async fn demand_by_an_alias_alone_is_the_models() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn orders_take_any_name() {
+async fn orders_accept_any_name() {
     let stage = stage().await;
     stage.command("1", "load", "x");
     pass(3.0).await;
@@ -74,7 +74,7 @@ async fn orders_take_any_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn aliases_change_while_the_slot_runs() {
+async fn aliases_change_while_slot_runs() {
     let stage = stage().await;
     let mut config = named();
     config.models[0].aliases.clear();

@@ -17,7 +17,7 @@ use crate::multiplexer::slots::Multiplexer;
 
 // Race g
 #[tokio::test(start_paused = true)]
-async fn a_resident_that_dies_while_it_drains_is_not_evicted_and_its_successor_loads() {
+async fn resident_dying_during_drain_is_replaced_without_eviction() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     pass(20.0).await;
@@ -34,7 +34,7 @@ async fn a_resident_that_dies_while_it_drains_is_not_evicted_and_its_successor_l
 
 // Race h
 #[tokio::test(start_paused = true)]
-async fn a_target_that_dies_while_it_loads_gives_the_slot_back_to_the_former_resident() {
+async fn target_dying_during_load_restores_former_resident() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("load b", Play::Fail(secs(1.0)));
     assert!(matches!(stage.ask("b").await.unwrap_err(), SlotError::LoadFailed { .. }));
@@ -59,7 +59,7 @@ impl Meter for Gpu {
 
 // Race l
 #[tokio::test(start_paused = true)]
-async fn an_eviction_that_gives_nothing_back_is_followed_by_a_kill_and_then_by_quarantine() {
+async fn eviction_freeing_no_memory_leads_to_quarantine() {
     let config = config(&["a", "b"]);
     let (driver, gpu) = (fake(&config, false), Arc::new(Gpu(AtomicU64::new(100))));
     let slot = SlotDriver::new(Arc::clone(&driver) as _, SlotMemory::new(Arc::<Gpu>::clone(&gpu)));
@@ -78,7 +78,7 @@ async fn an_eviction_that_gives_nothing_back_is_followed_by_a_kill_and_then_by_q
 
 // Race p
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_believes_in_a_model_that_has_gone_is_told_better() {
+async fn relay_with_stale_resident_is_corrected() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     assert_eq!(stage.told.granted("a"), Some(4));
     stage.driver().serve(Some("b"));

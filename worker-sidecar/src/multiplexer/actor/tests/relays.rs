@@ -33,7 +33,7 @@ fn wanted(stage: &Stage) -> Vec<u32> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_let_its_turn_pass_gets_it_back_when_it_says_anything() {
+async fn relay_regains_unused_share_with_any_message() {
     let stage = Stage::serving("a", &["a"]).await;
     let (other, told) = join(&stage, Peer::Slots1);
     demand(&stage, stage.new, "a", 9);
@@ -49,7 +49,7 @@ async fn a_relay_that_let_its_turn_pass_gets_it_back_when_it_says_anything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn relays_without_slots_are_told_of_each_others_requests_as_they_come_and_go() {
+async fn relays_without_slots_receive_load_of_others() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.mux.leave(stage.new);
     let ((one, _), (_, told)) = (join(&stage, Peer::Core1), join(&stage, Peer::Core1));
@@ -65,7 +65,7 @@ async fn relays_without_slots_are_told_of_each_others_requests_as_they_come_and_
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_stays_where_it_is_when_another_relay_goes() {
+async fn demand_keeps_its_slot_when_another_relay_leaves() {
     for leaves in [true, false] {
         let slot = |id: &str, models: &[&str]| {
             SlotConfig::new(id, models.iter().map(|model| ModelConfig::new(*model, 4)).collect())
@@ -93,7 +93,7 @@ async fn demand_stays_where_it_is_when_another_relay_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_of_a_relay_that_goes_is_forgotten() {
+async fn demand_of_departed_relay_is_dropped() {
     for leaves in [true, false] {
         let (stage, running) = busy().await;
         let (other, _) = join(&stage, Peer::Slots1);
@@ -112,7 +112,7 @@ async fn demand_of_a_relay_that_goes_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn orders_are_answered_though_another_relay_goes() {
+async fn order_results_survive_departure_of_another_relay() {
     let stage = Stage::new(&["a", "b"]).await;
     let (other, told) = join(&stage, Peer::Slots1);
     let order = |op_id: &str, command: &str| Command {
@@ -131,7 +131,7 @@ async fn orders_are_answered_though_another_relay_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_waits_no_more_and_what_did_not_still_does() {
+async fn arrived_request_leaves_demand_while_others_wait() {
     let (stage, (b, c)) = busy().await;
     demand(&stage, stage.new, "a", 2);
     pass(0.1).await;
@@ -145,7 +145,7 @@ async fn what_came_waits_no_more_and_what_did_not_still_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_served_is_not_loaded_again_for_nobody() {
+async fn served_demand_triggers_no_further_load() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
     demand(&stage, stage.new, "a", 1);

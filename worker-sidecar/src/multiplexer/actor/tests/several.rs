@@ -19,7 +19,7 @@ async fn two() -> Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn capacities_models_and_snapshots_are_put_together() {
+async fn capacities_models_and_snapshots_are_merged() {
     let stage = two().await;
     assert_eq!((stage.mux.capacity(), stage.mux.models()), (12, vec!["a".to_owned(), "b".to_owned()]));
     let ids: Vec<_> = stage.mux.slots().slots.into_iter().map(|slot| slot.id).collect();
@@ -41,7 +41,7 @@ async fn capacities_models_and_snapshots_are_put_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grants_of_a_model_that_two_slots_hold_are_summed_and_both_are_used() {
+async fn grants_of_model_in_two_slots_are_summed() {
     let stage = two().await;
     stage.command("1", "load", "a");
     pass(0.1).await;
@@ -59,7 +59,7 @@ async fn grants_of_a_model_that_two_slots_hold_are_summed_and_both_are_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_names_its_slot() {
+async fn lease_names_its_slot() {
     let stage = two().await;
     assert_eq!((stage.ask("a").await.unwrap().slot(), stage.ask("b").await.unwrap().slot()), (0, 1));
 }
@@ -82,7 +82,7 @@ async fn both_serve_a(first: u32, second: u32) -> Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_requests_go_where_there_is_room() {
+async fn held_requests_run_in_slots_with_capacity() {
     let stage = both_serve_a(1, 4).await;
     let mut leases = Vec::new();
     for _ in 0..5 {
@@ -94,7 +94,7 @@ async fn held_requests_go_where_there_is_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relay_may_use_all_of_its_grants_in_whatever_slot_they_are() {
+async fn relay_uses_its_grants_across_slots() {
     let stage = both_serve_a(2, 8).await;
     let told = Arc::new(Sink::default());
     let other = stage.mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
@@ -118,7 +118,7 @@ async fn a_relay_may_use_all_of_its_grants_in_whatever_slot_they_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_that_no_slot_can_serve_yet_makes_one_slot_load() {
+async fn unserved_demand_makes_exactly_one_slot_load() {
     let stage = two().await;
     stage.demand("a", 3);
     pass(5.0).await;
@@ -133,7 +133,7 @@ async fn demand_that_no_slot_can_serve_yet_makes_one_slot_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn demand_stays_with_its_slot_while_no_other_is_nearer() {
+async fn demand_stays_until_another_slot_is_nearer() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
     let _running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
@@ -147,7 +147,7 @@ async fn demand_stays_with_its_slot_while_no_other_is_nearer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_must_keep_its_model_is_asked_last_and_the_one_that_was_idle_longest_first() {
+async fn longest_idle_slot_loads_first_and_pinned_last() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c"), slot("gpu2", "d")], false).await;
     drop(stage.ask("b").await.unwrap());
@@ -165,7 +165,7 @@ async fn a_slot_that_must_keep_its_model_is_asked_last_and_the_one_that_was_idle
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_knows_grants_but_no_slots_may_send_what_can_run_and_waits_here() {
+async fn core1_relay_requests_run_or_wait_in_worker() {
     let stage = two().await;
     let told = Arc::new(Sink::default());
     let relay = stage.mux.join(Peer::Core1, Arc::<Sink>::clone(&told));
@@ -180,14 +180,14 @@ async fn a_relay_that_knows_grants_but_no_slots_may_send_what_can_run_and_waits_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_that_no_slot_has_is_refused_by_name() {
+async fn model_in_no_slot_is_refused_by_name() {
     let stage = two().await;
     let error = stage.ask("c").await.unwrap_err();
     assert_eq!(error.to_string(), "no slot has model c; there are a, b");
 }
 
 #[test]
-fn a_relay_is_told_a_code_where_it_can_act_on_it_and_else_the_whole_answer() {
+fn relay_receives_code_or_else_complete_response() {
     let retry_after = Duration::from_millis(1500);
     let failure = LoadFailure::DiedAtOnce;
     let failed = SlotError::LoadFailed { model: "a".into(), failure, retry_after };
@@ -222,7 +222,7 @@ fn targets(stage: &Stage) -> Vec<Option<String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn models_that_are_wanted_at_once_are_loaded_at_once_each_in_a_slot_of_its_own() {
+async fn models_wanted_together_load_in_separate_slots() {
     let each = ["m", "n", "o"].map(|id| Some(id.to_owned()));
     let stage = three_of_three().await;
     stage.mux.handle_demand(stage.new, &demand(&["m", "n", "o"]));
@@ -242,7 +242,7 @@ async fn models_that_are_wanted_at_once_are_loaded_at_once_each_in_a_slot_of_its
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_begins_in_a_moment_is_not_begun_elsewhere_too() {
+async fn imminent_load_is_not_started_in_another_slot() {
     let slot =
         |id: &str, models: &[&str]| SlotConfig::new(id, models.iter().map(|id| ModelConfig::new(*id, 4)).collect());
     let stage = Stage::with(vec![slot("gpu0", &["m", "o"]), slot("gpu1", &["m"])], false).await;
@@ -254,7 +254,7 @@ async fn what_begins_in_a_moment_is_not_begun_elsewhere_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn models_that_are_wanted_at_once_are_divided_among_busy_slots_too() {
+async fn models_wanted_together_spread_over_busy_slots() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, [own, "m", "n"].map(|id| ModelConfig::new(id, 4)).to_vec());
     let stage = Stage::with(vec![slot("gpu0", "a"), slot("gpu1", "b")], false).await;
     let _running = (stage.ask("a").await.unwrap(), stage.ask("b").await.unwrap());
@@ -265,7 +265,7 @@ async fn models_that_are_wanted_at_once_are_divided_among_busy_slots_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_busy_slot_goes_to_one_that_becomes_idle_without_being_stated_anew() {
+async fn waiting_demand_moves_to_newly_idle_slot() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
     let (_running, ends) = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
@@ -285,7 +285,7 @@ async fn what_waits_for_a_busy_slot_goes_to_one_that_becomes_idle_without_being_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_ends_gives_back_what_waits_for_relays_that_can_send_it_elsewhere() {
+async fn ending_worker_returns_held_requests_to_capable_relays() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let _running = stage.ask("a").await.unwrap();
     let told = Arc::new(Sink::default());
@@ -301,7 +301,7 @@ async fn a_worker_that_ends_gives_back_what_waits_for_relays_that_can_send_it_el
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_slots_last_said_of_themselves_grows_older() {
+async fn slot_snapshots_age_between_updates() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let before = stage.mux.slots().slots.swap_remove(0);
     pass(7.0).await;

@@ -54,7 +54,7 @@ async fn request(mux: Arc<Multiplexer>, relays: [crate::multiplexer::event::Rela
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn all_that_was_taken_comes_back() {
+async fn all_leases_are_returned_after_storm() {
     let mut configs = vec![config(&["a", "b"]), config(&["b", "c"])];
     configs[1].id = "gpu1".to_owned();
     for config in &mut configs {

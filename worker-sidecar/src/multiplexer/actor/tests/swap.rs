@@ -9,7 +9,7 @@ use crate::multiplexer::config::ModelConfig;
 
 // Race j
 #[tokio::test(start_paused = true)]
-async fn two_models_that_are_wanted_at_once_are_loaded_one_after_the_other() {
+async fn two_models_wanted_together_load_one_after_another() {
     let stage = Stage::new(&["a", "b"]).await;
     let (first, second) = (stage.ask("a"), stage.ask("b"));
     let serve = |arriving: Arriving| async {
@@ -26,7 +26,7 @@ async fn two_models_that_are_wanted_at_once_are_loaded_one_after_the_other() {
 
 // Race i
 #[tokio::test(start_paused = true)]
-async fn a_request_in_the_instant_in_which_its_model_would_go_finds_it_loaded() {
+async fn request_at_idle_ttl_expiry_is_served() {
     let mut config = config(&["a"]);
     config.models[0] = ModelConfig { idle_ttl: Some(secs(60.0)), ..ModelConfig::new("a", 4) };
     let stage = Stage::with(vec![config], false).await;
@@ -44,7 +44,7 @@ async fn a_request_in_the_instant_in_which_its_model_would_go_finds_it_loaded() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_keeps_its_requests_is_told_the_gates_and_every_step() {
+async fn queueing_relay_receives_grants_and_swap_steps() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     assert_eq!((stage.told.granted("a"), stage.told.granted("b")), (Some(4), None));
     stage.demand("b", 3);
@@ -59,7 +59,7 @@ async fn a_relay_that_keeps_its_requests_is_told_the_gates_and_every_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operators_orders_are_answered_to_who_passed_them_on() {
+async fn order_results_return_to_forwarding_relay() {
     let stage = Stage::new(&["a", "b"]).await;
     stage.command("1", "load", "a");
     pass(3.0).await;
@@ -84,7 +84,7 @@ async fn an_operators_orders_are_answered_to_who_passed_them_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_swap_is_told_to_people_and_counted() {
+async fn swap_appears_in_health_and_metrics() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
     pass(20.0).await;

@@ -458,7 +458,7 @@ async fn history(seed: u64) -> HashSet<SlotState> {
 }
 
 #[test]
-fn nothing_is_loaded_into_memory_that_a_lying_driver_has_not_given_back() {
+fn no_load_starts_before_memory_is_freed() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
         .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let mut visits = HashSet::new();

@@ -107,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_outside_a_cluster_is_told_so() {
+    fn access_outside_cluster_fails_with_explanation() {
         let error = Access::found(|_| None, Path::new("/nowhere")).unwrap_err().to_string();
         assert!(error.contains("only in a Pod") && error.contains("KUBERNETES_SERVICE_HOST"), "{error}");
     }
 
     #[test]
-    fn a_pod_without_a_token_is_told_what_it_needs() {
+    fn pod_without_token_error_names_missing_setting() {
         for files in [&[][..], &[("token", "\n"), ("namespace", "llm")]] {
             let folder = account(files);
             let error = Access::found(in_cluster, folder.path()).unwrap_err().to_string();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_read_anew_each_time() {
+    fn token_is_read_again_each_time() {
         let folder = account(&[("token", "one\n")]);
         let access = Access::new("https://[fd00::1]:6443".parse().unwrap(), folder.path(), "llm");
         assert_eq!(access.token().unwrap().expose(), "one");

@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_that_another_attempt_may_change_is_silence_and_a_verdict_is_none() {
+    fn only_transient_statuses_are_treated_as_silence() {
         let account = tempfile::tempdir().unwrap();
         let api = Api::new(Access::new("http://127.0.0.1:1".parse().unwrap(), account.path(), "llm"));
         let error = |status: u16| {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_a_watch_is_a_change_or_its_end_or_nothing_of_interest() {
+    fn watch_line_is_change_end_or_ignored() {
         let of =
             |kind: &str| event(json!({"type": kind, "object": {"metadata": {"name": "p"}}}).to_string().as_bytes());
         assert!(matches!(of("ADDED"), Event::Changed(Change::Is(_))));
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_that_comes_late_is_waited_for() {
+    async fn watch_waits_for_late_change() {
         let (wait, mut waiting) = tokio::sync::mpsc::channel(1);
         let sends = async |connection: &mut TcpStream| {
             waiting.recv().await;
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_that_sends_a_line_without_an_end_is_over() {
+    async fn watch_ends_on_oversized_line() {
         let line = vec![b' '; MAX_ANSWER_BYTES + 1];
         let reads = async |mut watch: Watch| {
             let over = timeout(Duration::from_secs(WATCH_SECONDS / 2), watch.next()).await;

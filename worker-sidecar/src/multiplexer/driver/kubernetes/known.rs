@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_look_finds_counts_in_the_life_in_which_it_began() {
+    fn probe_result_applies_within_its_own_life() {
         let mut life = Life::default();
         life.see(life.turns, url());
         assert_eq!((life.found.as_ref(), life.is_wanted), (Some(&url()), true));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_look_finds_counts_nothing_in_a_later_life() {
+    fn probe_result_is_ignored_in_later_life() {
         let mut life = Life::default();
         let mut looks = vec![life.turns];
         for change in [Life::begin_load, Life::begin_removal, Life::end_removal, Life::begin_load] {

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ready_pod_is_found_at_its_first_container_port() {
+    fn ready_pod_is_reached_at_first_container_port() {
         let pod = pod(&ready());
         let Standing::Ready(found) = standing(std::iter::once(&pod)) else { panic!("it is ready") };
         assert_eq!(found.address().unwrap().as_str(), "http://10.0.0.7:8000/");
@@ -282,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_port_says_what_to_add() {
+    fn pod_without_port_error_names_remedy() {
         let bare: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": ready()})).unwrap();
         let error = bare.address().unwrap_err().to_string();
         assert!(error.contains("Pod p") && error.contains("containerPort") && error.contains("`url`"), "{error}");
     }
 
     #[test]
-    fn a_pod_that_ends_is_no_ready_one_and_one_that_has_ended_is_none() {
+    fn terminating_pod_is_waiting_and_ended_pod_absent() {
         let mut leaving = pod(&ready());
         leaving.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
         assert!(leaving.is_there());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_loop_is_hopeless_and_says_how_it_ended() {
+    fn crash_loop_is_hopeless_with_exit_code() {
         let state = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}});
         let last = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
         let Hopeless { why, exit_code } = hopeless(&container(&state, &last));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_had_is_hopeless_once_the_kubelet_backs_off() {
+    fn unavailable_image_is_hopeless_after_kubelet_backoff() {
         let state = |reason: &str| json!({"waiting": {"reason": reason, "message": "image \"x\""}});
         let first = waiting(&container(&state("ErrImagePull"), &json!({})));
         assert_eq!(first, "Pod p: container vllm: ErrImagePull: image \"x\"");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_still_come_says_why_it_has_not() {
+    fn waiting_pod_reports_its_reason() {
         let message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.";
         let condition =
             json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});

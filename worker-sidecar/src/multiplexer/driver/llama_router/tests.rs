@@ -9,7 +9,7 @@ use super::*;
 use crate::multiplexer::driver::tests::serve;
 
 #[test]
-fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
+fn model_status_includes_exit_code_of_failure() {
     let list = json!({"data": [
         {"id": "a", "status": {"value": "loaded"}},
         {"id": "b", "status": {"value": "unloaded", "failed": true, "exit_code": 1}},
@@ -84,7 +84,7 @@ async fn loaded(
 }
 
 #[tokio::test]
-async fn a_model_that_sleeps_in_the_router_is_loaded_anew() {
+async fn sleeping_model_is_unloaded_and_loaded_again() {
     let anew = loaded("sleeping", (StatusCode::OK, "loaded")).await;
     assert_eq!(anew, (Ok(()), vec!["unload", "load"]));
     let (asleep, _) = loaded("unloaded", (StatusCode::OK, "sleeping")).await;
@@ -92,14 +92,14 @@ async fn a_model_that_sleeps_in_the_router_is_loaded_anew() {
 }
 
 #[tokio::test]
-async fn somebody_else_was_faster_is_no_failure() {
+async fn concurrent_load_by_another_client_succeeds() {
     assert_eq!(loaded("unloaded", (StatusCode::BAD_REQUEST, "loaded")).await, (Ok(()), vec!["load"]));
     let (ended, _) = loaded("unloaded", (StatusCode::BAD_REQUEST, "unloaded")).await;
     assert!(ended.unwrap_err().contains("the router's log"));
 }
 
 #[tokio::test]
-async fn a_routers_refusal_is_told() {
+async fn router_refusal_is_reported() {
     let (refused, told) = loaded("unloaded", (StatusCode::UNAUTHORIZED, "unloaded")).await;
     let refused = refused.unwrap_err();
     assert!(refused.contains("401") && refused.contains("as the test wants it"), "{refused}");
@@ -107,7 +107,7 @@ async fn a_routers_refusal_is_told() {
 }
 
 #[tokio::test]
-async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
+async fn unloading_absent_model_succeeds_but_refusal_fails() {
     for (answer, fails) in [(StatusCode::OK, false), (StatusCode::BAD_REQUEST, false), (StatusCode::UNAUTHORIZED, true)]
     {
         let (played, router) = play(Played { unload: answer, ..Played::new("loaded") }).await;
@@ -118,7 +118,7 @@ async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
 }
 
 #[tokio::test]
-async fn a_look_sees_the_model_that_it_is_for() {
+async fn probe_reports_status_of_its_model() {
     for (status, ready, gone) in [("loaded", true, false), ("loading", false, false), ("unloaded", false, true)] {
         let (_, router) = play(Played::new(status)).await;
         let probed = router.probe(&"a".into()).await.unwrap();

@@ -9,14 +9,14 @@ use super::*;
 use crate::multiplexer::driver::tests::serve;
 
 #[test]
-fn the_tag_latest_goes_without_saying() {
+fn latest_tag_is_implied() {
     assert!(is_same("tiny:latest", "tiny") && is_same("tiny", "tiny:latest"));
     assert!(!is_same("tiny:q8", "tiny") && !is_same("tiny2:latest", "tiny"));
     assert!(is_same("host:5000/a/tiny:latest", "host:5000/a/tiny"));
 }
 
 #[test]
-fn a_model_is_the_same_by_every_name_that_ollama_takes() {
+fn model_matches_every_name_that_ollama_accepts() {
     for name in ["TINY", "library/tiny", "registry.ollama.ai/library/tiny", "Registry.Ollama.AI/library/Tiny:LATEST"] {
         assert!(is_same("tiny:latest", name), "{name}");
     }
@@ -27,7 +27,7 @@ fn a_model_is_the_same_by_every_name_that_ollama_takes() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_told_in_time_and_by_its_address() {
+async fn silent_server_error_names_address_within_timeout() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let driver = Ollama::new(url.parse().unwrap(), vec!["tiny".into()]);
@@ -97,7 +97,7 @@ async fn play(played: Played) -> (Arc<Played>, Ollama, Model) {
 }
 
 #[tokio::test]
-async fn an_embedding_model_is_loaded_by_embedding_and_kept() {
+async fn embedding_model_is_loaded_by_embedding_and_kept() {
     let refusal = Some("\"tiny\" does not support generate");
     let (played, ollama, model) = play(Played { refusal, ..Played::default() }).await;
     ollama.load(&model, LoadKind::Cold).await.unwrap();
@@ -106,7 +106,7 @@ async fn an_embedding_model_is_loaded_by_embedding_and_kept() {
 }
 
 #[tokio::test]
-async fn a_load_that_ollama_refuses_is_told_in_its_words_and_not_tried_otherwise() {
+async fn refused_load_returns_ollama_message_without_retry() {
     let refusal = Some("invalid model name");
     let (played, ollama, model) = play(Played { refusal, ..Played::default() }).await;
     let error = ollama.load(&model, LoadKind::Cold).await.unwrap_err().to_string();
@@ -115,7 +115,7 @@ async fn a_load_that_ollama_refuses_is_told_in_its_words_and_not_tried_otherwise
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_loaded_any_more_is_certainly_gone() {
+async fn unloaded_model_is_gone() {
     let (played, ollama, model) = play(Played::default()).await;
     let gone = ollama.probe(&model).await.unwrap();
     assert!(gone.gone && !gone.ready, "{gone:?}");
@@ -128,7 +128,7 @@ async fn a_model_that_is_not_loaded_any_more_is_certainly_gone() {
 }
 
 #[tokio::test]
-async fn a_load_that_was_given_up_and_comes_late_is_unloaded_before_the_model_counts_as_gone() {
+async fn abandoned_load_is_unloaded_before_eviction_completes() {
     let (played, ollama, model) = play(Played { takes: Duration::from_secs(1), ..Played::default() }).await;
     let given_up = tokio::time::timeout(Duration::from_millis(200), ollama.load(&model, LoadKind::Cold)).await;
     assert!(given_up.is_err());

@@ -123,7 +123,7 @@ fn settings(models: &[(&str, u16)]) -> SlotSettings {
 }
 
 #[test]
-fn added_model_gets_a_driver_of_its_own() {
+fn added_model_gets_its_own_driver() {
     let rig = Rig::new(&[("a", 7)]);
     assert_eq!(rig.reconfigure(&[("b", 7), ("a", 7)]), ["b", "", ""]);
     assert_eq!(rig.roster.models(), [Model::from("b"), "a".into()]);
@@ -132,7 +132,7 @@ fn added_model_gets_a_driver_of_its_own() {
 }
 
 #[tokio::test]
-async fn changed_model_keeps_its_driver_until_its_next_load() {
+async fn changed_model_keeps_driver_until_next_load() {
     let (rig, model) = (Rig::new(&[("a", 7), ("b", 7)]), Model::from("a"));
     assert_eq!(rig.reconfigure(&[("a", 8), ("b", 7)]), ["", "", "a"]);
     assert_eq!((rig.driver_of("a"), rig.roster.backend_name(&model).as_deref()), (Some(1), Some("a-7")));
@@ -161,7 +161,7 @@ async fn latest_of_several_changes_is_loaded() {
 }
 
 #[tokio::test]
-async fn backend_of_a_changed_model_is_ended_instead_of_put_to_sleep() {
+async fn changed_models_backend_stops_instead_of_sleeping() {
     let (rig, model) = (Rig::new(&[("a", 7), ("b", 7)]), Model::from("a"));
     assert_eq!(rig.roster.evict(&model).await, Ok(Left::Asleep));
     rig.reconfigure(&[("a", 8), ("b", 7)]);
@@ -172,7 +172,7 @@ async fn backend_of_a_changed_model_is_ended_instead_of_put_to_sleep() {
 }
 
 #[test]
-fn removed_model_keeps_its_driver_until_it_is_forgotten() {
+fn removed_model_keeps_driver_until_forgotten() {
     let rig = Rig::new(&[("a", 7), ("b", 7)]);
     rig.roster.forget(&"b".into());
     assert_eq!(rig.reconfigure(&[("a", 7)]), ["", "b", ""]);
@@ -187,14 +187,14 @@ fn removed_model_keeps_its_driver_until_it_is_forgotten() {
 }
 
 #[test]
-fn changed_address_applies_at_once_where_nothing_is_loaded() {
+fn changed_address_of_unloaded_model_applies_at_once() {
     let rig = Rig::with(&[("a", 7)], true);
     assert_eq!(rig.reconfigure(&[("a", 8)]), ["", "", "a"]);
     assert_eq!(rig.driver_of("a"), Some(2));
 }
 
 #[test]
-fn settings_that_no_driver_takes_change_nothing() {
+fn settings_rejected_by_driver_change_nothing() {
     let rig = Rig::new(&[("a", 7), ("b", 7)]);
     assert!(rig.roster.reconfigure(&settings(&[("a", 8), ("unbuildable", 7)])).is_err());
     assert_eq!(rig.roster.models(), [Model::from("a"), "b".into()]);

@@ -188,13 +188,13 @@ mod descendants {
         use super::*;
 
         #[test]
-        fn a_name_may_hold_anything() {
+        fn process_name_may_contain_any_characters() {
             let process = parse("7 (a) S 9 (b) Z 42 7 7 0").unwrap();
             assert!(process.is_zombie && process.parent == 42);
         }
 
         #[test]
-        fn grandchildren_of_the_dead_are_found_and_the_dead_are_not_counted() {
+        fn descendants_of_zombies_are_found_without_zombies() {
             let process = |parent, is_zombie| Process { parent, is_zombie };
             let table = HashMap::from([(2, process(1, true)), (3, process(2, false)), (4, process(9, false))]);
             assert_eq!(all_of(&table, 1), [3]);

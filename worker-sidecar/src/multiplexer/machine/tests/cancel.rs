@@ -30,7 +30,7 @@ fn cancelled_waiter_is_taken_out_and_never_leased() {
 
 // 32, e
 #[test]
-fn last_waiter_that_leaves_before_the_commit_point_calls_the_swap_off() {
+fn last_waiter_leaving_before_commit_aborts_swap() {
     let mut s = draining();
     s.arrive(3, "a");
     assert_eq!(s.cancel(2), ["open a", "lease r3 g1"]);
@@ -41,7 +41,7 @@ fn last_waiter_that_leaves_before_the_commit_point_calls_the_swap_off() {
 
 // 32, e
 #[test]
-fn demand_that_is_withdrawn_before_the_commit_point_calls_the_swap_off_too() {
+fn demand_withdrawn_before_commit_aborts_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.demand(&[("b", 2, 1.0)]);
@@ -52,7 +52,7 @@ fn demand_that_is_withdrawn_before_the_commit_point_calls_the_swap_off_too() {
 
 // e
 #[test]
-fn last_waiter_that_leaves_during_the_preflight_leaves_all_as_it_is() {
+fn last_waiter_leaving_during_preflight_changes_nothing() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.arrive(1, "b"), ["preflight b"]);
     s.cancel(1);
@@ -62,7 +62,7 @@ fn last_waiter_that_leaves_during_the_preflight_leaves_all_as_it_is() {
 
 // e, 30
 #[test]
-fn drain_goes_on_for_the_next_one_when_its_first_reason_leaves() {
+fn drain_continues_for_next_waiter_after_cancellation() {
     let mut s = draining();
     s.arrive(3, "c");
     assert_eq!(s.cancel(2), ["preflight c"]);
@@ -73,7 +73,7 @@ fn drain_goes_on_for_the_next_one_when_its_first_reason_leaves() {
 
 // e
 #[test]
-fn drain_that_is_over_waits_for_the_answer_whether_its_new_target_fits_and_then_severs_at_once() {
+fn expired_drain_waits_for_preflight_of_new_target() {
     let mut s = draining();
     s.pass(29.0);
     s.arrive(3, "c");
@@ -84,7 +84,7 @@ fn drain_that_is_over_waits_for_the_answer_whether_its_new_target_fits_and_then_
 
 // e
 #[test]
-fn drain_is_called_off_when_what_it_was_retargeted_to_does_not_fit() {
+fn drain_is_aborted_when_new_target_is_refused() {
     let mut s = draining();
     s.arrive(3, "c");
     s.cancel(2);
@@ -96,7 +96,7 @@ fn drain_is_called_off_when_what_it_was_retargeted_to_does_not_fit() {
 
 // e
 #[test]
-fn cancel_while_the_laggards_are_severed_changes_nothing_any_more() {
+fn cancel_during_severing_changes_nothing() {
     let mut s = draining();
     assert_eq!(s.pass(30.0), ["sever r1"]);
     assert_eq!(s.cancel(2), NOTHING);
@@ -105,7 +105,7 @@ fn cancel_while_the_laggards_are_severed_changes_nothing_any_more() {
 
 // 33, e
 #[test]
-fn load_is_completed_when_its_last_waiter_leaves_after_the_commit_point() {
+fn load_completes_when_waiter_leaves_after_commit() {
     let mut s = draining();
     assert_eq!(s.finish(1), ["evict a"]);
     assert_eq!(s.cancel(2), NOTHING);
@@ -117,7 +117,7 @@ fn load_is_completed_when_its_last_waiter_leaves_after_the_commit_point() {
 
 // 34, e
 #[test]
-fn request_that_comes_while_an_abandoned_load_goes_on_gets_its_result() {
+fn request_during_abandoned_load_uses_its_result() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();
@@ -131,7 +131,7 @@ fn request_that_comes_while_an_abandoned_load_goes_on_gets_its_result() {
 
 // e
 #[test]
-fn last_waiter_that_leaves_during_a_rollback_still_gets_the_former_resident_back() {
+fn rollback_completes_after_last_waiter_leaves() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -147,7 +147,7 @@ fn last_waiter_that_leaves_during_a_rollback_still_gets_the_former_resident_back
 
 // d
 #[test]
-fn cancel_that_crosses_the_lease_ends_nothing_and_the_release_ends_all() {
+fn cancel_crossing_lease_defers_to_release() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.arrive(1, "a"), ["lease r1 g1"]);
     assert_eq!(s.cancel(1), NOTHING, "it does not wait; its holder drops the lease");
@@ -159,7 +159,7 @@ fn cancel_that_crosses_the_lease_ends_nothing_and_the_release_ends_all() {
 }
 
 #[test]
-fn target_is_changed_while_the_resident_drains_if_another_has_come_to_wait_more() {
+fn drain_is_retargeted_to_model_with_longer_wait() {
     let mut s = draining();
     for request in 10..30 {
         s.arrive(request, "c");

@@ -9,7 +9,7 @@ use crate::multiplexer::memory::Reading;
 
 // 60, m
 #[test]
-fn resident_that_is_not_in_the_configuration_any_more_drains_and_goes() {
+fn removed_resident_drains_and_unloads() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=5 {
         s.arrive(request, "a");
@@ -29,7 +29,7 @@ fn resident_that_is_not_in_the_configuration_any_more_drains_and_goes() {
 
 // 60, m
 #[test]
-fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
+fn removed_target_is_not_loaded() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -57,7 +57,7 @@ fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
 }
 
 #[test]
-fn former_resident_that_is_not_in_the_configuration_any_more_does_not_come_back() {
+fn removed_former_resident_is_not_restored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -71,7 +71,7 @@ fn former_resident_that_is_not_in_the_configuration_any_more_does_not_come_back(
 }
 
 #[test]
-fn idle_resident_that_is_not_in_the_configuration_any_more_goes_and_leaves_nothing_asleep() {
+fn removed_idle_resident_is_unloaded_and_discarded() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["close a", "evict a"]);
     assert_eq!(s.put_to_sleep(), ["memory of a"]);
@@ -79,7 +79,7 @@ fn idle_resident_that_is_not_in_the_configuration_any_more_goes_and_leaves_nothi
 }
 
 #[test]
-fn sleeper_that_is_not_in_the_configuration_any_more_is_not_killed_while_it_is_woken() {
+fn removed_sleeper_is_not_killed_while_waking() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -95,7 +95,7 @@ fn sleeper_that_is_not_in_the_configuration_any_more_is_not_killed_while_it_is_w
 }
 
 #[test]
-fn changed_model_that_sleeps_is_ended_and_loaded_cold() {
+fn changed_sleeping_model_is_discarded_and_loaded_cold() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -128,7 +128,7 @@ fn changed_model_that_failed_is_tried_at_once() {
 }
 
 #[test]
-fn size_of_a_changed_model_is_measured_again() {
+fn changed_model_size_is_measured_again() {
     let reading = |free, held| Reading { free: Some(free), held: Some(held), ..Reading::default() };
     let mut s = Stage::serving("a", &["a", "b"]);
     s.handle(Event::ModelChanged { model: "a".into() });
@@ -142,14 +142,14 @@ fn size_of_a_changed_model_is_measured_again() {
 }
 
 #[test]
-fn model_that_was_never_loaded_is_forgotten_at_once() {
+fn never_loaded_model_is_forgotten_at_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["forget b"]);
 }
 
 // 60
 #[test]
-fn new_capacity_and_new_models_count_at_once() {
+fn new_capacity_and_models_apply_at_once() {
     let mut s = Stage::serving("a", &["a"]);
     for request in 1..=5 {
         s.arrive(request, "a");
@@ -162,7 +162,7 @@ fn new_capacity_and_new_models_count_at_once() {
 }
 
 #[test]
-fn order_to_pin_survives_a_reload_that_says_nothing_about_it() {
+fn ordered_pin_survives_reload_without_pin_setting() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, Order::Pin("a".into()));
     s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
@@ -175,7 +175,7 @@ fn order_to_pin_survives_a_reload_that_says_nothing_about_it() {
 }
 
 #[test]
-fn sleeping_model_that_is_not_in_the_configuration_any_more_is_discarded() {
+fn removed_sleeper_is_discarded() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();

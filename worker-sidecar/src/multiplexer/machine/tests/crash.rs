@@ -8,7 +8,7 @@ use crate::multiplexer::event::{DownCause, Event, Found};
 
 // 36
 #[test]
-fn resident_that_dies_idle_is_loaded_again_for_the_next_request() {
+fn resident_dying_idle_is_reloaded_for_next_request() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(9, "a");
     s.finish(9);
@@ -21,7 +21,7 @@ fn resident_that_dies_idle_is_loaded_again_for_the_next_request() {
 
 // 36
 #[test]
-fn resident_that_dies_before_it_has_answered_anybody_is_not_loaded_again_at_once() {
+fn resident_dying_before_first_response_backs_off() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.down(1, DownCause::Gone), ["close a", "memory of a"]);
     assert_eq!(s.freed(true), NOTHING);
@@ -33,7 +33,7 @@ fn resident_that_dies_before_it_has_answered_anybody_is_not_loaded_again_at_once
 
 // 37
 #[test]
-fn requests_of_a_resident_that_dies_end_and_those_that_wait_get_the_next_one() {
+fn dying_resident_ends_leases_and_reloads_for_waiters() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(9, "a");
     s.finish(9);
@@ -57,7 +57,7 @@ fn requests_of_a_resident_that_dies_end_and_those_that_wait_get_the_next_one() {
 }
 
 #[test]
-fn resident_that_dies_of_its_first_requests_is_not_loaded_for_ever() {
+fn resident_dying_on_first_requests_backs_off() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=5 {
         s.arrive(request, "a");
@@ -71,7 +71,7 @@ fn resident_that_dies_of_its_first_requests_is_not_loaded_for_ever() {
 }
 
 #[test]
-fn backend_that_hangs_is_killed_before_its_memory_is_used() {
+fn hanging_backend_is_killed_before_memory_is_reused() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.down(1, DownCause::Unresponsive), ["close a", "kill a"]);
     s.arrive(1, "b");
@@ -81,7 +81,7 @@ fn backend_that_hangs_is_killed_before_its_memory_is_used() {
 
 // 38, g
 #[test]
-fn resident_that_dies_while_draining_is_drained_and_only_its_memory_is_looked_at() {
+fn resident_dying_during_drain_skips_eviction() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -94,7 +94,7 @@ fn resident_that_dies_while_draining_is_drained_and_only_its_memory_is_looked_at
 
 // 38
 #[test]
-fn resident_that_dies_while_it_is_severed_tells_nobody_twice() {
+fn resident_dying_while_severed_cancels_leases_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -106,7 +106,7 @@ fn resident_that_dies_while_it_is_severed_tells_nobody_twice() {
 }
 
 #[test]
-fn dead_resident_is_not_what_a_failed_load_comes_back_to() {
+fn failed_load_does_not_restore_dead_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -121,7 +121,7 @@ fn dead_resident_is_not_what_a_failed_load_comes_back_to() {
 }
 
 #[test]
-fn death_of_an_earlier_generation_is_old_news() {
+fn exit_of_earlier_generation_is_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.finish_swap(1.0);
@@ -135,7 +135,7 @@ fn death_of_an_earlier_generation_is_old_news() {
 
 // 39
 #[test]
-fn backend_that_was_restarted_without_its_model_is_noticed_within_five_seconds() {
+fn restarted_empty_backend_is_detected_within_five_seconds() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Nothing);
     assert_eq!(s.pass(5.0), ["close a", "kill a"], "what is left of it is ended before its memory is used");
@@ -144,7 +144,7 @@ fn backend_that_was_restarted_without_its_model_is_noticed_within_five_seconds()
 
 // 39, p
 #[test]
-fn model_that_somebody_else_has_put_there_is_what_is_resident() {
+fn externally_loaded_model_becomes_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -155,7 +155,7 @@ fn model_that_somebody_else_has_put_there_is_what_is_resident() {
 }
 
 #[test]
-fn model_that_is_there_already_when_the_worker_starts_is_kept() {
+fn model_loaded_before_start_becomes_resident() {
     let mut s = Stage::unstarted(SlotConfig { default: Some("a".into()), ..config(&["a", "b"]) });
     s.handle(Event::Started);
     assert_eq!(s.arrive(1, "b"), NOTHING, "first it is looked at what is there");
@@ -164,7 +164,7 @@ fn model_that_is_there_already_when_the_worker_starts_is_kept() {
 
 // 40
 #[test]
-fn connection_that_is_refused_makes_it_look_at_once() {
+fn refused_connection_triggers_immediate_probe() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Nothing);
     assert_eq!(s.handle(Event::ConnectFailed { generation: 7 }), NOTHING, "not of this generation");
@@ -172,7 +172,7 @@ fn connection_that_is_refused_makes_it_look_at_once() {
 }
 
 #[test]
-fn backend_that_a_connection_missed_and_a_look_has_found_is_said_to_serve() {
+fn backend_found_after_refused_connection_is_announced() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Serving("a".into()));
     assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), ["a still serves"]);
@@ -184,7 +184,7 @@ fn backend_that_a_connection_missed_and_a_look_has_found_is_said_to_serve() {
 }
 
 #[test]
-fn three_looks_without_an_answer_are_a_death_and_two_are_not() {
+fn third_silent_probe_marks_resident_dead() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Silence);
     assert_eq!(s.pass(10.0), NOTHING);
@@ -196,7 +196,7 @@ fn three_looks_without_an_answer_are_a_death_and_two_are_not() {
 }
 
 #[test]
-fn driver_that_does_not_answer_a_look_has_said_nothing() {
+fn hanging_probes_are_silence_until_third_timeout() {
     let mut s = Stage::unstarted(config(&["a"]));
     s.handle(Event::Started);
     s.arrive(1, "a");
@@ -206,7 +206,7 @@ fn driver_that_does_not_answer_a_look_has_said_nothing() {
 }
 
 #[test]
-fn silence_at_the_start_is_not_taken_for_an_empty_slot() {
+fn silence_at_start_does_not_mean_empty_slot() {
     let mut s = Stage::unstarted(config(&["a"]));
     s.handle(Event::Started);
     s.arrive(1, "a");
@@ -226,7 +226,7 @@ fn silence_at_the_start_is_not_taken_for_an_empty_slot() {
 
 // 54, n
 #[test]
-fn link_that_is_lost_mid_swap_takes_its_requests_with_it() {
+fn link_lost_during_swap_ends_its_requests() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -246,7 +246,7 @@ fn link_that_is_lost_mid_swap_takes_its_requests_with_it() {
 
 // 54, n
 #[test]
-fn drain_waits_for_requests_of_a_lost_link_until_their_connections_are_closed() {
+fn drain_waits_for_connections_of_lost_link() {
     let knobs = Knobs { drain_timeout: super::harness::secs(20.0), ..Knobs::default() };
     let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
     s.arrive(1, "a");
@@ -259,7 +259,7 @@ fn drain_waits_for_requests_of_a_lost_link_until_their_connections_are_closed() 
 }
 
 #[test]
-fn resident_that_was_lost_is_looked_for_and_taken_up_again_when_it_comes_back_by_itself() {
+fn lost_resident_is_adopted_when_it_returns() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.finish(1);
@@ -274,7 +274,7 @@ fn resident_that_was_lost_is_looked_for_and_taken_up_again_when_it_comes_back_by
 }
 
 #[test]
-fn resident_that_comes_back_before_another_is_loaded_is_unloaded_for_it() {
+fn returned_resident_is_unloaded_for_pending_model() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.finish(1);
@@ -287,7 +287,7 @@ fn resident_that_comes_back_before_another_is_loaded_is_unloaded_for_it() {
 }
 
 #[test]
-fn look_that_was_under_way_when_the_resident_died_says_nothing_about_what_is_there_now() {
+fn probe_begun_before_resident_died_is_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.finish(1);
@@ -301,7 +301,7 @@ fn look_that_was_under_way_when_the_resident_died_says_nothing_about_what_is_the
 }
 
 #[test]
-fn look_that_was_under_way_when_the_slot_was_emptied_on_purpose_brings_nobody_back() {
+fn probe_begun_before_unload_does_not_restore_model() {
     let mut config = config(&["a", "b"]);
     config.models[0].idle_ttl = Some(std::time::Duration::from_secs(11));
     let mut s = Stage::serving_with("a", config);
@@ -314,7 +314,7 @@ fn look_that_was_under_way_when_the_slot_was_emptied_on_purpose_brings_nobody_ba
 }
 
 #[test]
-fn model_of_somebody_else_that_is_there_at_the_start_is_not_taken_up() {
+fn unknown_model_at_start_is_not_adopted() {
     let mut s = Stage::unstarted(config(&["a"]));
     s.handle(Event::Started);
     s.arrive(1, "a");
@@ -323,7 +323,7 @@ fn model_of_somebody_else_that_is_there_at_the_start_is_not_taken_up() {
 }
 
 #[test]
-fn slot_that_was_emptied_on_purpose_looks_for_nobody() {
+fn deliberately_emptied_slot_stops_probing() {
     let mut config = config(&["a", "b"]);
     config.models[0].idle_ttl = Some(std::time::Duration::from_secs(10));
     let mut s = Stage::serving_with("a", config);

@@ -6,7 +6,7 @@ use crate::multiplexer::event::{Event, LinkKind, RelayKey};
 const OTHER: RelayKey = RelayKey(2);
 
 #[test]
-fn demand_loads_its_model_and_is_granted_in_the_step_that_opens_the_gate() {
+fn demand_is_granted_as_its_gate_opens() {
     let mut s = Stage::new(&["a", "b"]);
     assert_eq!(s.demand(&[("a", 3, 1.0)]), ["preflight a"]);
     s.fits();
@@ -20,7 +20,7 @@ fn demand_loads_its_model_and_is_granted_in_the_step_that_opens_the_gate() {
 }
 
 #[test]
-fn closed_gate_takes_the_models_grant_away() {
+fn closed_gate_revokes_model_grant() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.granted("a"), Some(4));
     s.arrive(1, "b");
@@ -31,7 +31,7 @@ fn closed_gate_takes_the_models_grant_away() {
 }
 
 #[test]
-fn request_that_crosses_a_closing_gate_goes_back_and_counts_as_waiting_there() {
+fn request_crossing_closing_gate_returns_to_relay_demand() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -44,7 +44,7 @@ fn request_that_crosses_a_closing_gate_goes_back_and_counts_as_waiting_there() {
 }
 
 #[test]
-fn demand_counts_until_its_requests_have_come() {
+fn demand_applies_until_its_requests_arrive() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.demand(&[("b", 2, 0.0)]);
     s.finish_swap(1.0);
@@ -58,7 +58,7 @@ fn demand_counts_until_its_requests_have_come() {
 }
 
 #[test]
-fn demand_whose_requests_never_come_stops_counting_after_a_second() {
+fn demand_without_requests_lapses_after_one_second() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.demand(&[("b", 2, 0.0)]);
     s.finish_swap(1.0);
@@ -69,7 +69,7 @@ fn demand_whose_requests_never_come_stops_counting_after_a_second() {
 }
 
 #[test]
-fn relay_that_let_its_slot_pass_counts_again_once_it_sends_anything() {
+fn lapsed_relay_demand_resumes_with_next_message() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.demand(&[("b", 2, 0.0)]);
     s.finish_swap(1.0);
@@ -84,7 +84,7 @@ fn relay_that_let_its_slot_pass_counts_again_once_it_sends_anything() {
 }
 
 #[test]
-fn demand_grows_old_while_nothing_is_said() {
+fn demand_ages_without_new_reports() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.demand(&[("b", 1, 3.0)]);
@@ -97,7 +97,7 @@ fn demand_grows_old_while_nothing_is_said() {
 }
 
 #[test]
-fn each_demand_replaces_the_one_before() {
+fn each_demand_report_replaces_previous_one() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.demand(&[("b", 9, 9.0)]);
@@ -108,7 +108,7 @@ fn each_demand_replaces_the_one_before() {
 }
 
 #[test]
-fn slots_are_divided_among_relays_that_wait_and_one_old_relay_is_one_of_them() {
+fn capacity_is_divided_among_old_and_new_relays() {
     let mut s = Stage::new(&["a"]);
     s.handle(Event::RelayJoined { relay: OTHER, kind: LinkKind::Granted });
     for request in 1..=9 {
@@ -122,7 +122,7 @@ fn slots_are_divided_among_relays_that_wait_and_one_old_relay_is_one_of_them() {
 }
 
 #[test]
-fn demand_for_a_failed_model_is_not_listened_to() {
+fn demand_for_failed_model_is_ignored() {
     let mut s = Stage::new(&["a"]);
     s.demand(&[("a", 1, 0.0)]);
     s.fits();
@@ -135,7 +135,7 @@ fn demand_for_a_failed_model_is_not_listened_to() {
 }
 
 #[test]
-fn ages_that_no_request_can_have_do_no_harm() {
+fn impossible_request_ages_do_no_harm() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let model = "b".into();
     let (oldest, sum) = (std::time::Duration::MAX, std::time::Duration::MAX);
@@ -145,7 +145,7 @@ fn ages_that_no_request_can_have_do_no_harm() {
 }
 
 #[test]
-fn demand_of_nothing_is_none() {
+fn demand_for_zero_requests_is_dropped() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.demand(&[("b", 1, 1.0)]);
     s.demand(&[("b", 0, 1.0)]);
@@ -153,7 +153,7 @@ fn demand_of_nothing_is_none() {
 }
 
 #[test]
-fn of_models_that_are_waited_for_since_hours_the_one_that_waits_longest_comes_first() {
+fn after_hours_longest_waiting_model_loads_first() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.demand(&[("b", 1, 3.0 * 3600.0), ("c", 1, 2.0 * 3600.0)]);
@@ -161,7 +161,7 @@ fn of_models_that_are_waited_for_since_hours_the_one_that_waits_longest_comes_fi
 }
 
 #[test]
-fn demand_of_a_relay_that_leaves_counts_no_more_and_what_has_come_is_served() {
+fn leaving_relays_demand_is_dropped_but_requests_complete() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive_from(NEW, 1, "a");
     s.arrive(2, "b");
@@ -178,7 +178,7 @@ fn demand_of_a_relay_that_leaves_counts_no_more_and_what_has_come_is_served() {
 }
 
 #[test]
-fn demand_ends_the_gap_of_the_model_that_it_names_and_of_no_other() {
+fn demand_ends_gap_of_its_model_only() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let gaps = |s: &Stage| s.machine.models["a"].gaps.iter().collect::<Vec<_>>();
     s.demand(&[("b", 1, 0.0)]);
@@ -188,7 +188,7 @@ fn demand_ends_the_gap_of_the_model_that_it_names_and_of_no_other() {
 }
 
 #[test]
-fn demand_at_a_worker_that_ends_is_not_listened_to() {
+fn demand_at_ending_worker_is_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.handle(Event::Stop { timeout: secs(60.0) });
@@ -197,7 +197,7 @@ fn demand_at_a_worker_that_ends_is_not_listened_to() {
 }
 
 #[test]
-fn demand_of_a_relay_that_keeps_nothing_is_not_believed() {
+fn demand_of_relay_without_queue_is_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let demand = crate::multiplexer::event::Demand {
         model: "b".into(),
@@ -209,7 +209,7 @@ fn demand_of_a_relay_that_keeps_nothing_is_not_believed() {
 }
 
 #[test]
-fn slot_that_has_just_become_idle_says_so_since_zero_means_at_work() {
+fn newly_idle_slot_reports_nonzero_idle_time() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     assert_eq!(s.slot().idle_ms, 0);

@@ -37,14 +37,14 @@ fn draining() -> Stage {
 }
 
 #[test]
-fn idle_resident_serves_now_and_any_other_after_its_swap() {
+fn idle_resident_serves_now_and_others_after_swap() {
     let s = seen();
     assert_eq!((eta(&s, "a"), eta(&s, "b")), (Some(0.0), Some(14.0)));
     assert_eq!(eta(&s, "c"), Some(10.0), "which is taken to load as fast as others on average");
 }
 
 #[test]
-fn next_one_waits_for_what_is_left_of_a_busy_residents_quantum() {
+fn next_model_waits_for_remaining_resident_quantum() {
     let mut s = seen();
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -55,7 +55,7 @@ fn next_one_waits_for_what_is_left_of_a_busy_residents_quantum() {
 }
 
 #[test]
-fn one_that_is_not_next_waits_for_the_turns_of_all_others_and_for_one_that_had_just_begun() {
+fn later_model_waits_for_turns_of_others() {
     let mut s = seen();
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -71,7 +71,7 @@ fn one_that_is_not_next_waits_for_the_turns_of_all_others_and_for_one_that_had_j
 }
 
 #[test]
-fn each_step_of_a_swap_brings_its_target_nearer_and_nobody_else() {
+fn each_swap_step_lowers_only_targets_eta() {
     let mut s = draining();
     s.arrive(3, "c");
     s.arrive(4, "a");
@@ -103,7 +103,7 @@ fn each_step_of_a_swap_brings_its_target_nearer_and_nobody_else() {
 }
 
 #[test]
-fn empty_slot_only_loads_and_nothing_leads_out_of_one_that_ends() {
+fn stopping_slot_has_no_eta_unlike_empty_slot() {
     let mut s = seen();
     s.order(1, Order::Unload { model: "a".into(), now: false });
     s.finish_swap(0.0);

@@ -337,7 +337,7 @@ fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
 }
 
 #[test]
-fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
+fn random_histories_keep_invariants_and_serve_all_requests() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
         .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let transitions = Cell::new(0);

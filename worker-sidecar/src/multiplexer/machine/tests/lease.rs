@@ -6,7 +6,7 @@ use crate::multiplexer::event::{DownCause, RequestKey};
 
 // 1
 #[test]
-fn request_for_the_resident_gets_its_lease_at_once() {
+fn request_for_resident_is_leased_at_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.arrive(1, "a"), ["lease r1 g1"]);
     assert_eq!(s.finish(1), NOTHING);
@@ -15,7 +15,7 @@ fn request_for_the_resident_gets_its_lease_at_once() {
 
 // 2
 #[test]
-fn leases_stack_up_to_the_models_capacity_and_the_next_one_waits() {
+fn request_above_model_capacity_waits_for_lease() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         assert_eq!(s.arrive(request, "a"), [format!("lease r{request} g1")]);
@@ -26,7 +26,7 @@ fn leases_stack_up_to_the_models_capacity_and_the_next_one_waits() {
 
 // 3
 #[test]
-fn request_that_is_refused_leaves_nothing_behind() {
+fn refused_request_leaves_nothing_behind() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.arrive(1, "nobody"), ["fail r1: model_not_found"]);
     s.arrive(2, "b");
@@ -39,7 +39,7 @@ fn request_that_is_refused_leaves_nothing_behind() {
 
 // 4, as far as the slot is concerned: the guard that the panic drops releases it.
 #[test]
-fn lease_whose_holder_panicked_is_released_like_any_other() {
+fn lease_of_panicked_holder_is_released() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive(request, "a");
@@ -50,7 +50,7 @@ fn lease_whose_holder_panicked_is_released_like_any_other() {
 
 // 5
 #[test]
-fn second_release_of_a_lease_frees_nothing() {
+fn second_release_frees_nothing() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive(request, "a");
@@ -63,7 +63,7 @@ fn second_release_of_a_lease_frees_nothing() {
 
 // 6, c
 #[test]
-fn release_after_a_sever_does_not_count_for_the_next_generation() {
+fn release_after_sever_spares_next_generation() {
     let knobs = Knobs { drain_timeout: super::harness::secs(0.0), ..Knobs::default() };
     let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
     s.arrive(1, "a");
@@ -88,7 +88,7 @@ fn release_after_a_sever_does_not_count_for_the_next_generation() {
 
 // 8, b
 #[test]
-fn lease_that_nobody_wants_any_more_is_given_back_and_passed_on() {
+fn unwanted_lease_is_passed_to_next_request() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive(request, "a");
@@ -100,7 +100,7 @@ fn lease_that_nobody_wants_any_more_is_given_back_and_passed_on() {
 }
 
 #[test]
-fn relay_without_grants_may_not_fill_the_slot_beyond_what_was_registered() {
+fn relay_without_grants_is_limited_to_registered_capacity() {
     let mut s = Stage::serving_with("a", SlotConfig { max_held_per_relay: 2, ..config(&["a", "b"]) });
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -111,7 +111,7 @@ fn relay_without_grants_may_not_fill_the_slot_beyond_what_was_registered() {
 }
 
 #[test]
-fn request_of_a_relay_that_is_gone_is_not_kept() {
+fn request_of_departed_relay_is_refused() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.handle(crate::multiplexer::event::Event::RelayLost { relay: OLD });
     assert_eq!(s.arrive(1, "a"), ["fail r1: at_capacity"]);
@@ -119,7 +119,7 @@ fn request_of_a_relay_that_is_gone_is_not_kept() {
 
 // 35
 #[test]
-fn no_way_for_a_request_to_end_leaks_a_count() {
+fn no_request_outcome_leaks_capacity() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for round in 0..50 {
         let first = round * 10;
@@ -145,7 +145,7 @@ fn no_way_for_a_request_to_end_leaks_a_count() {
 
 // A relay frees the place of a request that it cancelled, and sends the next one right after the cancel.
 #[test]
-fn place_of_a_cancelled_request_is_free_at_once_and_its_lease_is_not() {
+fn cancelled_request_frees_its_place_before_its_lease() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive(request, "a");
@@ -163,7 +163,7 @@ fn place_of_a_cancelled_request_is_free_at_once_and_its_lease_is_not() {
 }
 
 #[test]
-fn cancelled_request_frees_no_second_place_when_it_is_released() {
+fn cancelled_request_frees_no_second_place_on_release() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive(request, "a");
@@ -176,7 +176,7 @@ fn cancelled_request_frees_no_second_place_when_it_is_released() {
 }
 
 #[test]
-fn relays_next_request_behind_its_cancel_is_not_refused() {
+fn relays_next_request_after_cancel_is_not_refused() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=4 {
         s.arrive_from(NEW, request, "a");

@@ -26,7 +26,7 @@ fn ordered_load_is_answered_when_it_is_done() {
 }
 
 #[test]
-fn ordered_load_does_not_push_aside_those_who_wait_for_another() {
+fn ordered_load_yields_to_requests_for_other_models() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     for request in 1..=5 {
         s.arrive(request, "a");
@@ -39,7 +39,7 @@ fn ordered_load_does_not_push_aside_those_who_wait_for_another() {
 }
 
 #[test]
-fn ordered_load_that_fails_says_why() {
+fn failed_ordered_load_reports_reason() {
     let mut s = Stage::new(&["a"]);
     s.order(1, load("a"));
     s.fits();
@@ -50,7 +50,7 @@ fn ordered_load_that_fails_says_why() {
 }
 
 #[test]
-fn ordered_load_waits_for_one_that_is_under_way_and_no_other() {
+fn ordered_load_joins_only_load_of_same_model() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "b");
     s.fits();
@@ -60,7 +60,7 @@ fn ordered_load_waits_for_one_that_is_under_way_and_no_other() {
 }
 
 #[test]
-fn ordered_load_does_not_turn_a_drain_to_another_model() {
+fn ordered_load_does_not_retarget_drain() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -70,7 +70,7 @@ fn ordered_load_does_not_turn_a_drain_to_another_model() {
 }
 
 #[test]
-fn ordered_load_goes_on_when_those_leave_who_had_begun_the_swap() {
+fn ordered_load_continues_after_swap_initiators_leave() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -83,7 +83,7 @@ fn ordered_load_goes_on_when_those_leave_who_had_begun_the_swap() {
 }
 
 #[test]
-fn ordered_load_is_not_turned_to_another_model_by_a_question_from_before() {
+fn ordered_load_is_not_retargeted_by_earlier_preflight() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -103,7 +103,7 @@ fn ordered_load_is_not_turned_to_another_model_by_a_question_from_before() {
 }
 
 #[test]
-fn ordered_load_that_was_refused_meanwhile_is_not_carried_out() {
+fn ordered_load_refused_meanwhile_is_not_executed() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, load("b"));
     let reload = |s: &mut Stage, models: &[&str]| s.handle(Event::ConfigChanged(Box::new(config(models))));
@@ -113,7 +113,7 @@ fn ordered_load_that_was_refused_meanwhile_is_not_carried_out() {
 }
 
 #[test]
-fn later_order_replaces_an_earlier_one() {
+fn later_order_replaces_earlier_one() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.order(1, load("b"));
     assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile", "preflight c"]);
@@ -121,7 +121,7 @@ fn later_order_replaces_an_earlier_one() {
 }
 
 #[test]
-fn order_is_answered_when_its_preflight_is_overtaken_by_a_crash() {
+fn order_interrupted_by_crash_reports_failure() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, load("b"));
     s.down(1, DownCause::Gone);
@@ -129,7 +129,7 @@ fn order_is_answered_when_its_preflight_is_overtaken_by_a_crash() {
 }
 
 #[test]
-fn unload_drains_by_default_and_severs_now_if_so_ordered() {
+fn unload_drains_by_default_and_severs_if_immediate() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     assert_eq!(s.order(1, unload("a", false)), ["close a"]);
@@ -141,7 +141,7 @@ fn unload_drains_by_default_and_severs_now_if_so_ordered() {
 }
 
 #[test]
-fn unload_of_a_pinned_model_is_refused() {
+fn unload_of_pinned_model_is_refused() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, Order::Pin("a".into()));
     assert_eq!(s.order(2, unload("a", true)), ["order 2 failed: model a is pinned; unpin it first"]);
@@ -149,7 +149,7 @@ fn unload_of_a_pinned_model_is_refused() {
 }
 
 #[test]
-fn pin_that_comes_while_it_is_asked_whether_an_ordered_model_fits_stops_the_order() {
+fn pin_during_preflight_stops_ordered_load() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, load("b"));
     s.order(2, Order::Pin("a".into()));
@@ -157,7 +157,7 @@ fn pin_that_comes_while_it_is_asked_whether_an_ordered_model_fits_stops_the_orde
 }
 
 #[test]
-fn unloaded_model_comes_back_when_somebody_wants_it() {
+fn unloaded_model_is_loaded_again_on_demand() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, unload("a", false));
     s.arrive(1, "a");
@@ -166,7 +166,7 @@ fn unloaded_model_comes_back_when_somebody_wants_it() {
 
 // k
 #[test]
-fn unload_during_the_load_lets_it_serve_who_waits_and_then_unloads() {
+fn unload_during_load_waits_until_waiters_are_served() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();
@@ -178,7 +178,7 @@ fn unload_during_the_load_lets_it_serve_who_waits_and_then_unloads() {
 
 // k
 #[test]
-fn unload_now_during_the_load_kills_it() {
+fn immediate_unload_during_load_kills_backend() {
     let mut s = Stage::new(&["a"]);
     s.order(1, load("a"));
     s.fits();
@@ -193,7 +193,7 @@ fn unload_now_during_the_load_kills_it() {
 }
 
 #[test]
-fn unload_now_is_the_way_out_of_a_quarantine() {
+fn immediate_unload_ends_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -215,7 +215,7 @@ fn starting(config: SlotConfig) -> Stage {
 }
 
 #[test]
-fn ordered_load_waits_until_it_is_known_what_is_there_already() {
+fn ordered_load_waits_for_initial_probe() {
     let ordered = || {
         let mut s = starting(config(&["a", "b"]));
         assert_eq!(s.order(1, load("b")), NOTHING);
@@ -240,7 +240,7 @@ fn ordered_load_waits_until_it_is_known_what_is_there_already() {
 }
 
 #[test]
-fn ordered_unload_waits_until_it_is_known_what_is_there_already() {
+fn ordered_unload_waits_for_initial_probe() {
     let ordered = || {
         let mut s = starting(SlotConfig { default: Some("a".into()), ..config(&["a", "b"]) });
         assert_eq!(s.order(1, unload("a", false)), NOTHING);
@@ -257,7 +257,7 @@ fn ordered_unload_waits_until_it_is_known_what_is_there_already() {
 }
 
 #[test]
-fn of_the_orders_right_after_the_start_the_last_one_counts_and_comes_before_the_default() {
+fn last_order_during_start_overrides_default() {
     let mut s = starting(SlotConfig { default: Some("a".into()), ..config(&["a", "b", "c"]) });
     s.order(1, load("b"));
     assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile"]);
@@ -266,7 +266,7 @@ fn of_the_orders_right_after_the_start_the_last_one_counts_and_comes_before_the_
 }
 
 #[test]
-fn orders_right_after_the_start_are_refused_for_what_is_known_and_at_the_end() {
+fn orders_during_start_fail_if_unknown_or_ending() {
     let mut s = starting(config(&["a", "b"]));
     assert_eq!(s.order(1, load("nobody")), ["order 1 failed: the slot has no such model"]);
     assert_eq!(s.order(2, unload("nobody", false)), ["order 2 failed: the slot has no such model"]);
@@ -278,7 +278,7 @@ fn orders_right_after_the_start_are_refused_for_what_is_known_and_at_the_end() {
 }
 
 #[test]
-fn ordered_load_goes_on_when_a_lost_backend_comes_back_meanwhile() {
+fn ordered_load_continues_when_lost_backend_returns() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.down(1, DownCause::Gone);
     s.freed(true);
@@ -291,7 +291,7 @@ fn ordered_load_goes_on_when_a_lost_backend_comes_back_meanwhile() {
 
 // 58
 #[test]
-fn end_of_the_worker_drains_what_runs_and_sends_back_what_waits() {
+fn stop_drains_running_requests_and_returns_waiting_ones() {
     let stop = || Event::Stop { timeout: secs(20.0) };
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=5 {
@@ -360,7 +360,7 @@ fn in_each_state() -> Vec<(SlotState, Stage)> {
 }
 
 #[test]
-fn unload_in_the_middle_of_a_swap_is_of_what_is_in_the_slot_then() {
+fn unload_during_swap_applies_to_current_resident() {
     for (state, mut s) in in_each_state() {
         let (there, not_there) = match state {
             SlotState::Draining | SlotState::Severing | SlotState::Evicting | SlotState::RollingBack => ("a", "b"),
@@ -376,7 +376,7 @@ fn unload_in_the_middle_of_a_swap_is_of_what_is_in_the_slot_then() {
 
 // 58
 #[test]
-fn end_of_the_worker_comes_from_every_state_and_leaves_nobody_waiting() {
+fn stop_succeeds_from_every_state_without_leftover_waiters() {
     for (state, mut s) in in_each_state() {
         assert_eq!(s.state(), state);
         let op = s.call;

@@ -11,7 +11,7 @@ use crate::multiplexer::event::Order;
 
 // 41
 #[test]
-fn resident_with_work_is_not_left_before_its_quantum_is_over() {
+fn busy_resident_stays_until_its_quantum_ends() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=6 {
         s.arrive(request, "a");
@@ -24,7 +24,7 @@ fn resident_with_work_is_not_left_before_its_quantum_is_over() {
 
 // 41
 #[test]
-fn model_whose_own_quantum_is_not_over_does_not_profit_from_that_of_another() {
+fn each_target_waits_for_its_own_quantum() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     // The measured cost of c is 10 s, that of b 2 s like all others.
     s.arrive(1, "c");
@@ -44,7 +44,7 @@ fn model_whose_own_quantum_is_not_over_does_not_profit_from_that_of_another() {
 
 // 42
 #[test]
-fn saturated_resident_is_left_at_the_end_of_its_quantum_and_comes_back() {
+fn saturated_resident_is_swapped_at_quantum_and_returns() {
     let mut s = Stage::serving("a", &["a", "b"]);
     for request in 1..=8 {
         s.arrive(request, "a");
@@ -63,7 +63,7 @@ fn saturated_resident_is_left_at_the_end_of_its_quantum_and_comes_back() {
 
 // 43
 #[test]
-fn least_residency_never_idles_the_slot() {
+fn minimum_residency_never_idles_slot() {
     let knobs = Knobs { min_residency: secs(600.0), ..Knobs::default() };
     let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
     s.arrive(1, "a");
@@ -90,7 +90,7 @@ fn with_gaps(gaps: &[f64]) -> Stage {
 
 // 44
 #[test]
-fn idle_resident_lingers_where_its_next_request_usually_comes_soon() {
+fn idle_resident_lingers_when_requests_usually_return_soon() {
     let mut s = with_gaps(&[0.4, 0.4, 0.4, 0.4]);
     assert_eq!(s.finish(1), NOTHING);
     s.pass(0.3);
@@ -104,7 +104,7 @@ fn idle_resident_lingers_where_its_next_request_usually_comes_soon() {
 
 // 44
 #[test]
-fn nobody_lingers_for_one_model_while_a_crowd_waits_for_another() {
+fn no_linger_while_crowd_waits_for_another_model() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     for request in 100..104 {
         s.arrive(request, "a");
@@ -137,7 +137,7 @@ fn strict_alternation_costs_no_linger() {
 }
 
 #[test]
-fn linger_that_is_not_needed_any_more_is_neither_hit_nor_miss() {
+fn obsolete_linger_is_neither_hit_nor_miss() {
     let mut s = with_gaps(&[0.4, 0.4, 0.4, 0.4]);
     s.finish(1);
     s.cancel(2);
@@ -148,7 +148,7 @@ fn linger_that_is_not_needed_any_more_is_neither_hit_nor_miss() {
 }
 
 #[test]
-fn settings_that_mean_never_overflow_nothing() {
+fn maximum_durations_do_not_overflow() {
     let never = std::time::Duration::MAX;
     let knobs = Knobs {
         drain_timeout: never,
@@ -190,7 +190,7 @@ fn fixed_linger_is_kept() {
 
 // 46
 #[test]
-fn of_models_that_others_wait_for_the_one_that_waits_longest_comes_first() {
+fn model_with_longest_wait_loads_first() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.arrive(2, "c");
@@ -215,7 +215,7 @@ fn pinned_model_is_never_unloaded_for_another() {
 
 // 47
 #[test]
-fn pin_that_comes_before_the_commit_point_calls_the_swap_off() {
+fn pin_before_commit_point_aborts_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -227,7 +227,7 @@ fn pin_that_comes_before_the_commit_point_calls_the_swap_off() {
 
 // 48
 #[test]
-fn max_wait_shorter_than_four_swaps_is_told_and_does_not_shorten_the_quantum_below_three() {
+fn infeasible_max_wait_is_reported_without_shortening_quantum() {
     let knobs = Knobs { max_wait: Some(secs(1.0)), min_residency: secs(1.0), ..Knobs::default() };
     let mut s = Stage::with(SlotConfig { knobs, ..config(&["a", "b"]) });
     s.arrive(1, "a");
@@ -240,7 +240,7 @@ fn max_wait_shorter_than_four_swaps_is_told_and_does_not_shorten_the_quantum_bel
 
 // 49
 #[test]
-fn failed_loads_and_cold_ones_do_not_count_for_what_a_wake_costs() {
+fn wake_cost_ignores_failed_and_cold_loads() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -261,7 +261,7 @@ fn failed_loads_and_cold_ones_do_not_count_for_what_a_wake_costs() {
 }
 
 #[test]
-fn swap_costs_what_unloading_the_one_and_loading_the_other_take() {
+fn swap_cost_includes_unload_and_load() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -280,7 +280,7 @@ fn swap_costs_what_unloading_the_one_and_loading_the_other_take() {
 
 // 59, i
 #[test]
-fn idle_model_is_unloaded_after_its_ttl_and_a_request_in_the_same_moment_comes_first() {
+fn idle_ttl_unloads_model_unless_request_arrives_first() {
     let mut config = config(&["a", "b"]);
     config.models[0].idle_ttl = Some(secs(60.0));
     let mut s = Stage::serving_with("a", config.clone());
@@ -301,7 +301,7 @@ fn idle_model_is_unloaded_after_its_ttl_and_a_request_in_the_same_moment_comes_f
 }
 
 #[test]
-fn default_is_loaded_at_start_and_again_when_nobody_has_wanted_anything_for_long() {
+fn default_is_loaded_at_start_and_after_inactivity() {
     let after = Some(secs(100.0));
     let default = Some(Model::from("a"));
     let mut s = Stage::with(SlotConfig { default, return_to_default_after: after, ..config(&["a", "b"]) });
@@ -316,7 +316,7 @@ fn default_is_loaded_at_start_and_again_when_nobody_has_wanted_anything_for_long
 }
 
 #[test]
-fn default_that_was_asked_about_is_not_loaded_once_somebody_wants_something_again() {
+fn default_in_preflight_is_dropped_when_requests_arrive() {
     let mut s = Stage::serving_with(
         "b",
         SlotConfig { default: Some("a".into()), return_to_default_after: Some(secs(20.0)), ..config(&["a", "b"]) },
@@ -327,7 +327,7 @@ fn default_that_was_asked_about_is_not_loaded_once_somebody_wants_something_agai
 }
 
 #[test]
-fn default_that_cannot_be_loaded_is_tried_again_after_its_backoff_and_holds_nobody_up() {
+fn failed_default_is_retried_without_blocking_requests() {
     let default = Some(Model::from("a"));
     let mut s = Stage::with(SlotConfig { default, ..config(&["a", "b"]) });
     s.fits();
@@ -341,7 +341,7 @@ fn default_that_cannot_be_loaded_is_tried_again_after_its_backoff_and_holds_nobo
 }
 
 #[test]
-fn default_that_went_with_its_ttl_or_by_order_does_not_come_back_by_itself() {
+fn default_unloaded_by_idle_ttl_stays_unloaded() {
     let mut config = SlotConfig {
         default: Some(Model::from("a")),
         return_to_default_after: Some(secs(10.0)),
@@ -356,7 +356,7 @@ fn default_that_went_with_its_ttl_or_by_order_does_not_come_back_by_itself() {
 }
 
 #[test]
-fn default_that_went_by_order_comes_back_once_another_model_has_come_and_gone() {
+fn default_unloaded_by_order_returns_after_another_model() {
     let default = Some(Model::from("a"));
     let after = Some(secs(10.0));
     let mut s = Stage::serving_with("a", SlotConfig { default, return_to_default_after: after, ..config(&["a", "b"]) });

@@ -8,7 +8,7 @@ use crate::multiplexer::event::{Event, Left, Outcome};
 
 // a
 #[test]
-fn no_swap_fits_between_being_allowed_and_being_counted() {
+fn lease_is_counted_before_any_swap_begins() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     assert_eq!(s.arrive(2, "a"), ["lease r2 g1"], "the lease is there before anybody is told");
@@ -18,7 +18,7 @@ fn no_swap_fits_between_being_allowed_and_being_counted() {
 
 // f
 #[test]
-fn load_that_completes_at_its_deadline_before_the_timer_counts() {
+fn load_completing_at_deadline_before_timer_succeeds() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();
@@ -30,7 +30,7 @@ fn load_that_completes_at_its_deadline_before_the_timer_counts() {
 
 // f
 #[test]
-fn load_that_completes_after_its_deadline_was_told_changes_nothing_while_it_is_killed() {
+fn late_load_completion_is_ignored_during_kill() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -47,7 +47,7 @@ fn load_that_completes_after_its_deadline_was_told_changes_nothing_while_it_is_k
 
 // f
 #[test]
-fn load_that_completes_long_after_its_backend_was_killed_is_of_no_interest() {
+fn late_load_completion_is_ignored_after_kill() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -64,7 +64,7 @@ fn load_that_completes_long_after_its_backend_was_killed_is_of_no_interest() {
 
 // f
 #[test]
-fn eviction_that_ends_after_its_deadline_was_told_changes_nothing_while_it_is_killed() {
+fn late_eviction_completion_is_ignored_during_kill() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -78,7 +78,7 @@ fn eviction_that_ends_after_its_deadline_was_told_changes_nothing_while_it_is_ki
 
 // h
 #[test]
-fn target_that_dies_while_loading_is_a_failed_load_and_news_of_other_generations_are_not() {
+fn exit_events_do_not_fail_running_load() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -91,7 +91,7 @@ fn target_that_dies_while_loading_is_a_failed_load_and_news_of_other_generations
 
 // j
 #[test]
-fn two_targets_at_once_are_one_after_the_other() {
+fn two_targets_load_one_after_another() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     assert_eq!(s.arrive(1, "b"), ["preflight b"]);
     assert_eq!(s.arrive(2, "c"), NOTHING, "one question at a time");
@@ -102,7 +102,7 @@ fn two_targets_at_once_are_one_after_the_other() {
 }
 
 #[test]
-fn answers_to_questions_that_were_superseded_are_not_listened_to() {
+fn superseded_call_results_are_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     let preflight = s.op();
@@ -127,7 +127,7 @@ fn answers_to_questions_that_were_superseded_are_not_listened_to() {
 
 // p
 #[test]
-fn look_at_the_former_resident_says_nothing_about_its_successor() {
+fn probe_of_former_resident_is_ignored() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.handle(Event::ConnectFailed { generation: 1 });
     s.arrive(1, "b");
@@ -138,7 +138,7 @@ fn look_at_the_former_resident_says_nothing_about_its_successor() {
 
 // p
 #[test]
-fn relay_that_joins_mid_swap_is_told_what_is_open_when_it_opens() {
+fn relay_joining_during_swap_is_granted_at_opening() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();

@@ -6,7 +6,7 @@ use crate::multiplexer::effect::News;
 
 // 27, a
 #[test]
-fn request_that_caused_a_load_is_served_before_anything_else_is_considered() {
+fn request_that_caused_load_is_served_first() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "b");
     s.fits();
@@ -21,7 +21,7 @@ fn request_that_caused_a_load_is_served_before_anything_else_is_considered() {
 
 // 28
 #[test]
-fn all_who_wait_for_a_model_are_served_before_the_next_swap() {
+fn all_waiters_for_model_precede_next_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -42,7 +42,7 @@ fn all_who_wait_for_a_model_are_served_before_the_next_swap() {
 }
 
 #[test]
-fn requests_are_served_in_order_of_their_first_arrival() {
+fn requests_are_served_in_first_arrival_order() {
     let mut s = Stage::new(&["a"]);
     s.pass(50.0);
     s.arrive(5, "a");
@@ -59,7 +59,7 @@ fn requests_are_served_in_order_of_their_first_arrival() {
 
 // 29
 #[test]
-fn two_models_that_others_wait_for_are_both_served() {
+fn two_waiting_models_are_both_served() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -93,7 +93,7 @@ fn swap_whose_queue_has_become_empty_is_skipped() {
 }
 
 #[test]
-fn requests_beyond_the_first_that_wait_for_a_load_are_told_apart() {
+fn further_requests_for_load_are_reported_as_coalesced() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();

@@ -23,7 +23,7 @@ fn with_sizes(sizes: &[(&str, u64)]) -> SlotConfig {
 }
 
 #[test]
-fn swap_goes_from_preflight_over_drain_eviction_and_memory_to_the_load_and_the_lease() {
+fn swap_runs_from_preflight_to_lease_in_order() {
     let mut s = Stage::serving("a", &["a", "b"]);
     assert_eq!(s.arrive(1, "b"), ["preflight b"]);
     assert_eq!(s.state(), SlotState::Ready);
@@ -43,7 +43,7 @@ fn swap_goes_from_preflight_over_drain_eviction_and_memory_to_the_load_and_the_l
 
 // 9, 10
 #[test]
-fn swap_waits_for_the_last_lease_and_goes_on_with_its_end() {
+fn swap_waits_until_last_lease_ends() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "a");
@@ -57,7 +57,7 @@ fn swap_waits_for_the_last_lease_and_goes_on_with_its_end() {
 
 // 11
 #[test]
-fn drain_timeout_severs_exactly_the_laggards() {
+fn drain_timeout_severs_only_remaining_leases() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "a");
@@ -75,7 +75,7 @@ fn drain_timeout_severs_exactly_the_laggards() {
 }
 
 #[test]
-fn laggard_that_does_not_hang_up_gets_two_seconds() {
+fn severed_lease_has_two_seconds_to_close() {
     let mut s = Stage::serving_with("a", with_drain_timeout(1.0));
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -98,7 +98,7 @@ fn drain_timeout_of_zero_severs_at_once() {
 
 // 13
 #[test]
-fn request_for_the_old_model_does_not_prolong_its_drain() {
+fn request_for_draining_model_does_not_extend_drain() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -112,7 +112,7 @@ fn request_for_the_old_model_does_not_prolong_its_drain() {
 
 // 14, 16
 #[test]
-fn model_that_does_not_fit_never_touches_the_resident() {
+fn oversized_model_never_disturbs_resident() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -128,7 +128,7 @@ fn model_that_does_not_fit_never_touches_the_resident() {
 
 // 14, for a driver that cannot work
 #[test]
-fn model_whose_driver_is_ill_never_touches_the_resident() {
+fn failing_driver_never_disturbs_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     let op = s.op();
@@ -138,7 +138,7 @@ fn model_whose_driver_is_ill_never_touches_the_resident() {
 }
 
 #[test]
-fn driver_that_never_answers_a_preflight_is_ill() {
+fn unanswered_preflight_fails_waiting_requests() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     assert_eq!(s.pass(9.9), NOTHING);
@@ -147,7 +147,7 @@ fn driver_that_never_answers_a_preflight_is_ill() {
 
 // 15
 #[test]
-fn what_the_resident_holds_is_credited_to_its_successor() {
+fn resident_memory_is_credited_to_successor() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
     s.arrive(1, "b");
     let reading = Reading { free: Some(10), held: Some(105), ..Reading::default() };
@@ -155,7 +155,7 @@ fn what_the_resident_holds_is_credited_to_its_successor() {
 }
 
 #[test]
-fn what_a_model_was_seen_to_hold_counts_more_than_what_was_declared() {
+fn measured_size_overrides_declared_size() {
     let mut s = Stage::serving_with("a", with_sizes(&[("a", 10), ("b", 10)]));
     s.arrive(1, "b");
     s.measured(Reading { free: Some(0), held: Some(100), ..Reading::default() });
@@ -167,7 +167,7 @@ fn what_a_model_was_seen_to_hold_counts_more_than_what_was_declared() {
 }
 
 #[test]
-fn model_that_was_seen_to_fill_nine_tenths_of_the_device_is_loaded_again() {
+fn model_filling_nine_tenths_of_device_is_reloaded() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.measured(Reading { free: Some(10), held: Some(90), ..Reading::default() });
@@ -179,7 +179,7 @@ fn model_that_was_seen_to_fill_nine_tenths_of_the_device_is_loaded_again() {
 }
 
 #[test]
-fn sleeper_that_reads_its_weights_again_has_the_time_of_a_load_to_wake() {
+fn sleeper_without_weights_has_load_timeout_to_wake() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -196,7 +196,7 @@ fn sleeper_that_reads_its_weights_again_has_the_time_of_a_load_to_wake() {
 
 // 17
 #[test]
-fn eviction_that_fails_becomes_a_kill_and_then_a_quarantine() {
+fn failed_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -217,7 +217,7 @@ fn eviction_that_fails_becomes_a_kill_and_then_a_quarantine() {
 
 // 17
 #[test]
-fn eviction_that_never_ends_becomes_a_kill_and_then_a_quarantine() {
+fn hanging_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -228,7 +228,7 @@ fn eviction_that_never_ends_becomes_a_kill_and_then_a_quarantine() {
 
 // 18, l
 #[test]
-fn nothing_is_loaded_into_memory_that_is_not_back() {
+fn no_load_starts_before_memory_is_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -242,7 +242,7 @@ fn nothing_is_loaded_into_memory_that_is_not_back() {
 
 // 19
 #[test]
-fn load_that_fails_brings_the_former_resident_back() {
+fn failed_load_restores_former_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -258,7 +258,7 @@ fn load_that_fails_brings_the_former_resident_back() {
 }
 
 #[test]
-fn nothing_comes_back_where_rollback_is_switched_off_or_nothing_was_there() {
+fn failed_load_without_rollback_leaves_slot_empty() {
     let knobs = Knobs { rollback: false, ..Knobs::default() };
     let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
     s.arrive(1, "b");
@@ -281,7 +281,7 @@ fn nothing_comes_back_where_rollback_is_switched_off_or_nothing_was_there() {
 
 // 20
 #[test]
-fn rollback_that_fails_leaves_the_slot_empty_and_cleanly_so() {
+fn failed_rollback_leaves_slot_empty() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "b");
     s.fits();
@@ -302,7 +302,7 @@ fn rollback_that_fails_leaves_the_slot_empty_and_cleanly_so() {
 
 // 21
 #[test]
-fn one_failed_load_is_told_to_all_who_waited_and_tried_once() {
+fn failed_load_fails_all_waiters_without_retry() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();
@@ -317,7 +317,7 @@ fn one_failed_load_is_told_to_all_who_waited_and_tried_once() {
 
 // 22
 #[test]
-fn request_for_a_failed_model_fails_fast_until_its_backoff_is_over() {
+fn request_for_failed_model_fails_fast_during_backoff() {
     let mut s = Stage::new(&["a"]);
     let mut request = 0;
     for backoff in [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0] {
@@ -338,7 +338,7 @@ fn request_for_a_failed_model_fails_fast_until_its_backoff_is_over() {
 }
 
 #[test]
-fn backoff_begins_anew_once_the_model_has_answered() {
+fn backoff_resets_after_successful_response() {
     let mut s = Stage::new(&["a"]);
     for request in 1..=3 {
         s.arrive(request, "a");
@@ -359,7 +359,7 @@ fn backoff_begins_anew_once_the_model_has_answered() {
 }
 
 #[test]
-fn backoff_is_shortened_at_random_by_a_quarter_at_most() {
+fn backoff_jitter_shortens_by_at_most_one_quarter() {
     let mut waits = std::collections::BTreeSet::new();
     for seed in 0..50 {
         let mut s = Stage::with_jitter(config(&["a"]), Jitter::Seeded(seed));
@@ -388,7 +388,7 @@ fn another_model_loads_while_one_is_in_backoff() {
 
 // 24
 #[test]
-fn wrong_model_behind_the_right_address_is_a_failed_load() {
+fn wrong_model_at_right_address_fails_load() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();
@@ -412,7 +412,7 @@ fn backend_that_ends_while_loading_fails_at_once() {
 
 // 26
 #[test]
-fn load_that_takes_too_long_is_killed_and_its_memory_freed() {
+fn overdue_load_is_killed_and_memory_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -428,7 +428,7 @@ fn load_that_takes_too_long_is_killed_and_its_memory_freed() {
 }
 
 #[test]
-fn sleeping_model_is_woken_and_one_that_does_not_wake_is_started_cold() {
+fn sleeping_model_is_woken_or_started_cold() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
     s.fits();
@@ -448,7 +448,7 @@ fn sleeping_model_is_woken_and_one_that_does_not_wake_is_started_cold() {
 }
 
 #[test]
-fn people_see_how_far_a_drain_is_and_who_waits() {
+fn drain_progress_and_waiting_requests_are_visible() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
     s.arrive(2, "b");
@@ -467,7 +467,7 @@ fn people_see_how_far_a_drain_is_and_who_waits() {
 }
 
 #[test]
-fn held_request_waits_as_long_as_its_budget_from_its_first_arrival() {
+fn held_request_fails_when_its_hold_budget_expires() {
     let mut s = Stage::new(&["a"]);
     s.arrive(1, "a");
     s.fits();

@@ -11,7 +11,7 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Arrival, Event, RequestKey};
 
 #[test]
-fn a_snapshot_is_told_when_it_is_another() {
+fn snapshot_is_sent_only_when_changed() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let before = s.changes;
     s.handle(Event::Tick);
@@ -21,7 +21,7 @@ fn a_snapshot_is_told_when_it_is_another() {
 }
 
 #[test]
-fn slot_without_a_resident_is_idle_while_nothing_is_under_way() {
+fn empty_slot_without_work_is_idle() {
     let mut s = Stage::new(&["a"]);
     s.pass(3.0);
     assert_eq!(s.slot().idle_ms, 3_000);
@@ -32,7 +32,7 @@ fn slot_without_a_resident_is_idle_while_nothing_is_under_way() {
 }
 
 #[test]
-fn slot_serves_while_somebody_has_a_lease() {
+fn slot_serves_while_any_lease_is_held() {
     let mut s = Stage::serving("a", &["a"]);
     assert!(!s.machine.is_serving());
     s.arrive(1, "a");
@@ -40,7 +40,7 @@ fn slot_serves_while_somebody_has_a_lease() {
 }
 
 #[test]
-fn other_names_for_a_model_are_told_and_a_reload_that_changes_none_is_not() {
+fn snapshot_is_sent_when_reload_changes_aliases() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let before = s.changes;
     let mut renamed = config(&["a", "b"]);
@@ -52,7 +52,7 @@ fn other_names_for_a_model_are_told_and_a_reload_that_changes_none_is_not() {
 }
 
 #[test]
-fn who_asks_for_an_unknown_model_is_told_the_known_ones() {
+fn unknown_model_error_lists_known_models() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
     let arrival = Arrival { relay: OLD, request: RequestKey(1), model: Model::from("d"), at: s.at(s.now) };
@@ -64,7 +64,7 @@ fn who_asks_for_an_unknown_model_is_told_the_known_ones() {
 }
 
 #[test]
-fn whose_lease_is_ended_is_told_why_while_somebody_is_there_to_be_told() {
+fn ended_lease_reports_error_unless_relay_is_lost() {
     assert_eq!(LeaseEnd::Swap.error(), Some(SlotError::Severed));
     assert_eq!(LeaseEnd::BackendLost.error(), Some(SlotError::BackendLost));
     assert_eq!(LeaseEnd::Shutdown.error(), Some(SlotError::Draining));

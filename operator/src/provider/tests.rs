@@ -301,7 +301,7 @@ async fn provider_without_service_is_not_ready() {
 }
 
 #[tokio::test]
-async fn deleted_service_that_cannot_return_is_not_ready() {
+async fn provider_with_unrestorable_service_is_not_ready() {
     for (code, reason) in [(403, "Forbidden"), (500, "ApiError")] {
         let mut world = World::new();
         let provider = provider(json!({}));
@@ -506,7 +506,7 @@ async fn deleted_object_is_recreated() {
 }
 
 #[tokio::test]
-async fn provider_metrics_exist_while_provider_is_known() {
+async fn provider_is_counted_until_forgotten() {
     let world = World::new();
     let count = |world: &World| world.shared.ctx.metrics.resources.with_label_values(&["Provider", "false"]).get();
     world.changed(&provider(json!({}))).await.unwrap();

@@ -52,7 +52,7 @@ fn state(hash: &str, draining: bool) -> Value {
 }
 
 #[test]
-fn snapshot_sums_depths_and_merges_worker_of_relays() {
+fn depths_are_summed_and_shared_worker_counted_once() {
     let snapshot = snapshot("local", vec![answer("a", false, state("h", false)), answer("b", false, state("h", true))]);
     assert_eq!((snapshot.queue_depth, snapshot.in_flight, snapshot.workers.len()), (4, 6, 1));
     let worker = &snapshot.workers["i1"];

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_pods_with_controller_are_to_be_deleted() {
+    fn controlled_gated_pods_are_listed_for_deletion() {
         let gated =
             json!({"spec": {"schedulingGates": [{"name": "modelrelay.io/no-such-pool"}], "initContainers": null}});
         let mut alone = pod("b", &gated);

@@ -303,7 +303,7 @@ mod tests {
     const FRAME: &[u8] = b"data: {\"error\":{\"message\":\"gone\",\"code\":\"worker_lost\"}}\n\n";
 
     #[tokio::test]
-    async fn complete_response_with_expected_bytes_is_answered() {
+    async fn response_needs_expected_bytes_and_end() {
         let ask = Ask::stream(1, 3, 0);
         let right = chunk(&ask.expected());
         assert_eq!(judged(&ask, [HEAD, &right, END].concat()).await, Outcome::Answered);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_stream_has_valid_beginning_and_reason() {
+    async fn broken_stream_needs_valid_beginning_and_reason() {
         let ask = Ask::stream(1, 3, 0);
         let (half, all) = (&ask.expected()[..70], ask.expected());
         let failed = Outcome::Failed("in-band worker_lost".to_owned());

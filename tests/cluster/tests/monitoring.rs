@@ -290,7 +290,7 @@ async fn expect_the_same_targets(namespace: &Namespace, prometheus: &Prometheus,
 }
 
 #[tokio::test]
-async fn alerts_load_and_healthy_installation_raises_none() {
+async fn healthy_installation_raises_no_critical_alert() {
     let namespace = serving("alerts", &[worker_pool("llm", &demo_pool("local"))]).await;
     wait_for_pool(&namespace, "llm").await;
     namespace.rolled_out("deployment/llm-backend").await;

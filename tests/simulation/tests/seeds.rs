@@ -25,7 +25,7 @@ fn assert_same(once: &str, again: &str) {
 }
 
 #[test]
-fn same_seed_reproduces_story_and_other_seed_differs() {
+fn same_seed_reproduces_run_and_other_differs() {
     let stories: Vec<_> = (1..=20).map(|seed| (tell(seed), tell(seed))).collect();
     stories.iter().for_each(|(once, again)| assert_same(once, again));
     assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
@@ -33,7 +33,7 @@ fn same_seed_reproduces_story_and_other_seed_differs() {
 }
 
 #[test]
-fn seed_reproduces_story_in_parallel_runs() {
+fn seed_reproduces_run_in_parallel() {
     let start = |_| telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let running: Vec<_> = (0..8).map(start).collect();
     let stories: Vec<_> = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends"))).collect();

@@ -87,7 +87,7 @@ fn replicas_previously_requested_by_pool_are_no_dispute() {
 }
 
 #[test]
-fn user_is_corrected_once_and_reported_for_while() {
+fn user_is_corrected_once_and_temporarily_reported() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, rival("kubectl", 1), 5, 2), settled("kubectl"));
     assert_eq!(looks.at(1, None, 2, 2), settled("kubectl"));

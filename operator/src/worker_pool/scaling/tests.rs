@@ -73,7 +73,7 @@ fn scale_down_waits_delay_and_uses_highest_need() {
 }
 
 #[test]
-fn burst_within_delay_restarts_it() {
+fn burst_within_delay_restarts_delay() {
     let mut pool = Pool::at(4);
     pool.watch(599, load(0, 1));
     pool.watch(1, load(0, 64));

@@ -23,7 +23,7 @@ pub(super) fn change(scene: &Scene, change: &Value) {
 }
 
 #[tokio::test]
-async fn worker_rights_precede_it_and_end_with_driver() {
+async fn worker_rights_precede_worker_and_end_with_driver() {
     let scene = Scene::new(&scaling("qwen"));
     scene.look().await.unwrap();
     let first = [CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, WORKERS, STATUS];

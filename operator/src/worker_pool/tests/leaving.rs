@@ -203,7 +203,7 @@ async fn younger_pool_loses_right_to_contested_deployment() {
 }
 
 #[tokio::test]
-async fn own_deployment_is_not_accepted_as_model() {
+async fn modelrelay_deployment_is_not_accepted_as_model() {
     let mut scene = Scene::new(&scaling("local-relay"));
     let labels = json!({"app.kubernetes.io/managed-by": names::MANAGED_BY});
     let own = serde_json::from_value(deployment("local-relay", &labels, 1)).unwrap();

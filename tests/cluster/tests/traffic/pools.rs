@@ -38,7 +38,7 @@ async fn scaling_down_removes_idle_pods_and_cuts_nothing() {
 
 /// The old Pod has to end before the new one gets a GPU, and requests wait meanwhile.
 #[tokio::test]
-async fn rollout_on_one_gpu_node_ends() {
+async fn rollout_on_single_gpu_node_completes() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("traffic-gpu").await;
     // A resource of this test alone.

@@ -186,7 +186,7 @@ async fn two_workers_settle_on_one_model_each() {
 
 /// Each relay chooses by itself. The workers' reports, and the common order, make their choices consistent.
 #[tokio::test]
-async fn two_workers_of_two_relays_settle() {
+async fn workers_of_two_relays_settle_on_models() {
     let relay = || Relay::builder().env("RELAY_COUNT", "2").start();
     let (one, two) = tokio::join!(relay(), relay());
     let front = Balancer::start(&[&one, &two]).await;

@@ -21,7 +21,7 @@ async fn two_relays() -> (Relay, Relay, Balancer, Node) {
 }
 
 #[tokio::test]
-async fn order_of_one_relay_is_visible_at_all() {
+async fn order_of_one_relay_is_visible_everywhere() {
     let (one, two, _front, _node) = two_relays().await;
     load_once_it_has_started(&one, &id_at(&one, "one").await, "b").await;
     for relay in [&one, &two] {

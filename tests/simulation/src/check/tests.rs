@@ -218,7 +218,7 @@ fn lasting_excess_over_key_limit_is_found() {
 }
 
 #[test]
-fn kept_connection_is_excused_only_by_relay_restart() {
+fn kept_connection_is_excused_only_by_later_restart() {
     let with = |first: Ending, second: Ending| {
         let mut plan = plan();
         plan.requests[0].client = Some(0);

@@ -14,7 +14,7 @@ async fn two_models(name: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn streams_of_swapping_deployments_arrive_whole() {
+async fn streams_across_deployment_swaps_arrive_whole() {
     let setup = two_models("mux-deployments").await;
     let census = Census::begin(&setup.namespace);
     setup.swaps_between("alpha", "beta", 6).await;

@@ -1,15 +1,15 @@
-//! What several targets share.
+//! Code that several targets share.
 
 use std::path::{Path, PathBuf};
 
 use arbitrary::Arbitrary;
 
-/// Where a stream of bytes is cut.
+/// The positions at which a stream of bytes is cut.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct Cuts(Vec<u16>);
 
 impl Cuts {
-    /// `bytes` in pieces of these sizes, empty ones among them; what is left is the last piece.
+    /// Returns `bytes` in pieces of these sizes, including empty ones; the rest is the last piece.
     pub fn of<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let mut rest = bytes;
         let mut sizes = self.0.iter();
@@ -25,12 +25,12 @@ impl Cuts {
     }
 }
 
-/// A folder in memory, where there is one, that holds the configuration file of each run. Programs read theirs from disk, and
-/// the reading is a part of what is tested.
+/// A folder, in memory if possible, for the configuration file of each run. Programs read their file from disk, and that is
+/// tested too.
 pub struct ConfigFolder(tempfile::TempDir);
 
 impl ConfigFolder {
-    /// With the secret files that the corpus names.
+    /// Creates the folder with the secret files that the corpus names.
     pub fn new() -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -41,7 +41,7 @@ impl ConfigFolder {
         Self(folder)
     }
 
-    /// Writes a file and says where it is.
+    /// Writes a file and returns its path.
     pub fn write(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.0.path().join(name);
         std::fs::write(&path, content).expect("a file");
@@ -55,23 +55,23 @@ impl Default for ConfigFolder {
     }
 }
 
-/// Whether a configuration names files that block or never end when they are read: an administrator's own business.
+/// True if a configuration names files that block or never end when they are read, which only an administrator can do.
 pub fn names_devices(content: &[u8]) -> bool {
     ["/dev", "/proc", "/sys"].iter().any(|folder| content.windows(folder.len()).any(|at| at == folder.as_bytes()))
 }
 
-/// A refusal is one line, whatever a file has in it.
+/// Asserts that an error is one line, whatever the file contains.
 pub fn assert_one_line(message: &str) {
     assert!(!message.is_empty() && !message.contains(char::is_control), "not one line: {message:?}");
 }
 
-/// Whether a refusal repeats this secret. What was expected instead is no part of a file, and may begin as a secret does.
+/// True if an error repeats this secret. The part after ", expected " is not from the file, and may begin like a secret.
 pub fn shows(message: &str, secret: &str) -> bool {
     message.split(", expected ").next().unwrap_or_default().contains(secret)
 }
 
-/// Long scalars below a key of this name, which no message may repeat. Short ones may be anywhere by chance, and one that
-/// stands in another place too is no secret.
+/// Returns the long scalars below keys of these names, which no message may repeat. Short ones may occur by chance, and one that
+/// also occurs elsewhere in the file is no secret.
 pub fn secrets_below(yaml: &serde_yaml::Value, keys: &[&str]) -> Vec<String> {
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     collect(yaml, keys, false, &mut inside, &mut outside);

@@ -107,7 +107,7 @@ impl Caches {
     }
 }
 
-/// Whether a changed object still exists. An object without finalizers disappears without ever being marked as deleted.
+/// The state of a changed object. An object without finalizers disappears without ever being marked as deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Now {
     There,

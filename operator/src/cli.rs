@@ -154,7 +154,7 @@ impl RunArgs {
         named.map(str::to_owned).collect()
     }
 
-    /// What this replica is called.
+    /// The name of this replica: that of its Pod, or the host name and process id.
     pub fn instance(&self) -> String {
         if !self.pod_name.is_empty() {
             return self.pod_name.clone();

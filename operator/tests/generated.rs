@@ -1,4 +1,4 @@
-//! What is generated from the types is what is in the repository: `make generate` writes it anew.
+//! Checks that the generated files in the repository match the types; `make generate` updates them.
 
 use std::path::Path;
 

@@ -11,7 +11,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// True if `address` lies in it; an IPv4 address written as IPv6 counts as IPv4.
+    /// True if `address` is in this network; an IPv4 address written as IPv6 is treated as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         masked(address.to_canonical(), self.prefix) == Some(self.network)
             && address.to_canonical().is_ipv4() == self.network.is_ipv4()
@@ -46,7 +46,7 @@ impl std::fmt::Display for Cidr {
     }
 }
 
-/// The first `prefix` bits of an address; `None` when the address has fewer.
+/// The first `prefix` bits of an address; `None` if the address has fewer.
 pub fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) if prefix <= 32 => {

@@ -41,19 +41,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_of_nothing_is_that_of_an_empty_input() {
+    fn hash_of_no_parts_equals_empty_input() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(content_hash::<&[u8]>([]), empty);
     }
 
     #[test]
-    fn the_same_bytes_in_other_parts_are_another_hash() {
+    fn hash_depends_on_part_boundaries() {
         assert_ne!(content_hash(["ab", "c"]), content_hash(["a", "bc"]));
         assert_ne!(content_hash(["a", ""]), content_hash(["a"]));
     }
 
     #[test]
-    fn a_configuration_is_its_file_and_its_secrets_by_name() {
+    fn config_hash_covers_file_and_named_secrets() {
         // printf '%b' '\0\0\0\0\0\0\0\x02{}\0\0\0\0\0\0\0\x01k\0\0\0\0\0\0\0\x01v' | sha256sum
         let known = "11c971715c06856cf1b50f490efdb5d1a90074067cf7b6de9ce83cfcfa29ab5e";
         assert_eq!(config_hash(b"{}", [("k", "v")]), known);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newline_at_the_end_and_a_second_mention_change_nothing() {
+    fn hash_ignores_final_newlines_and_repeated_secrets() {
         let once = config_hash(b"{}", [("a", "1"), ("b", "2")]);
         assert_eq!(config_hash(b"{}", [("a", "1\n"), ("b", "2\r\n"), ("a", "1")]), once);
     }

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_window_never_starves_its_sender() {
+    fn small_window_never_starves_sender() {
         let now = Instant::now();
         for size in [1, 2, 3, 100, 65_535, 65_536, 131_072] {
             let mut window = ReceiveWindow::new(size, size);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_beyond_the_credit_is_an_overrun() {
+    fn piece_beyond_credit_is_overrun() {
         let mut window = ReceiveWindow::new(100, 100);
         assert_eq!(window.on_piece(60), Ok(()));
         assert_eq!(window.on_piece(50), Err(Overrun { excess: 10 }));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_reader_gets_more_up_to_the_maximum() {
+    fn window_of_fast_reader_grows_to_maximum() {
         let mut now = Instant::now();
         let mut window = ReceiveWindow::new(256 * KIB, 1_024 * KIB);
         let mut credit = 256 * KIB;
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_grows_to_what_its_round_trip_needs_and_not_beyond() {
+    fn window_grows_only_as_round_trip_needs() {
         let window = ReceiveWindow::new(256 * KIB, 4_096 * KIB);
         let far = Duration::from_millis(50);
         assert_eq!(saturated(window.clone().with_round_trip(far), far), 4_096 * KIB);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_window_within_two_round_trips_is_fast() {
+    fn window_grows_when_read_within_two_round_trips() {
         let window = ReceiveWindow::new(64 * KIB, 512 * KIB).with_round_trip(Duration::from_millis(10));
         assert_eq!(after_two_reads(window.clone(), Duration::from_millis(20), 64 * KIB), 128 * KIB);
         assert_eq!(after_two_reads(window.clone(), Duration::from_millis(21), 64 * KIB), 64 * KIB);
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_may_grow_no_more_keeps_what_it_has() {
+    fn window_keeps_size_after_maximum_is_lowered() {
         let mut window = ReceiveWindow::new(64 * KIB, 512 * KIB);
         window.set_max(0);
         assert_eq!(after_two_reads(window, Duration::from_millis(1), 64 * KIB), 64 * KIB);
     }
 
     #[test]
-    fn a_slow_stream_and_a_reader_with_a_backlog_never_grow() {
+    fn window_never_grows_for_slow_stream_or_backlog() {
         let mut now = Instant::now();
         let mut chat = ReceiveWindow::new(256 * KIB, 4_096 * KIB);
         for _ in 0..10_000 {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_must_have_the_announced_length() {
+    fn body_must_match_announced_length() {
         let mut counter = BodyCounter::new(Some(5));
         assert_eq!(counter.on_piece(4), Ok(()));
         assert!(!counter.is_complete());
@@ -370,7 +370,7 @@ mod tests {
         /// A sender that obeys its credit never causes an overrun, never has more than the maximum unread, and never
         /// stalls while the reader reads.
         #[test]
-        fn a_sender_within_its_credit_always_gets_on(
+        fn sender_within_credit_never_stalls_or_overruns(
             window in 1_u64..300_000,
             factor in 1_u64..8,
             steps in prop::collection::vec((0_u64..200_000, 0_u64..200_000, 0_u64..400), 1..200),

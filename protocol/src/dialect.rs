@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_openai_error_has_message_type_param_and_code() {
+    fn openai_error_has_message_type_param_and_code() {
         assert_eq!(
             parsed(&Dialect::OpenAi.error_body(&error(), "r")),
             json!({"error": {"message": "no provider for model x", "type": "invalid_request_error", "param": "model",
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_anthropic_error_has_its_envelope_and_the_request_id() {
+    fn anthropic_error_has_envelope_and_request_id() {
         assert_eq!(
             parsed(&Dialect::Anthropic.error_body(&error(), "r")),
             json!({"type": "error", "error": {"type": "not_found_error", "message": "no provider for model x"},
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_is_a_comment_or_the_ping_that_anthropics_readers_know() {
+    fn keepalive_is_comment_or_anthropic_ping() {
         for dialect in [Dialect::OpenAi, Dialect::Responses] {
             let frame = dialect.keepalive_frame();
             assert!(frame.starts_with(':') && frame.ends_with("\n\n") && frame.lines().count() == 2, "{frame}");

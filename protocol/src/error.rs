@@ -274,14 +274,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_is_whole_seconds_between_1_and_60() {
+    fn retry_after_is_1_to_60_whole_seconds() {
         let after =
             |ms| ApiError::new(ErrorKind::QueueFull, "x").with_retry_after(Duration::from_millis(ms)).retry_after();
         assert_eq!((after(0), after(1001), after(600_000)), (Some(1), Some(2), Some(60)));
     }
 
     #[test]
-    fn a_timeout_after_dispatch_must_not_be_retried_and_one_before_must() {
+    fn only_timeout_before_dispatch_may_be_retried() {
         let header = |kind| ApiError::new(kind, "x").headers();
         assert_eq!(header(ErrorKind::RequestTimeout), [("x-should-retry", "false".to_owned())]);
         assert_eq!(
@@ -291,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_whose_fault_it_was() {
+    fn status_separates_client_and_worker_faults() {
         let status = |kind| ApiError::new(kind, "x").status();
         assert_eq!((status(ErrorKind::ModelNotFound), status(ErrorKind::QueueFull)), (404, 429));
         assert_eq!((status(ErrorKind::Worker(String::new())), status(ErrorKind::RequestTimeout)), (502, 504));
     }
 
     #[test]
-    fn a_workers_own_code_is_kept() {
+    fn error_code_of_worker_is_kept() {
         assert_eq!(ApiError::new(ErrorKind::Worker("bad_path".into()), "x").code(), "bad_path");
         assert_eq!(ApiError::new(ErrorKind::Worker(String::new()), "x").code(), "worker_error");
     }

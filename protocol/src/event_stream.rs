@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn event_stream_is_known_by_its_first_field() {
+    fn event_stream_is_recognised_by_first_field() {
         for stream in
             ["data: 1", "data:", "event: x\ndata: 1", "id:1", "retry: 5", ":", "\n\r\n: ping", "\u{feff}data: 1"]
         {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_knows_where_events_end_however_they_are_cut() {
+    fn event_end_is_found_however_chunks_are_cut() {
         let after = |chunks: &[&str]| {
             let mut tail = Tail::default();
             chunks.iter().for_each(|chunk| tail.follow(chunk.as_bytes()));

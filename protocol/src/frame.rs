@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_survives_the_round_trip() {
+    fn piece_survives_round_trip() {
         let piece = decode(message(BodyKind::Response, 0x0102_0304, b"\xff\0data")).unwrap();
         assert_eq!(
             piece,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_laid_out_as_documented() {
+    fn header_has_documented_layout() {
         assert_eq!(encode_header(BodyKind::Request, 17), [1, 0, 0, 0, 0, 17]);
     }
 

@@ -220,7 +220,7 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn a_token_is_read_with_its_scheme_and_without() {
+    fn token_is_read_with_and_without_scheme() {
         for value in ["Bearer t-1", "bearer  t-1 ", " BEARER t-1", "t-1", " t-1"] {
             assert_eq!(bearer_token(value), "t-1", "{value}");
         }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_headers_go_to_the_backend() {
+    fn only_listed_headers_reach_backend() {
         for name in ["content-type", "authorization", "x-api-key", "anthropic-beta", "idempotency-key"] {
             assert!(is_request_header(name), "{name}");
         }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_relays_own_keys_are_recognised_in_either_header() {
+    fn relay_keys_are_recognised_in_either_header() {
         assert!(is_own_key("Bearer mr-abc-def") && is_own_key("bearer  mr-abc") && is_own_key("mr-abc-def"));
         assert!(is_own_key("Bearer mr_live_abc") && is_own_key("mr_live_abc"));
         for odd in ["Bearer\tmr-abc", "Token mr-abc", "Bearer sk-abc, Bearer mr-abc", "sk-abc,mr-abc", " mr-abc"] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_told_from_names_of_models() {
+    fn keys_are_distinguished_from_model_names() {
         for key in ["mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k", "sk-ant-api03-aaaaaaaaaaaaaaaaaaaaaaaa"] {
             assert!(looks_like_key(key), "{key}");
         }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_steers_a_browser_reaches_clients() {
+    fn headers_that_steer_browsers_never_reach_clients() {
         let steering = ["set-cookie", "service-worker-allowed", "x-accel-redirect", "location", "link", "refresh"];
         for name in steering.into_iter().chain(["access-control-allow-origin", "www-authenticate", "x-request-id"]) {
             assert!(!is_client_header(name, &[]) && !may_be_client_header(name), "{name}");
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_names_and_a_settings_reach_clients() {
+    fn listed_and_configured_headers_reach_clients() {
         for name in ["content-type", "retry-after", "x-ratelimit-limit-requests", "openai-processing-ms"] {
             assert!(is_client_header(name, &[]), "{name}");
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_keep_repeats_and_lose_what_belongs_to_the_connection() {
+    fn response_headers_keep_repeats_but_no_connection_headers() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("set-cookie", "a=1"),

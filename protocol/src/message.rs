@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_has_one_name_on_the_wire_and_in_metrics() {
+    fn cancel_reason_has_same_name_in_metrics() {
         use CancelReason::{
             ClientDisconnect, GracefulShutdown, RequeueExhausted, ServerShutdown, Timeout, WorkerDisconnect,
         };
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_is_wrong_and_never_what_was_there() {
+    fn parse_error_names_fault_but_no_content() {
         let told = |text: &str| RelayToWorker::parse(text).expect_err("malformed").to_string();
         let error =
             told(r#"{"type":"request","request_id":"r-1","endpoint_path":"/","stream":"planted, expected words"}"#);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_boundary_is_found_quoted_or_not() {
+    fn boundary_is_found_quoted_or_unquoted() {
         assert_eq!(boundary("multipart/form-data; boundary=abc").as_deref(), Some("abc"));
         assert_eq!(boundary("Multipart/Form-Data; charset=x; boundary=\"a b\"").as_deref(), Some("a b"));
         assert_eq!(boundary("application/json"), None);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_others_may_read_differently_is_refused() {
+    fn ambiguous_field_name_is_rejected() {
         let of = |headers: &str| {
             let body = format!("--B\r\n{headers}\r\n\r\nv\r\n--B--");
             fields("B", body.as_bytes()).map(|fields| fields.into_iter().map(|field| field.name).collect::<Vec<_>>())
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_no_text_hide_no_name() {
+    fn binary_part_header_does_not_hide_name() {
         let body = b"--B\r\nX: \xff\r\ncontent-disposition: form-data; name=model\r\n\r\nv\r\n--B--";
         assert_eq!(fields("B", body).unwrap()[0].name, "model");
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_the_first_boundary_is_no_part() {
+    fn text_before_first_boundary_is_ignored() {
         let boundary = "B".repeat(70);
         let body = format!(
             "x\r\n\r\nContent-Disposition: form-data; name=no\r\nA: it is no header either\r\n\
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn spaces_may_follow_a_boundary() {
+    fn spaces_after_boundary_are_accepted() {
         let body = b"--B          \r\nContent-Disposition: form-data; name=f\r\n\r\nv\r\n--B--";
         assert_eq!(fields("B", body).map(|found| found[0].name.clone()), Ok("f".to_owned()));
     }
 
     #[test]
-    fn a_form_has_a_thousand_fields_at_most() {
+    fn form_with_over_thousand_fields_is_rejected() {
         let form = |parts: usize| {
             let part = "--B\r\nContent-Disposition: form-data; name=f\r\n\r\nv\r\n";
             format!("{}--B--", part.repeat(parts)).into_bytes()
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_form_is_an_error_at_every_cut() {
+    fn truncated_form_is_rejected_at_every_cut() {
         let body = b"--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--B--";
         for cut in 0..body.len() {
             assert!(fields("B", &body[..cut]).is_err(), "cut at {cut}");

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_that_steer_are_told_from_letters() {
+    fn control_characters_are_unprintable_and_letters_are_not() {
         for steering in ['\u{1b}', '\u{7}', '\n', '\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{9b}'] {
             assert!(is_unprintable(steering) && !is_model_name(&format!("m{steering}m")), "{steering:?}");
         }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_ollama_model_share_a_key() {
+    fn names_of_one_ollama_model_share_key() {
         for name in
             ["TINY", "library/tiny", "registry.ollama.ai/library/tiny", "Registry.Ollama.AI/library/Tiny:LATEST"]
         {
@@ -97,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn unknown_naming_rule_counts_as_exact() {
+    fn unknown_naming_rule_is_exact() {
         let rule = |text: &str| serde_json::from_str::<Naming>(text).unwrap();
         assert_eq!((rule("\"ollama\""), rule("\"fuzzy\"")), (Naming::Ollama, Naming::Exact));
     }
 
     #[test]
-    fn texts_are_cleaned_or_marked() {
+    fn control_characters_are_removed_or_marked() {
         assert_eq!(printable("a\u{1b}[31mb", 5), "a[31m");
         assert_eq!(marked("a\u{202e}b"), "a\u{fffd}b");
     }

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slot_does_says_how_near_it_is() {
+    fn nearness_follows_state_of_slot() {
         let idle = |millis| Slot { idle_ms: millis, wanted: 2, ..slot(SlotState::Ready, Some("a")) };
         let loading = |target: &str| Slot { target: Some(target.to_owned()), ..slot(SlotState::Loading, None) };
         let mut pinned = idle(60_000);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_no_farther_from_a_model_for_being_asked_for_it() {
+    fn own_demand_does_not_make_slot_farther() {
         let busy = Slot { wanted: 2, ..slot(SlotState::Ready, Some("a")) };
         let wanted = SlotModel { wanted: true, ..m() };
         assert_eq!(near(&busy, &wanted), Some(Nearness::Busy { wanted: 1 }));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_goes_before_an_empty_slot_once_its_slot_has_been_idle_for_three_swaps() {
+    fn sleeper_is_nearer_after_three_idle_swap_times() {
         let asleep = SlotModel { status: SlotModelStatus::Sleeping, ..m() };
         let idle = |millis| Slot { idle_ms: millis, ..slot(SlotState::Ready, Some("a")) };
         assert_eq!(near(&idle(4_999), &asleep), Some(Nearness::Idle(Reverse(5))));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_counts_until_its_time_is_over() {
+    fn failed_model_has_no_nearness_until_retry() {
         let empty = slot(SlotState::Backoff, None);
         let failed = |retry_ms| SlotModel { status: SlotModelStatus::Failed, retry_ms, ..m() };
         assert_eq!(near(&empty, &failed(None)), None);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_is_the_least() {
+    fn nearness_is_ordered_nearest_first() {
         let ordered = [
             Nearness::Coming,
             Nearness::Asleep,

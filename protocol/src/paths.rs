@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_endpoint_has_a_label_of_its_own() {
+    fn every_endpoint_has_unique_label() {
         let endpoints = POST_PATHS.iter().map(|(_, endpoint)| *endpoint).chain([Endpoint::Models, Endpoint::Other]);
         let endpoints = endpoints.collect::<std::collections::HashSet<_>>();
         let labels = endpoints.iter().map(|endpoint| endpoint.as_str()).collect::<std::collections::HashSet<_>>();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_reaches_a_backend() {
+    fn unlisted_paths_never_reach_backend() {
         for path in [
             "",
             "/",

@@ -1,8 +1,8 @@
 //! The HTTP proxy between this machine and a relay, from the variables that most programs know: `HTTPS_PROXY`, `HTTP_PROXY`,
 //! `ALL_PROXY` and `NO_PROXY`, each in lower case too.
 //!
-//! A loopback address is never reached through a proxy. The value of a variable is validated only where it is needed: many machines have
-//! one that no relay of theirs needs.
+//! A loopback address is never reached through a proxy. The value of a variable is validated only when it is needed: many
+//! machines have a proxy that none of their relays is reached through.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ impl ProxyVariables {
         Self { http: proxy("HTTP_PROXY"), https: proxy("HTTPS_PROXY"), all: proxy("ALL_PROXY"), except }
     }
 
-    /// The proxy for the relay at `host`, or at one address behind that name; `None` where it is reached directly.
+    /// The proxy for the relay at `host`, or at one address behind that name; `None` if the relay is reached directly.
     pub fn of(&self, tls: bool, host: &str, address: Option<IpAddr>) -> Option<&ProxyVariable> {
         let host = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let written = host.parse::<IpAddr>().ok();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn scheme_of_the_relay_chooses_the_variable() {
+    fn relay_scheme_selects_proxy_variable() {
         let all = [("HTTPS_PROXY", "http://secure:1"), ("http_proxy", "plain:2"), ("ALL_PROXY", "http://all:3")];
         let chosen = |known: &[_], tls| {
             let variables = variables(known);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn address_behind_a_name_is_excepted_too() {
+    fn exception_matches_resolved_address() {
         let variables = variables(&[("ALL_PROXY", "http://proxy:1"), ("NO_PROXY", "10.0.0.0/8")]);
         let is_direct = |address: &str| variables.of(false, "relay.example", address.parse().ok()).is_none();
         assert!(is_direct("10.0.0.1") && is_direct("127.0.0.1") && is_direct("::ffff:10.0.0.1"));

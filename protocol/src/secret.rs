@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_text_verifies() {
+    fn only_same_text_verifies() {
         let secret = Secret::new("hunter2");
         assert!(secret.verify("hunter2"));
         assert!(!secret.verify("hunter") && !secret.verify("hunter22") && !secret.verify(""));
     }
 
     #[test]
-    fn a_secret_is_sent_as_it_is_and_another_one_is_another() {
+    fn secret_is_exposed_unchanged_and_compared_by_digest() {
         let secret = Secret::new("hunter2\n");
         assert_eq!(secret.expose(), "hunter2\n");
         assert!(secret == secret.clone() && secret != Secret::new("hunter2"));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_with_quotes_around_it_is_nearly_the_same() {
+    fn quoted_secret_is_nearly_same() {
         for presented in ["\"hunter2\"", "'hunter2'", " hunter2\r\n", "\u{feff}hunter2"] {
             assert!(Secret::new("hunter2").is_nearly(presented) && Secret::new(presented).is_nearly("hunter2"));
             assert!(!Secret::new("hunter2").verify(presented));
@@ -104,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_secret_admits_nobody() {
+    fn empty_secret_never_verifies() {
         assert!(!Secret::new("").verify(""));
     }
 
     #[test]
-    fn debug_never_shows_the_text() {
+    fn debug_never_shows_secret() {
         assert!(!format!("{:?}", Secret::new("hunter2")).contains("hunter2"));
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_character_cut_anywhere_comes_whole() {
+    fn split_character_is_joined_wherever_cut() {
         let text = "aé€😀z";
         for cut in 0..=text.len() {
             let (head, tail) = text.as_bytes().split_at(cut);
@@ -110,7 +110,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_give_the_verdict_of_the_whole(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..10)) {
+        fn chunked_validation_agrees_with_whole_text(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..10)) {
             let mut chunker = Utf8Chunker::new();
             let verdict = parts.iter().try_for_each(|part| chunker.push(part).map(drop)).and_then(|()| chunker.finish());
             prop_assert_eq!(verdict.is_ok(), std::str::from_utf8(&parts.concat()).is_ok());

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_outside_the_duration_grammar_is_refused() {
+    fn text_outside_duration_grammar_is_rejected() {
         for text in [
             "",
             "30",
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_outside_the_size_grammar_is_refused() {
+    fn text_outside_size_grammar_is_rejected() {
         for text in
             ["", "0", "01", "1kb", "1K", "1Pi", "Mi", "1 Mi", "-1", "1.5Gi", "1000000000000000", "999999999999999Ti"]
         {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_the_same() {
+    fn formatted_durations_and_sizes_parse_back() {
         for millis in [0, 1, 999, 1_000, 61_001, 5_400_000, 86_400_000] {
             let duration = Duration::from_millis(millis);
             assert_eq!(parse_duration_or_zero(&format_duration(duration)), Ok(duration));
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn files_may_give_sizes_as_integers_but_not_durations() {
+    fn files_accept_integer_sizes_but_not_durations() {
         assert_eq!(serde_json::from_str::<ByteSize>("268435456").expect("an integer"), ByteSize(268_435_456));
         assert_eq!(serde_json::from_str::<ByteSize>("\"256Mi\"").expect("a string"), ByteSize(268_435_456));
         for text in ["0", "-5", "1.5", "true", "null", "\"\"", "18446744073709551615"] {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_value_is_not_repeated_whole() {
+    fn long_value_is_truncated_in_error() {
         let error = parse_size(&"9".repeat(10_000)).expect_err("too long");
         assert_eq!(error.value().len(), SHOWN_CHARS);
     }

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn intersection_is_what_both_sides_have() {
+    fn intersection_has_capabilities_of_both_sides() {
         let ours = Capabilities::new([Capability::Core1]);
         let theirs = Capabilities::from_names(&["slots1"]);
         assert_eq!(ours.intersection(&theirs).names(), ["core1"]);

@@ -90,7 +90,7 @@ mod relay_of_the_walkthrough {
     }
 
     #[test]
-    fn request_of_a_stream() {
+    fn streaming_request() {
         golden::<RelayToWorker>(
             r#"{"type": "request", "request_id": "r-002", "model": "llama3-8b", "endpoint_path": "/v1/chat/completions",
                 "is_streaming": true, "body": "{\"stream\":true}", "headers": {}}"#,
@@ -160,7 +160,7 @@ mod worker_of_the_walkthrough {
     }
 
     #[test]
-    fn response_complete_of_a_stream() {
+    fn response_complete_after_stream() {
         golden::<WorkerToRelay>(
             r#"{"type": "response_complete", "request_id": "r-002", "status_code": 200,
                 "token_counts": {"prompt_tokens": 42, "completion_tokens": 128, "total_tokens": 170}}"#,
@@ -208,7 +208,7 @@ mod relay_with_capabilities {
     }
 
     #[test]
-    fn request_whose_method_is_post() {
+    fn request_with_default_method() {
         let RelayToWorker::Request(request) = golden(
             r#"{"type": "request", "request_id": "r-18", "model": "qwen", "endpoint_path": "/v1/chat/completions",
                 "is_streaming": true, "headers": {}, "stream": 4294967295, "content_length": 33554432}"#,
@@ -314,7 +314,7 @@ mod worker_with_capabilities {
     }
 
     #[test]
-    fn register_of_a_multiplexer() {
+    fn register_of_multiplexer() {
         golden::<WorkerToRelay>(&format!(
             r#"{{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8,
                 "protocol_version": "1", "current_load": 0, "slots": [{SLOT}]}}"#
@@ -398,14 +398,14 @@ mod worker_with_capabilities {
     }
 
     #[test]
-    fn slots_with_further_names_of_a_model() {
+    fn slots_with_model_aliases() {
         let slot = SLOT.replace(r#"{"id": "qwen", "#, r#"{"id": "qwen", "aliases": ["qwen3", "claude-sonnet-4-5"], "#);
         golden::<WorkerToRelay>(&format!(r#"{{"type": "slots", "slots": [{slot}]}}"#));
     }
 
     /// The document leaves out fields that add nothing to a failed model; a worker may send them.
     #[test]
-    fn slots_with_a_failed_model() {
+    fn slots_with_failed_model() {
         let failed = json!({"id": "bad", "status": "failed", "code": "backend_unavailable", "message": "exit 1",
             "retry_ms": 4000});
         let text = json!({"type": "slots", "slots": [{"id": "gpu0", "models": [failed]}]}).to_string();
@@ -419,7 +419,7 @@ mod worker_with_capabilities {
     }
 
     #[test]
-    fn every_state_and_status_of_a_slot() {
+    fn slots_in_every_state_and_status() {
         let states = [
             "empty",
             "ready",
@@ -457,25 +457,25 @@ mod odd_peers {
     use super::*;
 
     #[test]
-    fn a_message_of_an_unknown_type_is_known_by_that_alone() {
+    fn message_of_unknown_type_is_identified_by_type() {
         let text = r#"{"payload": [1, {"type": "ping"}], "type": "invented_tomorrow"}"#;
         assert_eq!(RelayToWorker::parse(text).expect("JSON"), Parsed::Unknown("invented_tomorrow".to_owned()));
         assert_eq!(WorkerToRelay::parse(text).expect("JSON"), Parsed::Unknown("invented_tomorrow".to_owned()));
     }
 
     #[test]
-    fn a_message_of_the_other_direction_is_unknown() {
+    fn message_of_other_direction_is_unknown() {
         assert_eq!(RelayToWorker::parse(r#"{"type": "pong"}"#).expect("JSON"), Parsed::Unknown("pong".to_owned()));
         assert_eq!(WorkerToRelay::parse(r#"{"type": "ping"}"#).expect("JSON"), Parsed::Unknown("ping".to_owned()));
     }
 
     #[test]
-    fn an_escaped_type_is_the_same_type() {
+    fn escaped_type_equals_plain_type() {
         assert!(matches!(known(r#"{"type": "p\u0069ng"}"#), RelayToWorker::Ping(_)));
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn malformed_message_is_rejected() {
         for text in
             ["", "{}", "[]", "null", "\"ping\"", r#"{"type": 1}"#, r#"{"type": "cancel"}"#, "{\"type\": \"ping\""]
         {
@@ -487,7 +487,7 @@ mod odd_peers {
     }
 
     #[test]
-    fn only_a_message_with_a_body_may_be_longer_than_a_mebibyte() {
+    fn only_message_with_body_may_exceed_one_mebibyte() {
         let long = "x".repeat(1 << 20);
         for text in [
             format!(r#"{{"type": "models_update", "models": ["{long}"]}}"#),
@@ -505,7 +505,7 @@ mod odd_peers {
 
     /// Stopping is always safe.
     #[test]
-    fn an_unknown_reason_to_cancel_cancels() {
+    fn cancel_with_unknown_reason_still_cancels() {
         let RelayToWorker::Cancel(cancel) = known(r#"{"type": "cancel", "request_id": "r", "reason": "whim"}"#) else {
             panic!("no cancel")
         };
@@ -514,7 +514,7 @@ mod odd_peers {
 
     /// A slot in an unknown state gets no requests, and a model of unknown status is treated as not loaded.
     #[test]
-    fn an_unknown_state_of_a_slot_is_the_one_that_gets_nothing() {
+    fn slot_in_unknown_state_is_quarantined() {
         let WorkerToRelay::Slots(slots) = known(
             r#"{"type": "slots", "slots": [{"id": "a", "state": "melting", "models": [{"id": "m", "status": "warm"}]}]}"#,
         ) else {
@@ -540,7 +540,7 @@ mod odd_peers {
 
     /// The shortest worker messages with the seed fields.
     #[test]
-    fn the_shortest_messages_of_a_worker_are_read() {
+    fn shortest_worker_messages_are_read() {
         let messages = [
             r#"{"type": "register", "worker_name": "w", "models": ["m"], "max_concurrent": 1}"#,
             r#"{"type": "models_update", "models": []}"#,
@@ -559,7 +559,7 @@ mod odd_peers {
 
     /// The shortest relay messages with the seed fields.
     #[test]
-    fn the_shortest_messages_of_a_relay_are_read() {
+    fn shortest_relay_messages_are_read() {
         let messages = [
             r#"{"type": "register_ack", "worker_id": "w"}"#,
             r#"{"type": "register_ack", "worker_id": "w", "models": [], "warnings": [], "protocol_version": null}"#,

@@ -1,8 +1,8 @@
-//! Sends every WebSocket message back, over the relay's own listener, upgrade and socket: for Autobahn's test suite, which
-//! speaks to nothing but an echo server. `make autobahn` runs it.
+//! Sends every WebSocket message back, through the relay's own listener, upgrade and socket, for Autobahn's test suite, which
+//! needs an echo server. `make autobahn` runs it.
 //!
 //! ```sh
-//! cargo run -p modelrelay-relay --example websocket_echo    # says where it listens
+//! cargo run -p modelrelay-relay --example websocket_echo    # prints its address
 //! ```
 
 use std::error::Error;
@@ -62,7 +62,7 @@ async fn connect(mut request: Request<Body>) -> Response {
     upgrade::switching(accept)
 }
 
-/// Pings and closes are answered below this.
+/// Echoes messages until the socket ends. A lower layer responds to pings and closes.
 async fn echo(mut socket: Socket, pulse: &Pulse) {
     while let Some(Ok(message)) = socket.next().await {
         pulse.unfinished.end();

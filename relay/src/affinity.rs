@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_remembered_for_an_hour() {
+    fn response_is_remembered_for_one_hour() {
         let affinity = Affinity::default();
         let start = Instant::now();
         affinity.remember("r1", origin("a"), start, |_| true);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_forgotten_when_there_are_too_many() {
+    fn oldest_response_is_forgotten_at_limit() {
         let affinity = Affinity::default();
         let start = Instant::now();
         for n in 0..=MAX_RESPONSES {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_remembered_again_lives_on() {
+    fn repeated_response_id_extends_its_lifetime() {
         let affinity = Affinity::default();
         let start = Instant::now();
         affinity.remember("r", origin("a"), start, |_| true);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn response_ids_count_per_provider() {
+    fn response_ids_are_scoped_to_provider() {
         let affinity = Affinity::default();
         let now = Instant::now();
         let other = Origin { provider: "q".into(), ..origin("b") };

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_and_the_file_use_the_same_words() {
+    fn log_and_file_use_same_terms() {
         use Action::{
             KeyCreate, KeyRevoke, Login, RequestCancel, SecretShow, WorkerCommand, WorkerDrain, WorkerRefresh,
         };

@@ -1,9 +1,8 @@
-//! One byte budget for everything that clients and workers can make the relay hold: request heads and bodies, response heads and
+//! A byte budget for everything that clients and workers can make the relay hold: request heads and bodies, response heads and
 //! bodies, and WebSocket messages that have begun.
 //!
-//! A reservation is made before bytes are kept and lives exactly as long as they do: [`Reservation::hold`] ties the
-//! two together, so that a body which waits in a worker's outgoing queue is still counted and nothing needs to remember
-//! to give it back.
+//! Bytes are reserved before they are kept. [`Reservation::hold`] ties a reservation to its bytes, so that a body in a worker's
+//! outgoing queue stays reserved and is released when its last clone is dropped.
 
 mod shares;
 
@@ -15,30 +14,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use shares::Shares;
+use shares::BodyShares;
 
-/// The purpose of memory. Each may use more of the budget than the one before it, so that large or waiting data never takes the
-/// room of small or moving data.
+/// The purpose of memory. Each purpose may use more of the budget than the one before it, so that large or waiting data never
+/// displaces small or moving data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A large body, a message, or response bytes behind others that the client has not read: seven eighths.
+    /// A large body, a message, or response bytes queued behind others that the client has not read: seven eighths of the budget.
     Bulk,
-    /// A small request body: fifteen sixteenths.
+    /// A small request body: fifteen sixteenths of the budget.
     SmallBody,
-    /// Response bytes for a client that has read everything so far: all.
+    /// Response bytes for a client that has read everything so far: the whole budget.
     Passing,
 }
 
-/// A larger request body is [`Purpose::Bulk`].
+/// The largest request body that is a [`Purpose::SmallBody`].
 const SMALL_BODY_BYTES: u64 = 1 << 20;
 
 impl Purpose {
-    /// What the memory of a request body of this size is for.
+    /// Returns the purpose of a request body of this size.
     pub fn of_body(bytes: u64) -> Self {
         if bytes > SMALL_BODY_BYTES { Self::Bulk } else { Self::SmallBody }
     }
 
-    /// How much of a budget of `limit` bytes may be used together with bytes for this purpose.
+    /// Returns the part of a budget of `limit` bytes that may be in use once bytes for this purpose are added.
     pub fn room_in(self, limit: u64) -> u64 {
         match self {
             Self::Bulk => limit - limit / 8,
@@ -48,13 +47,13 @@ impl Purpose {
     }
 }
 
-/// A request body of at most this size takes nothing of its client's share: thousands of them fit.
+/// The largest request body that is not charged to its client's share; thousands of them fit into the budget.
 const UNSHARED_BODY_BYTES: u64 = 64 << 10;
 
-/// The bound that leaves no room for more bytes.
+/// The limit that leaves no room for more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// What bytes for this purpose may use of the budget.
+    /// The part of the budget that bytes for this purpose may use.
     Budget,
     /// The share of the client's API key.
     KeyShare,
@@ -77,64 +76,64 @@ impl From<Full> for ApiError {
     }
 }
 
-/// The budget and what is taken from it.
+/// The budget and the bytes reserved from it.
 #[derive(Debug)]
 pub struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
     unread: AtomicU64,
-    shares: Shares,
+    shares: BodyShares,
 }
 
 impl Budget {
-    /// A budget of `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
         let (used, unread) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { limit: AtomicU64::new(limit), used, unread, shares: Shares::default() })
+        Arc::new(Self { limit: AtomicU64::new(limit), used, unread, shares: BodyShares::default() })
     }
 
-    /// A reservation of nothing yet.
+    /// Returns an empty reservation.
     pub fn open(self: &Arc<Self>) -> Reservation {
         self.reservation(None, 0)
     }
 
-    /// A reservation of nothing yet, for a request body of this client.
+    /// Returns an empty reservation for a request body of this client.
     pub fn open_for(self: &Arc<Self>, holder: Holder) -> Reservation {
         self.reservation(Some(holder), 0)
     }
 
-    /// Takes `bytes`, or nothing when they do not fit.
+    /// Reserves `bytes`; `None` if they do not fit.
     pub fn reserve(self: &Arc<Self>, bytes: u64, purpose: Purpose) -> Option<Reservation> {
         let mut reservation = self.open();
         reservation.grow(bytes, purpose).is_ok().then_some(reservation)
     }
 
-    /// How much of the budget may be used together with bytes for this purpose.
+    /// Returns the part of this budget that may be in use once bytes for this purpose are added.
     pub fn room(&self, purpose: Purpose) -> u64 {
         purpose.room_in(self.limit())
     }
 
-    /// Bytes that are held.
+    /// The number of reserved bytes.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The setting.
+    /// The size of the budget, from the configuration.
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Response bytes among them that clients have not read. They also decide how far the windows of streams grow.
+    /// The number of reserved response bytes that clients have not read. It also decides how far the windows of streams grow.
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Whether unread answers fill a quarter of the budget, so that no window grows.
+    /// True if unread response bytes fill more than a quarter of the budget, so that no window grows.
     pub fn is_tight(&self) -> bool {
         self.unread() > self.limit() / 4
     }
 
-    /// Takes unread response bytes, or nothing when they do not fit; [`Self::give_back_unread`] returns them.
+    /// Reserves unread response bytes; returns false if they do not fit. [`Self::give_back_unread`] releases them.
     pub(crate) fn take_unread(&self, bytes: u64, purpose: Purpose) -> bool {
         let taken = self.take(bytes, self.room(purpose));
         if taken {
@@ -148,7 +147,7 @@ impl Budget {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Makes a reservation of bytes that were taken with [`Self::take_unread`]: they are the client's connection's now.
+    /// Turns bytes from [`Self::take_unread`] into a reservation of the client's connection.
     pub(crate) fn adopt_unread(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.unread.fetch_sub(bytes, Ordering::Relaxed);
         self.reservation(None, bytes)
@@ -158,7 +157,7 @@ impl Budget {
         Reservation { budget: Arc::clone(self), holder, bytes }
     }
 
-    /// What one client's request bodies may use.
+    /// The number of bytes that one client's request bodies may use.
     fn share(&self) -> u64 {
         self.limit() / 2
     }
@@ -171,17 +170,17 @@ impl Budget {
     }
 }
 
-/// Bytes taken from the budget until this is dropped.
+/// Bytes reserved from the budget until this is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
-    /// The client whose share they take.
+    /// The client to whose share the bytes are charged.
     holder: Option<Holder>,
     bytes: u64,
 }
 
 impl Reservation {
-    /// Checks that so many more bytes would fit now.
+    /// Checks that `bytes` more would fit now.
     pub fn check(&self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
         let (own, total) = (in_share(self.bytes), in_share(self.bytes + bytes));
         if let Some(holder) = &self.holder
@@ -193,12 +192,12 @@ impl Reservation {
         if fits { Ok(()) } else { Err(Full::Budget) }
     }
 
-    /// Takes more, or nothing when it does not fit.
+    /// Reserves `bytes` more, or nothing if they do not fit.
     pub fn grow(&mut self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
         self.grow_within(self.budget.share(), bytes, purpose)
     }
 
-    /// Takes bytes for a copy of a body that is dropped once the copy is made. The two together may exceed the client's share.
+    /// Reserves bytes for a copy of a body that is dropped once the copy is made. Both together may exceed the client's share.
     pub fn grow_for_copy(&mut self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
         self.grow_within(u64::MAX, bytes, purpose)
     }
@@ -218,7 +217,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives bytes back.
+    /// Releases `bytes`.
     pub fn shrink(&mut self, bytes: u64) {
         let own = in_share(self.bytes);
         self.bytes -= bytes;
@@ -226,12 +225,12 @@ impl Reservation {
         self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes taken.
+    /// The number of reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Ties the reservation to the bytes: it ends with their last clone.
+    /// Ties the reservation to the bytes: it is released with their last clone.
     pub fn hold(self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
@@ -249,7 +248,7 @@ impl Drop for Reservation {
     }
 }
 
-/// What a request body of so many bytes takes of its client's share.
+/// Returns how much of its client's share a request body of `bytes` uses.
 fn in_share(bytes: u64) -> u64 {
     if bytes > UNSHARED_BODY_BYTES { bytes } else { 0 }
 }
@@ -270,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_taken_beyond_the_limit_and_all_comes_back() {
+    fn reservations_stay_within_limit_and_are_returned() {
         let budget = Budget::new(100);
         let mut first = budget.reserve(60, Purpose::Passing).unwrap();
         assert!(budget.reserve(41, Purpose::Passing).is_none());
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_leaves_room_for_what_moves() {
+    fn bulk_reservations_leave_room_for_passing_bytes() {
         let budget = Budget::new(1_600);
         let bulk = budget.reserve(1_400, Purpose::Bulk).unwrap();
         assert!(budget.reserve(1, Purpose::Bulk).is_none());
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn client_holds_half_of_the_budget() {
+    fn client_holds_at_most_half_of_budget() {
         const KIB: u64 = 1 << 10;
         let budget = Budget::new(1024 * KIB);
         let key = || budget.open_for(Holder::Key("k".into()));
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_of_a_body_may_exceed_the_share() {
+    fn copy_of_body_may_exceed_share() {
         let budget = Budget::new(1 << 20);
         let key = || budget.open_for(Holder::Key("k".into()));
         let (mut body, mut copy) = (key(), key());
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_lives_as_long_as_the_last_slice_of_its_bytes() {
+    fn reservation_lives_until_last_slice_is_dropped() {
         let budget = Budget::new(100);
         let body = budget.reserve(10, Purpose::Bulk).unwrap().hold(Bytes::from_static(b"0123456789"));
         let slice = body.slice(3..5);

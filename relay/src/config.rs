@@ -378,7 +378,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     })
 }
 
-/// Checked as a whole before any listener is opened: an error ends the relay at its start.
+/// Validates the whole target before any listener is opened, so that the relay does not start with an invalid one.
 fn traces(args: &Args) -> Result<Option<Target>, ConfigError> {
     let target = Target::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
     target.as_ref().map(Target::check).transpose()?;
@@ -403,7 +403,8 @@ fn cluster(args: &Args, setting: &str) -> Result<ClusterApi, ConfigError> {
     ClusterApi::of_this_pod(setting, "let workers outside of a cluster show a secret", &args.service_account_dir)
 }
 
-/// Tokens are valid only in the cluster that issued them. The setting is that of a provider, by its place.
+/// Worker tokens are valid only in the cluster that issued them, so they require one. `setting` names the setting of the provider
+/// at an index.
 fn require_cluster(
     args: &Args,
     providers: &[ProviderConfig],

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_counts_once() {
+    fn changed_file_is_reported_once() {
         let fixture = fixture();
         assert!(fixture.look().is_none());
         fixture.write("relay.yaml", "providers: [{name: two}]");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_secret_is_a_change_too() {
+    fn changed_secret_is_reported() {
         let fixture = fixture();
         fixture.write("secret", "second");
         let provider = fixture.look().expect("a change").providers.remove(0);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_keeps_the_last_good_one_and_says_why() {
+    fn invalid_file_keeps_previous_configuration_and_reports_error() {
         let fixture = fixture();
         fixture.write("relay.yaml", "providers: [{name: one, queue: {timeout: 30x}}]");
         assert!(fixture.look().is_none() && fixture.look().is_none());
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_or_emptied_file_is_broken_not_empty() {
+    fn removed_or_emptied_file_is_invalid() {
         let fixture = fixture();
         fixture.write("relay.yaml", "");
         assert!(fixture.look().is_none() && fixture.status().last_error.is_some());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swapped_symlink_is_a_change() {
+    fn swapped_symlink_is_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         for (version, name) in [("v1", "one"), ("v2", "two")] {
             fs::create_dir(folder.path().join(version)).expect("a folder");
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_given_the_new_configuration() {
+    async fn waiter_receives_new_configuration() {
         let fixture = fixture();
         let metrics = Arc::new(Metrics::new());
         let interval = Duration::from_millis(1);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_file_nothing_is_followed() {
+    async fn environment_configuration_is_not_watched() {
         let args = Args::load_from(["relay", "--worker-secret", "0123456789abcdef"]).expect("valid");
         let config = Config::from_args(&args).expect("valid");
         let watch = ConfigWatch::start(args, config, Arc::new(Metrics::new()));

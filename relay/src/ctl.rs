@@ -1,4 +1,4 @@
-//! Commands for a relay that runs: what its admin API says and does, for a terminal and for scripts.
+//! Commands that query and control a running relay through its admin API, for terminals and scripts.
 
 mod api;
 mod tables;
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use crate::cli::SecretText;
 use api::Api;
 
-/// How often a drain is looked at.
+/// The interval at which the progress of a drain is polled.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What to do instead of being a relay: most ask one that runs.
+/// The command to run instead of serving.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Check the settings, and the file of --config, and end
@@ -68,7 +68,7 @@ pub enum Command {
     },
 }
 
-/// Something to do about a request.
+/// A change to a request.
 #[derive(Debug, Clone, Subcommand)]
 pub enum RequestChange {
     /// End one
@@ -81,7 +81,7 @@ pub enum RequestChange {
     },
 }
 
-/// Something to do about keys.
+/// A change to API keys.
 #[derive(Debug, Clone, Subcommand)]
 pub enum KeyChange {
     /// Make one; its secret is shown once
@@ -117,7 +117,7 @@ pub enum KeyChange {
     },
 }
 
-/// Which relay, as whom, and how the answer looks.
+/// The relay to connect to, the credentials, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Relay {
     /// Where the relay's admin API is
@@ -152,12 +152,12 @@ pub enum Output {
     Json,
 }
 
-/// Why a command did not do what it should; one line.
+/// A failed command; the message is one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CtlError(String);
 
-/// Asks a relay. What has none to ask is not done here.
+/// Runs a command against a relay. Commands that need no relay are handled elsewhere.
 pub async fn run(command: Command) -> Result<(), CtlError> {
     match command {
         Command::Check | Command::Completions(_) | Command::Man(_) | Command::Service(_) => Ok(()),
@@ -219,7 +219,7 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     let id = find(&api.get("/admin/workers").await?, wanted)?;
     let path = format!("/admin/workers/{}", api::segment(&id));
     let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
-    // A relay of an earlier version does not say.
+    // Relays of earlier versions do not send this field.
     let returns = answer["stays_away"] == false;
     let advice = if returns {
         "; it is of an older version and dials again within seconds: stop its process to keep it away"
@@ -243,7 +243,7 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     say(relay.output, &answer, || format!("worker {wanted} is gone{advice}\n"))
 }
 
-/// The id of the one worker of that name, or id.
+/// Returns the id of the only worker with this name or id.
 fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
     let is_it = |worker: &&Value| worker["worker_id"] == wanted || worker["worker_name"] == wanted;
     let found: Vec<&str> =
@@ -268,7 +268,7 @@ fn say(output: Output, answer: &Value, table: impl FnOnce() -> String) -> Result
         Output::Table => table(),
     };
     match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads it may have seen enough before its end.
+        // The reader of a pipe may close it before the end of the output.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(CtlError(format!("the answer cannot be written: {error}")))
         }

@@ -1,7 +1,7 @@
-//! The pages for people: what the fleet does, how a machine is added, how a program is pointed here.
+//! The pages for a browser: the state of the fleet, adding a machine, and connecting a program.
 //!
-//! The pages themselves tell nothing and are there for everybody; all that they show comes from `/admin`, with the cookie of
-//! a login in the place of the token.
+//! The pages contain no data and need no login. All data comes from `/admin`, authenticated by a login cookie in place of the
+//! token.
 
 mod frame;
 mod history;
@@ -40,37 +40,37 @@ use crate::metrics::Realm;
 use crate::relay::Relay;
 use crate::unix_time::unix_millis;
 
-/// A token is a line.
+/// The largest body of a login; a token is one line.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// What the pages are shown, beside the relay's state.
+/// The data of the pages other than the relay's state.
 #[derive(Default)]
 pub struct Dashboard {
     history: history::History,
     journal: Journal,
     addresses: Addresses,
     live: live::Live,
-    /// Failed logins of people.
+    /// Failed logins with the admin token.
     logins: Lockout,
 }
 
-/// Where the relay listens.
+/// The addresses of the relay's listeners.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addresses {
-    /// To clients.
+    /// The listener for clients.
     pub clients: Option<SocketAddr>,
-    /// To workers: at a listener of their own, where they have one.
+    /// The listener for workers: their own, if there is one.
     pub workers: Option<SocketAddr>,
 }
 
 impl Dashboard {
-    /// With a journal that the log writes, for a relay that listens there.
+    /// Creates the data with the journal that the log writes to and the relay's addresses.
     pub fn new(journal: Journal, addresses: Addresses) -> Self {
         Self { journal, addresses, ..Self::default() }
     }
 }
 
-/// The pages, and logging in.
+/// The pages, login and logout.
 pub fn router() -> Router<Arc<Relay>> {
     Router::new()
         .route("/", get(begin))
@@ -81,8 +81,8 @@ pub fn router() -> Router<Arc<Relay>> {
         .merge(pages::router())
 }
 
-/// What the pages' test boxes ask for, where clients have a listener of their own. They ask as a client does, key and all, and
-/// are let in with a login besides: this listener is for admins.
+/// The routes for the pages' test boxes if clients have a separate listener. They require a client's credentials and also a
+/// login, because this listener is for admins.
 pub fn test_boxes(relay: &Arc<Relay>) -> Router<Arc<Relay>> {
     Router::new()
         .route("/v1/chat/completions", post(inference::by_model).fallback(not_found))
@@ -96,7 +96,7 @@ pub(crate) async fn live(State(relay): State<Arc<Relay>>, request: Request) -> R
     live::stream(relay, move || crate::admin::refusal(&asked, &asking.method, &asking.headers).is_none()).await
 }
 
-/// Somebody who opens the relay's address in a browser is to find something. To programs nothing is there.
+/// Redirects a browser that opens the relay's address to the dashboard. Programs get 404.
 async fn begin(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match accepts.contains("text/html") {
@@ -105,7 +105,7 @@ async fn begin(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     }
 }
 
-/// Only of the cookie: of a token nobody is told here whether it is right, without its being counted.
+/// Reports only on the cookie: checking a token here would bypass the lockout.
 async fn session(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
     let token = relay.admin_token.current();
     let is_good = |token: &Secret| check(token, &Method::GET, &headers, SystemTime::now()).is_ok();
@@ -125,7 +125,7 @@ async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     struct Asked {
         token: String,
     }
-    // Else any page that an admin looks at could have wrong tokens tried from his address, until it is locked.
+    // Without this check, any page that an admin opens could send wrong tokens from the admin's address until it is locked.
     if !request.headers().contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
@@ -150,7 +150,7 @@ async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     response
 }
 
-/// Unlike a worker's secret, a right token from a locked address is not looked at: people guess, and choose tokens that can be.
+/// Unlike a worker's secret, a valid token from a locked address is rejected: tokens may be chosen by hand and can be guessed.
 fn try_token(relay: &Relay, address: IpAddr, presented: &str) -> Result<Arc<Secret>, Box<Response>> {
     let (logins, now) = (&relay.dashboard.logins, Instant::now());
     if let Some(seconds) = logins.locked_for(address, now) {
@@ -184,12 +184,13 @@ fn not_our_page() -> Response {
     problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
-/// Whether the browser's connection is: to us, or to the proxy before us as it says. Who lies about that harms himself alone.
+/// True if the browser's connection is encrypted, to the relay or to the proxy in front of it, as reported by the proxy. A client
+/// that forges the header harms only itself.
 fn is_encrypted(relay: &Relay, headers: &HeaderMap) -> bool {
     relay.tls.is_some() || headers.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes() == b"https")
 }
 
-/// To the second: what is reckoned from an age comes out a little different each time.
+/// Rounds to the second: a time that is computed from an age differs slightly each time.
 fn unix_millis_rounded(at: SystemTime) -> u64 {
     (unix_millis(at) + 500) / 1000 * 1000
 }

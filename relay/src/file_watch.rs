@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_finds_each_content_and_each_failure_once() {
+    fn poll_reports_each_content_and_failure_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let mut watch = FileWatch::new(&path, 3);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_a_secret() {
+    fn byte_order_mark_is_stripped_from_secret() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         fs::write(&path, "\u{feff}one").expect("written");
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_is_waited_for() {
+    async fn changed_returns_new_content() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         fs::write(&path, "one").expect("written");

@@ -1,4 +1,4 @@
-//! The HTTP side: routes, and the order in which a request is looked at.
+//! The HTTP server: routes, and the order in which a request is checked.
 
 pub mod answer;
 pub mod auth;
@@ -34,7 +34,7 @@ use crate::relay::Relay;
 use crate::{admin, dashboard, socket};
 use respond::Client;
 
-/// Which of the routes a listener serves.
+/// The routes that a listener serves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
     /// The API for clients.
@@ -45,7 +45,7 @@ pub struct Parts {
     pub admin: bool,
 }
 
-/// The routes of one listener. Probes are answered on every one.
+/// Returns the routes of one listener. Every listener responds to probes.
 pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
     let mut router = Router::new()
         .route("/health", get(health::health))
@@ -74,12 +74,12 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
     router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        // Bodies are bounded where they are read, by `MAX_REQUEST_BYTES` and the memory budget.
+        // Bodies are limited where they are read, by `MAX_REQUEST_BYTES` and the memory budget.
         .layer(DefaultBodyLimit::disable())
         .with_state(relay)
 }
 
-/// Answers one request; whatever the route, the answer carries the request's id.
+/// Returns the response to one request, which carries the request's id on every route.
 pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response {
     url_forms::correct(&mut request);
     let client = Client::read(&request);
@@ -130,7 +130,7 @@ async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Bo
     response
 }
 
-/// A header that is text; of several, the first.
+/// Returns a header that is text; the first of several.
 fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }

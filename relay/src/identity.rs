@@ -327,7 +327,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(360);
 
     #[test]
-    fn an_account_is_a_namespace_and_a_name() {
+    fn account_is_namespace_and_name() {
         for text in ["llm/gpu-workers", "a/b.c-d", "0/1"] {
             assert_eq!(text.parse::<ServiceAccount>().map(|account| account.to_string()), Ok(text.to_owned()));
         }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn only_users_that_are_accounts_have_one() {
+    fn only_service_account_users_have_account() {
         let account = |user: &str| ServiceAccount::of_user(user).map(|account| account.to_string());
         assert_eq!(account("system:serviceaccount:llm:gpu").as_deref(), Some("llm/gpu"));
         for user in ["admin", "system:node:n", "system:serviceaccount:llm", "system:serviceaccount:llm:a:b", "llm:gpu"]
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_refused_before_its_time_is_over_ends_its_link_at_the_second_refusal_in_a_row() {
+    fn second_consecutive_refusal_of_unexpired_token_ends_link() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall + Duration::from_secs(1));
         identity.handle_refused(now, wall, GRACE);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubted_token_whose_time_is_over_has_the_grace_too() {
+    fn token_expiring_after_refusal_gets_grace() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall + Duration::from_secs(1));
         identity.handle_refused(now, wall, GRACE);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_token_ends_its_link_only_after_the_grace_from_when_it_is_known() {
+    fn expired_token_ends_link_after_grace() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall);
         // It expired long ago, while the API server could not be reached.
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_review_forgets_that_the_token_was_late() {
+    fn good_review_resets_grace() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall);
         identity.handle_refused(now, wall, GRACE);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_never_printed() {
+    fn token_is_never_printed() {
         let shown = format!("{:?}", identity(SystemTime::now()));
         assert!(shown.contains("gpu") && !shown.contains("\"token\""), "{shown}");
     }

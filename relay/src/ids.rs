@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_id_comes_twice_not_even_where_the_pool_is_filled_anew() {
+    fn ids_stay_unique_across_pool_refills() {
         let ids: HashSet<String> = (0..10 * POOL_BYTES / 16).map(|_| random_hex::<16>()).collect();
         assert_eq!(ids.len(), 10 * POOL_BYTES / 16);
         assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit())));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_does_not_stay_in_memory() {
+    fn issued_bytes_are_erased_from_pool() {
         let mut pool = Pool::EMPTY;
         let taken = pool.take::<16>();
         assert!(taken != [0; 16] && !pool.bytes.windows(16).any(|window| window == taken));

@@ -336,7 +336,7 @@ impl Key {
         Arc::clone(&self.id)
     }
 
-    /// What it was called.
+    /// The name from the admin.
     pub fn name(&self) -> &str {
         &self.record.name
     }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sixth_failure_in_a_minute_is_told_to_wait() {
+    fn sixth_failure_in_one_minute_is_locked() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         let later = now + Duration::from_millis(1_500);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_valid_secret_passes_while_its_address_is_locked() {
+    fn valid_secret_passes_while_address_is_locked() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         assert_eq!(lockout.judge(HERE, true, now), Verdict::Admitted);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_can_be_asked_for() {
+    fn remaining_lock_time_is_reported() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         assert_eq!(lockout.locked_for(HERE, now), None);
         fail_times(&lockout, HERE, 4, now);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_ends_when_it_said_even_if_the_address_keeps_trying() {
+    fn lock_ends_on_time_despite_further_attempts() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         for second in 1..60 {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_further_apart_than_a_minute_never_lock() {
+    fn widely_spaced_failures_never_lock() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for step in 0..100 {
             assert_eq!(lockout.judge(HERE, false, now + Duration::from_secs(15 * step)), Verdict::Refused);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_counts_by_64_and_mapped_ipv4_as_ipv4() {
+    fn ipv6_is_grouped_by_64_except_mapped_ipv4() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for host in 1..=5 {
             assert_eq!(lockout.judge(address(&format!("2001:db8::{host}")), false, now), Verdict::Refused);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_addresses_are_remembered_than_the_bound() {
+    fn number_of_remembered_addresses_is_bounded() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for number in 0..u32::try_from(MAX_RECORDS).expect("fits") + 100 {
             lockout.judge(IpAddr::from(number.to_be_bytes()), false, now);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forwarded_address_is_believed_only_from_a_trusted_proxy() {
+    fn forwarded_address_is_accepted_only_from_trusted_proxy() {
         let proxies = ["10.0.0.0/8".parse().expect("a network")];
         let mut headers = HeaderMap::new();
         headers.append("x-forwarded-for", "6.6.6.6, 203.0.113.9".parse().expect("a value"));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_forwarded_header_ends_at_the_last_good_address() {
+    fn malformed_forwarded_header_yields_last_valid_address() {
         let proxies = ["10.0.0.0/8".parse().expect("a network")];
         let mut headers = HeaderMap::new();
         headers.append("x-forwarded-for", "1.1.1.1, unknown, [fd00::1]:80, 10.0.0.2:1234".parse().expect("a value"));

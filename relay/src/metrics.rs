@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use modelrelay_platform::log;
 use modelrelay_protocol::paths::Endpoint;
 use modelrelay_traces::Loss;
 use prometheus::{Encoder, TextEncoder};
@@ -160,6 +161,8 @@ impl Metrics {
         let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         self.families.gauges.show(&state);
         process::show(&self.families.process);
+        let dropped = &self.families.log_lines_dropped;
+        dropped.inc_by((log::dropped_lines() as u64).saturating_sub(dropped.get()));
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.families.registry.gather(), &mut text) {
             tracing::error!(%error, "metrics cannot be written");

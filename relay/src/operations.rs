@@ -125,7 +125,7 @@ mod tests {
     const TWO: WorkerKey = WorkerKey(2);
 
     #[test]
-    fn only_its_own_worker_ends_an_order_and_only_once() {
+    fn operation_is_finished_once_by_its_worker() {
         let (all, now) = (Operations::default(), Instant::now());
         let id = all.begin(ONE, now).expect("room");
         assert_eq!(all.progress(&id, now), Some(Progress::Running));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_leaves_fails_what_it_has_not_done() {
+    fn operations_of_lost_worker_fail() {
         let (all, now) = (Operations::default(), Instant::now());
         let (done, open, other) =
             (all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap(), all.begin(TWO, now).unwrap());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_moves_takes_its_orders_along() {
+    fn operations_follow_moved_worker() {
         let (all, now) = (Operations::default(), Instant::now());
         let (early, late, lost) =
             (all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_kept_for_an_hour_and_orders_waited_for_as_long() {
+    fn results_and_operations_expire_after_one_hour() {
         let (all, start) = (Operations::default(), Instant::now());
         let (done, open) = (all.begin(ONE, start).unwrap(), all.begin(ONE, start).unwrap());
         all.finish(ONE, &done, Ok(()), start);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn results_make_way_for_new_orders_and_running_orders_do_not() {
+    fn new_operations_evict_results_but_not_running_ones() {
         let (all, start) = (Operations::default(), Instant::now());
         let first = all.begin(ONE, start).unwrap();
         all.finish(ONE, &first, Ok(()), start);

@@ -18,7 +18,7 @@ use crate::ctl::{self, Command};
 use crate::keys::file;
 use crate::{open_files, relay, shutdown, telemetry};
 
-/// How long a thread that cannot be stopped may run on. A lookup of a collector's name with a dead DNS server takes half a
+/// How long a thread that cannot be stopped may continue. A lookup of a collector's name with a dead DNS server takes half a
 /// minute.
 const LAST_BLOCKING: Duration = Duration::from_secs(2);
 

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_small_textual_post_can_go_to_an_old_worker() {
+    fn only_small_textual_post_fits_old_worker() {
         assert_eq!(needs_core1(&outline("POST", b"{}".to_vec())), None);
         assert_eq!(needs_core1(&outline("GET", vec![])), Some(NeedsCore1::Form));
         assert_eq!(needs_core1(&outline("POST", vec![0xff])), Some(NeedsCore1::Form));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_escaped_length_is_what_serde_json_writes() {
+    fn escaped_length_matches_serde_json() {
         let text: String = (0..128u8).map(char::from).chain("äπ😀".chars()).collect();
         let written = serde_json::to_string(&text).unwrap().len() - 2;
         assert_eq!(escaped_len(text.as_bytes()), written);

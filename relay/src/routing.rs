@@ -150,7 +150,7 @@ impl Providers {
             .find_map(|entry| Some((Arc::clone(&entry.provider.name), Arc::clone(entry.default_model.as_ref()?))))
     }
 
-    /// True if a new worker may bring unknown models.
+    /// True if a new worker may add models that no provider knows yet.
     pub fn may_get_models(&self, named: Option<&str>) -> bool {
         let table = self.table.load();
         table.entries.iter().any(|entry| entry.is_open && named.is_none_or(|name| *entry.provider.name == *name))

@@ -1,7 +1,7 @@
-//! Accepting connections.
+//! Accepts connections.
 //!
-//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a header
-//! may take for ever; so connections are accepted here.
+//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a header may
+//! take indefinitely; so connections are accepted here.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,29 +27,30 @@ use crate::net::{self, TcpListener, TcpStream};
 use crate::shared::{Phase, Shared};
 use crate::tls::{Connection, Tls};
 
-/// Headers of one request, in bytes, and with that the read buffer.
+/// The most bytes of the headers of one request, and so of the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// Headers of one request.
+/// The most headers of one request.
 const MAX_HEADERS: usize = 128;
 
-/// When no descriptor is left, accepting again at once would only spin.
+/// The pause after a failed accept. When no file descriptor is left, retrying at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What every connection of a listener is served with.
+/// The data that every connection of a listener is served with.
 #[derive(Clone)]
 pub struct Serving {
     /// The routes.
     pub router: Router,
     /// The path below which a proxy may serve them; see [`http::base_path`].
     pub base_path: Arc<str>,
-    /// What the process shares.
+    /// The state shared by the process.
     pub shared: Arc<Shared>,
-    /// Where connections are encrypted.
+    /// TLS, if connections are encrypted.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// Serves `listener` until the process stops, at most `limit` connections at once; they are tracked until their last byte.
+/// Serves `listener` until the process stops, with at most `limit` concurrent connections, which are tracked until their last
+/// byte.
 pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracker: TaskTracker) {
     let places = Arc::new(Semaphore::new(limit));
     let mut phase = serving.shared.watch_phase();
@@ -71,7 +72,7 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
     }
 }
 
-/// Serves one connection. Its place goes with the stream, to a worker's socket too.
+/// Serves one connection. Its permit moves with the stream, also to a worker's socket.
 async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
     net::tune(&stream);
     let Serving { router, base_path, shared, tls } = serving;
@@ -87,7 +88,7 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     let io = match tls {
         None => Connection::Plain(io),
         Some(tls) => tokio::select! {
-            // Boxed: it is large, and all that plain connections would have of it.
+            // Boxed because it is large, and would take the same room in the task of a plain connection.
             shaken = Box::pin(tls.accept(io, peer)) => match shaken {
                 Some(stream) => Connection::Tls(Box::new(stream)),
                 None => return,
@@ -105,9 +106,9 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        // From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
-        // header and for an idle connection. By default longer than the 60 s for which nginx and others keep connections to
-        // us: if we close first, their next request is lost on the way.
+        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper has one
+        // timer for slow headers and idle connections. The default setting is longer than the 60 s for which nginx and others keep
+        // connections to the relay: if the relay closed first, their next request would be lost on the way.
         .header_read_timeout(idle_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
         .max_headers(MAX_HEADERS)

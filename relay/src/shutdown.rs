@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_clone_made_late_sees_the_signal_too() {
+    async fn late_clone_receives_earlier_signal() {
         let (sender, seen) = watch::channel(None);
         let mut early = ShutdownSignal { seen };
         assert!(!early.is_received());

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_near_the_true_ones() {
+    fn quantiles_approximate_exact_values() {
         let now = Instant::now();
         let mut window = RollingWindow::new(now);
         for millis in 1..=1000 {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_have_buckets_too() {
+    fn extreme_values_have_buckets() {
         let now = Instant::now();
         let mut window = RollingWindow::new(now);
         window.record(Duration::ZERO, now);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn values_older_than_the_window_are_forgotten() {
+    fn values_older_than_window_are_forgotten() {
         let now = Instant::now();
         let mut window = RollingWindow::new(now);
         window.record(Duration::from_secs(1), now);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_leaves_out_what_never_happened() {
+    fn report_omits_absent_outcomes() {
         let now = Instant::now();
         let stats = ProviderStats::new(now);
         stats.finished(Outcome::Ok);

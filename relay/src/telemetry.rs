@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn directives_of_the_published_relay_mean_this_one() {
+    fn directives_of_published_relay_apply_to_this_one() {
         for (given, meant) in [
             ("modelrelay_server=debug", "modelrelay_relay=debug"),
             ("info,modelrelay_server::http=trace", "info,modelrelay_relay::http=trace"),
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn unknown_level_is_rejected() {
         for text in ["", "loud", "verbose", "loud=noise", "info,,="] {
             assert!(text.parse::<LogFilter>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_format_is_text_or_json() {
+    fn log_format_is_text_or_json() {
         assert_eq!("JSON".parse(), Ok(LogFormat::Json));
         assert!("xml".parse::<LogFormat>().is_err());
     }

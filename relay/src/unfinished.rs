@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_take_nothing_of_the_budget() {
+    fn small_messages_use_no_budget() {
         let (unfinished, budget) = unfinished(0);
         for _ in 0..100 {
             assert_eq!(receive(&unfinished, UNCOUNTED_BYTES), None);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn large_message_is_in_the_budget_until_its_end() {
+    fn large_message_uses_budget_until_its_end() {
         let (unfinished, budget) = unfinished(2 * MIB);
         assert_eq!(receive(&unfinished, MIB), None);
         assert_eq!(budget.used(), MIB);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_does_not_fit_is_refused() {
+    fn message_beyond_budget_is_rejected() {
         let (unfinished, budget) = unfinished(MIB);
         assert_eq!(receive(&unfinished, MIB), Some(Refusal::NoMemory));
         assert!(budget.used() > MIB / 2 && budget.used() <= MIB / 8 * 7, "{}", budget.used());
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_comes_too_slowly_is_refused() {
+    fn slow_message_is_rejected() {
         let (unfinished, _budget) = unfinished(100 * MIB);
         let begin = Instant::now();
         let later = |secs| begin + Duration::from_secs(secs);

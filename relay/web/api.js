@@ -1,7 +1,7 @@
-// Every request to the relay goes through here: one place for the header against forged requests, for errors in words, and for the
-// one thing that concerns all pages, that the login is over. Paths have no slash at their front: a proxy may serve the relay below a path.
+// All requests to the relay go through this module: it sets the header against forged requests, turns errors into messages, and detects the
+// end of the login. Paths have no leading slash, because a proxy may serve the relay below a path.
 
-/** The address of this relay in this browser, without a slash at its end. */
+/** The relay's address in this browser, without a trailing slash. */
 export const relayAddress = () => new URL('.', document.baseURI).href.slice(0, -1);
 
 export class ApiError extends Error {
@@ -15,7 +15,7 @@ export class ApiError extends Error {
 
 const over = new EventTarget();
 
-/** Calls `listener` whenever the relay says that this browser is not logged in any more. */
+/** Calls `listener` whenever the relay reports that this browser is no longer logged in. */
 export function onLoginOver(listener) {
   over.addEventListener('over', listener);
 }
@@ -24,7 +24,7 @@ export async function call(method, path, body) {
   const response = await send(method, path, body);
   if (response.ok) return response.status === 204 ? null : response.json().catch(() => null);
   const error = await problem(response);
-  // The login form's own 403 is a wrong token, not a login that ended.
+  // The login form's own 403 means a wrong token, not an expired login.
   if (response.status === 403 && path !== 'dashboard/login') over.dispatchEvent(new Event('over'));
   throw error;
 }
@@ -45,7 +45,7 @@ async function send(method, path, body) {
 
 let clientsElsewhere = false;
 
-/** What the relay says of this browser, and of itself. */
+/** Returns the state of this browser's login, and the relay's settings for the pages. */
 export async function session() {
   const said = await get('dashboard/session');
   clientsElsewhere = said.clients_elsewhere;
@@ -53,8 +53,8 @@ export async function session() {
 }
 
 /**
- * Asks as a client does, with the key that it would have. The admin's cookie goes along only where clients have a listener of their own:
- * that of the pages answers nobody then who is not logged in.
+ * Sends a request as a client does, with the client's key. The admin's cookie is included only if clients have a separate listener: the
+ * listener of the pages then rejects requests without a login.
  */
 export function fetchAsClient(path, key, { headers, ...init } = {}) {
   const credentials = clientsElsewhere ? 'same-origin' : 'omit';

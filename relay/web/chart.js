@@ -1,4 +1,4 @@
-// Line charts over the last hour, in SVG. They are read with the pointer, with the arrow keys, and as a table.
+// Line charts of the last hour, in SVG. Values are read with the pointer, with the arrow keys, and in a table.
 
 import { h, s, setAttribute, setHidden, setList, setText } from './dom.js';
 import { clockTime } from './format.js';
@@ -11,8 +11,8 @@ const SHORTEST_MS = 5 * MINUTE_MS;
 const ROWS = 12;
 
 /**
- * `series`: [{name, tone, value(point), format}]; `options`: {empty, floor}: what is said while there is nothing, and the least that the
- * axis reaches to, so that a single request does not look like a peak.
+ * `series`: [{name, tone, value(point), format}]; `options`: {empty, floor}: the text shown without data, and the lowest upper end of the
+ * axis, so that a single request does not look like a peak.
  */
 export function lineChart(title, series, options = {}) {
   const chart = new Chart(title, series, options);
@@ -130,7 +130,7 @@ class Chart {
     });
   }
 
-  // A value that is not known leaves a hole: a line over it would claim one.
+  // An unknown value leaves a gap, because a line across it would suggest a value.
   #path(row) {
     let line = '';
     let area = '';
@@ -150,7 +150,7 @@ class Chart {
       from ??= i;
       line += step;
       area += step;
-      // One value alone would be a line without length.
+      // A single value would be a line without length.
       if (row[i + 1] === null || row[i + 1] === undefined) line += 'h.1';
     });
     close(row.length - 1);
@@ -181,7 +181,7 @@ class Chart {
     this.#show(Math.max(0, Math.min(last, to)));
   }
 
-  /** What was at one point, or, with none, what is now. */
+  /** Shows the values of one point, or the latest ones without an index. */
   #show(index) {
     this.#read = index;
     const i = index ?? this.#points.length - 1;
@@ -208,7 +208,7 @@ class Chart {
     });
   }
 
-  // Five minutes a row, and only while somebody reads it.
+  // One row per five minutes, built only while the table is open.
   #tabulate() {
     if (!this.details.open) return;
     const step = Math.max(1, Math.round(LONGEST_MS / ROWS / this.#interval));
@@ -235,7 +235,7 @@ function clockSeconds(at) {
   return new Date(at).toLocaleTimeString('en-GB');
 }
 
-/** From nothing to at least `highest`, in three or four steps of 1, 2 or 5. */
+/** Returns ticks from zero to at least `highest`, in three or four steps of 1, 2 or 5. */
 export function niceTicks(highest) {
   const rough = highest / 3;
   const magnitude = 10 ** Math.floor(Math.log10(rough));
@@ -245,12 +245,12 @@ export function niceTicks(highest) {
   return ticks;
 }
 
-/** How much time a chart shows that has points since `begin`: an hour, or less as long as there is less to show. In milliseconds. */
+/** Returns the time range of a chart whose points start at `begin`, in milliseconds: at most an hour, less if there is less data. */
 export function timeRange(begin, end) {
   return Math.min(LONGEST_MS, Math.max(SHORTEST_MS, end - begin));
 }
 
-/** The times that are written below it, newest first. */
+/** Returns the times of the axis labels, newest first. */
 export function timeTicks(end, range) {
   const step = [1, 2, 5, 15].map((minutes) => minutes * MINUTE_MS).find((step) => range / step <= 5);
   const ticks = [];

@@ -1,13 +1,13 @@
-// One streamed chat request, as any client makes it, with what it took.
+// One streamed chat request, sent as any client sends it, with its timings.
 
 import { ApiError, fetchAsClient, problem } from './api.js';
 
-/** The last event of a complete answer. */
+/** The last event of a complete response. */
 const DONE = '[DONE]';
 
 /**
- * Calls `onText` with each piece of the answer. Resolves to {text, firstMs, totalMs, tokens, pieces, stopped}; `tokens` is null where the
- * backend does not say. An answer without its last event is a failure. Aborting `signal` ends it early, which is none.
+ * Calls `onText` with each piece of the response. Resolves to {text, firstMs, totalMs, tokens, pieces, stopped}; `tokens` is null if the
+ * backend does not report it. A response without its last event is a failure. Aborting `signal` ends it early, which is not a failure.
  */
 export async function streamChat({ model, prompt, key, signal, onText }) {
   const began = performance.now();
@@ -45,7 +45,7 @@ function take(data, result, began, onText) {
   if (data.usage?.completion_tokens) result.tokens = data.usage.completion_tokens;
   const delta = data.choices?.[0]?.delta ?? {};
   const piece = delta.content || '';
-  // A model that thinks first has begun to answer.
+  // A model that reasons first has begun its response.
   if (!piece && !delta.reasoning_content && !delta.reasoning) return;
   result.firstMs ??= performance.now() - began;
   result.pieces += 1;
@@ -54,7 +54,7 @@ function take(data, result, began, onText) {
   onText(piece);
 }
 
-/** The data of each event; comments have none. */
+/** Returns the data of each event; comments have none. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';

@@ -1,4 +1,4 @@
-// One of a few, as cards: radio buttons underneath, so that keys and screen readers work as everywhere.
+// One option of a few, as cards. They are radio buttons, so that keys and screen readers work as usual.
 
 import { h } from './dom.js';
 import { icon } from './icons.js';

@@ -1,9 +1,9 @@
-// Ages that tick. One timer for all of them, and only those on the page: a list of thousands shows some dozens.
+// Ages that tick. One timer updates all of them, but only those in the document: of a list of thousands, a few dozen.
 
 import { h, setAttribute, setText } from './dom.js';
 import { absolute, duration } from './format.js';
 
-// The relay's clock minus this browser's: ages are counted by the relay's, which a laptop's may be minutes away from.
+// The relay's clock minus this browser's, which may be off by minutes: ages are relative to the relay's clock.
 let ahead = 0;
 
 export function setRelayTime(ms) {
@@ -14,7 +14,7 @@ export function now() {
   return Date.now() + ahead;
 }
 
-/** `words` says how the age reads: "12 s" or "12 s ago". */
+/** `suffix` follows the duration: "12 s" or "12 s ago". */
 export function age(at, suffix = '') {
   return setAge(h('time', { 'data-suffix': suffix }), at);
 }
@@ -34,13 +34,13 @@ export function setAge(node, at) {
   return node;
 }
 
-/** Counts down to a time; what is over says so. */
+/** Counts down to a time; a text marks the end. */
 export function setCountdown(node, at) {
   node.dataset.until = at;
   tick(node);
 }
 
-/** A <progress> that fills from one time to another; it is full only when somebody says that it is done. */
+/** Fills a <progress> from one time to another, to at most 98 %: only its owner marks it as done. */
 export function setProgress(node, from, until) {
   node.dataset.from = from;
   node.dataset.until = until;

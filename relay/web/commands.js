@@ -1,11 +1,11 @@
-// What to paste on the other machine. Pure: settings in, text out. The variables are those of `modelrelay-worker --help`.
+// The commands to paste on the other machine. Pure functions from settings to text. The variables are those of `modelrelay-worker --help`.
 
 import { BACKENDS } from './machines.js';
 import { inHereDocument, powershell, quoted, shell, systemd, xml } from './quoting.js';
 
 const PORTS = [...new Set(BACKENDS.map((backend) => backend.port))];
 
-/** Shows which server answers on which port, with its models. */
+/** Returns a command that shows which server responds on which port, with its models. */
 export function lookAround(system) {
   if (system === 'windows') {
     return `${PORTS.join(',')} | % { $p = $_; try { "port $p  " + ((irm http://127.0.0.1:$p/v1/models -TimeoutSec 2).data.id -join ', ') } catch {} }`;
@@ -14,8 +14,8 @@ export function lookAround(system) {
 }
 
 /**
- * `settings`: {system, relay, provider, secret, backend: {url, engine}, atOnce, name}. A setting that is what the worker would take anyway
- * is left out.
+ * `settings`: {system, relay, provider, secret, backend: {url, engine}, atOnce, name}. Settings equal to the worker's defaults are left
+ * out.
  */
 function variables(settings) {
   return [
@@ -31,7 +31,7 @@ function variables(settings) {
 
 const withoutSecret = (settings) => variables(settings).filter(([name]) => name !== 'WORKER_SECRET');
 
-/** How the program gets there: [{title, text}]. It is one file; nothing is installed. */
+/** The steps to install the program: [{title, text}]. It is a single file. */
 export function bringing(system) {
   if (system === 'container' || system === 'kubernetes') {
     return [{ title: 'Build the image, in this project’s folder', text: 'make images\ndocker build -f deploy/docker/Dockerfile.worker -t modelrelay-worker target/images/bin' }];
@@ -41,7 +41,7 @@ export function bringing(system) {
   return [build];
 }
 
-// As scripts/windows does it, which is the way that is tested.
+// Like scripts/windows, which is tested.
 function forWindows() {
   return {
     title: 'Build it on Linux or in WSL, in this project’s folder',
@@ -50,7 +50,7 @@ function forWindows() {
   };
 }
 
-/** What to paste to start it: [{title, text}]. */
+/** The steps to start the worker: [{title, text}]. */
 export function starting(settings) {
   if (settings.system === 'container') return [{ title: 'Start the worker', text: dockerRun(settings) }];
   if (settings.system === 'kubernetes') return [{ title: 'Start the worker', text: deployment(settings) }];
@@ -58,7 +58,7 @@ export function starting(settings) {
   return [{ title: 'Start the worker', text: inShell(variables(settings)) }];
 }
 
-/** The shortest way to start it: the program asks for the rest. In a container there is nobody to ask. */
+/** The shortest way to start the worker: the program prompts for the rest. A container has no terminal for prompts. */
 export function connecting(settings) {
   if (settings.system === 'container' || settings.system === 'kubernetes') return [];
   const known = ['PROVIDER_NAME', 'WORKER_SECRET', 'WORKER_NAME', settings.url && 'BACKEND_URL'];
@@ -83,7 +83,7 @@ function inPowerShell(environment, args = '') {
   return `${words.join('\n')}\n.\\modelrelay-worker.exe ${args}`.trim();
 }
 
-// The host's network: a server that listens on 127.0.0.1 can only be reached from there.
+// Uses the host's network: a server that listens on 127.0.0.1 can only be reached from there.
 function dockerRun(settings) {
   const words = variables(settings).map(([name, value]) => `  -e ${name}=${shell(value)}`);
   return `docker run --rm --network host \\\n${words.join(' \\\n')} \\\n  modelrelay-worker`;
@@ -91,7 +91,7 @@ function dockerRun(settings) {
 
 function deployment(settings) {
   const app = 'modelrelay-worker';
-  // In a Pod of its own the server is a Service, not 127.0.0.1.
+  // From a separate Pod, the server is reached through its Service, not at 127.0.0.1.
   const env = withoutSecret({ ...settings, backend: { ...settings.backend, url: inCluster(settings.backend.url) } });
   return `kubectl apply -f - <<'END'
 apiVersion: v1
@@ -122,7 +122,7 @@ function inCluster(url) {
   return url.replace(/\/\/(127\.0\.0\.1|localhost)(?=[:/]|$)/, '//inference-server');
 }
 
-/** What lets it survive a restart of the machine: [{title, text, note?}]. */
+/** The steps that make the worker survive a restart of the machine: [{title, text, note?}]. */
 export function lasting(settings) {
   switch (settings.system) {
     case 'macos':
@@ -145,9 +145,9 @@ function intoPlace({ secret }) {
   };
 }
 
-// systemd hands the secret over, so that no other user of the machine can read it, and the service needs no user of its own. Where it puts the secret is
-// spelled out, because the %d for it is newer than Ubuntu 22.04's systemd. A restart, and not a start: pasted again, it has to count.
-// Of servers only Ollama installs a unit; after it is before it, when the machine goes down.
+// systemd passes the secret as a credential, so that no other user of the machine can read it and the service needs no user of its own. The
+// credential's path is spelled out, because the %d for it is newer than Ubuntu 22.04's systemd. `restart` rather than `start`, so that
+// pasting the commands again applies changes. Of the servers, only Ollama installs a unit; After= also orders the shutdown of the machine.
 function unit(settings) {
   return `sudo tee /etc/systemd/system/modelrelay-worker.service > /dev/null <<'END'
 [Unit]
@@ -174,10 +174,10 @@ sudo systemctl enable modelrelay-worker
 sudo systemctl restart modelrelay-worker`;
 }
 
-// Only administrators and the system get into the folder: the secret is there, and the service runs what is there. Anybody may
-// have made it before, with an access list of theirs: it is taken over, loses that list, and is shut. In between it has that of
-// its parent, so an older secret goes first. Groups are named by their numbers, because their names are translated. Pasted again,
-// it has to count: a service that is there is removed once it has drained, by the program at hand.
+// Only administrators and the system may access the folder, because it contains the secret and the program that the service runs. Any user
+// may have created the folder before, with other permissions: it is taken over, its access list is reset, and access is restricted. In
+// between it has the permissions of its parent, so an older secret is deleted first. Groups are named by SID, because their names are
+// translated. Pasting the commands again must apply changes: an existing service is removed once it has drained, by the new program.
 function windowsService(settings) {
   const { relay, provider, backend, atOnce, name, secret } = settings;
   return `$folder = "$env:ProgramData\\ModelRelay"

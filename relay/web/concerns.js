@@ -1,4 +1,4 @@
-// What an operator should look at, most urgent first. Pure, and short: a list of everything is a list of nothing.
+// Problems that need an operator, most urgent first. Pure, and limited to a few entries.
 
 import { some } from './format.js';
 import { whyWaiting, workersByModel } from './reasons.js';

@@ -1,18 +1,18 @@
-// Copying, and blocks of text that are made to be copied.
+// Copy buttons, and blocks of text to copy.
 
 import { h, setAttribute, setText } from './dom.js';
 import { icon } from './icons.js';
 
 const SAID_MS = 2000;
 
-/** `text` is asked for when it is needed: it may have to be fetched first. */
+/** `text` is called when the button is pressed, because the text may have to be fetched first. */
 export function copyButton(text, what) {
   const label = h('span', {}, 'Copy');
   const button = h('button', { type: 'button', class: 'copy', 'aria-label': `Copy ${what}` }, icon('copy'), label);
   let timer;
   button.addEventListener('click', async () => {
     const words = await text();
-    // Who gives nothing has said why.
+    // A caller that returns no text has already shown the reason.
     if (typeof words !== 'string') return;
     const done = await copied(words);
     say(done ? 'Copied' : 'Select it and copy by hand', done);
@@ -27,7 +27,7 @@ export function copyButton(text, what) {
   return button;
 }
 
-/** A relay at home has no certificate, and browsers give pages over plain HTTP no clipboard: the old way works there. */
+/** Browsers disable the clipboard API on pages over plain HTTP, such as those of a relay without a certificate; the older method works. */
 async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -39,7 +39,7 @@ async function copied(text) {
 
 function copiedTheOldWay(text) {
   const field = h('textarea', { class: 'visually-hidden', 'aria-hidden': 'true', tabindex: '-1' });
-  // Inside an open dialog nothing outside of it can have the focus.
+  // While a dialog is open, nothing outside of it can have the focus.
   const parent = document.querySelector('dialog[open]') ?? document.body;
   const before = document.activeElement;
   field.value = text;
@@ -52,8 +52,8 @@ function copiedTheOldWay(text) {
 }
 
 /**
- * A block of text with its title and a button. `shown` may hide what `copied` has: a secret stays masked on the screen.
- * `set` changes both.
+ * A block of text with a title and a copy button. `shown` may hide parts of `copied`: a secret stays masked on the screen. `set` changes
+ * both.
  */
 export function codeBlock(title) {
   let whole = '';
@@ -62,7 +62,7 @@ export function codeBlock(title) {
     'div',
     { class: 'code' },
     h('div', { class: 'code-head' }, h('span', {}, title), copyButton(() => (typeof whole === 'function' ? whole() : whole), title)),
-    // Long lines scroll, and what scrolls has to be reachable by keyboard.
+    // Long lines scroll, and a scrollable element must be reachable by keyboard.
     h('pre', { tabindex: '0', role: 'group', 'aria-label': title }, code),
   );
   return {

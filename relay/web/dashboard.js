@@ -1,4 +1,4 @@
-// /dashboard: which view the address asks for, drawn from the store at most once a frame.
+// /dashboard: shows the view that the address names, drawn from the store at most once per frame.
 
 import { h } from './dom.js';
 import { journalView } from './view-journal.js';
@@ -39,12 +39,12 @@ start({
 addEventListener('hashchange', () => {
   if (!main) return;
   show();
-  // As on any new page, reading and tabbing begin at its top.
+  // As on any new page, reading and tabbing start at the top.
   main.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
 
-/** A view is made by a function of the context (and the rest of the route), and has {node, update(store)}. */
+/** A view is created by a function of the context (and the rest of the route), and has {node, update(store)}. */
 function show() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, '').split('/').map(decoded);
   const [title, make] = name === 'workers' && rest[0] ? ['Worker', workerView] : VIEWS[name] ?? VIEWS[''];

@@ -1,8 +1,8 @@
-// Dialogs on <dialog>: the browser keeps the focus inside, closes on Escape and gives the focus back.
+// Dialogs with <dialog>: the browser keeps the focus inside, closes on Escape and restores the focus.
 
 import { h } from './dom.js';
 
-/** Shows `content` until something calls the `close` that it was handed; resolves to what was given to that. */
+/** Shows `content` until its `close` is called; resolves to the argument of that call. */
 export function openDialog(title, build) {
   return new Promise((resolve) => {
     const id = `dialog-${Math.random().toString(36).slice(2)}`;
@@ -22,7 +22,7 @@ export function openDialog(title, build) {
   });
 }
 
-/** Asks before what cannot be taken back; true when it was confirmed. */
+/** Requests confirmation of an irreversible action; resolves to true if it was confirmed. */
 export function confirmed(title, words, yes) {
   return openDialog(title, (close) => [
     h('p', {}, words),

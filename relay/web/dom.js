@@ -1,13 +1,13 @@
-// Builds and updates nodes. Text is only ever set as text: what workers, clients and models are called comes from outside.
+// Creates and updates nodes. Text is always set as text, because names of workers, clients and models are untrusted.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element: h('button', {class: 'primary', onclick: save}, 'Save'). Children may be nodes, texts, lists, and nothing. */
+/** Creates an element: h('button', {class: 'primary', onclick: save}, 'Save'). Children may be nodes, texts, lists, and nothing. */
 export function h(tag, props = {}, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** The same for the inside of an <svg>. */
+/** Creates an element inside an <svg>. */
 export function s(tag, props = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
@@ -22,10 +22,10 @@ function filled(node, props, children) {
   return node;
 }
 
-// These differ from their attributes as soon as somebody has typed.
+// These properties differ from their attributes after user input.
 const PROPERTIES = { value: true, checked: true, selected: true, disabled: true, hidden: true, indeterminate: true };
 
-/** Writes only what changed: an untouched node keeps focus, selection and layout. */
+/** Writes only changes: an untouched node keeps focus, selection and layout. */
 export function setText(node, text) {
   const words = text === null || text === undefined ? '' : String(text);
   if (node.textContent !== words) node.textContent = words;
@@ -45,8 +45,8 @@ export function setHidden(node, hidden) {
 }
 
 /**
- * Makes `parent` hold one node per item, in their order. Nodes are kept by key, so that an update moves and fills only what
- * changed; the one that has the focus keeps it.
+ * Gives `parent` one child per item, in order. Nodes are kept by key, so that an update only moves and fills changed ones; the focused node
+ * keeps the focus.
  */
 export function setList(parent, items, key, make, fill) {
   const known = (parent.listed ??= new Map());
@@ -72,7 +72,7 @@ function move(parent, node, before) {
   focused?.focus({ preventScroll: true });
 }
 
-/** Calls `work` at the next frame, however often it was asked for: a burst of changes is one rendering. */
+/** Calls `work` once at the next frame, regardless of the number of calls: a burst of changes is rendered once. */
 export function oncePerFrame(work) {
   let asked = false;
   return () => {

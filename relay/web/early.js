@@ -1,5 +1,5 @@
-// Runs before the first paint: a page that is light for a moment and then dark hurts the eyes. What was chosen counts, else the system; a
-// blocked storage is no reason to fail.
+// Runs before the first paint, so that a dark page does not flash white. The stored choice applies, otherwise the system's. A blocked
+// storage is not an error.
 (() => {
   let chosen = null;
   try {

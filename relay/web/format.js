@@ -1,4 +1,4 @@
-// Numbers and times as people read them. Pure, so that every page says the same thing in the same words.
+// Human-readable numbers and times. Pure, so that all pages format them in the same way.
 
 const INTEGER = new Intl.NumberFormat('en');
 const COMPACT = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
@@ -15,7 +15,7 @@ export function some(value, word, plural = `${word}s`) {
   return `${count(value)} ${value === 1 ? word : plural}`;
 }
 
-/** A rate per second: two digits are enough, and none where there is nothing. */
+/** Formats a rate per second, rounded to about two digits. */
 export function rate(value) {
   if (value === null || value === undefined) return NOTHING;
   if (value === 0) return '0';
@@ -36,7 +36,7 @@ export function milliseconds(value) {
   return value < 60_000 ? `${(value / 1000).toFixed(value < 10_000 ? 2 : 1)} s` : duration(value);
 }
 
-/** How long something takes or took: its two largest units. */
+/** A duration, in its two largest units. */
 export function duration(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
   if (seconds < 60) return `${seconds} s`;

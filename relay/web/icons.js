@@ -1,4 +1,4 @@
-// Small outlined pictures, drawn here: nothing is fetched. They say nothing to a screen reader; the words beside them do.
+// Small outlined icons, defined here so that nothing is fetched. Screen readers skip them and read the text next to them.
 
 import { s } from './dom.js';
 

@@ -1,5 +1,5 @@
-// /integrate: a client of your choice, with address, key and model filled in. Needs no login where clients come to this address, too: who
-// has a key, or a relay that wants none, is helped as well.
+// /integrate: shows how to connect a client, with address, key and model filled in. It needs no login if clients use this address, too: it
+// also serves users who have a key, or whose relay requires none.
 
 import { ApiError, fetchAsClient, get, post, problem, relayAddress } from './api.js';
 import { choice } from './choice.js';
@@ -12,7 +12,7 @@ import { MASK } from './secret.js';
 import { start } from './shell.js';
 import { tryBox } from './try-box.js';
 
-/** What clients send where no key is asked for: most of them refuse to start without one. */
+/** The key that clients send if none is required: most clients refuse to start without one. */
 const ANY = 'any';
 const NO_MODEL = 'YOUR-MODEL';
 
@@ -33,7 +33,7 @@ start({
       draw();
     });
   },
-  // Models come and go with their workers.
+  // Models appear and disappear with their workers.
   update(store) {
     const served = store.models().filter((model) => model.workers > 0).map((model) => model.id);
     if (served.length && served.join() !== state.models.join()) show(served);

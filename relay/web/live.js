@@ -1,11 +1,11 @@
-// The one stream of events, kept open: it is dialled again when it breaks, closed while nobody looks, and a login that is over ends it.
+// The event stream of a page. It is reconnected when it breaks, closed while the page is hidden, and ended when the login expires.
 
 import { get } from './api.js';
 import { setRelayTime } from './clock.js';
 
-/** The relay says something at least each 15 s; a stream without a word for longer is dead, whatever the browser thinks. */
+/** The relay sends a message at least every 15 s; a stream that is silent for longer is dead, even if the browser has not noticed. */
 const SILENCE_MS = 40_000;
-/** A page in the background keeps one of the few connections that a browser has for a host. */
+/** A page in the background would keep one of the few connections that a browser has for a host. */
 const HIDDEN_MS = 60_000;
 const LONGEST_PAUSE_MS = 15_000;
 
@@ -19,7 +19,7 @@ export class Live {
   #hidden = null;
   #stopped = true;
 
-  /** `on.change()` after each event, `on.state('live' | 'lost')` when that changes, `on.over()` when the login is over. */
+  /** `on.change()` is called after each event, `on.state('live' | 'lost')` on changes of state, `on.over()` when the login has expired. */
   constructor(store, on) {
     this.#store = store;
     this.#on = on;
@@ -61,7 +61,7 @@ export class Live {
     this.#watchdog = setTimeout(() => this.#lost(), SILENCE_MS);
   }
 
-  // The browser's own retries cannot tell an ended login from a relay that restarts; so each is made here, after asking.
+  // The browser's own retries cannot distinguish an expired login from a restarting relay, so each retry checks the login first.
   #lost() {
     this.#close();
     if (this.#stopped) return;

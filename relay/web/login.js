@@ -1,4 +1,4 @@
-// The admin token, once; the relay gives a cookie that scripts cannot read.
+// The login form for the admin token; the relay returns a cookie that scripts cannot read.
 
 import { post } from './api.js';
 import { h, setText } from './dom.js';

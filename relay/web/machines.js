@@ -1,4 +1,4 @@
-// Which systems a worker runs on, and which servers it sits beside. Facts only.
+// The systems that a worker runs on, and the servers that it runs next to.
 
 export const SYSTEMS = [
   { id: 'linux', name: 'Linux', icon: 'linux', detail: 'PC, server, WSL' },
@@ -8,7 +8,7 @@ export const SYSTEMS = [
   { id: 'kubernetes', name: 'Kubernetes', icon: 'kubernetes', detail: 'a Pod' },
 ];
 
-/** `engine` is what BACKEND_ENGINE takes, `at_once` what such a server usually runs at once with what flag. */
+/** `engine` is the value of BACKEND_ENGINE, `atOnce` the server's usual concurrency, and `flag` the flag that sets it. */
 export const BACKENDS = [
   { id: 'vllm', name: 'vLLM', port: 8000, engine: 'vllm', atOnce: 16, begin: 'vllm serve Qwen/Qwen3-8B', flag: '--max-num-seqs' },
   { id: 'llama-server', name: 'llama-server', port: 8080, engine: 'llama-server', atOnce: 4, begin: 'llama-server -hf ggml-org/Qwen3-8B-GGUF --parallel 4', flag: '--parallel' },
@@ -25,7 +25,7 @@ export function likelySystem() {
   return platform.includes('win') ? 'windows' : 'linux';
 }
 
-/** Addresses that mean "this machine" everywhere, so that another machine would dial itself. */
+/** True for addresses that mean "this machine" everywhere, so that another machine would dial itself. */
 export function isLoopback(address) {
   try {
     const { hostname } = new URL(address);

@@ -1,4 +1,4 @@
-// The form for a new API key, and its secret: shown once.
+// The form for a new API key, and its secret, which is shown once.
 
 import { codeBlock } from './copying.js';
 import { h, setText } from './dom.js';
@@ -8,7 +8,7 @@ import { post } from './api.js';
 const DAY_MS = 86_400_000;
 const LIFETIMES = [['', 'Never'], ['7', 'In 7 days'], ['30', 'In 30 days'], ['90', 'In 90 days'], ['365', 'In a year'], ['date', 'At a date …']];
 
-/** True when a key was made. */
+/** Resolves to true if a key was created. */
 export async function newKey(store) {
   const created = await openDialog('New API key', (close) => form(store, close));
   if (!created) return false;
@@ -68,7 +68,7 @@ function field(id, label, input, hint) {
   return h('div', { class: 'field' }, h('label', { for: id }, label), input, h('p', { class: 'hint', id: `${id}-hint` }, hint));
 }
 
-/** A limit that was left empty is none, and is left out. */
+/** A limit that was left empty is left out, which means no limit. */
 function asked(fields) {
   const body = { name: fields.name.value.trim() };
   const models = fields.models.value.split(',').map((model) => model.trim()).filter(Boolean);

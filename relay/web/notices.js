@@ -1,4 +1,4 @@
-// What just happened, in a corner and for a screen reader. One polite region on the page; nothing that ticks is announced.
+// Recent events, in a corner and for screen readers. The page has one polite live region; ticking values are not announced.
 
 import { h } from './dom.js';
 import { icon } from './icons.js';
@@ -21,7 +21,7 @@ export function notice(words, level = 'ok') {
   setTimeout(() => node.remove(), level === 'error' ? 2 * SHOWN_MS : SHOWN_MS);
 }
 
-/** Runs an action whose failure the user has to hear of; undefined when it failed. */
+/** Runs an action and shows its failure to the user; resolves to undefined after a failure. */
 export async function orSay(action) {
   try {
     return await action();

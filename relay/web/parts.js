@@ -1,4 +1,4 @@
-// Small pieces that several views show in the same way.
+// Small elements that several views share.
 
 import { h, setAttribute, setText } from './dom.js';
 import { count } from './format.js';
@@ -7,7 +7,7 @@ export function page(title, intro, ...content) {
   return h('div', { class: 'view' }, h('div', { class: 'view-head' }, h('h1', {}, title), intro), content);
 }
 
-/** How much of something is used, as a bar and in words. */
+/** The used part of a limit, as a bar and in words. */
 export function loadBar() {
   const fill = h('span', { class: 'bar-fill' });
   const words = h('span', { class: 'bar-words' });
@@ -34,7 +34,7 @@ export function pill(words = '', tone = 'idle') {
   return h('span', { class: `pill ${tone}` }, words);
 }
 
-/** Label and value, one below the other; `update` gets what the value is now. */
+/** A label with a value below it; `update` sets the current value. */
 export function fact(label, title) {
   const value = h('dd');
   const node = h('div', { class: 'fact', title: title ?? null }, h('dt', {}, label), value);
@@ -43,7 +43,7 @@ export function fact(label, title) {
 
 export const workerLink = (id) => `#/workers/${encodeURIComponent(id)}`;
 
-/** The first models by name, and how many there are besides. */
+/** The names of the first models, and the number of the others. */
 export function modelsInWords(models, total, most = 2) {
   if (!total) return 'none';
   const shown = models.slice(0, most).join(', ');

@@ -1,10 +1,10 @@
-// Why the requests for a model wait, from what the relay and its workers say. Pure: the same facts, the same words.
+// The reason why the requests for a model wait, from the data of the relay and its workers. Pure.
 
 import { some } from './format.js';
 
 /**
- * {tone, words, help?: {words, href}, until?} for a model of a provider that somebody waits for. `serving`: the workers that have it,
- * draining ones too.
+ * Returns {tone, words, help?: {words, href}, until?} for a model of a provider with waiting requests. `serving`: the workers that have it,
+ * including draining ones.
  */
 export function whyWaiting(provider, model, serving) {
   if (!provider.enabled) return { tone: 'bad', words: 'The provider is disabled: its workers are given nothing.' };
@@ -54,7 +54,7 @@ function allBusy(model, serving) {
   return { tone: 'busy', words: `The slots of ${who} that hold it are busy.` };
 }
 
-/** The workers that have any of `models`, by model: one walk over the fleet, whatever its size. */
+/** Returns the workers that have any of `models`, by model, in one pass over the fleet. */
 export function workersByModel(workers, models) {
   const found = new Map([...models].map((id) => [id, []]));
   for (const worker of workers) {

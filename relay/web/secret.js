@@ -1,4 +1,4 @@
-// The worker secret: fetched only when somebody wants to see or copy it, masked until then, and gone when the page is left.
+// The worker secret: fetched only to be shown or copied, masked until then, and dropped when the user leaves the page.
 
 import { post } from './api.js';
 
@@ -9,7 +9,7 @@ export class WorkerSecret {
   #known = new Map();
   #shown = false;
 
-  /** What may stand on the screen now. */
+  /** The text that may be shown on the screen now. */
   visible(provider) {
     return (this.#shown && this.#known.get(provider)) || MASK;
   }
@@ -37,7 +37,7 @@ async function asked(provider) {
   try {
     return (await post('admin/setup/secret', { provider })).secret;
   } catch (error) {
-    // It is kept as a digest, or nowhere: the one who set it up knows it.
+    // The relay has only a digest of it, or nothing; the administrator who created it knows it.
     if (error.status === 409) return NONE;
     throw error;
   }

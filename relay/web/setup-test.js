@@ -1,4 +1,4 @@
-// A first request to the new worker's model, as a client would make it.
+// A first request to the new worker's model, sent as a client sends it.
 
 import { h, setHidden, setList, setText } from './dom.js';
 import { temporaryKey } from './temporary-key.js';

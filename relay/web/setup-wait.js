@@ -1,4 +1,4 @@
-// Waits for a worker that was not there when the page was opened, and says what may be wrong when none comes.
+// Waits for a worker that was not connected when the page was opened, and shows likely problems if none connects.
 
 import { age, now } from './clock.js';
 import { codeBlock } from './copying.js';
@@ -9,7 +9,7 @@ import { shell } from './quoting.js';
 
 const PATIENCE_MS = 20_000;
 
-/** `found` is the new worker; `onFound` is called when it comes, and when it changes. */
+/** `found` is the new worker; `onFound` is called when it connects and when it changes. */
 export function waitStep(settings, onFound) {
   const words = h('p', { class: 'wait-words', role: 'status' }, 'Waiting for a new worker …');
   const models = h('p', { class: 'hint', hidden: true });
@@ -52,13 +52,13 @@ export function waitStep(settings, onFound) {
   return step;
 }
 
-/** Of the new ones the last; one that serves something before one that does not. */
+/** Returns the last of the new workers, with workers that serve a model before others. */
 function newest(store, before) {
   const fresh = [...store.workers.values()].filter((worker) => !before.has(worker.worker_id));
   return fresh.sort((a, b) => Boolean(b.models_total) - Boolean(a.models_total) || b.connected_at - a.connected_at)[0] ?? null;
 }
 
-/** What the relay's log says of somebody who was not let in since. */
+/** Returns the relay's latest log entry about a rejected worker since then. */
 function refusal(journal, since) {
   for (let i = journal.length - 1; i >= 0 && journal[i].at >= since; i -= 1) {
     const { level, message } = journal[i];

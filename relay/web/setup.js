@@ -1,4 +1,4 @@
-// /setup: from this page to an answer of another machine. Every step shows at once; each gets its tick when it is done.
+// /setup: adds a machine, up to a first response from it. All steps are shown at once; each is ticked when it is done.
 
 import { bringing, connecting, lasting, lookAround, starting } from './commands.js';
 import { choice } from './choice.js';
@@ -32,7 +32,7 @@ start({
 });
 
 function build({ session }) {
-  // Of a login before this one nothing is left.
+  // Nothing of a previous login is kept.
   secret = new WorkerSecret();
   redrawers.length = 0;
   const steps = [];
@@ -59,7 +59,7 @@ function build({ session }) {
   return page('Add a machine', intro, list);
 }
 
-/** The first three are choices with a good default; what comes after them is done when it happened. */
+/** The first three steps are choices with a good default; the later ones are done when their event has happened. */
 function markSteps(steps) {
   const done = [true, true, Boolean(wait.found), Boolean(wait.found), test.passed, false];
   const current = done.indexOf(false);
@@ -169,7 +169,7 @@ function lastingStep() {
   return [h('p', {}, 'So that it starts by itself after a restart of that machine:'), blocks];
 }
 
-/** `texts(settings)` makes what is shown, with the secret masked, and what is copied, with it. */
+/** `texts(settings)` makes the shown text, with a masked secret, and the copied one, with the secret. */
 function drawBlocks(parent, texts) {
   const at = (word) => ({ ...settings, secret: word, backend: { ...settings.backend, url: backendUrl() } });
   const shown = texts(at(secret.visible(settings.provider)));

@@ -1,4 +1,4 @@
-// What all pages share: navigation, the state of the connection, login and logout. A page is what it puts into `main`.
+// The frame of all pages: navigation, the state of the connection, login and logout. A page provides the content of `main`.
 
 import { onLoginOver, post, session as askSession } from './api.js';
 import { h, oncePerFrame, setAttribute, setHidden, setText } from './dom.js';
@@ -28,7 +28,7 @@ const NAVIGATION = [
 
 /**
  * Builds the page around `page.mount(main, context)`, which is called once with `{store, session}`; `page.update(store)` is called after
- * each change, once a frame at most. A page with `open: true` shows itself without a login, too, except at an address for admins alone.
+ * each change, at most once per frame. A page with `open: true` is also shown without a login, except at an address for admins only.
  */
 export async function start(page) {
   const store = new Store();
@@ -59,7 +59,7 @@ export async function start(page) {
       setHidden(parts.state, !session.logged_in);
       setAttribute(parts.root, 'data-login', session.logged_in ? 'in' : 'out');
       if (session.logged_in || (page.open && !session.clients_elsewhere)) {
-        // Again after a login or the end of one: a page may have other things to offer then.
+        // Mounted again after a login or its end, because the page may offer other actions then.
         if (mounted !== session.logged_in) page.mount(parts.main, { store, session, login: () => showLogin(session) });
         mounted = session.logged_in;
       } else {
@@ -72,14 +72,14 @@ export async function start(page) {
   }
   function showLogin(session) {
     mounted = null;
-    // Everything that was shown is somebody's; it goes with the login. An open dialog would hold the form up besides.
+    // All shown data requires the login and is removed with it. An open dialog would also block the form.
     document.querySelectorAll('dialog[open]').forEach((dialog) => dialog.close());
     parts.main.replaceChildren(loginForm(session, () => {
       parts.main.replaceChildren();
       enter();
     }));
   }
-  // What a browser brings back from its memory may be from before a logout.
+  // A page restored from the browser's cache may be from before a logout.
   addEventListener('pageshow', (event) => event.persisted && location.reload());
   await enter();
 }
@@ -127,7 +127,7 @@ function markCurrent(parts) {
   for (const { link } of parts.links.values()) {
     const current = link.pathname === location.pathname && (!link.hash || link.hash === view);
     setAttribute(link, 'aria-current', current ? 'page' : null);
-    // On a phone the entries are one row that scrolls.
+    // On a phone the entries are one scrollable row.
     if (current) parts.nav.scrollLeft = link.offsetLeft - parts.nav.clientWidth / 2;
   }
 }

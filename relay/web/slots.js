@@ -1,4 +1,4 @@
-// The slots of a worker that loads and unloads models: what each holds, where it is going, and orders to it.
+// The slots of a worker that loads and unloads models: the model of each, its transition, and commands to it.
 
 import { age, setAge, setCountdown, setProgress } from './clock.js';
 import { get, post, workerPath } from './api.js';
@@ -51,7 +51,7 @@ function slotCard(workerId) {
   return node;
 }
 
-/** From where the slot comes to where it goes, with the time that its worker expects. */
+/** The slot's transition from one model to another, with the worker's estimate of its end. */
 function swapProgress() {
   const words = h('span');
   const left = h('span', { class: 'hint' });
@@ -126,7 +126,7 @@ function modelRow(workerId, slotId, model) {
   return node;
 }
 
-/** Gives an order and asks until the worker has said what came of it. */
+/** Sends a command and polls until the worker has reported its result. */
 async function followed(workerId, body) {
   try {
     const { op_id } = await post(workerPath(workerId, 'command'), body);

@@ -1,4 +1,4 @@
-// How each client is told about the relay. Pure: address, key and model in, text out; all are quoted for the language they go into.
+// The configuration of each client. Pure functions from address, key and model to text; all three are quoted for the target language.
 
 import { isLoopback } from './machines.js';
 import { quoted, shell } from './quoting.js';

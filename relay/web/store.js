@@ -1,4 +1,4 @@
-// What the relay's stream said, put together. Holds no nodes and knows no page: it is what every view is drawn from.
+// The state from the relay's event stream. It has no nodes and knows no page; every view is drawn from it.
 
 const MOST_POINTS = 360;
 const MOST_JOURNAL = 500;
@@ -28,7 +28,7 @@ export class Store {
     this.journal = snapshot.journal;
   }
 
-  /** What is absent is as before. */
+  /** Absent parts are unchanged. */
   change(change) {
     if (change.relay) this.relay = change.relay;
     merge(this.providers, change.providers, change.gone_providers, 'name');
@@ -43,7 +43,7 @@ export class Store {
     return this.workers.get(id)?.name ?? id;
   }
 
-  /** Models that somebody serves now, with those of most workers first. */
+  /** Returns the models of the providers, those with the most workers first. */
   models() {
     const models = new Map();
     for (const provider of this.providers.values()) {

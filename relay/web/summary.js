@@ -1,4 +1,4 @@
-// Sums over providers, for the overview: of the moment, and of each point of the last hour. Pure.
+// Sums over providers for the overview: current values, and values of each point of the last hour. Pure.
 
 const RECENT = 6;
 
@@ -18,8 +18,8 @@ export function totals(providers) {
 }
 
 /**
- * One point of all providers, or of the one named. Quantiles cannot be added: the median is weighed by requests, and of the 95th
- * percentiles the slowest provider's counts.
+ * Combines one point of all providers, or of the named one. Quantiles cannot be added: the median is weighted by requests, and the 95th
+ * percentile is that of the slowest provider.
  */
 export function combined(point, name) {
   const parts = name ? [point.providers[name]].filter(Boolean) : Object.values(point.providers);
@@ -42,7 +42,7 @@ export function combined(point, name) {
   return sum;
 }
 
-/** The last minute: a single interval of ten seconds jumps too much to be read. */
+/** Returns the values of the last minute: those of a single interval of ten seconds vary too much. */
 export function lastMinute(points, intervalMs) {
   const recent = points.slice(-RECENT);
   const seconds = (recent.length * intervalMs) / 1000;

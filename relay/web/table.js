@@ -1,4 +1,4 @@
-// A list that stays quick with thousands of entries: filtered, sorted, one page of rows in the document, filled in place.
+// A table that stays fast with thousands of entries: filtered, sorted, with one page of rows in the document, updated in place.
 
 import { h, setAttribute, setHidden, setList, setText } from './dom.js';
 import { icon } from './icons.js';
@@ -7,8 +7,8 @@ import { count, some } from './format.js';
 const PER_PAGE = 50;
 
 /**
- * `columns`: [{key, title, sort?(row), text?(row) | fill?(cell, row), make?(row), end?, minor?, label?}], where `minor` ones leave first on a
- * narrow screen and `end` are numbers; `options`: {name, noun, key(row), words(row), sort: [key, descending], empty, filters?}.
+ * `columns`: [{key, title, sort?(row), text?(row) | fill?(cell, row), make?(row), end?, minor?, label?}]: `minor` ones are hidden first on
+ * a narrow screen, `end` ones are numbers; `options`: {name, noun, key(row), words(row), sort: [key, descending], empty, filters?}.
  */
 export function dataTable(columns, options) {
   const table = new DataTable(columns, options);
@@ -63,7 +63,7 @@ class DataTable {
     return h('th', attributes, h('button', { type: 'button', class: 'sort', onclick: () => this.#sortBy(column) }, column.title));
   }
 
-  // Rows do not move away from under a pointer or the focus: their order is kept until it leaves.
+  // Keeps the order of the rows while the pointer or the focus is in them, so that they do not move away.
   #hold() {
     const release = () => {
       const over = this.table.matches(':hover') || this.body.contains(document.activeElement);
@@ -150,7 +150,7 @@ class DataTable {
     this.next.disabled = this.#page === pages - 1;
   }
 
-  // Only when the words change: an empty list is looked at with a link in focus.
+  // Updated only if the text changes, because a link in it may have the focus.
   #say(content) {
     const words = content.map((part) => part.textContent ?? part).join('');
     if (this.empty.textContent !== words) this.empty.replaceChildren(...content);

@@ -1,4 +1,4 @@
-// Light or dark, as the system says until somebody chooses. early.js puts either into place before the first paint.
+// Light or dark: the system's until the user chooses one. early.js applies it before the first paint.
 
 import { h, setAttribute, setText } from './dom.js';
 import { icon } from './icons.js';
@@ -28,6 +28,6 @@ function keep(theme) {
   try {
     localStorage.setItem(KEY, theme);
   } catch {
-    // A browser that keeps nothing has the choice for this page only.
+    // Without storage, the choice applies to this page only.
   }
 }

@@ -1,10 +1,13 @@
-// A box to ask a model something and see the answer come.
+// A box that sends a prompt to a model and shows the response as it arrives.
 
 import { h, setAttribute, setHidden, setText } from './dom.js';
 import { count, milliseconds, rate } from './format.js';
 import { streamChat } from './chat.js';
 
-/** `given()` → {model, key, done?}, or a promise of it; its `done` is called at the end in any case. `onDone(result)` after a whole answer. */
+/**
+ * `given()` returns {model, key, done?} or a promise of it; `done` is always called at the end. `onDone(result)` follows a complete
+ * response.
+ */
 export function tryBox({ prompt, label, given, onDone }) {
   const input = h('textarea', { rows: 2, 'aria-label': 'Prompt', value: prompt });
   const send = h('button', { type: 'submit', class: 'primary' }, label);

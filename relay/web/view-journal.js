@@ -1,4 +1,4 @@
-// Event log: what happened lately, newest first.
+// Event log: recent events, newest first.
 
 import { age, setAge } from './clock.js';
 import { h, setAttribute, setHidden, setList, setText } from './dom.js';
@@ -49,9 +49,9 @@ function entry(event) {
   return node;
 }
 
-/** Of the wire, and of no use to who looks for what happened; the filter finds them all the same. */
+/** Fields of the protocol, which do not help to understand an event; the filter still finds them. */
 const TECHNICAL = new Set(['core1', 'slots1']);
-/** These first, the others as they come. */
+/** These fields come first, the others in their own order. */
 const FIRST = ['address', 'provider', 'worker'];
 
 function fields(event) {

@@ -1,4 +1,4 @@
-// API keys: who may use the relay, and how much.
+// API keys: the clients that may use the relay, and their limits.
 
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
@@ -53,7 +53,7 @@ export function keysView({ store, session }) {
     await load();
   }
   load();
-  // The stream does not tell of keys; what they use of their limits changes slowly, and only matters while it is looked at.
+  // The stream has no events for keys. Their usage changes slowly and matters only while it is shown.
   const timer = setInterval(() => (node.isConnected ? document.hidden || load() : clearInterval(timer)), ASK_AGAIN_MS);
   return { node, instant: true, update() {} };
 }

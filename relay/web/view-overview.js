@@ -1,4 +1,4 @@
-// Overview: what the fleet does now, what it did for an hour, and what needs somebody.
+// Overview: the fleet now and in the last hour, and its problems.
 
 import { age, setAge } from './clock.js';
 import { h, setAttribute, setHidden, setList, setText } from './dom.js';
@@ -48,7 +48,7 @@ export function overviewView({ store }) {
     const chosen = only ? [now.providers.get(only)] : [...now.providers.values()];
     const points = now.points.map((point) => combined(point, only));
     const fresh = now.workers.size === 0 && points.every((point) => point.requests === 0);
-    // Noughts and empty charts help nobody on their first visit.
+    // Zeros and empty charts do not help on a first visit.
     for (const part of [tiles.node, charts.node]) setHidden(part, fresh);
     setHidden(welcome, now.workers.size > 0);
     setHidden(attention, !showConcerns(attention, concerns(now)));

@@ -1,4 +1,4 @@
-// Providers: who the relay serves models for, and how that went since it started.
+// Providers: their workers and models, and their totals since the start.
 
 import { h, setHidden, setList, setText } from './dom.js';
 import { count, milliseconds, NOTHING } from './format.js';

@@ -1,4 +1,4 @@
-// Queue: who waits for what, for how long, and why.
+// Queue: the models that requests wait for, how long they wait, and why.
 
 import { age, setAge, setCountdown } from './clock.js';
 import { h, setAttribute, setHidden, setList, setText } from './dom.js';
@@ -41,7 +41,7 @@ function providerQueue(provider) {
     waiting.sort((a, b) => (a.oldest_at ?? Infinity) - (b.oldest_at ?? Infinity));
     setHidden(nothing, waiting.length > 0);
     setText(nothing, nothingInWords(now));
-    // Without anybody who waits there is no need to walk over the fleet.
+    // Without waiting requests, the fleet need not be searched.
     const serving = waiting.length ? workersByModel(providersWorkers(store, now), waiting.map((model) => model.id)) : new Map();
     setList(models, waiting, (model) => model.id, modelQueue, (row, model) => row.update(model, whyWaiting(now, model, serving.get(model.id))));
   };

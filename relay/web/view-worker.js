@@ -1,4 +1,4 @@
-// One worker: what it is, what it holds, what it does, and what may be told to it.
+// One worker: its properties, models and requests, and the commands to it.
 
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';

@@ -14,14 +14,14 @@ let proxy;
 
 test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401'] });
 
-// The page first: to it a relay that ends is an error.
+// Closes the page first, because it reports an error when the relay stops.
 test.afterEach(async ({ page }) => {
   await page.close();
   await site.close();
   proxy.close();
 });
 
-/** A proxy on a free port. What is not below the path is 404 and listed in `outside`. */
+/** A proxy on a free port. Requests outside of the path get 404 and are listed in `outside`. */
 async function startProxy(pass) {
   const server = createServer((incoming, answer) => {
     const path = below(server, pass, incoming);
@@ -49,7 +49,7 @@ async function startProxy(pass) {
   return server;
 }
 
-/** The path for the relay; nothing where it is not below the base path. */
+/** Returns the path for the relay; nothing if it is not below the base path. */
 function below(server, pass, { url }) {
   if (url === BASE || url.startsWith(`${BASE}/`)) return pass(url);
   server.outside.push(url);
@@ -67,7 +67,7 @@ for (const [form, pass] of Object.entries(FORMS)) {
     const failed = [];
     page.on('response', (response) => response.status() >= 400 && failed.push(`${response.status()} ${response.url()}`));
     page.on('requestfailed', (one) => {
-      // A page that is left aborts its requests.
+      // Leaving a page aborts its requests.
       if (one.failure().errorText !== 'net::ERR_ABORTED') failed.push(`${one.failure().errorText} ${one.url()}`);
     });
 
@@ -78,7 +78,7 @@ for (const [form, pass] of Object.entries(FORMS)) {
     await connectClient(page);
     await page.getByRole('button', { name: 'Log out' }).click();
     await expect(page.getByRole('button', { name: 'Log in to make one' })).toBeVisible();
-    // Without a key no models are listed.
+    // No models are listed without a key.
     expect(failed.filter((line) => !line.startsWith('401 ') || !line.endsWith('/v1/models'))).toEqual([]);
     expect(proxy.outside).toEqual([]);
   });

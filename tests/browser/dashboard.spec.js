@@ -1,4 +1,4 @@
-// The dashboard with three machines: what it shows, and every order that can be given through it.
+// The dashboard with three machines: the shown data, and every command that it offers.
 
 import { expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
 import { Site } from './lib/site.js';
@@ -59,7 +59,7 @@ test('an order to a slot is followed to its end', async ({ page }) => {
   await page.getByRole('button', { name: 'Pin coder in gpu0' }).click();
   await expect(coder.filter({ hasText: 'pinned' })).toContainText('Pin: done');
   await inspect(page, 'worker-light');
-  // Its slot keeps the pinned model: the worker refuses, and the page says why.
+  // The slot keeps the pinned model: the worker refuses, and the page shows the reason.
   await page.getByRole('button', { name: 'Load writer in gpu0' }).click();
   await expect(page.getByRole('listitem').filter({ hasText: /^writer/ }).filter({ hasText: /Load: .*pinned/ })).toBeVisible();
   await page.getByRole('button', { name: 'Unpin coder in gpu0' }).click();
@@ -89,7 +89,7 @@ test('says why requests wait, and cancels one', async ({ page }) => {
     { name: 'slow', models: ['slow-model'] },
     { name: 'left', models: ['nowhere'] },
   ][number]);
-  // A model that nobody ever had is refused at once; for one whose worker has gone a request waits.
+  // A request for a model that no worker ever had is rejected at once; one for a model whose worker has disconnected waits.
   left.close();
   await expect.poll(async () => (await site.admin('GET', '/admin/workers')).workers.map(({ name }) => name)).not.toContain('left');
   const first = site.ask('slow-model');
@@ -106,7 +106,7 @@ test('says why requests wait, and cancels one', async ({ page }) => {
   await page.goto(`${site.url}/dashboard#/requests`);
   await expect(row(page, 'slow-model')).toHaveCount(2);
   await inspect(page, 'requests-waiting');
-  // Its worker's own page says that it runs there.
+  // The page of the worker shows that the request runs there.
   await row(page, 'slow-model').getByRole('link', { name: 'slow', exact: true }).click();
   await expect(page.getByRole('heading', { name: 'slow', exact: true })).toBeVisible();
   await expect(row(page, 'slow-model')).toHaveCount(1);

@@ -1,4 +1,4 @@
-// Connecting a client: what is copied from the page works.
+// Connecting a client: the commands copied from the page work.
 
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
@@ -49,7 +49,7 @@ test('a key is made, and the copied line runs', async ({ page }) => {
 
 test('an answer streams, and can be stopped', async ({ page }) => {
   const { secret } = await site.admin('POST', '/admin/keys', { name: 'pasted' });
-  // Somebody with a key and no login.
+  // A user with a key and without a login.
   await page.goto(`${site.url}/integrate`);
   await expect(page.getByText('Models are listed as soon as there is a key.')).toBeVisible();
   await page.getByLabel('API key').fill(secret);
@@ -63,7 +63,7 @@ test('an answer streams, and can be stopped', async ({ page }) => {
   await expect(page.getByText('Answering …')).toBeVisible();
   await page.getByRole('button', { name: 'Stop' }).click();
   await expect(page.getByText(/^Stopped: /)).toBeVisible();
-  // Stopping reaches the relay, and through it the backend.
+  // Stopping cancels the request at the relay and at the backend.
   await expect.poll(async () => (await site.admin('GET', '/admin/requests')).requests.length).toBe(0);
   await page.setViewportSize({ width: 360, height: 780 });
   await expectNoSidewaysScroll(page);
@@ -71,7 +71,7 @@ test('an answer streams, and can be stopped', async ({ page }) => {
   await inspect(page, 'integrate-phone-dark');
 });
 
-/** Asks a worker that the test plays for an answer, in words, and resolves once its first piece is shown. */
+/** Sends a prompt from the page to a worker that the test simulates; resolves once the first piece is shown. */
 async function beginAnswer(page, name) {
   const { secret } = await site.admin('POST', '/admin/keys', { name });
   const [hand] = await site.hands(1, () => ({ name, models: [name] }));

@@ -1,4 +1,4 @@
-// A relay whose clients, workers and admins have an address each: the pages name the right one, and their test boxes work.
+// A relay with separate addresses for clients, workers and admins: the pages show the right one, and their test boxes work.
 
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
@@ -36,7 +36,7 @@ test('a new machine dials the address of workers, and is asked something by an a
 test('a client is connected to its own address, and tried from here', async ({ page }) => {
   await site.worker('tower', 'tried');
   await page.goto(`${site.pages}/integrate`);
-  // Nothing here is for clients, so that there is nothing to see without a login.
+  // Clients do not use this listener, so nothing is shown without a login.
   await expect(page.getByRole('heading', { name: 'Log in' })).toBeVisible();
   await inspect(page, 'integrate-elsewhere-login');
   await page.getByLabel('Admin token').fill(TOKEN);

@@ -1,4 +1,4 @@
-// Getting in, getting out, and what a page does when the login or the relay is gone.
+// Login, logout, and the behaviour of a page when the login or the relay is gone.
 
 import { expect, inspect, logIn, test } from './lib/test.js';
 import { Site, TOKEN } from './lib/site.js';
@@ -12,7 +12,7 @@ test.beforeEach(async () => {
   site = await Site.start();
 });
 
-// The page first: to it a relay that ends is an error.
+// Closes the page first, because it reports an error when the relay stops.
 test.afterEach(async ({ page }) => {
   await page.close();
   await site.close();
@@ -112,7 +112,7 @@ test('everything can be reached by keyboard', async ({ page }) => {
   await page.keyboard.press('Enter');
   const dialog = page.getByRole('dialog', { name: 'New API key' });
   await expect(dialog.getByLabel('Name')).toBeFocused();
-  // The focus stays inside of it, however often it moves on.
+  // The focus stays inside the dialog, however often it moves.
   for (let i = 0; i < 12; i += 1) {
     await page.keyboard.press('Tab');
     expect(await dialog.evaluate((node) => node.contains(document.activeElement) || document.activeElement === document.body)).toBe(true);

@@ -7,14 +7,14 @@ import { expect, test } from '@playwright/test';
 import { Site } from './lib/site.js';
 import { logIn } from './lib/test.js';
 
-/** What a malicious backend answers with, whatever it is asked. Its script would mark the page and the relay's origin. */
+/** The response of a malicious backend to any request. Its script would mark the page and the relay's origin. */
 const PAGE = '<!doctype html><title>taken</title><script>document.title = "run"; fetch("/taken"); parent.postMessage("run", "*")</script>';
 
 let site;
 let backend;
 let elsewhere;
 
-/** A server of this machine with one page for all paths, and what it was asked. */
+/** A local server with one page for all paths, and the requests that it received. */
 async function served(body, headers) {
   const asked = [];
   const server = createServer((request, response) => {
@@ -51,7 +51,7 @@ async function start(env = {}) {
   await expect.poll(async () => (await (await fetch(`${site.url}/v1/models`)).json()).data.length).toBe(1);
 }
 
-/** Of another site than 127.0.0.1, for a browser. */
+/** Another site than 127.0.0.1 to a browser. */
 const otherSite = () => `http://localhost:${elsewhere.port}`;
 
 for (const [name, env] of [['', {}], [', with an admin listener of its own', { ADMIN_LISTEN_ADDR: '127.0.0.1:0' }]]) {

@@ -1,4 +1,4 @@
-// One machine with few cores: one test at a time, so that nothing waits for what it does not test.
+// For one machine with few cores: one test at a time, so that no test waits because of another one.
 
 const root = require('node:path').resolve(__dirname, '../..');
 
@@ -17,7 +17,7 @@ module.exports = {
     trace: 'retain-on-failure',
     launchOptions: {
       executablePath: process.env.CHROMIUM,
-      // Chromium's sandbox refuses root, and a container's /dev/shm is small.
+      // Chromium's sandbox does not run as root, and a container's /dev/shm is small.
       args: process.getuid() === 0 ? ['--no-sandbox', '--disable-dev-shm-usage'] : [],
     },
   },

@@ -1,4 +1,4 @@
-// A relay of two providers: what there is to choose then, and that it counts.
+// A relay with two providers: the choices between them have an effect.
 
 import { copied, expect, inspect, logIn, test } from './lib/test.js';
 import { SECRET, Site } from './lib/site.js';

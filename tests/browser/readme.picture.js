@@ -1,4 +1,4 @@
-// The picture in the README: a fleet that has worked for some minutes. Not a test: `make picture` renews it.
+// The picture in the README: a fleet that has worked for some minutes. Not a test: `make picture` updates it.
 
 import path from 'node:path';
 
@@ -18,7 +18,7 @@ test('the overview of a fleet at work', async ({ page }) => {
     await logIn(page, site);
     const end = Date.now() + MINUTES * 60_000;
     for (let tick = 0; Date.now() < end; tick += 1) {
-      // An hour's ups and downs, in minutes.
+      // The changes of load over an hour, in minutes.
       const rate = 1 + Math.round(3 * Math.abs(Math.sin(tick / 70)));
       for (let i = 0; i < rate; i += 1) {
         const content = 'Tell me about relays. '.repeat(1 + ((tick * 7 + i * 3) % 6));

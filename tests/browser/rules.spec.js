@@ -1,4 +1,4 @@
-// The pages' pure rules, where a browser adds nothing: why requests wait, sums, and quoting for languages that are not run here.
+// The pages' pure functions: reasons why requests wait, sums, and quoting for languages that are not run here.
 
 import { expect, test } from '@playwright/test';
 
@@ -80,7 +80,7 @@ test('nothing that is filled in leaves its quotes', () => {
   expect(text('windows')).toContain(`\nname: ${JSON.stringify(odd)}\n`);
   for (const client of CLIENTS) {
     const whole = client.make({ base: 'http://r', key: odd, model: odd }).map((block) => block.text).join('\n');
-    // Bare it stands nowhere: not the quotes that it has, not what a shell would run.
+    // The name is never unquoted: neither its own quotes nor anything that a shell would run.
     expect(whole, client.name).not.toContain(odd);
   }
 });

@@ -1,10 +1,10 @@
-// Two thousand workers: the pages stay quick, and the document small.
+// Two thousand workers: the pages stay fast, and the document stays small.
 
 import { expect, inspect, logIn, test } from './lib/test.js';
 import { Site } from './lib/site.js';
 
 const WORKERS = 2000;
-/** What a slow machine takes for what a person should not notice. */
+/** The time on a slow machine for an action that should feel instant to a user. */
 const QUICK_MS = 1500;
 
 let site;

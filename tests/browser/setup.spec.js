@@ -1,4 +1,4 @@
-// Adding a machine: what is copied from the page is run as it is, and the page sees what comes of it.
+// Adding a machine: the commands copied from the page are run unchanged, and the page shows the result.
 
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -14,7 +14,7 @@ test.beforeEach(async ({}, info) => {
   site = await Site.start(info.title.includes('requires keys') ? { MODELRELAY_REQUIRE_API_KEYS: 'true' } : {});
 });
 
-// The page first: to it a relay that ends is an error.
+// Closes the page first, because it reports an error when the relay stops.
 test.afterEach(async ({ page }) => {
   await page.close();
   await site.close();
@@ -45,7 +45,7 @@ for (const keys of ['takes any client', 'requires keys']) {
     await page.getByLabel('Name to show (optional)').fill('garage');
     await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
 
-    // The secret is on the page only when somebody asks, and in the clipboard always.
+    // The secret is shown only on request, and is always in the clipboard.
     const main = page.getByRole('main');
     await expect(main).not.toContainText(SECRET);
     const command = await copied(page, 'Start the worker');
@@ -64,7 +64,7 @@ for (const keys of ['takes any client', 'requires keys']) {
     await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
     await inspect(page, `setup-done-${keys.split(' ')[0]}`);
     if (keys === 'requires keys') {
-      // The key of the test request is of no use to anybody any more.
+      // The key of the test request is revoked afterwards.
       await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
       expect((await site.admin('GET', '/admin/keys')).keys).toHaveLength(1);
     }
@@ -78,14 +78,14 @@ test('the shortest command needs no more than answers', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   const title = 'Start the worker, by questions';
-  // The server is what it looks for by itself, unless somebody says where it is.
+  // The worker finds the server by itself, unless its address was entered.
   expect(await copied(page, title)).not.toContain('BACKEND_URL');
   await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
   await page.getByLabel('Name to show (optional)').fill('garage');
   const command = await copied(page, title);
   expect(command).toContain(SECRET);
   await expect(page.getByRole('main')).not.toContainText(SECRET);
-  // In the place of somebody who takes what is proposed.
+  // Stands in for a user who accepts the proposed settings.
   const worker = site.line(`${command} --yes`);
   await expect(page.getByText('garage is connected.')).toBeVisible();
   await expect(page.getByText('It serves fresh.')).toBeVisible();
@@ -113,7 +113,7 @@ test('hints come when no worker does', async ({ page }) => {
 });
 
 test('a loopback address is exchanged for one that another machine reaches', async ({ page }) => {
-  // Which one that is only this machine knows, so that part of the relay's answer is made up.
+  // The real address differs between machines, so this part of the relay's response is made up.
   await page.route('**/admin/setup', async (route) => {
     const response = await route.fetch();
     await route.fulfill({ response, json: { ...await response.json(), network_url: 'http://192.168.1.5:8080' } });
@@ -136,13 +136,13 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
   expect(await copied(page, 'Start the worker')).toContain("$env:WORKER_NAME = 'Ann’’s ''box'' $PATH'\n.\\modelrelay-worker.exe");
   const text = await copied(page, 'A service, in a PowerShell of an administrator');
   expect(text).toContain(`worker.secret" '${SECRET}'\n`);
-  // Pasted again it counts, and a folder that somebody made before is shut before anything is put there.
+  // Pasting the commands again applies changes, and access to an existing folder is restricted before anything is put into it.
   const order = ['service uninstall', 'New-Item', '/setowner', 'Remove-Item', '/reset', '/inheritance:r', 'Copy-Item', 'Set-Content', 'service install'];
   expect(order.toSorted((one, other) => text.indexOf(one) - text.indexOf(other))).toEqual(order);
   expect(order.filter((words) => !text.includes(words))).toEqual([]);
   const folder = mkdtempSync(join(tmpdir(), 'windows-'));
   try {
-    // As Windows' own PowerShell writes it: with a mark before, and its ends of lines.
+    // As written by Windows PowerShell: with a byte order mark and CRLF line ends.
     const yaml = text.match(/@'\n([^]*?)\n'@/)[1];
     writeFileSync(join(folder, 'worker.yaml'), `\ufeff${yaml.replaceAll('\n', '\r\n')}\r\n`);
     writeFileSync(join(folder, 'worker.secret'), `${SECRET}\r\n`);

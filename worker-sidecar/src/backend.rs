@@ -80,8 +80,8 @@ impl Backend {
         &self.settings
     }
 
-    /// The head of a request for an allowed path; `None` when the URL would not stay with this backend. `further` are the names
-    /// of headers that the relay lets through besides the usual ones.
+    /// Returns the head of a request for an allowed path; `None` if the URL would lead to another host. `further` are the names
+    /// of headers that the relay forwards in addition to the usual ones.
     pub fn request_head<'a>(
         &self,
         method: &Method,
@@ -128,8 +128,7 @@ impl Backend {
         })
     }
 
-    /// Requests a path for the worker itself, such as `/health`. On a fresh connection, because a kept one would prove
-    /// nothing.
+    /// Requests a path for the worker itself, such as `/health`. Uses a fresh connection, because a kept one would prove nothing.
     pub async fn ask(&self, path: &str) -> Result<Answer, BackendError> {
         let uri = target(&self.settings.url, path, None)
             .ok_or_else(|| BackendError::BadAnswer("the path leaves the backend".to_owned()))?;

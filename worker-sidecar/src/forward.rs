@@ -65,7 +65,7 @@ enum Start {
 /// A forwarded response, up to its last message.
 struct Passed {
     complete: WorkerToRelay,
-    /// `None` if it broke off, and its connection is closed.
+    /// `None` if it ended prematurely, and its connection is closed.
     answer: Option<Answer>,
 }
 
@@ -234,7 +234,7 @@ impl Job {
         tokio::join!(recycle, finish);
     }
 
-    /// Reports that there is no response, or that it broke off. The backend's connection is closed by now.
+    /// Reports that there is no response, or that it ended prematurely. The backend's connection is closed by now.
     async fn fail(mut self, failure: &Failure) {
         if matches!(failure, Failure::Backend(BackendError::Reset(_))) {
             // A lost backend is withdrawn before the failure is reported.

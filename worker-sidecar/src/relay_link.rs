@@ -73,9 +73,9 @@ pub struct Link {
     pub slots1: bool,
     /// The bytes of each response that may be sent before credit arrives.
     pub window: u64,
-    /// Request headers for backends besides the usual ones.
+    /// Request headers that backends receive in addition to the usual ones.
     pub request_headers: Vec<String>,
-    /// What let it in.
+    /// The credential with which the worker was admitted.
     pub credential: Credential,
     /// The multiplexer's key for the link, once it has joined.
     seat: OnceLock<RelayKey>,
@@ -84,7 +84,7 @@ pub struct Link {
     state: Mutex<State>,
     /// Notified when there may be something to write.
     work: Notify,
-    /// The writer has written.
+    /// Notified when the writer has written.
     written: Notify,
     /// Notified when the link may be able to close; only while the link is watched.
     changed: Notify,
@@ -154,7 +154,7 @@ impl Link {
         })
     }
 
-    /// Returns the multiplexer features that the relay supports.
+    /// Returns the features of the multiplexer that the relay supports.
     pub fn peer(&self) -> Peer {
         match (self.slots1, self.core1) {
             (true, _) => Peer::Slots1,
@@ -178,7 +178,7 @@ impl Link {
         let _ = self.traffic.set(traffic);
     }
 
-    /// True if the relay was silent for so long that the link is lost, even if its session has not noticed yet.
+    /// True if the relay has been silent past the limit, so that the link is lost even if its session has not noticed yet.
     pub fn is_overdue(&self) -> bool {
         self.traffic.get().is_some_and(|traffic| traffic.is_silent(Instant::now()))
     }
@@ -212,7 +212,7 @@ impl Link {
         }
     }
 
-    /// Withdraws all models for good: this requests that a relay without `core1` send no more requests.
+    /// Withdraws all models permanently, which stops a relay without `core1` from sending more requests.
     pub fn mute(&self) {
         self.announce(&Advertised::default(), 0);
         self.lock().muted = true;
@@ -231,7 +231,7 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Closes the link once everything is written that may be: a response that waits for credit does not delay it.
+    /// Closes the link once everything that may be written is written. A response that waits for credit does not delay this.
     pub fn close(&self, code: u16, reason: &'static str) {
         self.lock().close.get_or_insert((code, reason));
         self.work.notify_one();
@@ -254,13 +254,13 @@ impl Link {
         self.changed.notify_one();
     }
 
-    /// Another link has replaced this one, which only finishes its requests.
+    /// Marks the link as replaced by another one; it only finishes its requests.
     pub fn succeed(&self) {
         self.succeeded.store(true, Ordering::Relaxed);
         self.watch();
     }
 
-    /// True if another link has replaced it.
+    /// True if another link has replaced this one.
     pub fn has_successor(&self) -> bool {
         self.succeeded.load(Ordering::Relaxed)
     }
@@ -301,7 +301,7 @@ impl Link {
         self.work.notified().await;
     }
 
-    /// The writer has flushed a batch.
+    /// Called after the writer has flushed a batch.
     pub(crate) fn handle_written(&self) {
         self.written.notify_waiters();
         self.tell_changed();
@@ -333,7 +333,7 @@ impl Link {
     }
 }
 
-/// The headers that a relay lets through besides the usual ones, as far as this worker does.
+/// Returns those of a relay's further headers that this worker forwards, too.
 fn further_headers(names: &[String]) -> Vec<String> {
     names.iter().filter(|name| headers::may_be_request_header(name)).cloned().collect()
 }

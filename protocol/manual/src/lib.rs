@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shell_gets_a_script_with_commands_and_flags() {
+    fn completions_list_commands_for_every_shell() {
         for &shell in Shell::value_variants() {
             let script = completions(&command(), &CompletionsArgs { shell });
             assert!(["check", "file", "version"].iter().all(|word| script.contains(word)), "{shell}: {script}");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_names_commands_and_each_command_has_its_own() {
+    fn man_pages_cover_program_and_every_command() {
         let page = text(man(command(), &ManArgs { write: None }).unwrap());
         assert!(page.contains("program\\-check(1)") && !page.contains("secret"), "{page}");
         let folder = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_named() {
+    fn unwritable_folder_is_named_in_error() {
         let error = man(command(), &ManArgs { write: Some("/proc/no/such".into()) }).unwrap_err();
         assert!(error.starts_with("/proc/no/such cannot be written to: "), "{error}");
     }

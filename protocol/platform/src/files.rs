@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_moved_away_is_not_in_place_nor_is_another_of_its_name() {
+    fn moved_or_replaced_file_is_not_in_place() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         fs::write(&path, "one").unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_a_text() {
+    fn byte_order_mark_is_stripped_from_text() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("text");
         for (written, text) in [("\u{feff}one", "one"), ("\u{feff}", ""), ("o\u{feff}ne", "o\u{feff}ne"), ("", "")] {

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_file_is_moved_away_and_the_one_before_is_given_up() {
+    fn full_log_is_rotated_and_previous_one_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("worker.log");
         let mut log = LogFile::open(path.clone(), 8).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_started_again_goes_on_where_it_was() {
+    fn restarted_program_appends_to_its_log() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("worker.log");
         LogFile::open(path.clone(), 100).unwrap().write(b"one\n").unwrap();

@@ -45,7 +45,7 @@ pub struct ServiceArgs {
     pub action: Action,
 }
 
-/// What to do about the service.
+/// The actions on the service.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Action {
     /// Have Windows run this program from now on, and start it again when it fails
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variables_are_those_of_the_programs_settings() {
+    fn service_variables_match_settings_of_program() {
         let command = || {
             let setting = |name| Arg::new(name).long(name);
             clap::Command::new("program").args([

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_those_of_a_shell() {
+    fn exit_codes_follow_shell_convention() {
         assert_eq!((StopSignal::Interrupt.exit_code(), StopSignal::Terminate.exit_code()), (130, 143));
     }
 }

@@ -20,7 +20,7 @@ fn slots(divider: &mut Divider<u8>) -> Vec<(u8, u32)> {
 }
 
 #[test]
-fn one_link_has_all_the_capacity() {
+fn single_link_gets_full_capacity() {
     let now = Instant::now();
     let mut divider = divider(4, &[A], now);
     let values = GrantValues { slots: 4, others: 0, capacity: 4, links: 1 };
@@ -34,7 +34,7 @@ fn one_link_has_all_the_capacity() {
 }
 
 #[test]
-fn free_slots_that_nobody_waits_for_are_shown_to_all() {
+fn free_slots_without_demand_are_offered_to_all() {
     let now = Instant::now();
     let mut divider = divider(3, &[A, B], now);
     assert_eq!(slots(&mut divider), [(A, 3), (B, 3)]);
@@ -44,7 +44,7 @@ fn free_slots_that_nobody_waits_for_are_shown_to_all() {
 }
 
 #[test]
-fn two_requests_for_the_same_free_slot_run_one_and_the_other_waits_for_the_next() {
+fn second_request_for_free_slot_gets_next_slot() {
     let now = Instant::now();
     let mut divider = divider(1, &[A, B], now);
     divider.changes();
@@ -59,7 +59,7 @@ fn two_requests_for_the_same_free_slot_run_one_and_the_other_waits_for_the_next(
 }
 
 #[test]
-fn slots_go_to_the_link_with_the_fewest() {
+fn slots_go_to_link_with_fewest() {
     let now = Instant::now();
     let mut divider = divider(4, &[A, B], now);
     for _ in 0..4 {
@@ -78,7 +78,7 @@ fn slots_go_to_the_link_with_the_fewest() {
 }
 
 #[test]
-fn a_tie_goes_to_the_link_served_longest_ago() {
+fn tie_goes_to_link_served_longest_ago() {
     let now = Instant::now();
     let mut divider = divider(2, &[A, B], now);
     divider.on_request(B, now);
@@ -97,7 +97,7 @@ fn a_tie_goes_to_the_link_served_longest_ago() {
 }
 
 #[test]
-fn a_withdrawn_demand_frees_the_handed_slot_at_once() {
+fn withdrawn_demand_frees_granted_slot_at_once() {
     let now = Instant::now();
     let mut divider = divider(1, &[A, B], now);
     divider.on_demand(B, 1, now);
@@ -108,7 +108,7 @@ fn a_withdrawn_demand_frees_the_handed_slot_at_once() {
 }
 
 #[test]
-fn a_link_that_leaves_finishes_what_it_has_and_is_handed_nothing() {
+fn leaving_link_finishes_requests_without_new_slots() {
     let now = Instant::now();
     let mut divider = divider(4, &[A, B], now);
     for link in [A, A, B, B] {
@@ -130,7 +130,7 @@ fn a_link_that_leaves_finishes_what_it_has_and_is_handed_nothing() {
 }
 
 #[test]
-fn what_is_held_for_an_old_relay_runs_though_its_link_leaves() {
+fn held_request_runs_on_leaving_link() {
     let now = Instant::now();
     let mut divider = Divider::new(1);
     divider.add_link(B, LinkKind::Held, now);
@@ -142,7 +142,7 @@ fn what_is_held_for_an_old_relay_runs_though_its_link_leaves() {
 }
 
 #[test]
-fn an_unused_slot_passes_on_after_a_second_until_the_link_is_heard_again() {
+fn unused_slot_moves_to_other_link_after_second() {
     let start = Instant::now();
     let mut divider = divider(1, &[A, B], start);
     divider.on_demand(A, 3, start);
@@ -169,7 +169,7 @@ fn an_unused_slot_passes_on_after_a_second_until_the_link_is_heard_again() {
 }
 
 #[test]
-fn less_capacity_takes_handed_slots_back_and_lets_requests_run() {
+fn lower_capacity_revokes_grants_but_not_requests() {
     let now = Instant::now();
     let mut divider = divider(3, &[A, B], now);
     divider.on_request(A, now);
@@ -187,7 +187,7 @@ fn less_capacity_takes_handed_slots_back_and_lets_requests_run() {
 }
 
 #[test]
-fn a_lost_link_gives_its_slots_to_the_others() {
+fn slots_of_lost_link_go_to_others() {
     let now = Instant::now();
     let mut divider = divider(2, &[A, B], now);
     divider.on_request(A, now);
@@ -203,7 +203,7 @@ fn a_lost_link_gives_its_slots_to_the_others() {
 }
 
 #[test]
-fn requests_of_an_old_relay_are_held_and_take_their_turn() {
+fn held_requests_of_old_relay_alternate_with_others() {
     let now = Instant::now();
     let mut divider = divider(1, &[A], now);
     divider.add_link(B, LinkKind::Held, now);
@@ -225,7 +225,7 @@ fn requests_of_an_old_relay_are_held_and_take_their_turn() {
 }
 
 #[test]
-fn a_held_request_is_not_overtaken_on_its_own_link() {
+fn held_request_is_not_overtaken_on_its_link() {
     let now = Instant::now();
     let mut divider = Divider::new(1);
     divider.add_link(B, LinkKind::Held, now);
@@ -237,7 +237,7 @@ fn a_held_request_is_not_overtaken_on_its_own_link() {
 }
 
 #[test]
-fn a_held_request_that_begins_waits_no_more_and_was_served() {
+fn resumed_request_is_running_and_updates_served_order() {
     let now = Instant::now();
     let mut divider = divider(2, &[B], now);
     divider.add_link(A, LinkKind::Held, now);
@@ -258,7 +258,7 @@ fn a_held_request_that_begins_waits_no_more_and_was_served() {
 }
 
 #[test]
-fn a_held_request_that_is_cancelled_leaves_its_slot_to_others() {
+fn cancelled_held_request_leaves_slot_to_others() {
     let now = Instant::now();
     let mut divider = divider(1, &[A], now);
     divider.add_link(B, LinkKind::Held, now);
@@ -276,7 +276,7 @@ fn a_held_request_that_is_cancelled_leaves_its_slot_to_others() {
 }
 
 #[test]
-fn the_next_message_is_listened_for_only_after_a_slot_passed_unused() {
+fn next_message_is_awaited_only_after_unused_slot() {
     let mut now = Instant::now();
     let mut divider = divider(1, &[A, B], now);
     assert_eq!(divider.on_request(B, now), Admission::Run);
@@ -326,7 +326,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn every_history_stays_within_capacity_and_leaves_no_slot_idle(
+    fn every_history_fills_capacity_without_exceeding_it(
         capacity in 0_u32..6,
         steps in prop::collection::vec(step(), 1..150),
     ) {

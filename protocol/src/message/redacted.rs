@@ -88,7 +88,7 @@ mod tests {
     const PLANTED: &str = "planted-word";
 
     #[test]
-    fn what_clients_and_backends_say_is_not_printed() {
+    fn debug_output_hides_content_of_messages() {
         let header = || (PLANTED.to_owned(), PLANTED.to_owned());
         let text = || Some(PLANTED.to_owned());
         let request = Request {

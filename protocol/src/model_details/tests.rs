@@ -36,7 +36,7 @@ fn identity_and_unknown_fields_are_left_out() {
 }
 
 #[test]
-fn values_of_another_form_are_left_out_alone() {
+fn only_values_of_other_type_are_left_out() {
     for odd in [
         json!(0),
         json!(-1),
@@ -70,7 +70,7 @@ fn values_of_another_form_are_left_out_alone() {
 }
 
 #[test]
-fn details_above_the_bound_of_a_model_are_dropped() {
+fn details_above_bound_of_model_are_dropped() {
     let names: Vec<String> = (0..64).map(|number| format!("{number:0>64}")).collect();
     assert!(details(json!({"capabilities": names})).is_empty());
     assert!(!details(json!({"capabilities": names[..32]})).is_empty());
@@ -97,7 +97,7 @@ fn only_common_capabilities_of_workers_are_kept() {
 }
 
 #[test]
-fn merging_does_not_depend_on_the_order() {
+fn merge_result_is_independent_of_order() {
     let all = [
         details(json!({"max_model_len": 3, "capabilities": {"a": true, "b": true}})),
         details(json!({"max_model_len": 2, "meta": {"n_ctx": 5}})),
@@ -149,7 +149,7 @@ fn context_in_force_precedes_context_of_training() {
 }
 
 #[test]
-fn unusable_details_of_a_map_are_skipped() {
+fn unusable_details_in_map_are_skipped() {
     for nonsense in
         ["null", "7", "\"m\"", "[{\"n_ctx\":1}]", "{\"m\":[1]}", "{\"\":{\"n_ctx\":1}}", "{\"a\\u001b\":{\"n_ctx\":1}}"]
     {
@@ -161,7 +161,7 @@ fn unusable_details_of_a_map_are_skipped() {
 }
 
 #[test]
-fn many_details_are_cut_to_the_bound() {
+fn details_of_many_models_are_cut_to_bound() {
     let one = details(json!({"capabilities": vec!["x".repeat(60); 60]}));
     let many: DetailsByModel = (0..200).map(|number| (format!("m{number:0>3}"), one.clone())).collect();
     let written = serde_json::to_string(&many).unwrap();

@@ -45,7 +45,7 @@ fn texts_keep_their_order_and_precede_pieces() {
 }
 
 #[test]
-fn a_piece_carries_kind_stream_and_exact_bytes() {
+fn piece_carries_kind_stream_and_exact_bytes() {
     let mut out = worker();
     out.open_stream(0x0102_0304, 1_000);
     out.push_body(0x0102_0304, Bytes::from_static(b"\xff\x00x"));
@@ -54,7 +54,7 @@ fn a_piece_carries_kind_stream_and_exact_bytes() {
 }
 
 #[test]
-fn a_request_is_written_before_its_body_and_forgotten_after_it() {
+fn request_precedes_its_body_and_is_then_forgotten() {
     let mut out = relay();
     out.push_request(1, "r1", "request r1".into(), body(100_000), 262_144);
     assert_eq!(written(&mut out), ["request r1", "1:65536", "1:34464"]);
@@ -65,7 +65,7 @@ fn a_request_is_written_before_its_body_and_forgotten_after_it() {
 }
 
 #[test]
-fn streams_take_turns_piece_by_piece() {
+fn streams_alternate_piece_by_piece() {
     let mut out = relay();
     out.push_request(1, "r1", "q1".into(), body(200_000), u64::MAX);
     out.push_request(2, "r2", "q2".into(), body(100), u64::MAX);
@@ -77,7 +77,7 @@ fn streams_take_turns_piece_by_piece() {
 }
 
 #[test]
-fn a_stream_without_credit_waits_alone_and_pieces_are_cut_to_it() {
+fn stream_without_credit_blocks_no_other_stream() {
     let mut out = relay();
     out.push_request(1, "r1", "q1".into(), body(300), 100);
     out.push_request(2, "r2", "q2".into(), body(300), 1_000);
@@ -93,7 +93,7 @@ fn a_stream_without_credit_waits_alone_and_pieces_are_cut_to_it() {
 }
 
 #[test]
-fn a_stream_opened_without_credit_sends_once_credit_comes() {
+fn stream_opened_without_credit_sends_after_credit_arrives() {
     let mut out = worker();
     out.open_stream(1, 0);
     out.open_stream(2, 5);
@@ -107,7 +107,7 @@ fn a_stream_opened_without_credit_sends_once_credit_comes() {
 }
 
 #[test]
-fn the_completion_follows_the_last_piece() {
+fn completion_follows_last_piece() {
     let mut out = worker();
     out.open_stream(1, 70_000);
     out.push_body(1, body(80_000));
@@ -121,7 +121,7 @@ fn the_completion_follows_the_last_piece() {
 }
 
 #[test]
-fn of_two_completions_the_last_one_counts() {
+fn second_completion_replaces_first() {
     let mut out = worker();
     out.open_stream(1, 10);
     out.push_body(1, body(10));
@@ -133,7 +133,7 @@ fn of_two_completions_the_last_one_counts() {
 }
 
 #[test]
-fn the_completion_of_a_drained_stream_needs_no_credit() {
+fn completion_of_drained_stream_needs_no_credit() {
     let mut out = worker();
     out.open_stream(1, 10);
     out.push_body(1, body(10));
@@ -145,7 +145,7 @@ fn the_completion_of_a_drained_stream_needs_no_credit() {
 }
 
 #[test]
-fn a_completion_comes_at_once_after_its_piece_even_among_other_streams() {
+fn completion_immediately_follows_its_piece_among_streams() {
     let mut out = worker();
     out.open_stream(1, 1_000);
     out.open_stream(2, u64::MAX);
@@ -156,7 +156,7 @@ fn a_completion_comes_at_once_after_its_piece_even_among_other_streams() {
 }
 
 #[test]
-fn an_error_overtakes_and_drops_the_pieces() {
+fn error_overtakes_and_drops_pieces() {
     let mut out = worker();
     out.open_stream(1, u64::MAX);
     out.open_stream(2, u64::MAX);
@@ -169,7 +169,7 @@ fn an_error_overtakes_and_drops_the_pieces() {
 }
 
 #[test]
-fn discarding_a_finished_stream_drops_its_completion() {
+fn discarding_finished_stream_drops_its_completion() {
     let mut out = worker();
     out.open_stream(1, 5);
     out.push_body(1, body(10));
@@ -181,7 +181,7 @@ fn discarding_a_finished_stream_drops_its_completion() {
 }
 
 #[test]
-fn a_cancel_removes_an_unwritten_request_and_follows_a_written_one() {
+fn cancel_removes_unwritten_request_or_follows_written_one() {
     let mut out = relay();
     out.push_request(1, "r1", "q1".into(), body(100_000), u64::MAX);
     assert_eq!(out.cancel(1, "cancel r1".into()), CancelOutcome::RemovedUnsent);
@@ -211,7 +211,7 @@ fn waiting_credit_is_summed_per_stream() {
 }
 
 #[test]
-fn of_a_state_only_the_newest_waits_and_stays_before_what_it_caused() {
+fn newest_state_replaces_waiting_one_in_place() {
     let mut out = worker();
     out.set_latest(Latest::Grant, "grant 1".into());
     out.push_error(1, "at_capacity".into());
@@ -224,7 +224,7 @@ fn of_a_state_only_the_newest_waits_and_stays_before_what_it_caused() {
 }
 
 #[test]
-fn a_demand_never_moves_across_a_request() {
+fn demand_never_moves_across_request() {
     let mut out = relay();
     out.set_demand("demand 2".into());
     out.set_demand("demand 3".into());
@@ -238,7 +238,7 @@ fn a_demand_never_moves_across_a_request() {
 }
 
 #[test]
-fn a_demand_that_no_request_follows_keeps_its_place() {
+fn demand_without_later_request_keeps_its_place() {
     let mut out = relay();
     out.push_request(1, "r1", "q1".into(), Bytes::new(), 0);
     out.set_demand("demand 2".into());
@@ -248,7 +248,7 @@ fn a_demand_that_no_request_follows_keeps_its_place() {
 }
 
 #[test]
-fn unwritten_requests_are_taken_back_in_order() {
+fn unwritten_requests_are_returned_in_order() {
     let mut out = relay();
     for stream in 1..=4 {
         out.push_request(stream, &format!("r{stream}"), format!("q{stream}"), body(10), 100);
@@ -262,7 +262,7 @@ fn unwritten_requests_are_taken_back_in_order() {
 }
 
 #[test]
-fn large_parts_are_never_copied_and_small_ones_are_joined_when_they_wait() {
+fn only_small_waiting_parts_are_copied_and_joined() {
     let mut out = worker();
     out.open_stream(1, u64::MAX);
     let large = body(100_000);
@@ -282,7 +282,7 @@ fn large_parts_are_never_copied_and_small_ones_are_joined_when_they_wait() {
 }
 
 #[test]
-fn what_finds_nobody_waiting_and_what_is_large_goes_out_as_it_came() {
+fn large_or_unqueued_parts_are_sent_uncopied() {
     let mut out = worker();
     out.open_stream(1, u64::MAX);
     for parts in [vec![body(10)], vec![body(60_000), body(50_000)]] {
@@ -297,7 +297,7 @@ fn what_finds_nobody_waiting_and_what_is_large_goes_out_as_it_came() {
 }
 
 #[test]
-fn nothing_follows_a_completion() {
+fn no_piece_follows_completion() {
     let mut out = worker();
     out.open_stream(1, u64::MAX);
     out.push_body(1, body(10));
@@ -307,7 +307,7 @@ fn nothing_follows_a_completion() {
 }
 
 #[test]
-fn forgotten_streams_do_not_pile_up_in_the_ring() {
+fn forgotten_streams_do_not_accumulate_in_ring() {
     let mut out = worker();
     for stream in 0..10_000 {
         out.open_stream(stream, 10);
@@ -319,7 +319,7 @@ fn forgotten_streams_do_not_pile_up_in_the_ring() {
 }
 
 #[test]
-fn the_ring_is_cleaned_when_most_of_it_is_forgotten_and_not_with_every_stream_that_ends() {
+fn ring_is_cleaned_when_mostly_stale() {
     let mut out = worker();
     let streams = 500;
     for stream in 0..streams {

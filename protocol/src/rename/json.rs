@@ -73,7 +73,7 @@ impl Renamer {
                     at += 1;
                     self.step(byte);
                     if matches!(self.place, Place::Name { .. }) {
-                        // Up to the quote: the new name brings its own.
+                        // Up to the quote, because the new name includes its own quotes.
                         pass(piece.split_to(at - 1));
                         piece.advance(1);
                         at = 0;

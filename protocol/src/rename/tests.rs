@@ -28,14 +28,14 @@ fn json(body: &str, names: (&str, &str)) -> String {
 }
 
 #[test]
-fn a_longer_name_takes_the_place_of_the_asked_one_and_every_other_byte_stays() {
+fn longer_name_replaces_requested_one_and_nothing_else() {
     let body = r#" {"x":"\u0041\"", "model" : "qwen" ,"y":1.0, "messages":[{"model":"qwen"}], "z":"model"} "#;
     let after = json(body, ("qwen", "Qwen/Qwen3-8B"));
     assert_eq!(after, body.replacen("\"qwen\"", "\"Qwen/Qwen3-8B\"", 1));
 }
 
 #[test]
-fn spaces_make_up_for_a_shorter_name() {
+fn shorter_name_is_padded_with_spaces() {
     assert_eq!(json(r#"{"model":"claude","n":1}"#, ("claude", "q")), r#"{"model":"q"     ,"n":1}"#);
     // Escapes that were not needed make the old value longer than the name.
     assert_eq!(json(r#"{"mod\u0065l":"a\u002fb"}"#, ("a/b", "long")), r#"{"mod\u0065l":"long"     }"#);
@@ -45,7 +45,7 @@ fn spaces_make_up_for_a_shorter_name() {
 }
 
 #[test]
-fn only_the_top_level_names_the_model() {
+fn only_top_level_model_is_renamed() {
     for body in [
         r#"{"a":{"model":"q"},"b":["model","q",{"model":"q"}]}"#,
         r#"["model","q"]"#,
@@ -63,12 +63,12 @@ fn only_the_top_level_names_the_model() {
 }
 
 #[test]
-fn a_name_that_leaves_no_room_is_another_one_and_stays() {
+fn other_name_without_room_stays() {
     assert_eq!(json(r#"{"model":"x","n":1}"#, ("qwen3", "Qwen3-8B")), r#"{"model":"x","n":1}   "#);
 }
 
 #[test]
-fn only_the_piece_with_the_name_is_cut() {
+fn only_piece_with_name_is_split() {
     let mut renamer = Renamer::new(None, "q", "long");
     let pieces = [r#"{"a":"xxxxxxxx","#, r#""model":"q","b":""#, "yyyyyyy\"}"].map(Bytes::from);
     let mut after = Vec::new();
@@ -81,7 +81,7 @@ fn only_the_piece_with_the_name_is_cut() {
 }
 
 #[test]
-fn a_forms_model_is_replaced_whatever_its_pieces() {
+fn model_of_form_is_replaced_however_split() {
     let body = b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n\xff\r\n--\r\n-B\r\n\
         --B\r\ncontent-disposition: form-data; name=model\r\nX: y\r\n\r\nwhisper\r\n\
         --B\r\n\r\nno name\r\n--B\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\nwhisper\r\n--B--\r\n";
@@ -97,7 +97,7 @@ fn a_forms_model_is_replaced_whatever_its_pieces() {
 }
 
 #[test]
-fn a_form_that_is_cut_off_goes_on_as_far_as_it_came() {
+fn truncated_form_is_forwarded_to_its_end() {
     cut_off(b"--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--");
     cut_off(b"--B  \r\n\r\n\r\n--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--");
 }
@@ -122,7 +122,7 @@ fn cut_off(body: &[u8]) {
 }
 
 #[test]
-fn headers_without_end_are_not_held_for_ever_and_pieces_of_a_file_are_not_copied() {
+fn endless_headers_are_released_and_files_not_copied() {
     let mut renamer = Renamer::new(Some(BOUNDARY), "q", "long");
     let mut after = Vec::new();
     renamer
@@ -139,7 +139,7 @@ fn headers_without_end_are_not_held_for_ever_and_pieces_of_a_file_are_not_copied
 }
 
 #[test]
-fn a_form_may_begin_with_words() {
+fn form_with_preamble_is_renamed() {
     let body = b"hello\r\n--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n--B--";
     let after = renamed(Some(BOUNDARY), body, ("", "m"), 3);
     assert!(after.ends_with(b"\r\n\r\nm\r\n--B--"), "{}", String::from_utf8_lossy(&after));
@@ -148,7 +148,7 @@ fn a_form_may_begin_with_words() {
 proptest! {
     /// A reader finds the new name in place of the old one and everything else unchanged, whatever surrounds it.
     #[test]
-    fn a_reader_sees_another_name_and_nothing_else(
+    fn only_model_name_changes_for_reader(
         before in prop::collection::vec(("[a-z\"\\\\é]{0,9}", "[a-z:{}\\[\\],\"\\\\é]{0,9}"), 0..4),
         asked in "[a-z/\"\\\\é]{1,9}",
         name in "[a-zA-Z/\"\\\\é]{1,20}",

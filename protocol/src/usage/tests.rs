@@ -47,14 +47,14 @@ const MESSAGES_STREAM: &str = concat!(
 );
 
 #[test]
-fn a_chat_stream_tells_its_usage_in_the_last_chunk() {
+fn chat_stream_usage_is_read_from_last_chunk() {
     let usage = read(CHAT_STREAM, "/v1/chat/completions?x=1", SSE);
     assert_eq!(usage.token_counts, counts(11, 7, 18, Some(4)));
     assert_eq!(usage.response_id, None);
 }
 
 #[test]
-fn a_responses_stream_tells_its_id_first_and_its_usage_last() {
+fn responses_stream_gives_id_first_and_usage_last() {
     let usage = read(RESPONSES_STREAM, "/v1/responses", SSE);
     assert_eq!(usage.token_counts, counts(20, 5, 25, Some(0)));
     assert_eq!(usage.response_id.as_deref(), Some("resp_1"));
@@ -64,7 +64,7 @@ fn a_responses_stream_tells_its_id_first_and_its_usage_last() {
 }
 
 #[test]
-fn blanks_before_an_answer_without_a_content_type_are_none_of_it_however_they_are_cut() {
+fn leading_blanks_of_untyped_response_are_skipped() {
     let document = "{\"usage\":{\"prompt_tokens\":11,\"completion_tokens\":7,\"total_tokens\":18}}";
     for answer in [document, &format!("data: {document}\n")] {
         let blanks = format!("\n \u{c}\t{answer}");
@@ -76,13 +76,13 @@ fn blanks_before_an_answer_without_a_content_type_are_none_of_it_however_they_ar
 }
 
 #[test]
-fn a_messages_stream_tells_its_input_first_and_its_output_last() {
+fn messages_stream_gives_input_first_and_output_last() {
     let usage = read(MESSAGES_STREAM, "/v1/messages", SSE);
     assert_eq!(usage, Usage { token_counts: counts(15, 42, 57, Some(2)), response_id: None });
 }
 
 #[test]
-fn json_answers_of_each_route_are_read() {
+fn json_responses_of_each_route_are_read() {
     let chat = r#"{"choices":[{"message":{"content":"x"}}],"object":"chat.completion","usage":{"completion_tokens":5,"prompt_tokens":3,"total_tokens":8},"id":"chatcmpl-1"}"#;
     assert_eq!(read(chat, "/v1/chat/completions", JSON).token_counts, counts(3, 5, 8, None));
     let embeddings = r#"{"data":[{"embedding":[0.5,1]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#;
@@ -97,7 +97,7 @@ fn json_answers_of_each_route_are_read() {
 }
 
 #[test]
-fn what_the_backend_did_not_give_stays_absent() {
+fn missing_or_malformed_usage_stays_absent() {
     for body in [
         "",
         "{}",
@@ -140,14 +140,14 @@ fn routes_and_types_without_usage_are_not_read() {
 }
 
 #[test]
-fn without_a_content_type_the_first_byte_decides() {
+fn first_byte_decides_format_without_content_type() {
     assert_eq!(read(CHAT_STREAM, "/v1/chat/completions", None).token_counts, counts(11, 7, 18, Some(4)));
     let body = "\n {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}";
     assert_eq!(read(body, "/v1/chat/completions", None).token_counts, counts(3, 1, 4, None));
 }
 
 #[test]
-fn an_answer_of_20_mb_is_read_at_its_edges() {
+fn response_of_20_mb_is_read_at_edges() {
     let numbers = "0.123456789,".repeat(20 << 20 >> 4);
     let body = format!(
         r#"{{"object":"response","model":"a\\\"b","id":"resp_9","output":[{{"id":"m","usage":{{"x":1}},"n":[{numbers}0]}}],"usage":{{"input_tokens":7,"output_tokens":1,"total_tokens":8}},"metadata":{{"usage":{{"kind":"x"}}}}}}"#
@@ -166,13 +166,13 @@ fn one_event_of_2_mb_is_read() {
 }
 
 #[test]
-fn a_last_line_without_its_end_is_read() {
+fn unterminated_last_line_is_read() {
     let stream = "data:{\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}";
     assert_eq!(read(stream, "/v1/completions", SSE).token_counts, counts(1, 2, 3, None));
 }
 
 #[test]
-fn absurd_numbers_ids_and_nesting_do_no_harm() {
+fn extreme_numbers_ids_and_nesting_are_handled() {
     let body =
         format!(r#"{{"usage":{{"input_tokens":{0},"cache_read_input_tokens":{0},"output_tokens":{0}}}}}"#, u64::MAX);
     assert_eq!(read(&body, "/v1/messages", JSON).token_counts, counts(u64::MAX, u64::MAX, u64::MAX, Some(u64::MAX)));
@@ -193,7 +193,7 @@ fn absurd_numbers_ids_and_nesting_do_no_harm() {
 
 proptest! {
     #[test]
-    fn any_cut_gives_the_same(which in 0_usize..3, sizes in prop::collection::vec(1_usize..90, 1..40)) {
+    fn usage_is_independent_of_stream_cuts(which in 0_usize..3, sizes in prop::collection::vec(1_usize..90, 1..40)) {
         let (stream, path) = [
             (CHAT_STREAM, "/v1/chat/completions"),
             (RESPONSES_STREAM, "/v1/responses"),
@@ -211,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(
+    fn usage_of_arbitrary_bytes_is_independent_of_cuts(
         parts in prop::collection::vec(prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40),
             prop::sample::select(vec!["data:", "\n", "{\"usage\":", "{", "}", "\"", "\\", "\"response\":{\"id\":\"", "\"input_tokens\":1,"])
@@ -226,7 +226,7 @@ proptest! {
 }
 
 #[test]
-fn the_id_of_a_long_answer_stands_at_the_top_and_is_read_where_it_is_asked_for() {
+fn id_of_long_response_is_read_for_responses() {
     let text = "x".repeat(WHOLE_BYTES);
     let body = format!(r#"{{"error":{{"id":"no"}},"tools":[{{"id":"no"}}],"id":"resp_1","output":"{text}"}}"#);
     assert_eq!(read(&body, "/v1/responses", JSON).response_id.as_deref(), Some("resp_1"));
@@ -234,14 +234,14 @@ fn the_id_of_a_long_answer_stands_at_the_top_and_is_read_where_it_is_asked_for()
 }
 
 #[test]
-fn a_long_comment_is_no_data() {
+fn long_comment_is_ignored() {
     let stream =
         format!(": {}{{\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":4}}}}\n\n", "x".repeat(WHOLE_BYTES));
     assert_eq!(read(&stream, "/v1/chat/completions", SSE), Usage::default());
 }
 
 #[test]
-fn a_long_answer_says_the_same_however_it_is_cut() {
+fn usage_of_long_response_is_independent_of_cuts() {
     let filler = "x".repeat(WHOLE_BYTES);
     for (before_end, is_found) in [(EDGE_BYTES / 2, true), (EDGE_BYTES * 3 / 2, false)] {
         let end = "y".repeat(before_end);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_text_keeps_its_edges_however_it_is_cut() {
+    fn long_text_keeps_its_edges_however_cut() {
         let text: Vec<u8> = (0..3 * WHOLE_BYTES).map(|at| (at % 253) as u8).collect();
         for size in [1_000, EDGE_BYTES - 1, 5 * EDGE_BYTES, WHOLE_BYTES, text.len()] {
             let mut window = Window::default();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_two_edges_long_at_most_and_moved_once_per_edge() {
+    fn tail_is_bounded_and_moved_once_per_edge() {
         let mut window = Window::default();
         window.push(&vec![1; WHOLE_BYTES]);
         let (mut longest, mut moves) = (0, 0);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_at_the_limit_is_whole() {
+    fn text_at_limit_is_kept_whole() {
         let mut window = Window::default();
         window.push(&vec![1; WHOLE_BYTES]);
         assert_eq!(window.whole().map(<[u8]>::len), Some(WHOLE_BYTES));

@@ -59,7 +59,7 @@ mod tests {
     const SPAN: &str = "00f067aa0ba902b7";
 
     #[test]
-    fn a_context_is_read_and_written_as_it_was() {
+    fn trace_context_survives_round_trip() {
         let text = format!("00-{TRACE}-{SPAN}-01");
         let parent = Parent::read(Some(&text), Some("a=1,b=2")).expect("a context");
         assert!(parent.0.is_sampled() && parent.0.is_remote());
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exactly_a_traceparent_is_none() {
+    fn malformed_traceparent_is_ignored() {
         let malformed = [
             String::new(),
             "nonsense".to_owned(),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_may_add_to_it_and_a_malformed_state_is_dropped_alone() {
+    fn later_version_is_accepted_and_malformed_state_dropped() {
         let parent = Parent::read(Some(&format!("01-{TRACE}-{SPAN}-00-more")), Some("a=1=,,=")).expect("a context");
         assert!(!parent.0.is_sampled());
         assert_eq!(headers(&parent.0)[1].1, "");

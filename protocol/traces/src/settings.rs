@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_exported_unless_somebody_says_where_to() {
+    fn export_is_off_without_endpoint() {
         assert_eq!(url(None, &[]), None);
         assert_eq!(url(Some(" "), &[(TRACES_ENDPOINT, "")]), None);
         assert_eq!(url(Some("http://c:4318"), &[("OTEL_SDK_DISABLED", "TRUE")]), None);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_base_gets_the_path_of_traces_and_their_own_address_stays_as_it_is() {
+    fn base_endpoint_gets_traces_path_unlike_traces_endpoint() {
         let whole = Some("http://c:4318/v1/traces".to_owned());
         assert_eq!(url(Some("http://c:4318"), &[]), whole);
         assert_eq!(url(Some("http://c:4318/"), &[]), whole);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_cannot_be_used_is_one_line_without_it() {
+    fn unusable_endpoint_is_one_line_without_its_value() {
         for text in ["collector:4318", "grpc://c:4317", "http://", "http://me:planted@c", "http://c?key=planted"] {
             let error = resolve(Some(text), &[]).expect_err(text).to_string();
             assert!(error.starts_with(ENDPOINT) && error.contains("http://collector:4318"), "{error}");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_ten_seconds_unless_told_otherwise() {
+    fn batch_timeout_defaults_to_ten_seconds() {
         let timeout = |variables| resolve(Some("http://c"), variables).expect("settings").expect("a target").timeout;
         assert_eq!(timeout(&[]), Duration::from_secs(10));
         assert_eq!(timeout(&[("OTEL_EXPORTER_OTLP_TIMEOUT", "250")]), Duration::from_millis(250));

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_go_on_after_they_were_told() {
+    fn reported_times_advance_with_age() {
         let model = |retry_ms| SlotModel { retry_ms, ..SlotModel::default() };
         let slot = Slot {
             since_ms: 100,

@@ -1,7 +1,7 @@
-//! What each client's request bodies take of the budget.
+//! The share of the budget that each client's request bodies use.
 //!
-//! One client may hold half of it, so that its uploads leave room for those of others. A body that is the only one of its client may
-//! be larger: a limit of requests that fits into the budget keeps its meaning.
+//! One client may hold half of the budget, so that its uploads leave room for other clients. A client's only body may be larger,
+//! so that a request limit that fits into the budget stays usable.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Full;
 
-/// The client whose share a request body takes: its API key, or its address where no key is required.
+/// The client to whose share a request body is charged: its API key, or its address if no key is required.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// The id of an API key.
     Key(Arc<str>),
-    /// An address, or the network that counts as one.
+    /// An address, or the network that is treated as one.
     Address(IpAddr),
 }
 
 impl Holder {
-    /// The error when its share has no room.
+    /// The error returned if the share has no room.
     pub(super) fn full(&self) -> Full {
         match self {
             Self::Key(_) => Full::KeyShare,
@@ -29,18 +29,18 @@ impl Holder {
     }
 }
 
-/// Bytes of request bodies by client; a client without any is not in it.
+/// Bytes of request bodies by client, without clients that have none.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<HashMap<Holder, u64>>);
+pub(super) struct BodyShares(Mutex<HashMap<Holder, u64>>);
 
-impl Shares {
-    /// True if a client's bodies may take `bytes` more within `limit`, for a body that has `own` bytes already.
+impl BodyShares {
+    /// True if `bytes` more fit within `limit`, for a body that already has `own` bytes.
     pub(super) fn has_room(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let held = self.lock().get(holder).copied().unwrap_or(0);
         fits(held, own, bytes, limit)
     }
 
-    /// Takes `bytes` if [`Self::has_room`].
+    /// Reserves `bytes` if [`Self::has_room`].
     pub(super) fn take(&self, holder: &Holder, own: u64, bytes: u64, limit: u64) -> bool {
         let mut shares = self.lock();
         match shares.get_mut(holder) {
@@ -56,7 +56,7 @@ impl Shares {
         }
     }
 
-    /// Returns bytes that were taken.
+    /// Releases reserved bytes.
     pub(super) fn give_back(&self, holder: &Holder, bytes: u64) {
         if let Entry::Occupied(mut held) = self.lock().entry(holder.clone()) {
             *held.get_mut() -= bytes;
@@ -77,7 +77,7 @@ impl Shares {
     }
 }
 
-/// True if the body is its client's only one, or all of them stay within the limit.
+/// True if the body is its client's only one, or if all its bodies stay within the limit.
 fn fits(held: u64, own: u64, bytes: u64, limit: u64) -> bool {
     held == own || held.saturating_add(bytes) <= limit
 }
@@ -87,8 +87,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_body_alone_may_exceed_the_limit() {
-        let (shares, holder) = (Shares::default(), Holder::Key("k".into()));
+    fn single_body_may_exceed_limit() {
+        let (shares, holder) = (BodyShares::default(), Holder::Key("k".into()));
         assert!(shares.take(&holder, 0, 90, 50) && shares.take(&holder, 90, 5, 50));
         assert!(!shares.has_room(&holder, 0, 1, 50) && !shares.take(&holder, 0, 1, 50));
         shares.give_back(&holder, 95);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn each_client_has_its_own_share() {
-        let shares = Shares::default();
+        let shares = BodyShares::default();
         let address = |last| Holder::Address([127, 0, 0, last].into());
         assert!(shares.take(&Holder::Key("k".into()), 0, 50, 50));
         assert!(shares.take(&address(1), 0, 50, 50) && shares.take(&address(2), 0, 50, 50));

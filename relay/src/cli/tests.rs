@@ -15,7 +15,7 @@ fn refusal(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn the_defaults_are_those_of_the_contract() {
+fn defaults_match_contract() {
     let args = load(&[]).expect("defaults");
     assert_eq!(args.listen_addr.to_string(), "127.0.0.1:8080");
     assert_eq!((args.provider_name.as_str(), args.max_queue_len, args.relay_count), ("local", 1000, 1));
@@ -35,7 +35,7 @@ fn the_defaults_are_those_of_the_contract() {
 }
 
 #[test]
-fn every_flag_has_a_variable_and_a_help_text() {
+fn every_flag_has_variable_and_help_text() {
     for argument in Args::command().get_arguments() {
         assert!(argument.get_env().is_some(), "{} has no variable", argument.get_id());
         assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
@@ -47,7 +47,7 @@ fn every_flag_has_a_variable_and_a_help_text() {
 }
 
 #[test]
-fn a_wrong_value_is_one_line_with_setting_value_and_what_is_allowed() {
+fn invalid_value_error_names_setting_value_and_limits() {
     let cases = [
         (["--listen-addr", "nowhere"], "LISTEN_ADDR (--listen-addr): \"nowhere\" is not allowed: "),
         (["--max-queue-len", "-1"], "MAX_QUEUE_LEN (--max-queue-len): \"-1\" is not allowed: "),
@@ -66,13 +66,13 @@ fn a_wrong_value_is_one_line_with_setting_value_and_what_is_allowed() {
 }
 
 #[test]
-fn an_unknown_flag_is_one_line_too() {
+fn unknown_flag_error_is_one_line() {
     let line = refusal(&["--no-such-flag"]);
     assert!(line.contains("--no-such-flag") && !line.contains('\n'), "{line}");
 }
 
 #[test]
-fn booleans_are_words_digits_or_the_bare_flag() {
+fn booleans_are_words_digits_or_bare_flag() {
     for (arguments, expected) in [
         (vec!["--require-api-keys"], true),
         (vec!["--require-api-keys", "1"], true),
@@ -85,7 +85,7 @@ fn booleans_are_words_digits_or_the_bare_flag() {
 }
 
 #[test]
-fn flags_of_the_published_relay_are_accepted() {
+fn flags_of_published_relay_are_accepted() {
     let args = ["--listen", "127.0.0.1:1", "--provider", "p", "--queue-timeout", "7", "--request-timeout", "8"];
     let args = load(&args).expect("valid");
     assert_eq!((args.listen_addr.port(), args.provider_name.as_str()), (1, "p"));
@@ -100,14 +100,14 @@ fn provider_settings_that_were_given_are_listed() {
 }
 
 #[test]
-fn help_and_debug_never_show_a_secret() {
+fn help_and_debug_never_show_secrets() {
     let args = load(&["--worker-secret", "planted", "--admin-token", "planted"]).expect("valid");
     assert!(!format!("{args:?}").contains("planted"));
     assert!(matches!(load(&["--help"]), Err(CliError::Information(text)) if text.contains("--worker-secret")));
 }
 
 #[test]
-fn the_default_sizes_are_shown_as_people_write_them() {
+fn default_sizes_are_shown_with_units() {
     let defaults: Vec<_> = Args::settings().into_iter().map(|setting| (setting.variable, setting.default)).collect();
     let default =
         |variable: &str| defaults.iter().find(|(name, _)| name == variable).and_then(|(_, value)| value.clone());

@@ -46,7 +46,7 @@ pub fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
 
-/// Without a slash at its end, since paths are added to it.
+/// Parses a URL and removes slashes at its end, because paths are appended to it; an empty text is none.
 pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
     let rest =
         text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).map(|rest| rest.trim_end_matches('/'));
@@ -59,7 +59,7 @@ pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
     }
 }
 
-/// The same, with a path below which a proxy can serve the relay.
+/// Parses a URL like [`optional_url`] whose path is one below which a proxy can serve the relay.
 pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
     let url = optional_url(text)?;
     if url.0.as_deref().is_none_or(|url| base_path::is_usable(base_path::of(url))) {
@@ -69,7 +69,7 @@ pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
     Err(format!("an address whose path has no empty segment and does not begin with one of the relay's own: /{own}"))
 }
 
-/// The name of an object, as the API server allows it; it becomes part of a path.
+/// Parses the name of a Kubernetes object, which becomes part of a path; an empty text is none.
 pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -146,7 +146,7 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
 }
 
-/// Splits the list. The names are checked with the other settings.
+/// Splits a list of aliases. The names are validated with the other settings.
 pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
     let pair = |part: &str| {
         let (alias, model) = part.split_once('=')?;
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_numbers_or_carry_a_unit() {
+    fn seconds_are_numbers_or_have_unit() {
         assert_eq!(seconds("30"), Ok(Duration::from_secs(30)));
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
@@ -245,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_variable_of_an_optional_setting_means_none() {
+    fn empty_variable_of_optional_setting_means_none() {
         assert_eq!(optional_listen_addr(""), Ok(OptionalAddr(None)));
         assert_eq!(optional_path(""), Ok(OptionalPath(None)));
         assert_eq!(proxies(""), Ok(Proxies(Vec::new())));
     }
 
     #[test]
-    fn localhost_may_be_written_as_a_name() {
+    fn localhost_is_accepted_as_name() {
         assert_eq!(listen_addr("localhost:8081").map(|address| address.to_string()), Ok("127.0.0.1:8081".to_owned()));
         assert!(listen_addr("localhost").is_err() && listen_addr("127.0.0.1:70000").is_err());
     }

@@ -82,7 +82,7 @@ fn aliases(
     Ok(aliases)
 }
 
-/// Checks that requests for a model can be served. Without a catalogue, a worker may bring any model.
+/// Checks that requests for a model can be served. Without a catalogue, workers may serve any model.
 fn meant(place: &str, name: &str, known: Option<&HashSet<&str>>) -> Result<String, ConfigError> {
     unique_model(place, name, &mut HashSet::new())?;
     match known {

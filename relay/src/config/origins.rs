@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_a_list_or_everybody() {
+    fn origins_are_none_any_or_listed() {
         assert_eq!("".parse(), Ok(AllowedOrigins::None));
         assert_eq!("*".parse(), Ok(AllowedOrigins::Any));
         let listed = vec!["https://chat.example".to_owned(), "http://localhost:3000".to_owned()];

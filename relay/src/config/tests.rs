@@ -43,7 +43,7 @@ fn refusal(yaml: &str) -> String {
 const LATER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[test]
-fn the_environment_alone_makes_one_provider() {
+fn environment_alone_defines_one_provider() {
     let config =
         Config::from_args(&args(&["--worker-secret", "0123456789abcdef", "--queue-timeout-secs", "5"])).expect("valid");
     let [provider] = &config.providers[..] else { panic!("{:?}", config.providers) };
@@ -55,7 +55,7 @@ fn the_environment_alone_makes_one_provider() {
 }
 
 #[test]
-fn a_missing_or_empty_worker_secret_is_one_clear_line() {
+fn missing_or_empty_worker_secret_is_reported_clearly() {
     for arguments in [&[][..], &["--worker-secret", ""][..]] {
         let line = Config::from_args(&args(arguments)).expect_err("no secret").to_string();
         assert!(
@@ -66,7 +66,7 @@ fn a_missing_or_empty_worker_secret_is_one_clear_line() {
 }
 
 #[test]
-fn an_empty_admin_token_is_none_and_the_only_listener_takes_workers() {
+fn empty_admin_token_is_ignored_and_workers_accepted() {
     let config =
         Config::from_args(&args(&["--worker-secret", "s", "--admin-token", "", "--workers-on-client-port", "0"]))
             .expect("valid");
@@ -74,7 +74,7 @@ fn an_empty_admin_token_is_none_and_the_only_listener_takes_workers() {
 }
 
 #[test]
-fn a_file_with_everything_is_read() {
+fn file_with_every_field_is_read() {
     let folder = folder(
         r#"
 requireApiKeys: true
@@ -123,7 +123,7 @@ providers:
 }
 
 #[test]
-fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
+fn config_error_names_path_value_and_allowed_values() {
     let cases = [
         (
             "providers: [{name: a, aliases: {x: x}}]",
@@ -209,20 +209,20 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
 }
 
 #[test]
-fn an_unknown_field_is_named_with_the_known_ones_and_the_line() {
+fn unknown_field_error_lists_known_fields_and_line() {
     let line = refusal("providers: [{name: a, typo: 1}]");
     assert!(line.contains("`workerSecrets`") && line.ends_with("at line 1 column 23"), "{line}");
 }
 
 #[test]
-fn secrets_that_belong_to_no_provider_are_an_unknown_field() {
+fn secrets_outside_providers_are_rejected_as_unknown() {
     let line = refusal("workerSecrets: [{value: planted}]");
     assert!(line.contains("unknown field `workerSecrets`") && line.contains("`providers`"), "{line}");
     assert!(!line.contains("planted") && !line.contains("{file: NAME}"), "{line}");
 }
 
 #[test]
-fn no_refusal_repeats_a_secret() {
+fn config_errors_never_repeat_secrets() {
     for secrets in [
         "[planted]",
         "planted",
@@ -239,7 +239,7 @@ fn no_refusal_repeats_a_secret() {
 }
 
 #[test]
-fn an_empty_secret_admits_nobody_and_is_no_error() {
+fn empty_secret_admits_no_worker_but_is_valid() {
     let config = load("providers: [{name: a, workerSecrets: [{value: ''}]}]").expect("valid");
     assert!(!config.providers[0].admits("", SystemTime::now()));
     assert_eq!(
@@ -249,7 +249,7 @@ fn an_empty_secret_admits_nobody_and_is_no_error() {
 }
 
 #[test]
-fn a_queue_of_nothing_is_worth_a_warning() {
+fn queue_of_length_zero_causes_warning() {
     let config = load("providers: [{name: a, workerSecrets: [{value: 0123456789abcdef}], queue: {maxLength: 0}}]")
         .expect("valid");
     assert_eq!(config.warnings.len(), 1);
@@ -257,7 +257,7 @@ fn a_queue_of_nothing_is_worth_a_warning() {
 }
 
 #[test]
-fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
+fn worker_stays_while_its_secret_is_valid() {
     let config =
         load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2026-12-01T00:00:00Z'}, {value: new}]}]")
             .expect("valid");
@@ -272,7 +272,7 @@ fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
 }
 
 #[test]
-fn a_secret_that_is_there_twice_counts_for_as_long_as_either() {
+fn repeated_secret_is_valid_until_later_expiry() {
     let config =
         load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2020-01-01T00:00:00Z'}, {value: old}]}]")
             .expect("valid");
@@ -281,7 +281,7 @@ fn a_secret_that_is_there_twice_counts_for_as_long_as_either() {
 }
 
 #[test]
-fn tokens_are_for_clusters_and_their_accounts_have_names() {
+fn service_accounts_require_cluster_and_full_names() {
     let accounts = |list: &str| refusal(&format!("providers: [{{name: a, workerServiceAccounts: {list}}}]"));
     let line = accounts("[llm]");
     assert!(
@@ -296,12 +296,12 @@ fn tokens_are_for_clusters_and_their_accounts_have_names() {
 }
 
 #[test]
-fn an_open_catalogue_is_absent_or_empty() {
+fn empty_catalogue_is_open() {
     assert_eq!(load("providers: [{name: a, models: []}]").expect("valid").providers[0].models, None);
 }
 
 #[test]
-fn provider_variables_beside_a_file_are_ignored_and_listed() {
+fn provider_variables_are_ignored_with_config_file() {
     let folder = folder("providers: [{name: a}]");
     let config = load_from(folder.path(), &["--max-queue-len", "3", "--provider-name", "b"]).expect("valid");
     assert_eq!(config.ignored_variables, ["PROVIDER_NAME", "MAX_QUEUE_LEN"]);
@@ -309,7 +309,7 @@ fn provider_variables_beside_a_file_are_ignored_and_listed() {
 }
 
 #[test]
-fn the_cold_clock_is_longer_only_for_declared_models() {
+fn cold_timeout_is_longer_only_for_declared_models() {
     let mut provider = ProviderConfig::new("a");
     assert_eq!(provider.cold_timeout_for(false), Duration::from_secs(30));
     assert_eq!(provider.cold_timeout_for(true), DEFAULT_COLD_TIMEOUT);
@@ -320,7 +320,7 @@ fn the_cold_clock_is_longer_only_for_declared_models() {
 }
 
 #[test]
-fn unset_limits_end_nothing_that_moves() {
+fn unset_timeouts_default_to_one_day() {
     let (mut provider, day) = (ProviderConfig::new("a"), Duration::from_secs(86_400));
     assert_eq!((provider.queue_timeout(), provider.request_timeout()), (day, day));
     provider.request_timeout = Some(Duration::from_secs(60));
@@ -334,7 +334,7 @@ fn unset_limits_end_nothing_that_moves() {
 }
 
 #[test]
-fn the_hash_follows_the_file_and_its_secrets_and_nothing_else() {
+fn hash_depends_only_on_file_and_secrets() {
     let folder = folder("providers: [{name: a, workerSecrets: [{file: s}]}]");
     write(folder.path(), "s", "one");
     let hash = |more: &[&str]| load_from(folder.path(), more).expect("valid").hash;
@@ -349,7 +349,7 @@ fn the_hash_follows_the_file_and_its_secrets_and_nothing_else() {
 }
 
 #[test]
-fn a_missing_file_is_one_line_that_names_it() {
+fn missing_file_is_named_in_one_line() {
     let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"])).expect_err("missing").to_string();
     assert!(line.starts_with("--config: /nonexistent/relay.yaml: the file cannot be read"), "{line}");
 }

@@ -1,4 +1,4 @@
-//! The admin API, asked from outside.
+//! A client of the admin API.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use serde_json::Value;
 use super::{CtlError, Relay};
 use crate::admin::read_token;
 
-/// A relay answers at once; what takes longer is not there.
+/// The timeout of a request; a running relay responds at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Api {
     client: Client,
     url: Url,
     token: String,
-    /// The variable of the proxy on the way.
+    /// The name of the variable that configured the proxy.
     proxy: Option<String>,
 }
 
@@ -33,9 +33,9 @@ impl Api {
             ))
         })?;
         let token = token(relay)?;
-        // Only where it is needed: another provider may be there already, which is as good.
+        // An error means that a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // The library's own rules would send loopback addresses through a proxy, too.
+        // reqwest's own rules would send requests to loopback addresses through a proxy, too.
         let mut client = Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).no_proxy();
         let variables = ProxyVariables::read(|name| std::env::var(name).ok());
         let variable = variables.of(url.scheme() == "https", url.host_str().unwrap_or_default(), None);
@@ -56,7 +56,7 @@ impl Api {
         self.call(Method::GET, path, None).await
     }
 
-    /// The answer; null where there is none.
+    /// Returns the response's JSON; null if it has none.
     pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CtlError> {
         let mut url = self.url.clone();
         url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
@@ -108,13 +108,13 @@ fn token(relay: &Relay) -> Result<String, CtlError> {
     }
 }
 
-/// An error with all that led to it: the client's own first words say nothing.
+/// Returns the innermost cause of an error, because reqwest's own message names none.
 fn in_full(error: &dyn std::error::Error) -> String {
     let last = std::iter::successors(Some(error), |error| error.source()).last();
     last.map_or_else(String::new, ToString::to_string)
 }
 
-/// What somebody wrote as one segment of a path.
+/// Percent-encodes a text as one segment of a path.
 pub(super) fn segment(text: &str) -> String {
     let mut segment = String::new();
     for byte in text.bytes() {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_stays_one() {
+    fn path_segment_is_escaped() {
         assert_eq!(segment("w-12.a_~"), "w-12.a_~");
         assert_eq!(segment("a/../b?c#d e%ä"), "a%2F..%2Fb%3Fc%23d%20e%25%C3%A4");
     }

@@ -1,4 +1,4 @@
-//! Answers of the admin API as tables.
+//! Responses of the admin API as tables.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::list;
 
-/// Between columns.
+/// The separator of columns.
 const GAP: &str = "   ";
-/// Of a cell that lists something.
+/// The most characters of a cell that contains a list.
 const MAX_CELL: usize = 48;
 
-/// The relay, its providers, and what is wrong.
+/// The relay, its providers and their problems.
 pub(super) fn status(state: &Value, stats: &Value) -> String {
     let up = Duration::from_secs_f64(stats["uptime_secs"].as_f64().unwrap_or_default());
     let mut text =
@@ -146,7 +146,8 @@ fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     [&head].into_iter().chain(&rows).map(line).collect()
 }
 
-/// A value as a word: what is not there is a dash. Names come from others, so nothing of them may steer a terminal.
+/// Formats a value; null becomes a dash. Control characters are replaced, because names come from other machines and must not
+/// control the terminal.
 fn word(value: &Value) -> String {
     match value {
         Value::String(text) => marked(text),
@@ -176,7 +177,7 @@ fn since(value: &Value) -> String {
     passed.map_or_else(|| "-".to_owned(), rounded)
 }
 
-/// Its two largest units are enough.
+/// Rounds down to the two largest units.
 fn rounded(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let whole = match seconds {
@@ -200,19 +201,19 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_two_units() {
+    fn times_are_shown_in_two_units() {
         let text = |secs| rounded(Duration::from_secs(secs));
         assert_eq!([text(0), text(61), text(3661), text(90_061)], ["0s", "1m 1s", "1h 1m", "1day 1h"]);
         assert_eq!([millis(&json!(12.4)), millis(&json!(61_000)), millis(&json!(null))], ["12 ms", "1m 1s", "-"]);
     }
 
     #[test]
-    fn what_others_named_does_not_steer_the_terminal() {
+    fn control_characters_in_names_are_replaced() {
         assert_eq!(word(&json!("a\u{1b}[2Jb\n")), "a\u{fffd}[2Jb\u{fffd}");
     }
 
     #[test]
-    fn worker_with_a_failing_model_is_failing() {
+    fn worker_with_failing_model_is_failing() {
         let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a", "b"], "failing_models": ["b"]});
         assert!(workers(&json!({"workers": [worker]})).contains("failing"));
         let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a"], "failing_models": []});
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_nobody_is_a_problem() {
+    fn requests_waiting_without_worker_are_reported_as_problem() {
         let model = |id: &str, waiting: u32, workers: u32, open: u32| json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open});
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
         let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});

@@ -279,7 +279,7 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
     Some(slots.iter().map(part).collect())
 }
 
-/// A day. It bounds the worker's number, so that the relay's clock does not overflow.
+/// The most time that a worker may state: a day. It keeps the relay's clock from overflowing.
 const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {

@@ -155,7 +155,7 @@ pub(crate) async fn record(relay: Weak<Relay>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(relay) = relay.upgrade() else { return };
-        // With ten thousand workers it takes a while, in which a runtime thread would forward no token. If it fails, a
+        // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a failure, a
         // point is missing.
         let _ = blocking::run(move || {
             let providers = relay.providers.all();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_says_what_happened_since_the_one_before() {
+    fn history_point_covers_time_since_previous_point() {
         let history = History::default();
         let now = SystemTime::now();
         let tell = |requests: &[(&'static str, u64)], output| {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_is_kept_of_the_busiest_providers() {
+    fn history_keeps_one_hour_of_busiest_providers() {
         let history = History::default();
         for _ in 0..=MAX_POINTS {
             let providers = (0..=MAX_PROVIDERS).map(|index| {

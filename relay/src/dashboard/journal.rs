@@ -1,5 +1,5 @@
-//! The latest events for the dashboard: the lines of the log at `info` and above, regardless of `LOG_LEVEL`, without those
-//! of each request.
+//! The latest events for the dashboard: log lines at `info` and above, regardless of `LOG_LEVEL`, without those of individual
+//! requests.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 500;
 /// The most characters of a message or a field's value, so that an entry stays one line.
 const MAX_CHARS: usize = 500;
 
-/// The target of lines that belong to each request: they would displace all others.
+/// The target of lines that belong to individual requests, which would displace all others.
 pub const PER_REQUEST: &str = "modelrelay_relay::requests";
 
 /// The latest events. A clone shares the same journal.
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_numbered_and_say_what_with_whom_and_how_bad() {
+    fn entries_have_number_level_message_and_fields() {
         let journal = journal_of(|| {
             info!(provider = "local", models = 3_u64, "models updated");
             warn!(why = %"it is full", "a problem");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_with_each_request_and_what_only_a_developer_wants_is_left_out() {
+    fn request_and_debug_events_are_left_out() {
         let journal = journal_of(|| {
             info!(target: PER_REQUEST, "response complete");
             info!(target: "hyper", "something");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_last_ones_and_cuts_what_is_long() {
+    fn journal_keeps_newest_entries_and_truncates_long_fields() {
         let journal = journal_of(|| {
             for _ in 0..MAX_ENTRIES {
                 info!(long = "ä".repeat(2 * MAX_CHARS), debug = ?"ä".repeat(2 * MAX_CHARS), "again");

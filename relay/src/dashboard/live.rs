@@ -26,10 +26,10 @@ use crate::shared::Phase;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time without a message, even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// The least pause after a frame, as a multiple of its duration: with very many workers a frame takes long, and comes less
-/// often.
+/// The least pause after a frame, as a multiple of the time that the frame took. Frames take long with very many workers, and are
+/// then less frequent.
 const MAX_SHARE: u32 = 10;
-/// A page that is more changes behind starts again.
+/// The most changes that a page may be behind; a page that is further behind starts again with a snapshot.
 const BACKLOG: usize = 16;
 
 /// The last frame, and the channel to all pages.

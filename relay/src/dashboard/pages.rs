@@ -1,4 +1,4 @@
-//! The pages and what they are made of: files of `relay/web`, as they are, in the program.
+//! The pages and their assets: the files of `relay/web`, compiled into the program unchanged.
 
 use std::sync::LazyLock;
 
@@ -10,11 +10,11 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use modelrelay_protocol::config_hash::content_hash;
 
-/// What a page may load and do: only what comes from here, nothing that is written into it, and in nobody's frame.
+/// The pages' content security policy: they may load only the relay's own files, run no inline code, and appear in no frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       font-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
 
-/// With every page and file.
+/// The headers of every page and file.
 const HEADERS: [(&str, &str); 4] = [
     ("content-security-policy", POLICY),
     ("x-content-type-options", "nosniff"),
@@ -22,7 +22,7 @@ const HEADERS: [(&str, &str); 4] = [
     ("cross-origin-opener-policy", "same-origin"),
 ];
 
-/// A file of `relay/web` and where it is found.
+/// A file of `relay/web` and its path.
 struct File {
     path: &'static str,
     content_type: &'static str,
@@ -90,11 +90,11 @@ static FILES: &[File] = files! {
     "/dashboard/assets/view-workers.js" => "view-workers.js", "text/javascript; charset=utf-8";
 };
 
-/// One for all files: a browser asks again after each new program, and is told at once that nothing is new else.
+/// The `ETag` of all files. Browsers revalidate each file and get 304 until the relay is updated.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("\"{}\"", content_hash(FILES.iter().map(|file| file.text))));
 
-/// All of them.
+/// The routes of all files.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let add = |router: Router<S>, file: &'static File| {
         router.route(file.path, get(move |headers: HeaderMap| async move { file.answer(&headers) }))
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_of_the_pages_is_served() {
+    fn every_page_and_asset_is_served() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web");
         let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         for name in names {

@@ -26,7 +26,7 @@ pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
 /// The duration of a login.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
 
-/// States the purpose of the key, so that no signature for another purpose is valid here.
+/// The purpose of the key, so that no signature for another purpose is valid here.
 const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
 
 /// Why a cookie is not accepted.
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     Absent,
     /// It has expired.
     Ended,
-    /// It was made with another token, or by guessing.
+    /// It was signed with another token, or forged.
     Foreign,
     /// It is valid, but the request is a change and does not come from the dashboard's page.
     NotOurPage,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_good_until_its_time_is_over_or_the_token_is_another() {
+    fn session_ends_at_expiry_or_token_change() {
         let token = Secret::new("admin");
         let headers = with_cookie(&issue(&token, now()));
         let at = |token: &Secret, later| check(token, &Method::GET, &headers, now() + Duration::from_secs(later));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn cookie_of_this_host_alone_goes_before_the_other() {
+    fn host_cookie_precedes_plain_cookie() {
         let token = Secret::new("admin");
         let cookies = format!("{COOKIE}=planted; {HOST_COOKIE}={}", issue(&token, now()));
         let headers = HeaderMap::from_iter([(http::header::COOKIE, cookies.parse().unwrap())]);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_make_one_or_change_one() {
+    fn forged_or_altered_session_is_rejected() {
         let token = Secret::new("admin");
         let good = issue(&token, now());
         let longer = good.replacen(&good[..10], "9999999999", 1);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_has_to_come_from_our_page() {
+    fn change_requires_header_of_own_page() {
         let token = Secret::new("admin");
         let mut headers = with_cookie(&issue(&token, now()));
         assert_eq!(check(&token, &Method::POST, &headers, now()), Err(Refusal::NotOurPage));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logout_removes_what_a_login_set() {
+    fn logout_removes_session_cookie() {
         assert_eq!(set_cookie("", false), "modelrelay_session=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict");
         assert!(
             set_cookie("v", true).starts_with("__Host-modelrelay_session=v; Path=/; ")

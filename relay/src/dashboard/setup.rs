@@ -87,7 +87,7 @@ pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Respo
     response
 }
 
-/// The secret that lasts longest: a machine that is added now should not need another one soon.
+/// Returns the secret that expires last: a machine that is added now should not need another one soon.
 fn secret_of(provider: &ProviderConfig) -> Option<&str> {
     let now = SystemTime::now();
     let good = provider.worker_secrets.iter().filter(|secret| secret.not_after.is_none_or(|end| end > now));
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_of_another_listener_takes_the_place_of_the_browsers() {
+    fn listener_port_replaces_port_of_browser_address() {
         assert_eq!(with_port("relay.example:9090", 8080), "relay.example:8080");
         assert_eq!(with_port("relay.example", 8080), "relay.example:8080");
         assert_eq!(with_port("[::1]:9090", 8080), "[::1]:8080");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_for_this_machine_alone_has_no_address_for_others() {
+    fn loopback_listener_has_no_network_address() {
         let network = |ip: &str| network_ip(ip.parse().unwrap()).map(|ip| ip.to_string());
         assert_eq!((network("127.0.0.1"), network("::1")), (None, None));
         assert_eq!(network("192.168.1.5").as_deref(), Some("192.168.1.5"));

@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_in_a_row_stand_in_a_row() {
+    fn consecutive_keys_hash_to_consecutive_places() {
         let beside = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
         assert!(beside > 99_900, "{beside}");
     }
 
     #[test]
-    fn keys_of_one_provider_among_many_do_not_pile_up() {
+    fn keys_of_one_provider_spread_over_groups() {
         for stride in [1, 2, 3, 10, 16, 64, 100, 256, 1000, 1024, 4096, 8192] {
             let most = most_in_a_group(stride);
             assert!(most <= 24, "every {stride}th key: {most} in one place");
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_told_apart_too() {
+    fn text_keys_hash_differently() {
         let hash = |key: &str| BuildHasherDefault::<KeyHasher>::default().hash_one(key);
         let hashes: BTreeSet<_> = ["", "a", "b", "ab", "ba"].map(hash).into();
         assert_eq!(hashes.len(), 5);
     }
 
     #[test]
-    fn keys_in_one_place_are_told_apart() {
+    fn keys_in_same_group_have_different_tags() {
         let tags: BTreeSet<_> = (0..16).map(|key| hash(key) >> 57).collect();
         assert_eq!(tags.len(), 16);
     }

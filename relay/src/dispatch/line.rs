@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_come_in_order_are_never_late_however_they_leave() {
+    fn requests_arriving_in_order_are_never_late() {
         let mut line = Line::default();
         let mut seats: Vec<_> = (0..1000).map(|key| (key, line.insert(waiter(key, 100 + key as Span)))).collect();
         for step in 0..5000 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_or_has_less_time_is_found_as_if_it_had_come_in_order() {
+    fn requeued_or_urgent_request_is_found_in_order() {
         let mut line = Line::default();
         let second = line.insert(waiter(2, 200));
         let back = line.insert(waiter(1, 300));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_that_ends_nobody_is_never_due() {
+    fn axis_without_deadline_is_never_due() {
         let mut line = Line::default();
         line.insert(waiter(2, 200));
         line.insert(waiter(1, 100));

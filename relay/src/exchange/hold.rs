@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn event_stream_passes_as_soon_as_it_is_known() {
+    fn event_stream_passes_once_recognised() {
         let exchange = exchange();
         assert_eq!(hold(&exchange, "da"), Ok(Hold::First));
         assert!(!exchange.has_head());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn held_bytes_pass_when_time_or_room_is_over() {
+    fn held_bytes_pass_at_timeout_or_full_budget() {
         let exchange = exchange();
         assert!(!exchange.pass_held(1, head(None)), "nothing is held");
         assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_attempt_takes_what_is_held_with_it() {
+    fn lost_attempt_discards_held_bytes() {
         let exchange = exchange();
         assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
         assert_eq!(exchange.detach(1), super::super::Detached::Unbegun);

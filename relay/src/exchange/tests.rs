@@ -24,7 +24,7 @@ pub(super) fn all(exchange: &Exchange) -> (Vec<u8>, Option<Result<(), ApiError>>
 }
 
 #[test]
-fn bytes_come_out_in_the_order_in_which_they_went_in() {
+fn bytes_keep_their_order() {
     let exchange = exchange();
     exchange.push_head(1, head(None)).unwrap();
     for piece in ["a", "bc", "", "def"] {
@@ -35,7 +35,7 @@ fn bytes_come_out_in_the_order_in_which_they_went_in() {
 }
 
 #[test]
-fn standstill_names_who_is_waited_for() {
+fn standstill_names_awaited_party() {
     let (exchange, minute) = (exchange(), Duration::from_secs(60));
     let party = |exchange: &Exchange| exchange.standstill(Instant::now() + minute).map(|still| still.party);
     assert_eq!(party(&exchange), Some(Party::Worker));
@@ -49,7 +49,7 @@ fn standstill_names_who_is_waited_for() {
 }
 
 #[test]
-fn standstill_begins_anew_with_each_movement() {
+fn standstill_restarts_with_each_movement() {
     let exchange = exchange();
     let still = || exchange.standstill(Instant::now()).unwrap().time;
     let long = |time: Duration| exchange.lock().moved_at = Instant::now().checked_sub(time);
@@ -71,14 +71,14 @@ fn standstill_begins_anew_with_each_movement() {
 }
 
 #[test]
-fn request_that_waits_anew_stands_not_still() {
+fn requeued_request_has_no_standstill() {
     let exchange = exchange();
     assert_eq!(exchange.detach(1), Detached::Unbegun);
     assert_eq!(exchange.standstill(Instant::now() + Duration::from_secs(60)), None);
 }
 
 #[test]
-fn a_backlog_of_tiny_pieces_is_kept_in_blocks_of_their_size() {
+fn tiny_pieces_are_coalesced_in_backlog() {
     let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
     exchange.begin(1, None);
     exchange.push_head(1, head(None)).unwrap();
@@ -97,7 +97,7 @@ fn a_backlog_of_tiny_pieces_is_kept_in_blocks_of_their_size() {
 }
 
 #[test]
-fn an_attempt_that_is_not_the_current_one_cannot_push() {
+fn stale_attempt_cannot_push() {
     let exchange = exchange();
     assert_eq!(exchange.detach(1), Detached::Unbegun);
     assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
@@ -110,7 +110,7 @@ fn an_attempt_that_is_not_the_current_one_cannot_push() {
 }
 
 #[test]
-fn an_answer_that_began_is_not_taken_away() {
+fn begun_response_survives_detach() {
     let exchange = exchange();
     exchange.push_head(1, head(None)).unwrap();
     assert_eq!(exchange.detach(1), Detached::Begun);
@@ -119,7 +119,7 @@ fn an_answer_that_began_is_not_taken_away() {
 }
 
 #[test]
-fn the_last_bytes_of_an_announced_length_come_with_the_end() {
+fn last_bytes_of_announced_length_wait_for_end() {
     let exchange = exchange();
     exchange.push_head(1, head(Some(2))).unwrap();
     let cx = Context::from_waker(Waker::noop());
@@ -133,7 +133,7 @@ fn the_last_bytes_of_an_announced_length_come_with_the_end() {
 }
 
 #[test]
-fn the_head_of_an_empty_answer_comes_with_the_end() {
+fn head_of_empty_response_waits_for_end() {
     let exchange = exchange();
     exchange.push_head(1, head(Some(0))).unwrap();
     let cx = Context::from_waker(Waker::noop());
@@ -143,7 +143,7 @@ fn the_head_of_an_empty_answer_comes_with_the_end() {
 }
 
 #[test]
-fn totals_must_match_what_was_announced() {
+fn body_must_match_announced_length() {
     let long = exchange();
     long.push_head(1, head(Some(2))).unwrap();
     assert!(matches!(long.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Broken(_))));
@@ -154,7 +154,7 @@ fn totals_must_match_what_was_announced() {
 }
 
 #[test]
-fn the_ceiling_and_an_unread_backlog_are_refused() {
+fn stream_limit_and_unread_backlog_are_enforced() {
     let exchange = exchange();
     exchange.push_head(1, head(None)).unwrap();
     exchange.push_uncredited(1, Bytes::from(vec![0; 90])).unwrap();
@@ -163,7 +163,7 @@ fn the_ceiling_and_an_unread_backlog_are_refused() {
 }
 
 #[test]
-fn an_error_comes_after_the_bytes_before_it_and_the_first_end_counts() {
+fn first_error_follows_earlier_bytes() {
     let exchange = exchange();
     exchange.push_head(1, head(None)).unwrap();
     exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
@@ -174,7 +174,7 @@ fn an_error_comes_after_the_bytes_before_it_and_the_first_end_counts() {
 }
 
 #[test]
-fn unread_bytes_are_given_back_when_the_client_goes() {
+fn unread_bytes_are_returned_when_client_disconnects() {
     let exchange = exchange();
     exchange.push_head(1, head(None)).unwrap();
     exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
@@ -204,7 +204,7 @@ fn response_that_does_not_fit_fails_alone() {
 }
 
 #[test]
-fn head_is_counted_until_the_exchange_ends() {
+fn head_stays_in_budget_until_exchange_ends() {
     let budget = Budget::new(64 << 10);
     let exchange = Exchange::new(Arc::clone(&budget), 1_000, 100);
     exchange.begin(1, None);
@@ -221,7 +221,7 @@ fn head_is_counted_until_the_exchange_ends() {
 }
 
 #[test]
-fn whole_response_is_counted_until_it_is_written() {
+fn whole_response_stays_in_budget_until_written() {
     let budget = Budget::new(1 << 20);
     let exchange = Exchange::new(Arc::clone(&budget), 1 << 20, 100);
     exchange.begin(1, None);

@@ -1,4 +1,4 @@
-//! API keys at the door, where they are required.
+//! Authentication of clients by API key, if keys are required.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::metrics::Realm;
 use crate::provider::Provider;
 use crate::relay::Relay;
 
-/// Whom a request is from: a key, or anybody where none is required.
+/// The caller of a request: an API key, or any client if no key is required.
 pub struct Caller {
     key: Option<Arc<Key>>,
 }
 
 impl Caller {
-    /// Checks a request's key before anything of its body is read.
+    /// Checks a request's key before any of its body is read.
     pub fn authenticate(relay: &Relay, headers: &HeaderMap) -> Result<Self, ApiError> {
         if !relay.shared.config.load().require_api_keys {
             return Ok(Self { key: None });
@@ -44,8 +44,8 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may use a model, by any of the names that it has. A worker's alias may be used by whoever may use
-    /// everything that workers mean by it.
+    /// True if the caller may use a model by any of its names. A caller may use a worker's alias if it may use every model that
+    /// workers serve under it.
     pub fn allows_model(&self, provider: &Provider, names: &[&str]) -> bool {
         let Some(key) = &self.key else { return true };
         let allows_all_of = |name: &&str| {
@@ -56,8 +56,9 @@ impl Caller {
             && (names.iter().any(|name| key.allows_model(name)) || names.iter().any(allows_all_of))
     }
 
-    /// Refuses a model that the caller may not use. Where the caller may use it for what workers mean by its name, says what
-    /// they may mean: another worker, or the same one later, may mean something else.
+    /// Rejects a model that the caller may not use. If the caller may use the name only because of the models that workers serve
+    /// under it, returns the models that its key lists: another worker, or the same one later, may serve another model under that
+    /// name.
     pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
         if !self.allows_model(provider, names) {
             return Err(forbidden());
@@ -67,18 +68,19 @@ impl Caller {
         Ok(by_meaning.map(|listed| Arc::new(listed.iter().map(|id| Model::from(id.as_str())).collect())))
     }
 
-    /// What the caller reads about a model that is not there. A key that could not use it is not told whether it is there.
+    /// Returns the caller's error for a model that does not exist. A key that may not use the model does not learn whether it
+    /// exists.
     pub fn hide_unknown_model(&self, model: &str, error: ApiError) -> ApiError {
         if self.key.as_ref().is_none_or(|key| key.allows_model(model)) { error } else { forbidden() }
     }
 
-    /// Counts a request of this caller; it is counted until the lease is dropped.
+    /// Adds a request of this caller, until the lease is dropped.
     pub fn lease(&self) -> Result<Option<KeyLease>, ApiError> {
         let lease = self.key.as_ref().map(|key| key.acquire()).transpose();
         lease.map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))
     }
 
-    /// How much of a queue the caller's requests may fill, where not all of it.
+    /// The part of a queue that the caller's requests may fill; `None` for all of it.
     pub fn queue_share(&self) -> Option<QueueShare> {
         let key = self.key.as_ref()?;
         key.limits().max_queue_percent.map(|percent| QueueShare { key: key.shared_id(), percent })
@@ -89,7 +91,7 @@ impl Caller {
         self.key.as_ref().map(|key| key.shared_id())
     }
 
-    /// The client whose share of the memory budget the request's body takes.
+    /// The client to whose share of the memory budget the request's body is charged.
     pub fn holder(&self, relay: &Relay, parts: &Parts) -> Holder {
         let of_address = || {
             let peer = parts.extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
@@ -104,8 +106,8 @@ fn forbidden() -> ApiError {
     ApiError::new(ErrorKind::ModelForbidden, "this API key may not use this provider or model")
 }
 
-/// The key that a request brought: as Bearer, or as `x-api-key`. Where both are there, ours is the one that looks like it;
-/// the other is for the backend.
+/// The key in a request's `Authorization: Bearer` or `x-api-key` header. If both are present, the one in the relay's format is
+/// used; the other is for the backend.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let value = |name| text_header(headers, name);
     let bearer = value("authorization").map(bearer_token);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base_path_is_what_follows_the_authority() {
+    fn base_path_follows_authority() {
         for (url, base) in
             [("https://relay.example", ""), ("https://relay.example:8443/llm", "/llm"), ("http://[::1]:80/a/b", "/a/b")]
         {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn base_path_is_stripped_at_a_segment_boundary() {
+    fn base_path_is_stripped_at_segment_boundary() {
         for (path, rest) in [
             ("/llm", Some("/")),
             ("/llm/", Some("/")),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn path_that_is_a_route_keeps_its_segments() {
+    fn route_path_keeps_its_segments() {
         assert_eq!(below("/api", "/api/chat"), None);
         assert_eq!(below("/api", "/api/api/chat"), Some("/api/chat"));
         assert_eq!(below("/api", "/api/v1/chat/completions"), Some("/v1/chat/completions"));

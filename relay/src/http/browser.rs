@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_their_port() {
+    fn host_names_are_stripped_of_port() {
         let names = ["localhost:8080", "relay.example", "[::1]:8080", "127.0.0.1:1"].map(name_of);
         assert_eq!(names, ["localhost", "relay.example", "::1", "127.0.0.1"]);
     }

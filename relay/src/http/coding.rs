@@ -1,4 +1,4 @@
-//! Request bodies that a client has compressed.
+//! Decoding of compressed request bodies.
 
 use std::io::Read;
 
@@ -13,16 +13,16 @@ use super::intake::{grow, too_large};
 use crate::blocking;
 use crate::budget::Reservation;
 
-/// The window of a zstd frame at most, as RFC 8878 (3.1.1.1.2) recommends.
+/// The largest window of a zstd frame, as recommended by RFC 8878 (3.1.1.1.2).
 const MAX_ZSTD_WINDOW_BYTES: u64 = 8 << 20;
 
-/// A compressed body of this size may take long enough to decode for others on the same thread to notice.
+/// The size of a compressed body from which decoding may noticeably delay other tasks on the same thread.
 const LONG_BODY_BYTES: usize = 64 << 10;
 
-/// How much is decoded at a time.
+/// The number of bytes that are decoded at a time.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// A way to compress that clients use.
+/// A compression that clients use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// RFC 1952.
@@ -32,10 +32,10 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// How the body of a request with these headers is compressed, if it is.
+    /// Returns the compression of a request body with these headers, if any.
     ///
     /// # Errors
-    /// 415 for any other coding, and for more than one.
+    /// Returns 415 for any other coding, and for more than one.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         let named = headers.get_all(CONTENT_ENCODING).iter().map(|value| value.as_bytes().trim_ascii());
         let mut named = named.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case(b"identity"));
@@ -48,8 +48,8 @@ impl Coding {
         if named.next().is_some() { Err(unsupported()) } else { Ok(Some(coding)) }
     }
 
-    /// The body as it was before it was compressed, inside the budget and the limit like any other. `reservation` is that of the
-    /// compressed one.
+    /// Returns the decompressed body, within the budget and the limit like any other. `reservation` is that of the compressed
+    /// body.
     pub async fn decode(self, body: Bytes, reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
         if body.len() < LONG_BODY_BYTES {
             return self.decode_now(&body, reservation, limit);
@@ -106,7 +106,7 @@ mod tests {
     use crate::budget::Budget;
 
     const BODY: &[u8] = br#"{"model":"m"}"#;
-    /// `zstd` of [`BODY`], as the program of that name writes it.
+    /// `zstd` of [`BODY`], as written by the `zstd` program.
     const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x00\x58\x69\x00\x00{\"model\":\"m\"}";
 
     fn gzip(body: &[u8]) -> Vec<u8> {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_too_large_before_it_is_unpacked() {
+    fn compression_bomb_is_rejected_before_decoding() {
         assert_eq!(decoded(Coding::Gzip, &gzip(&vec![b' '; 10 << 20]), 1 << 19), Err("request_too_large".to_owned()));
         assert_eq!(decoded(Coding::Gzip, &gzip(&vec![b' '; 10 << 20]), 1 << 30), Err("overloaded".to_owned()));
     }

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_coding_is_understood() {
+    fn only_chunked_transfer_encoding_is_accepted() {
         let coded = |codings: &[&str]| {
             let headers: Vec<_> = codings.iter().map(|coding| ("transfer-encoding", *coding)).collect();
             faulty(Version::HTTP_11, &[&[("host", "x")], headers.as_slice()].concat())
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn one_host_is_named() {
+    fn exactly_one_host_header_is_required() {
         assert!(!faulty(Version::HTTP_11, &[("host", "x")]) && !faulty(Version::HTTP_10, &[]));
         assert!(faulty(Version::HTTP_11, &[]) && faulty(Version::HTTP_11, &[("host", "x"), ("host", "x")]));
     }

@@ -1,4 +1,4 @@
-//! A request for a backend: read, routed, submitted, answered.
+//! Requests for a backend: reading, routing, submitting and responding.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,16 +34,16 @@ use crate::request::{Outline, RequestRecord, RequestTrace};
 use crate::routing::Route;
 use crate::shared::Phase;
 
-/// From here on a body is read beside the requests of others: half a millisecond.
+/// The size of a body from which it is parsed outside of the async threads; parsing this much takes half a millisecond.
 const LONG_READ_BYTES: usize = 512 << 10;
 
-/// In this time after a relay's start its workers come back: a worker pauses ten seconds at most between two dials.
+/// The time after a relay's start in which its workers reconnect: a worker pauses at most ten seconds between two attempts.
 const STARTING: Duration = Duration::from_secs(15);
 
-/// How long a request waits then for a worker that lists its model, while others are there.
+/// How long a request waits during that time for a worker that lists its model, while other workers are connected.
 const PATIENCE_WHILE_STARTING: Duration = Duration::from_secs(1);
 
-/// When its client is to come again.
+/// The `Retry-After` of such a request.
 const RETRY_WHILE_STARTING: Duration = Duration::from_secs(5);
 
 /// `POST` to a route whose body names the model.
@@ -57,7 +57,7 @@ pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -
     browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
 
-/// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`: only the worker that made the response knows it.
+/// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`. Only the worker that made the response knows it.
 pub async fn by_response_id(
     State(relay): State<Arc<Relay>>,
     Path(id): Path<String>,
@@ -72,7 +72,7 @@ pub async fn by_response_id(
     browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
 
-/// A request of which the head is known.
+/// A request whose head has been read.
 struct Opened {
     client: Client,
     endpoint: Endpoint,
@@ -189,8 +189,8 @@ async fn prepare_by_id(
     Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
 }
 
-/// Where the request goes. Nobody who listed the model is an error at once, but for the time in which workers come back to a
-/// relay that has just started, and unless a fallback model is configured.
+/// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
+/// the relay has just started and workers may still reconnect.
 async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
     let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
     let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
@@ -239,7 +239,7 @@ async fn read_body(
     Ok(body)
 }
 
-/// Reads what the body says about its way. A large one takes milliseconds, in which its thread would pass on no token.
+/// Reads the routing fields of the body. A large body takes milliseconds, during which its thread would forward no tokens.
 async fn read_route(
     content_type: Option<&str>,
     body: &Bytes,
@@ -253,7 +253,7 @@ async fn read_route(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
 }
 
-/// Replaces an alias; the copy is charged to the budget like the original, which is dropped.
+/// Replaces an alias. The copy is charged to the budget like the original, which is dropped.
 fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
     let bytes = body.len() as u64;
     let mut reservation = relay.shared.budget.open_for(holder);
@@ -303,8 +303,8 @@ async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, outline: &Out
     }
 }
 
-/// The worker that made a response for this caller, with its model; if the id is unknown, the only worker. The id alone
-/// may stand for responses of several providers: of those that the caller may read, the first one made.
+/// Returns the worker that made a response for this caller, with its model; if the id is unknown, the only worker. One id may
+/// stand for responses of several providers; then the first one made among those that the caller may read is used.
 async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
     let mut origins = relay.shared.affinity.origins(id, Instant::now());
     origins.retain(|origin| named.is_none_or(|named| *origin.provider == *named));
@@ -318,7 +318,7 @@ async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller
     Ok((provider, origin.model, worker))
 }
 
-/// A worker that is between two connections is waited for, as long as a request waits for a model that no worker has.
+/// Waits for a worker between two connections, as long as a request waits for a model that no worker has.
 async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<WorkerKey, ApiError> {
     let deadline = tokio::time::Instant::now() + provider.config().absent_timeout();
     loop {
@@ -334,8 +334,8 @@ async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<Wo
 
 type Pinned = (Arc<Provider>, Arc<str>, WorkerKey);
 
-/// The only worker there is, for an id that nobody remembers, with a model to ask it for: one that it serves now, for such
-/// an id is worth no swap, and one that the caller may use.
+/// Returns the only connected worker, for an id that the relay does not know, with a model for the request: one that the worker
+/// serves now, because such an id does not justify a swap, and that the caller may use.
 fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
     let providers = match named {
         Some(name) => relay.providers.named(name).into_iter().collect(),
@@ -363,10 +363,10 @@ fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
     backend_headers(&parts.headers, relay.admin_token.current().as_deref(), &config.request_headers)
 }
 
-/// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
-/// token that somebody sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
+/// Returns the client's headers for the backend, with repeated ones joined. The relay's own keys are removed, and so is an admin
+/// token that was sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
 pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>, further: &[String]) -> BTreeMap<String, String> {
-    // A token with a space in it is no word.
+    // A token that contains a space is no single credential word.
     let is_token = |value: &str, token: &Secret| {
         token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))
     };
@@ -388,12 +388,12 @@ pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>, further: &
     kept
 }
 
-/// The provider that a request names; one that is not text is named all the same, and does not exist.
+/// The provider that a request names. A name that is not text is a name, too, of a provider that does not exist.
 fn named_provider(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     headers.get("x-modelrelay-provider").map(|value| String::from_utf8_lossy(value.as_bytes()))
 }
 
-/// The type of a body. Of two, readers pick different ones, and would find different models in a form.
+/// The type of a body. Two types are rejected: parsers pick different ones, and would find different models in a form.
 fn content_type(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     if headers.get_all("content-type").iter().nth(1).is_some() {
         return Err(ApiError::new(ErrorKind::InvalidJson, "there is more than one Content-Type"));
@@ -422,7 +422,7 @@ mod tests {
     use http::{HeaderName, HeaderValue};
 
     #[test]
-    fn backend_headers_are_listed_ones_joined_without_our_own_keys() {
+    fn backend_headers_are_listed_joined_and_without_keys() {
         let mut map = HeaderMap::new();
         for (name, value) in [
             ("content-type", "application/json"),
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_token_stays_here_however_it_is_written() {
+    fn admin_token_never_reaches_backend() {
         for value in
             ["admin", "bearer admin", "Bearer  admin", "Bearer\tadmin", "Token admin", "Bearer sk, Bearer admin"]
         {

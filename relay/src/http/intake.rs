@@ -1,8 +1,8 @@
-//! Reading a request's body, within the limit and the memory budget.
+//! Reads a request's body within the size limit and the memory budget.
 //!
-//! A small body has its memory reserved when it is announced: of many that come at once, some are then read whole, instead of all
-//! stopping half-way. For a larger one it is reserved as the bytes come, so that whoever announces much and sends little holds
-//! little. A body that has no room when it is announced is refused at once.
+//! The memory of a small body is reserved when its length is announced, so that of many concurrent bodies some are read whole
+//! instead of all stopping half-way. The memory of a larger body is reserved as its bytes arrive, so that a client that announces
+//! much and sends little holds little. A body that has no room when it is announced is rejected at once.
 
 use std::time::Duration;
 
@@ -17,24 +17,24 @@ use tokio::time::Instant;
 use super::coding::Coding;
 use crate::budget::{Full, Purpose, Reservation};
 
-/// A client that sends nothing at all of its body for so long is not waited for.
+/// The time within which the first byte of a body must arrive.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Nor is one that sends nothing for so long in the middle of it.
+/// The longest pause within a body.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Nor is one that has sent less than this a second, beyond its first minute: some thousands that send a byte now and then would
-/// leave no connections for others. 128 kbit/s.
+/// The lowest rate of a body after its first minute, in bytes per second (128 kbit/s). Without it, a few thousand clients that
+/// send a byte now and then would leave no connections for others.
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
-/// What a refused client may still send before its connection is closed.
+/// The number of bytes that a rejected client may still send before its connection is closed.
 const DISCARD_BYTES: u64 = 64 << 20;
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How much is reserved at a time.
+/// The number of bytes that are reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
 
-/// Reads the whole body into an empty reservation, which lasts until the last clone of the bytes is gone.
+/// Reads the whole body into an empty reservation, which is held until the last clone of the bytes is dropped.
 pub async fn read(
     headers: &HeaderMap,
     body: &mut Body,
@@ -78,9 +78,9 @@ pub async fn read(
     }
 }
 
-/// Reads on without keeping anything, so that a client which is still sending gets to read why it was refused: closing
-/// under its writes would reset the connection, and the answer with it. Bounded, for whoever sends without end. A client
-/// that waits to be asked for its body (`Expect: 100-continue`) is not asked: to read would be to ask.
+/// Reads the rest of a body and drops it, so that a client that is still sending can read the error response: closing the
+/// connection while the client writes would reset it and lose the response. Bytes and time are limited. The body of a client that
+/// waits for `100 Continue` (`Expect: 100-continue`) is not read, because reading would request it.
 pub fn discard(headers: &HeaderMap, mut body: Body) {
     if body.is_end_stream() || headers.contains_key(http::header::EXPECT) {
         return;
@@ -100,7 +100,7 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
     });
 }
 
-/// Reserves what a body of so many bytes needs before it comes.
+/// Reserves the memory that a body of `announced` bytes needs before it arrives.
 fn begin(reservation: &mut Reservation, announced: u64) -> Result<(), Full> {
     let purpose = Purpose::of_body(announced);
     match purpose {
@@ -109,13 +109,13 @@ fn begin(reservation: &mut Reservation, announced: u64) -> Result<(), Full> {
     }
 }
 
-/// Reserves what a body of so many bytes needs.
+/// Reserves the memory that a body of `total` bytes needs.
 pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), Full> {
     let missing = total.saturating_sub(reservation.bytes());
     if missing == 0 {
         return Ok(());
     }
-    // Little by little at first: most bodies are small.
+    // In small steps at first: most bodies are small.
     let step = missing.max(reservation.bytes().min(GROWTH_BYTES));
     let purpose = Purpose::of_body(total);
     reservation.grow(step, purpose).or_else(|_| reservation.grow(missing, purpose))
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_whole_within_the_limits() {
+    async fn body_within_limits_is_read_whole() {
         assert_eq!(code(&[("content-length", "3")], b"abc", 3).await, Ok(3));
         assert_eq!(code(&[], b"abc", 1 << 20).await, Ok(3));
     }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(code(&[], b"01234", 4).await, Err("overloaded".into()));
     }
 
-    /// How long a body is read that comes in pieces of `bytes`, one each `pause`, and how that ends.
+    /// Reads a body of pieces of `bytes`, one per `pause`; returns the result and the elapsed time.
     async fn dripping(bytes: usize, pause: Duration) -> (Result<usize, String>, Duration) {
         let pieces = futures_util::stream::unfold(0, move |sent| async move {
             tokio::time::sleep(pause).await;
@@ -178,14 +178,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_drips_is_given_up_though_each_piece_comes_in_time() {
+    async fn dripping_body_is_rejected_despite_timely_pieces() {
         let (read, took) = dripping(1, Duration::from_secs(30)).await;
         assert_eq!(read, Err("invalid_json".to_owned()));
         assert!(took <= Duration::from_secs(61), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_is_slow_but_comes_is_waited_for() {
+    async fn slow_but_steady_body_is_accepted() {
         let (read, took) = dripping(20 << 10, Duration::from_secs(1)).await;
         assert!(read.is_ok_and(|read| read >= 1 << 20), "{took:?}");
     }

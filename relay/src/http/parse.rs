@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_or_null_stream_is_false() {
+    fn absent_or_null_stream_is_false() {
         for body in [&br#"{"model":"m"}"#[..], br#"{"model":"m","stream":null}"#, br#"{"model":"m","stream":false}"#] {
             assert!(!json(body).unwrap().stream);
         }
     }
 
     #[test]
-    fn what_cannot_be_routed_is_refused_and_says_which_field() {
+    fn unroutable_body_is_rejected_naming_field() {
         for (body, code, field) in [
             (&b"not json"[..], "invalid_json", "JSON"),
             (b"", "invalid_json", "JSON"),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_judged() {
+    fn other_fields_are_not_validated() {
         let deep = format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
         assert!(json(deep.as_bytes()).is_ok());
         assert!(json(b"{\"model\":\"m\",\"x\":\"\xff\xfe\",\"\xff\":1}").is_ok());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_escaped_model_name_is_read_and_replaced_as_it_stands() {
+    fn escaped_model_name_is_read_and_replaced() {
         let body = Bytes::from_static(br#"{"x":"\u0041", "model" : "a\u002fb" ,"y":1.0}"#);
         let routed = json(&body).unwrap();
         assert_eq!(routed.model, "a/b");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forms_model_is_read_and_replaced_with_every_other_byte_kept() {
+    fn model_of_form_is_replaced_and_nothing_else() {
         let body = b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n\xff\x00\r\n\
             --B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--B--\r\n";
         let content_type = Some("multipart/form-data; boundary=B");
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn body_without_model_gets_the_default() {
+    fn body_without_model_gets_default() {
         for (body, expected) in [
             (&br#" {"x":1}"#[..], &br#" {"model":"d\"",""#[..]),
             (b"{ }", br#"{"model":"d\"" }"#),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn form_without_model_gets_the_default() {
+    fn form_without_model_gets_default() {
         let content_type = Some("multipart/form-data; boundary=B");
         let file = "--B\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx\r\n--B--\r\n";
         let empty = format!("--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n{file}");

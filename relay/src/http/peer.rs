@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_that_nobody_reads_breaks() {
+    async fn unread_connection_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();

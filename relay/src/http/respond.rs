@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_own_id_is_kept_when_it_is_plain() {
+    fn plain_request_id_of_client_is_kept() {
         assert_eq!(client("/", &[("x-request-id", "a.B_1-2")]).request_id, "a.B_1-2");
         for bad in ["", "a b", "ä", &"x".repeat(129)] {
             assert_ne!(client("/", &[("x-request-id", bad)]).request_id, bad);
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn route_holds_nothing_that_the_client_wrote() {
+    fn route_contains_no_client_text() {
         assert_eq!(route_of("/v1/chat/completions"), Some("/v1/chat/completions"));
         assert_eq!(route_of("/v1/models/secret"), Some("/v1/models/{id}"));
         assert_eq!(route_of("/secret"), None);
     }
 
     #[test]
-    fn the_dialect_follows_the_path_or_the_version_header() {
+    fn dialect_follows_path_or_version_header() {
         assert_eq!(client("/v1/messages/count_tokens?beta=true", &[]).dialect, Dialect::Anthropic);
         assert_eq!(client("/v1/models", &[("anthropic-version", "2023-06-01")]).dialect, Dialect::Anthropic);
         assert_eq!(client("/v1/responses", &[]).dialect, Dialect::Responses);

@@ -55,19 +55,19 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_name_finds_its_neighbours_nearest_first() {
+    fn misspelt_name_finds_nearest_names_first() {
         assert_eq!(near("qwen3:9b"), ["qwen3:8b", "qwen3:32b"]);
         assert_eq!(near("mistral-7b"), ["Mistral-7B"]);
     }
 
     #[test]
-    fn a_part_of_a_name_finds_it() {
+    fn partial_name_finds_full_name() {
         assert_eq!(near("llama3.2"), ["llama3.2:3b-instruct"]);
         assert_eq!(near("ollama/nomic-embed-text"), ["nomic-embed-text"]);
     }
 
     #[test]
-    fn another_name_finds_nothing() {
+    fn unrelated_name_finds_nothing() {
         assert!(near("gpt-4o").is_empty() && near("").is_empty() && near(&"q".repeat(1 << 20)).is_empty());
     }
 

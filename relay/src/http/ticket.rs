@@ -26,7 +26,7 @@ pub struct Ticket {
     last_byte_at: Option<Instant>,
     bytes: u64,
     delivered: bool,
-    /// Why the response was broken off.
+    /// Why the response was aborted.
     broken: Option<Outcome>,
     _lease: Option<KeyLease>,
 }
@@ -102,7 +102,7 @@ impl Ticket {
         self.delivered = true;
     }
 
-    /// Records that the response was broken off for this reason, whether or not a worker had ended it by then.
+    /// Records that the response was aborted for this reason, whether or not a worker had ended it by then.
     pub fn mark_broken(&mut self, error: &ApiError) {
         self.broken = Some(Outcome::of_error(error.kind()));
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_stays_as_it_is() {
+    fn canonical_route_is_unchanged() {
         for path in
             ["/v1/chat/completions", "/rerank", "/v1/models", "/v1/models/org/m", "/health", "/admin/keys", "/metrics"]
         {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_become_the_route() {
+    fn alternative_spellings_become_route() {
         for (path, route) in [
             ("//v1/chat/completions", "/v1/chat/completions"),
             ("/v1//chat/completions", "/v1/chat/completions"),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_no_route_is_left_alone() {
+    fn unknown_path_is_unchanged() {
         for path in [
             "/",
             "//",
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_can_name_the_route() {
+    fn intended_route_is_found_for_error() {
         assert_eq!(meant("/openai/v1/chat/completions"), Some("/v1/chat/completions"));
         assert_eq!(meant("/api/v1/models/"), Some("/v1/models"));
         assert_eq!(meant("/v1/files"), None);

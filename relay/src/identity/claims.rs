@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn account_and_end_are_read() {
+    fn account_and_expiry_are_read() {
         let claims = read(&token(&claims())).expect("claims");
         assert_eq!(claims.account.to_string(), "llm/gpu");
         assert_eq!(claims.expires, SystemTime::UNIX_EPOCH + Duration::from_secs(NOW + 600));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_good_is_told_apart() {
+    fn unfit_tokens_are_classified_by_reason() {
         assert_eq!(with("aud", json!(["modelrelay2"])), Err(Unfit::OtherAudience));
         assert_eq!(with("aud", json!([])), Err(Unfit::OtherAudience));
         assert_eq!(with("exp", json!(NOW - 61)), Err(Unfit::Expired));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_never_looked_into() {
+    fn malformed_token_is_rejected() {
         let good = token(&claims());
         let long = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
         let signed_not = good.trim_end_matches("c2lnbmF0dXJl");

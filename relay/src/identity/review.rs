@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_genuine_token_is_authenticated_for_us_and_of_an_account() {
+    fn genuine_token_has_audience_and_service_account() {
         let user = json!({"username": "system:serviceaccount:llm:gpu", "uid": "u"});
         let good = json!({"authenticated": true, "audiences": ["modelrelay"], "user": user});
         assert_eq!(verdict(&good), Ok(Verdict::Genuine("llm/gpu".parse().expect("an account"))));
@@ -103,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_no_review_refuses_nobody() {
+    fn malformed_review_is_error_not_refusal() {
         assert!(judge(b"<html>", "modelrelay").is_err() && judge(b"[1]", "modelrelay").is_err());
     }
 
     #[test]
-    fn no_complaint_repeats_the_token() {
+    fn review_errors_never_repeat_token() {
         let answered =
             |status, message: &str| CallError::Answered { status, message: message.to_owned(), retry_after: None };
         let token = Secret::new("a.token.of-mine");

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_token_is_believed_for_a_minute_and_no_longer_than_its_own_time() {
+    fn good_token_is_cached_at_most_one_minute() {
         for (lifetime, believed) in [(3600, 60), (20, 20)] {
             let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
             let expires = wall + Duration::from_secs(lifetime);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_token_is_remembered_for_five_seconds() {
+    fn bad_token_is_cached_for_five_seconds() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
         reviews.settle(&digest(1), Some(&Verdict::Refused), wall + GOOD_FOR, now, wall);
         let found = reviews.look(&digest(1), now + BAD_FOR - Duration::from_millis(1));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn one_token_is_reviewed_once_at_a_time_and_what_was_not_found_out_is_asked_again() {
+    fn token_has_single_pending_review_retried_on_failure() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
         let Found::Nothing(sender) = reviews.look(&digest(1), now) else { panic!("it is known") };
         assert!(matches!(reviews.look(&digest(1), now), Found::Pending(_)));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_tokens_are_known_than_the_bound_and_bad_ones_give_way() {
+    fn token_cache_is_bounded_and_evicts_bad_first() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
         let expires = wall + GOOD_FOR;
         reviews.settle(&digest(usize::MAX), Some(&genuine()), expires, now, wall);

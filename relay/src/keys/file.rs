@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_survive_a_restart() {
+    async fn keys_survive_restart() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let limits = KeyLimits {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_is_for_its_owner_and_holds_no_secret() {
+    async fn key_file_is_private_and_contains_no_secret() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let created = open(&path).create(new_key("a")).await.expect("created");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_not_understood_is_an_error_and_stays() {
+    async fn unreadable_key_file_is_rejected_and_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         for text in [
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_breaks_while_running_is_not_overwritten() {
+    async fn key_file_corrupted_at_runtime_is_not_overwritten() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let store = open(&path);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_that_fails_loses_nothing_in_memory_or_on_disk() {
+    async fn failed_write_loses_no_key() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let store = open(&path);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_crash_left_behind_is_no_obstacle() {
+    async fn temporary_file_of_crash_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let store = open(&path);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_relays_beside_each_other_lose_no_key() {
+    async fn two_relays_sharing_file_lose_no_key() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let (one, two) = (open(&path), open(&path));
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unused_key_costs_no_writing() {
+    async fn unused_key_causes_no_write() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
         let store = open(&path);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_stays_a_link() {
+    async fn symbolic_link_is_preserved() {
         let folder = tempfile::tempdir().expect("a folder");
         let (link, target) = (folder.path().join("link.json"), folder.path().join("target.json"));
         fs::write(&target, r#"{"version":1,"keys":[]}"#).expect("written");

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fresh_key_has_the_form_and_its_own_id() {
+    fn fresh_key_has_expected_form_and_unique_id() {
         let (one, two) = (fresh().expect("random"), fresh().expect("random"));
         assert_ne!((&one.id, &one.whole), (&two.id, &two.whole));
         assert_eq!(id_of(&one.whole), Some(one.id.as_str()));
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_the_form_has_no_id() {
+    fn malformed_key_has_no_id() {
         for text in ["", "mr-", "mr-abc", "sk-abc-def", "abc-def", &format!("mr-abc-{}", "x".repeat(300))] {
             assert_eq!(id_of(text), None, "{text}");
         }

@@ -5,9 +5,9 @@
 //! if there was no other write meanwhile; otherwise it starts again. Two relays can therefore both create keys and lose
 //! none, and a time of last use from a relay that has not seen a revocation yet cannot undo it.
 //!
-//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys,
-//! either it is old, or the keys were removed from the Secret: the relay asks the API server in the background. Until then
-//! every known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
+//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys, either
+//! it is old, or the keys were removed from the Secret: the relay queries the API server in the background. Until then every
+//! known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ const MAX_SECRET_BYTES: usize = 1 << 20;
 /// The longest time that an admin waits for a change: the API server may be restarting, but a person does not wait for
 /// long.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(8);
-/// The first wait before the API server is asked about a mount that lacks keys, and the longest between two attempts.
+/// The first wait before the API server is queried about a mount that lacks keys, and the longest between two attempts.
 const DOUBT_WAIT: Duration = Duration::from_secs(1);
 const MAX_DOUBT_WAIT: Duration = Duration::from_secs(60);
 
@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_of_last_use_is_written_first_and_then_once_an_interval() {
+    fn last_use_is_written_once_per_interval() {
         let at = |seconds: u64| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         assert!(is_ahead(at(1000), None) && is_ahead(at(1060), at(1000)));
         assert!(!is_ahead(at(1059), at(1000)) && !is_ahead(at(900), at(1000)));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_nobody_wrote_yet_are_none_and_garbage_is_an_error() {
+    fn empty_data_has_no_keys_and_garbage_fails() {
         assert_eq!(decode(b" \n"), Ok(None));
         assert_eq!(decode(br#"{"version":1,"keys":[]}"#), Ok(Some(Vec::new())));
         assert!(decode(b"garbage").is_err() && decode(br#"{"version":2,"keys":[]}"#).is_err());

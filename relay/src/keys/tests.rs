@@ -21,7 +21,7 @@ fn key(limits: KeyLimits) -> (KeySet, String, String) {
 }
 
 #[test]
-fn the_oldest_useless_key_is_forgotten() {
+fn oldest_unusable_key_is_forgotten() {
     let record = |id: &str, age: u64, revoked: bool, expires_at: Option<SystemTime>| KeyRecord {
         id: id.to_owned(),
         name: "n".to_owned(),
@@ -46,7 +46,7 @@ fn the_oldest_useless_key_is_forgotten() {
 }
 
 #[test]
-fn only_the_whole_key_verifies() {
+fn only_whole_key_verifies() {
     let (keys, id, whole) = key(KeyLimits::default());
     assert_eq!(keys.verify(&whole, NOW).expect("valid").id(), id);
     let wrong = [
@@ -63,14 +63,14 @@ fn only_the_whole_key_verifies() {
 }
 
 #[test]
-fn an_expired_key_is_none_from_that_moment() {
+fn key_is_rejected_from_its_expiry() {
     let (keys, _, whole) = key(KeyLimits { expires_at: Some(later(10)), ..KeyLimits::default() });
     assert!(keys.verify(&whole, later(9)).is_ok());
     assert_eq!(keys.verify(&whole, later(10)).expect_err("expired"), KeyRejection::Expired);
 }
 
 #[test]
-fn a_key_without_limits_may_use_everything() {
+fn key_without_limits_allows_everything() {
     let (keys, _, whole) = key(KeyLimits::default());
     let key = keys.verify(&whole, NOW).expect("valid");
     assert!(key.allows_provider("any") && key.allows_model("any"));
@@ -81,7 +81,7 @@ fn a_key_without_limits_may_use_everything() {
 }
 
 #[test]
-fn a_key_with_limits_may_use_what_it_lists() {
+fn key_with_limits_allows_only_listed_names() {
     let list = |name: &str| Some(vec![name.to_owned()]);
     let (keys, _, whole) = key(KeyLimits { providers: list("local"), models: list("m"), ..KeyLimits::default() });
     let key = keys.verify(&whole, NOW).expect("valid");
@@ -90,7 +90,7 @@ fn a_key_with_limits_may_use_what_it_lists() {
 }
 
 #[test]
-fn requests_in_flight_are_counted_across_snapshots_and_released_on_drop() {
+fn in_flight_limit_spans_snapshots() {
     let (keys, id, whole) = key(KeyLimits { max_in_flight: Some(2), ..KeyLimits::default() });
     let key = keys.verify(&whole, NOW).expect("valid");
     let first = key.acquire().expect("room");
@@ -103,7 +103,7 @@ fn requests_in_flight_are_counted_across_snapshots_and_released_on_drop() {
 }
 
 #[test]
-fn the_last_use_is_listed_and_never_goes_back() {
+fn last_use_is_listed_and_never_decreases() {
     let (keys, id, whole) = key(KeyLimits::default());
     assert_eq!(keys.lookup(&id).expect("the key").info().last_used_at, None);
     keys.verify(&whole, later(60)).expect("valid");
@@ -113,7 +113,7 @@ fn the_last_use_is_listed_and_never_goes_back() {
 }
 
 #[test]
-fn a_listed_key_shows_its_prefix_and_never_its_secret_or_hash() {
+fn listed_key_shows_prefix_but_no_secret() {
     let (keys, id, whole) = key(KeyLimits { max_in_flight: Some(1), ..KeyLimits::default() });
     let key = keys.verify(&whole, NOW).expect("valid");
     let json = serde_json::to_value(key.info()).expect("json");
@@ -125,7 +125,7 @@ fn a_listed_key_shows_its_prefix_and_never_its_secret_or_hash() {
 }
 
 #[test]
-fn what_an_admin_asks_for_is_checked() {
+fn new_key_request_is_validated() {
     let limits = KeyLimits::default;
     assert!(NewKey::new("  fine ", limits()).is_ok());
     for (name, limits) in [
@@ -143,7 +143,7 @@ fn what_an_admin_asks_for_is_checked() {
 }
 
 #[test]
-fn an_admin_may_send_a_name_alone_or_limits_but_nothing_unknown() {
+fn key_request_accepts_limits_but_no_unknown_field() {
     let new_key =
         |json: &str| serde_json::from_str::<KeyRequest>(json).ok().and_then(|request| NewKey::try_from(request).ok());
     assert_eq!(new_key(r#"{"name":"a"}"#), NewKey::new("a", KeyLimits::default()).ok());

@@ -42,6 +42,7 @@ pub(super) struct Families {
     pub(super) heartbeat_rtt: HistogramVec,
     pub(super) auth_failures: IntCounterVec,
     pub(super) audit_lost: IntCounter,
+    pub(super) log_lines_dropped: IntCounter,
     /// Without a sample if no traces are exported.
     pub(super) spans_dropped: IntCounterVec,
     pub(super) overhead: HistogramVec,
@@ -130,6 +131,11 @@ impl Families {
                 &["provider"],
             ),
             auth_failures: counter("auth_failures_total", "Logins that failed.", &["realm"]),
+            log_lines_dropped: int_counter(
+                &registry,
+                "log_lines_dropped_total",
+                "Log lines dropped because standard error was not read.",
+            ),
             audit_lost: int_counter(&registry, "audit_write_failures_total", "Events that are not in AUDIT_LOG_FILE."),
             spans_dropped: counter(
                 "trace_spans_dropped_total",

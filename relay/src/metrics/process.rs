@@ -6,8 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use modelrelay_platform::log;
-use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};
+use prometheus::{Counter, Gauge, IntGauge, Registry};
 
 use super::families::registered;
 
@@ -22,7 +21,6 @@ pub(super) struct ProcessGauges {
     resident_memory: IntGauge,
     start_time: Gauge,
     threads: IntGauge,
-    log_lines_dropped: IntCounter,
 }
 
 impl ProcessGauges {
@@ -42,20 +40,12 @@ impl ProcessGauges {
                 Gauge::new("process_start_time_seconds", "Start time of the process since unix epoch in seconds."),
             ),
             threads: gauge("process_threads", "Number of OS threads in the process."),
-            log_lines_dropped: registered(
-                registry,
-                IntCounter::new(
-                    "modelrelay_log_lines_dropped_total",
-                    "Log lines dropped because standard error was not read",
-                ),
-            ),
         }
     }
 }
 
 /// Reads all values again; called by one scrape at a time.
 pub(super) fn show(gauges: &ProcessGauges) {
-    gauges.log_lines_dropped.inc_by((log::dropped_lines() as u64).saturating_sub(gauges.log_lines_dropped.get()));
     let proc = Path::new("/proc");
     let read = |path: &str| fs::read_to_string(proc.join(path)).unwrap_or_default();
     let status = read("self/status");
@@ -93,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_found_behind_a_name_with_spaces_and_brackets() {
+    fn cpu_times_are_parsed_after_unusual_process_name() {
         let stat = "42 (a) b) R 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 4 0 1000 1 1";
         assert_eq!(times(stat), Some((2.0, 10.0)));
         assert_eq!(times("garbage"), None);
     }
 
     #[test]
-    fn a_number_is_the_first_word_after_its_name() {
+    fn number_is_first_word_after_its_name() {
         assert_eq!(number_after("VmRSS:\t  512 kB\n", "VmRSS:"), Some(512));
         assert_eq!(number_after("VmRSS:\t  512 kB\n", "VmSize:"), None);
     }

@@ -70,7 +70,7 @@ fn busy_state() -> ProviderState {
 }
 
 #[test]
-fn every_name_of_the_contract_is_in_a_scrape() {
+fn scrape_has_every_metric_of_contract() {
     let text = busy().render(&state(vec![busy_state()]));
     let names = "requests_total request_duration_seconds time_to_first_token_seconds upstream_time_to_first_token_seconds \
         inter_chunk_latency_seconds time_per_output_token_seconds queue_wait_seconds queue_depth queue_capacity queue_oldest_age_seconds \
@@ -89,7 +89,7 @@ fn every_name_of_the_contract_is_in_a_scrape() {
 }
 
 #[test]
-fn what_happened_is_counted_under_its_labels() {
+fn events_are_counted_under_their_labels() {
     let text = busy().render(&state(vec![busy_state()]));
     let value = |series: &str| line(&text, &format!("modelrelay_{series} "));
     for series in [
@@ -113,7 +113,7 @@ fn what_happened_is_counted_under_its_labels() {
 }
 
 #[test]
-fn the_state_is_shown_as_it_is() {
+fn gauges_show_current_state() {
     let text = busy().render(&state(vec![busy_state()]));
     for (series, expected) in [
         (r#"queue_depth{model="m",provider="local"}"#, "1"),
@@ -138,7 +138,7 @@ fn the_state_is_shown_as_it_is() {
 }
 
 #[test]
-fn a_worker_that_left_has_no_series() {
+fn lost_worker_has_no_series() {
     let metrics = busy();
     metrics.render(&state(vec![busy_state()]));
     let left = ProviderState { workers: vec![worker("w2", 0, false)], ..busy_state() };
@@ -147,7 +147,7 @@ fn a_worker_that_left_has_no_series() {
 }
 
 #[test]
-fn a_removed_provider_has_no_series_and_its_late_requests_make_none() {
+fn removed_provider_has_no_series_despite_late_requests() {
     let metrics = busy();
     let (provider, other) = (metrics.provider("local"), metrics.provider("other"));
     let request = provider.request(Some("m"), Endpoint::ChatCompletions);
@@ -165,7 +165,7 @@ fn a_removed_provider_has_no_series_and_its_late_requests_make_none() {
 }
 
 #[test]
-fn models_beyond_the_bound_are_unknown() {
+fn models_beyond_limit_are_labelled_unknown() {
     let provider = Metrics::new().provider("local");
     for number in 0..8192 {
         assert_ne!(provider.request(Some(&format!("m{number}")), Endpoint::Messages).model(), UNKNOWN);
@@ -175,7 +175,7 @@ fn models_beyond_the_bound_are_unknown() {
 }
 
 #[test]
-fn only_the_current_configuration_has_a_series() {
+fn only_current_configuration_has_series() {
     let metrics = Metrics::new();
     metrics.config_loaded("one");
     metrics.config_loaded("two");
@@ -186,7 +186,7 @@ fn only_the_current_configuration_has_a_series() {
 }
 
 #[test]
-fn the_admin_statistics_count_the_same() {
+fn admin_statistics_agree_with_metrics() {
     let report = busy().provider("local").stats();
     assert_eq!(
         (report.requests.get("ok"), report.tokens.get("cached_input"), report.requeues),

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_before_workers() {
+    fn configured_details_override_those_of_workers() {
         let mut config = ProviderConfig::new("p");
         let declared = |fields| ModelDetails::listed(&fields);
         config.model_details.insert("m".into(), declared(json!({"n_ctx": 5})));

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_beyond_the_limit_all_count_as_listed() {
+    fn all_names_are_listed_beyond_limit() {
         let mut listed = Listed::default();
         listed.add(&["m".into()], Naming::Exact);
         assert!(listed.contains("m") && !listed.contains("n"));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spelling_means_the_listed_names() {
+    fn other_spelling_matches_listed_names() {
         let mut listed = Listed::default();
         listed.add(&["Qwen".into()], Naming::Exact);
         assert!(listed.spelled("qwen:latest").is_empty());

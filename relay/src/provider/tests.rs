@@ -82,7 +82,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
 }
 
 #[tokio::test]
-async fn a_request_that_was_pinned_just_before_its_worker_moved_follows_it() {
+async fn request_pinned_before_move_follows_worker() {
     let provider = provider();
     let older = join(&provider, false);
     let pin = provider.worker_of_instance("process");
@@ -97,7 +97,7 @@ async fn a_request_that_was_pinned_just_before_its_worker_moved_follows_it() {
 
 /// An admin who cancels a request at the moment at which its provider is removed must find it.
 #[tokio::test]
-async fn a_removed_provider_is_found_from_its_removal_until_it_has_finished() {
+async fn removed_provider_is_found_until_finished() {
     let (providers, provider) = (Providers::default(), provider());
     let is_found = || providers.all_with_leaving().iter().any(|found| Arc::ptr_eq(found, &provider));
     providers.replace(&[Arc::clone(&provider)]);

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_query_is_decoded_and_the_rest_of_it_ignored() {
+    fn query_is_decoded_and_unknown_parameters_ignored() {
         let query = Query::parse("x=1&provider=a%20b&worker_secret=s%2Bs%zz+t&flag");
         assert_eq!(query.provider.as_deref(), Some("a b"));
         assert_eq!(query.worker_secret.as_deref(), Some("s+s%zz t"));

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_kept_until_its_model_is_resident_or_for_ten_minutes() {
+    fn failure_is_kept_until_resident_or_ten_minutes() {
         let start = Instant::now();
         let (failing, fine) = (slot(None, &[("a", "x")]), slot(Some("b"), &[]));
         let passed = said(start, &[failing.clone(), fine.clone()]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_several_failures_counts() {
+    fn last_of_several_failures_is_kept() {
         let start = Instant::now();
         let rolled_back = said(start, &[slot(None, &[("b", "x")]), slot(None, &[("a", "y"), ("b", "x")])]);
         assert_eq!(known(&rolled_back, start), Some(("a", "y")));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_link_inherits_what_it_was_not_told() {
+    fn newer_link_inherits_earlier_failure() {
         let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let inherited = |slots: Vec<Slot>| {
             let mut newer = said(later, std::slice::from_ref(&slots));

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn provider_has_half_of_the_connections_at_most() {
+    fn provider_gets_at_most_half_of_connections() {
         let places = Arc::new(Places::default());
         let all: Vec<_> = (1..=9).map(|last| take(&places, last, 100)).collect();
         assert_eq!(all.iter().map(Vec::len).sum::<usize>(), 500);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn address_has_a_quarter_of_the_connections_at_most() {
+    fn address_gets_at_most_quarter_of_connections() {
         let places = Arc::new(Places::default());
         let mut links = take(&places, 1, 300);
         assert_eq!(links.len(), 250);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn few_connections_are_not_divided() {
+    fn address_gets_minimum_links_despite_small_limit() {
         let places = Arc::new(Places::default());
         let address = IpAddr::from([127, 0, 0, 1]);
         let links: Vec<_> = (0..100).map_while(|_| places.take(address, 2)).collect();

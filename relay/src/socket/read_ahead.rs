@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_asked_for_in_parts_is_read_at_once_in_order_and_held_no_longer() {
+    async fn small_reads_are_served_from_one_large_read() {
         let (mut peer, ours) = tokio::io::duplex(1 << 20);
         let sent: Vec<u8> = (0..10_000_u32).flat_map(u32::to_be_bytes).collect();
         peer.write_all(&sent).await.unwrap();

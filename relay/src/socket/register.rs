@@ -187,19 +187,19 @@ mod tests {
     }
 
     #[test]
-    fn wildcard_is_no_model() {
+    fn wildcard_is_rejected_as_model() {
         let accepted = sanitize(&register(&[" * ", "a*"]), &ProviderConfig::new("p"));
         assert_eq!(names(&accepted), ["a*"]);
         assert!(accepted.warnings.iter().any(|warning| warning.contains("`*`")), "{:?}", accepted.warnings);
     }
 
     #[test]
-    fn a_clean_registration_has_no_warnings() {
+    fn clean_registration_has_no_warnings() {
         assert_eq!(sanitize(&register(&["a", "b"]), &ProviderConfig::new("p")).warnings, Vec::<String>::new());
     }
 
     #[test]
-    fn models_outside_a_catalogue_are_dropped_by_name() {
+    fn models_outside_catalogue_are_dropped_with_warning() {
         let mut provider = ProviderConfig::new("p");
         provider.models = Some(vec![CatalogueModel { id: "a".into(), aliases: vec!["alias".into()] }]);
         let accepted = sanitize(&register(&["a", "z", "alias"]), &provider);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn names_mean_nothing_without_the_slots_that_say_what_they_mean() {
+    fn aliases_are_dropped_without_slots_defining_them() {
         let mut message = register(&["a", "b", "fast"]);
         message.capabilities = vec!["core1".to_owned(), "slots1".to_owned()];
         let model = SlotModel { id: "a".into(), aliases: vec!["fast".into(), "b".into()], ..SlotModel::default() };
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_concurrency_becomes_one_and_long_names_are_cut() {
+    fn zero_concurrency_and_long_worker_names_are_corrected() {
         let mut message = register(&["a"]);
         message.max_concurrent = 0;
         message.worker_name = format!(" {} ", "ä".repeat(200));

@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_sense_stay_as_they_are() {
+    fn valid_slots_are_unchanged() {
         let slots = vec![slot("gpu0", &["a", "b"]), slot("gpu1", &["a"])];
         assert_eq!(clean_slots(slots.clone(), 4), Ok(slots));
         assert_eq!(clean_slots(vec![], 4), Ok(vec![]));
     }
 
     #[test]
-    fn a_refusal_names_what_is_wrong() {
+    fn invalid_slots_are_rejected_with_reason() {
         let many = (0..=MAX_SLOTS_PER_WORKER).map(|number| slot(&number.to_string(), &[])).collect();
         assert!(refusal(many).contains("17 slots"));
         assert!(refusal(vec![slot("x", &[]), slot("x", &[])]).contains("two slots are named x"));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_workers_file_may_have_is_not_refused() {
+    fn largest_configurable_slots_are_accepted() {
         for (slots, models, aliases) in [(8, 20, 3), (9, 64, 0), (16, 64, 3), (16, 15, 16)] {
             let slots: Vec<_> = (0..slots).map(|slot| named(&format!("gpu{slot}"), models, aliases)).collect();
             let clean = clean_slots(slots.clone(), MAX_MODELS_PER_WORKER);
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_may_be_on_its_way_to_what_it_holds() {
+    fn slot_may_target_its_resident() {
         let slot = Slot { resident: Some("a".into()), target: Some("a".into()), ..slot("x", &["a"]) };
         assert!(clean_slots(vec![slot], 4).is_ok());
     }
 
     #[test]
-    fn words_for_people_are_cut() {
+    fn human_readable_texts_are_truncated() {
         let mut failed = slot("x", &["a"]);
         failed.models[0].message = Some(format!("one\ntwo{}", "x".repeat(2_000)));
         let cleaned = clean_slots(vec![failed], 4).expect("sense");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_one_for_each_model() {
+    fn gates_are_unique_per_model() {
         let grant = |id: &str| ModelGrant { id: id.to_owned(), slots: 1, others: 2, capacity: 3 };
         let gate = Gate { slots: 1, others: 2, capacity: 3 };
         assert_eq!(clean_gates(&[grant("a")], 4), Ok(vec![("a".into(), gate)]));

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_must_be_whole() {
+    fn incomplete_handshake_is_rejected() {
         let whole = [
             ("connection", "keep-alive, Upgrade"),
             ("upgrade", "websocket"),

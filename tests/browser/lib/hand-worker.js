@@ -1,4 +1,5 @@
-// A worker played by hand, over the wire's oldest messages: it registers, answers heartbeats, and keeps what it is asked.
+// A worker that the test controls, with only the oldest messages of the protocol: it registers, responds to heartbeats, and keeps
+// its requests.
 
 const PATIENCE_MS = 20_000;
 

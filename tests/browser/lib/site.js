@@ -1,4 +1,4 @@
-// A relay and its workers: the real programs, on free ports, in a folder of their own, killed at the end.
+// A relay and its workers: the real programs, on free ports, in a temporary folder, killed at the end.
 
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -13,14 +13,14 @@ const PROMPT = 'a prompt that no log may have';
 const PATIENCE_MS = 20_000;
 
 export class Site {
-  /** `relay` are variables of the relay, `config` a relay.yaml. */
+  /** `relay` are variables of the relay, `config` is a relay.yaml. */
   static async start(relay = {}, config = null) {
     const site = new Site();
     site.folder = mkdtempSync(path.join(tmpdir(), 'modelrelay-browser-'));
     site.programs = [];
     site.played = [];
     site.asked = [];
-    /** What no program may ever say. */
+    /** Texts that no program may ever log. */
     site.secrets = [TOKEN, SECRET, PROMPT];
     site.relayEnv = { WORKER_SECRET: SECRET, MODELRELAY_ADMIN_TOKEN: TOKEN, ...relay };
     if (config) {
@@ -35,18 +35,18 @@ export class Site {
     this.relay = this.#spawn('relay', [], { LISTEN_ADDR: listen, ...this.relayEnv });
     const listener = (name) => this.relay.said(new RegExp(` ${name}listening on (http://127\\.0\\.0\\.1:\\d+)`));
     this.url = await listener('');
-    /** Where workers dial, and where the pages are. */
+    /** The addresses for workers, and of the pages. */
     this.workers = this.relayEnv.WORKER_LISTEN_ADDR ? await listener('worker ') : this.url;
     this.pages = this.relayEnv.ADMIN_LISTEN_ADDR ? await listener('admin ') : this.url;
   }
 
-  /** The address of a demo backend. */
+  /** Returns the address of a demo backend. */
   async backend(model) {
     const demo = this.#spawn('worker', ['demo', '--listen', '127.0.0.1:0', '--model', model], {});
     return `http://${await demo.said(/address=(127\.0\.0\.1:\d+)/)}`;
   }
 
-  /** A demo backend, and a worker beside it. */
+  /** Starts a demo backend with a worker. */
   async worker(name, model = 'demo', env = {}) {
     return this.bareWorker(name, { BACKEND_URL: await this.backend(model), MAX_CONCURRENCY: '4', ...env });
   }
@@ -55,13 +55,13 @@ export class Site {
     return this.#spawn('worker', [], { PROXY_URL: this.workers, WORKER_SECRET: SECRET, WORKER_NAME: name, PROBE_ADDR: '127.0.0.1:0', ...env });
   }
 
-  /** A line that starts a worker, as it was copied from a page, in the folder of the site. */
+  /** Runs a command line that was copied from a page and starts a worker, in the site's folder. */
   line(text) {
     const command = text.replace('./modelrelay-worker', `exec ${binary('worker')}`);
     return this.#run('sh', ['-c', command], { PROBE_ADDR: '127.0.0.1:0' });
   }
 
-  /** A worker with one slot that two models take turns in, each of them a process of its own. */
+  /** Starts a worker with one slot for two models, each of which is a separate process. */
   swappingWorker(name, models) {
     const program = binary('worker');
     const entries = models.map((id) => `    - {id: ${id}, command: ["${program}", demo, --listen, "127.0.0.1:\${PORT}", --model, ${id}], maxConcurrency: 4}`);
@@ -70,7 +70,9 @@ export class Site {
     return this.bareWorker(name, { WORKER_CONFIG: file });
   }
 
-  /** So many workers that the test plays itself: they take requests and answer nothing, until told. */
+  /**
+   * Connects this number of workers that the test simulates: they accept requests, and do not respond before they are made to.
+   */
   async hands(count, registration) {
     const made = [];
     const dial = (number) => HandWorker.dial(this.workers, SECRET, registration(number));
@@ -90,7 +92,7 @@ export class Site {
     return answer;
   }
 
-  /** A chat request whose answer nobody reads yet; `end` breaks it off. */
+  /** Sends a chat request whose response is not read yet; `end` aborts it. */
   ask(model, more = {}) {
     const stop = new AbortController();
     const answer = fetch(`${this.url}/v1/chat/completions`, {
@@ -99,7 +101,7 @@ export class Site {
       body: JSON.stringify({ model, messages: [{ role: 'user', content: PROMPT }], ...more }),
       signal: stop.signal,
     });
-    // Broken off at the end of the test.
+    // Aborted at the end of the test.
     answer.catch(() => {});
     this.asked.push(stop);
     return answer;
@@ -141,7 +143,7 @@ class Program {
     this.ended = new Promise((resolve) => this.child.on('close', resolve));
   }
 
-  /** The first group of `pattern` in what it says, or said. */
+  /** Resolves to the first group of `pattern` in the program's past or future output. */
   said(pattern) {
     return new Promise((resolve, reject) => {
       const late = setTimeout(() => reject(new Error(`never said ${pattern}:\n${this.log.slice(-4000)}`)), PATIENCE_MS);

@@ -1,5 +1,5 @@
-// Every test fails on what a user would never see and should never be: an error in the console, a request to another origin, a breach of
-// the content policy, and, where a test looks for them, barriers that axe finds.
+// Every test fails on errors that a user would not see: an error in the console, a request to another origin, a violation of the
+// content policy, and, where a test checks for them, accessibility violations that axe finds.
 
 import { AxeBuilder } from '@axe-core/playwright';
 import { expect, test as base } from '@playwright/test';
@@ -12,7 +12,7 @@ export { expect };
 const PICTURES = path.resolve(__dirname, '../../../target/browser');
 
 export const test = base.extend({
-  /** Words of console errors that the test provokes: a browser reports each failed request as one. */
+  /** Texts of console errors that the test provokes: a browser reports each failed request as one. */
   expected: [[], { option: true }],
   guarded: [
     async ({ page, expected }, use) => {
@@ -41,14 +41,14 @@ export const test = base.extend({
 
 export async function logIn(page, site, where = '/dashboard') {
   await page.goto(site.pages + where);
-  // Where clients come to another address the pages are for admins alone.
+  // If clients use another address, the pages are for admins only.
   if (where === '/integrate' && site.pages === site.url) await page.getByRole('button', { name: 'Log in to make one' }).click();
   await page.getByLabel('Admin token').fill(TOKEN);
   await page.getByRole('button', { name: 'Log in' }).click();
   await expect(page.getByText('Live', { exact: true })).toBeAttached();
 }
 
-/** What the button gives for the block of that title. */
+/** Returns the text that the copy button of the block with this title copies. */
 export async function copied(page, title) {
   await page.evaluate(() => navigator.clipboard.writeText(''));
   await page.getByRole('button', { name: `Copy ${title}`, exact: true }).click();
@@ -57,11 +57,11 @@ export async function copied(page, title) {
   return clipboard();
 }
 
-/** Looks for barriers in what is shown, and keeps a picture of it. */
+/** Checks the page for accessibility violations, and stores a screenshot of it. */
 export async function inspect(page, name) {
   const { violations } = await new AxeBuilder({ page }).analyze();
   const words = violations.map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.map((node) => node.html.slice(0, 160)).join(' | ')}`);
-  // What is fixed to the window stands in the middle of a picture of the whole page else.
+  // In a screenshot of the whole page, fixed elements would otherwise be in its middle.
   await page.evaluate(() => scrollTo(0, 0));
   await page.screenshot({ path: `${PICTURES}/${name}.png`, fullPage: true });
   expect(words).toEqual([]);

@@ -18,7 +18,7 @@ const asked = (stack, deed = 'echo', { apiKey = 'any', ...more } = {}) => ({
   model: provider(stack, { apiKey })(MODEL), prompt: stack.say(deed), maxRetries: 0, ...more,
 });
 
-/** The parts of a stream; what is reported by `onError` is thrown at its end. */
+/** Returns the parts of a stream; an error reported by `onError` is thrown at its end. */
 async function* parts(options) {
   let raised;
   const result = streamText({ ...options, onError: ({ error }) => { raised = error; } });

@@ -140,7 +140,7 @@ test('closing a stream reaches the backend', async (t) => {
   const stack = await Stack.start(t);
   const stream = await create(stack)(stack.ask('hold', { stream: true }));
   for await (const event of stream) {
-    if (event.type === 'content_block_delta') break; // closes it
+    if (event.type === 'content_block_delta') break; // leaving the loop closes the stream
   }
   await stack.seen('left');
 });

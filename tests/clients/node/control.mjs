@@ -1,4 +1,4 @@
-// Stacks for the Node suites, by way of control.py; the SDKs themselves come from the cache.
+// Stacks for the Node suites, through control.py; the SDKs themselves come from the cache.
 
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
@@ -7,7 +7,7 @@ import { createRequire } from 'node:module';
 const control = JSON.parse(process.env.CLIENTS_CONTROL);
 export const { model: MODEL, text: TEXT } = control;
 
-/** Loads an installed package: a module cannot import from a folder that is no parent of its own. */
+/** Loads an installed package: a module can import only from its parent folders. */
 export const load = createRequire(process.env.CLIENTS_NODE_MODULES + '/');
 
 async function call(method, path, body) {
@@ -17,10 +17,10 @@ async function call(method, path, body) {
   return answer;
 }
 
-/** A relay with workers, and a tag by which the backend knows this test's requests. Ends with the test. */
+/** A relay with workers, and a tag that identifies this test's requests to the backend. Ends with the test. */
 export class Stack {
   tag = randomUUID();
-  /** HTTP requests that SDK clients made, their own retries included. */
+  /** The number of HTTP requests of SDK clients, including their own retries. */
   attempts = 0;
   onAnswer = () => {};
 
@@ -31,7 +31,7 @@ export class Stack {
     return stack;
   }
 
-  /** What the SDKs take for `fetch`. */
+  /** The `fetch` of the SDKs. */
   fetch = async (...request) => {
     this.attempts += 1;
     const response = await fetch(...request);
@@ -47,7 +47,7 @@ export class Stack {
     return { model: MODEL, messages: [{ role: 'user', content: this.say(deed, tag) }], ...more };
   }
 
-  /** The backend's requests of this test, once there are `count` in `state`. */
+  /** Returns the backend's requests of this test, once there are `count` in `state`. */
   async seen(state, { count = 1, tag = this.tag } = {}) {
     const wanted = state ? `&state=${state}` : '';
     const requests = await call('GET', `/seen?tag=${tag}&count=${count}${wanted}`);
@@ -80,7 +80,7 @@ export class Stack {
     return response.json();
   }
 
-  /** Takes a worker's only slot by `create`, an SDK's call; returns what gives it back. */
+  /** Occupies a worker's only slot through `create`, an SDK's call; returns a function that frees it. */
   async occupy(create) {
     const tag = `occupy-${this.tag}`;
     const answer = create(this.ask('hold', { tag }));
@@ -92,7 +92,7 @@ export class Stack {
   }
 }
 
-/** A worker's settings for a real llama-server; where there is none, the test is skipped. */
+/** Returns a worker's settings for a real llama-server; skips the test if there is none. */
 export async function llama(test) {
   const { url } = await call('GET', '/llama');
   if (url) return { BACKEND_URL: url };
@@ -106,7 +106,7 @@ const weather = { type: 'object', properties: { city: { type: 'string' } }, requ
 export const OPENAI_TOOL = { type: 'function', function: { name: 'weather', description: 'Of today', parameters: weather } };
 export const ANTHROPIC_TOOL = { name: 'weather', description: 'Of today', input_schema: weather };
 
-/** The error that a promise or an async function ends with. */
+/** Returns the error with which a promise or an async function fails. */
 export async function errorOf(doing) {
   try {
     await (typeof doing === 'function' ? doing() : doing);

@@ -58,7 +58,7 @@ test('a response is answered whole and streamed', async (t) => {
 
 test('embeddings arrive as numbers', async (t) => {
   const stack = await Stack.start(t);
-  for (const more of [{}, { encoding_format: 'float' }]) { // the SDK asks for base64 unless told otherwise
+  for (const more of [{}, { encoding_format: 'float' }]) { // the SDK requests base64 by default
     const answer = await sdk(stack).embeddings.create({ model: MODEL, input: [stack.say('echo'), 'b'], ...more });
     assert.deepEqual(answer.data.map((item) => Array.from(item.embedding)), [[0.5, -0.25, 1], [0.5, -0.25, 1]]);
   }
@@ -172,7 +172,7 @@ test('closing a stream reaches the backend', async (t) => {
   const stream = await create(stack)(stack.ask('hold', { stream: true }));
   for await (const chunk of stream) {
     assert.equal(chunk.choices[0].delta.content, 'Hello');
-    break; // closes it
+    break; // leaving the loop closes the stream
   }
   await stack.seen('left');
 });

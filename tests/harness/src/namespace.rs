@@ -17,7 +17,7 @@ const INSIDE: &str = "MODELRELAY_TEST_NAMESPACE";
 /// The address of the DNS resolver. If a test listens on it, the resolver never responds; otherwise it does not exist.
 pub const RESOLVER: &str = "127.0.0.53";
 
-/// Brings the loopback device up, mounts the files over those of the machine, and executes the command that follows.
+/// Enables the loopback device, mounts the files over those of the machine, and executes the command that follows.
 const SETUP: &str = "ip link set lo up &&
     mount --bind \"$MODELRELAY_TEST_NAMESPACE/hosts\" /etc/hosts &&
     mount --bind \"$MODELRELAY_TEST_NAMESPACE/resolv.conf\" /etc/resolv.conf &&

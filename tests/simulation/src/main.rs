@@ -24,7 +24,7 @@ struct Args {
     /// The first of them. [default: another each time]
     #[arg(long, env = "FIRST_SEED")]
     first: Option<u64>,
-    /// Run for so many minutes instead, whatever number of seeds that is.
+    /// Run for this number of minutes instead of a number of seeds.
     #[arg(long, env = "MINUTES")]
     minutes: Option<u64>,
     /// Run this seed alone, and print all that happened.

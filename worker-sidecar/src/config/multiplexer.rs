@@ -36,7 +36,7 @@ const MAX_SLOT_ID_CHARS: usize = 64;
 /// One slot, and the settings of its driver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotSettings {
-    /// The settings that its machine needs.
+    /// The settings that the slot's state machine needs.
     pub config: SlotConfig,
     /// The driver.
     pub driver: DriverSettings,
@@ -179,7 +179,7 @@ fn check_number(slots: usize) -> Result<(), SettingError> {
     Err(SettingError::new("multiplexer.slots", format!("{slots} slots"), allowed))
 }
 
-/// Two models of one Deployment would be loaded and unloaded together.
+/// Rejects two models of one Deployment, because they would be loaded and unloaded together.
 fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError> {
     let mut known = BTreeSet::new();
     for slot in slots {
@@ -213,7 +213,7 @@ fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
     collect(judged).map(|_| ())
 }
 
-/// Parses a duration as everywhere; a bare number means seconds, as in the decision record that this flag comes from.
+/// Parses a duration like any other; a bare number means seconds, as in the decision record that this flag comes from.
 fn drain_timeout(text: &str) -> Result<Duration, SettingError> {
     match text.trim().parse() {
         Ok(seconds @ 0..=86_400) => Ok(Duration::from_secs(seconds)),
@@ -250,7 +250,7 @@ fn knobs(args: &Args, block: &FileMultiplexer) -> Result<Knobs, SettingError> {
     })
 }
 
-/// The registered `max_concurrent` is the most requests that one relay may have here: the sum of each slot's largest capacity.
+/// The registered `max_concurrent`, the most requests that one relay may have here: the sum of each slot's largest capacity.
 fn max_held(slots: &[SlotSettings]) -> usize {
     let largest = |slot: &SlotSettings| slot.config.models.iter().map(|model| model.capacity).max().unwrap_or_default();
     slots.iter().map(|slot| usize::try_from(largest(slot)).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)

@@ -1,6 +1,6 @@
 //! The HTTP proxy in front of this worker; see [`modelrelay_protocol::proxies`].
 //!
-//! Only relays are dialled through it. Backends, which are near the worker, and the API of Kubernetes never are.
+//! Only relays are dialled through it; backends, which are near the worker, and the Kubernetes API never are.
 
 use std::net::SocketAddr;
 
@@ -12,17 +12,17 @@ use url::Url;
 use super::{RelayUrl, SettingError};
 use crate::net::{self, Proxy};
 
-/// The variables, not judged yet. They may hold passwords.
+/// The variables, not validated yet. They may contain passwords.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proxies(ProxyVariables);
 
 impl Proxies {
-    /// From the environment.
+    /// Reads the variables of the environment.
     pub fn from_env() -> Self {
         Self(ProxyVariables::read(|name| std::env::var(name).ok()))
     }
 
-    /// The proxy through which this relay is dialled, or one address behind its name.
+    /// Returns the proxy through which this relay, or one address behind its name, is dialled.
     pub fn of(&self, relay: &RelayUrl, addr: Option<SocketAddr>) -> Result<Option<Proxy>, SettingError> {
         self.0.of(relay.tls, &relay.host, addr.map(|addr| addr.ip())).map(proxy).transpose()
     }
@@ -40,7 +40,7 @@ fn proxy(variable: &ProxyVariable) -> Result<Proxy, SettingError> {
         "https" => true,
         _ => return Err(refuse()),
     };
-    // The library decodes the credentials, which may be percent-encoded.
+    // hyper-util decodes the credentials, which may be percent-encoded.
     let matcher = Matcher::builder().all(url.as_str()).build();
     let intercept = matcher.intercept(&Uri::from_static("http://relay.invalid/")).ok_or_else(refuse)?;
     Ok(Proxy { tls, host: host.to_owned(), port, authorization: intercept.basic_auth().cloned() })

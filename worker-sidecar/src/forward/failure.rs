@@ -13,7 +13,7 @@ pub enum Failure {
     Backend(BackendError),
     /// The response was this server error, and the health check failed after it. None of it was forwarded.
     Lost(u16),
-    /// The response broke off.
+    /// The response ended prematurely.
     Broken(String),
     /// The path is not in the allow-list.
     BadPath,

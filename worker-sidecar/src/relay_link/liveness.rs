@@ -88,7 +88,7 @@ impl Traffic {
         if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
     }
 
-    /// True if nothing arrived for so long that the peer is lost.
+    /// True if nothing arrived within the limit, so that the peer is lost.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silent = self.millis(now).saturating_sub(self.received.load(Ordering::Relaxed));
         silent >= self.limit.load(Ordering::Relaxed)

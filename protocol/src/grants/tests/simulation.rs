@@ -187,7 +187,7 @@ fn two_busy_relays_share_one_slot_in_turn() {
 }
 
 #[test]
-fn a_trickle_beside_a_busy_relay_is_served_within_two_service_times() {
+fn trickle_waits_at_most_two_service_times() {
     for capacity in [1, 2, 5] {
         let mut simulation = Simulation::new(capacity, 2, SERVICE);
         simulation.arrivals(0, 1_000, Duration::ZERO);
@@ -202,7 +202,7 @@ fn a_trickle_beside_a_busy_relay_is_served_within_two_service_times() {
 }
 
 #[test]
-fn a_busy_relay_has_everything_while_nobody_else_waits() {
+fn single_busy_relay_gets_full_capacity() {
     let mut simulation = Simulation::new(4, 3, SERVICE);
     simulation.arrivals(2, 1_000, Duration::ZERO);
     simulation.run(Duration::from_secs(10));
@@ -223,7 +223,7 @@ fn five_busy_relays_get_equal_shares() {
 }
 
 #[test]
-fn a_relay_that_never_uses_its_slots_costs_a_second_and_not_more() {
+fn relay_with_unused_slots_costs_one_second() {
     let mut simulation = Simulation::new(1, 2, SERVICE);
     // Relay 1 stated demand and fell silent, before relay 0 has anything to send.
     simulation.at(Duration::ZERO, Event::DemandRead { relay: 1, waiting: 5 });

@@ -124,7 +124,7 @@ impl Parts {
         }
     }
 
-    /// Asks until there is a value. Fails if a part ends or the question does.
+    /// Calls `ask` until it returns a value. Fails if a part ends or `ask` fails.
     pub(super) async fn wait_for<T>(
         &mut self,
         what: &str,

@@ -6,7 +6,7 @@ use crate::dispatch::{AttemptFailure, Event, LoadFailure, WorkerKey};
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn pinned_request_waits_for_its_worker_though_another_is_free() {
+fn pinned_request_waits_despite_other_free_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -17,7 +17,7 @@ fn pinned_request_waits_for_its_worker_though_another_is_free() {
 }
 
 #[test]
-fn pinned_request_keeps_its_place_among_the_others() {
+fn pinned_request_keeps_its_place_in_queue() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -30,7 +30,7 @@ fn pinned_request_keeps_its_place_among_the_others() {
 }
 
 #[test]
-fn pin_to_a_worker_that_is_gone_fails_at_once() {
+fn pin_to_lost_worker_fails_at_once() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.lose(1, &[]);
@@ -38,7 +38,7 @@ fn pin_to_a_worker_that_is_gone_fails_at_once() {
 }
 
 #[test]
-fn losing_the_pinned_worker_ends_its_requests_and_no_others() {
+fn losing_pinned_worker_ends_only_its_requests() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -51,7 +51,7 @@ fn losing_the_pinned_worker_ends_its_requests_and_no_others() {
 }
 
 #[test]
-fn draining_the_pinned_worker_ends_what_waits_for_it() {
+fn draining_pinned_worker_ends_requests_waiting_for_it() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit_pinned(1, "m", 1);
@@ -62,7 +62,7 @@ fn draining_the_pinned_worker_ends_what_waits_for_it() {
 }
 
 #[test]
-fn pinned_request_is_sent_again_to_its_own_worker_only() {
+fn pinned_request_is_retried_only_at_its_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -79,7 +79,7 @@ fn pinned_request_is_sent_again_to_its_own_worker_only() {
 }
 
 #[test]
-fn request_that_needs_core1_goes_only_to_such_a_worker() {
+fn core1_request_goes_only_to_core1_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 4);
     p.join_granted(2, &["m"], 1);
@@ -90,7 +90,7 @@ fn request_that_needs_core1_goes_only_to_such_a_worker() {
 }
 
 #[test]
-fn request_that_needs_core1_fails_where_only_old_workers_serve_the_model() {
+fn core1_request_fails_with_only_old_workers() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join_granted(2, &["other"], 1);
@@ -98,14 +98,14 @@ fn request_that_needs_core1_fails_where_only_old_workers_serve_the_model() {
 }
 
 #[test]
-fn request_that_needs_core1_waits_where_nobody_serves_the_model() {
+fn core1_request_waits_for_unserved_model() {
     let mut p = Provider::new();
     assert_eq!(p.submit_core1(1, "m"), NOTHING);
     assert_eq!(p.join_granted(1, &["m"], 1), ["send r1 to w1 #1"]);
 }
 
 #[test]
-fn request_that_needs_core1_fails_as_soon_as_only_old_workers_are_left() {
+fn core1_request_fails_once_only_old_workers_remain() {
     let mut p = Provider::new();
     p.submit_core1(1, "m");
     assert_eq!(p.join(1, &["m"], 1), ["fail r1: WorkerTooOld { worker: WorkerKey(1) }"]);
@@ -115,7 +115,7 @@ fn request_that_needs_core1_fails_as_soon_as_only_old_workers_are_left() {
 }
 
 #[test]
-fn draining_core1_worker_may_be_followed_by_another() {
+fn core1_request_waits_while_core1_worker_drains() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join_granted(2, &["m"], 1);
@@ -125,7 +125,7 @@ fn draining_core1_worker_may_be_followed_by_another() {
 }
 
 #[test]
-fn pin_to_an_old_worker_cannot_carry_what_needs_core1() {
+fn core1_request_pinned_to_old_worker_fails() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join_granted(2, &["m"], 1);
@@ -137,7 +137,7 @@ fn pin_to_an_old_worker_cannot_carry_what_needs_core1() {
 }
 
 #[test]
-fn pinned_request_refused_by_its_draining_worker_has_nowhere_to_go() {
+fn pinned_request_refused_by_draining_worker_fails() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 2);
     p.submit_pinned(1, "m", 1);
@@ -148,7 +148,7 @@ fn pinned_request_refused_by_its_draining_worker_has_nowhere_to_go() {
 }
 
 #[test]
-fn request_of_a_lost_worker_that_had_withdrawn_its_model_may_be_left_with_old_workers_only() {
+fn lost_workers_core1_request_fails_with_old_workers() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join_granted(2, &["m"], 1);
@@ -159,7 +159,7 @@ fn request_of_a_lost_worker_that_had_withdrawn_its_model_may_be_left_with_old_wo
 }
 
 #[test]
-fn old_worker_with_room_passes_over_what_needs_core1() {
+fn old_worker_with_room_skips_core1_request() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     p.submit_core1(1, "m");
@@ -168,7 +168,7 @@ fn old_worker_with_room_passes_over_what_needs_core1() {
 }
 
 #[test]
-fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
+fn pinned_request_follows_process_to_newer_connection() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.submit_pinned(1, "m", 1);
@@ -183,7 +183,7 @@ fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
 }
 
 #[test]
-fn newer_connection_that_cannot_take_over_takes_nothing_from_the_older_one() {
+fn unusable_newer_connection_leaves_requests_with_older_one() {
     for core1 in [false, true] {
         let mut p = Provider::new();
         p.join_granted(1, &["m"], 1);
@@ -202,7 +202,7 @@ fn newer_connection_that_cannot_take_over_takes_nothing_from_the_older_one() {
 }
 
 #[test]
-fn pinned_request_waits_until_its_worker_advertises_the_model() {
+fn pinned_request_waits_until_its_worker_advertises_model() {
     let mut p = Provider::new();
     p.join(1, &["other"], 1);
     p.join(2, &["m"], 1);
@@ -211,7 +211,7 @@ fn pinned_request_waits_until_its_worker_advertises_the_model() {
 }
 
 #[test]
-fn what_a_superseded_connection_had_goes_on_over_the_newer_one_when_it_breaks() {
+fn lost_superseded_connections_request_moves_to_newer_one() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 2);
     p.submit_pinned(1, "m", 1);

@@ -6,7 +6,7 @@ use crate::dispatch::{AttemptFailure, Event, Model, RequestKey, WorkerKey};
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn old_worker_is_sent_what_it_acknowledged_and_no_more() {
+fn old_worker_gets_at_most_its_acknowledged_concurrency() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     assert_eq!(p.submit(1, "m"), ["send r1 to w1 #1"]);
@@ -15,7 +15,7 @@ fn old_worker_is_sent_what_it_acknowledged_and_no_more() {
 }
 
 #[test]
-fn foreign_load_takes_slots_of_an_old_worker() {
+fn load_from_other_relays_fills_old_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 3);
     p.submit(1, "m");
@@ -25,7 +25,7 @@ fn foreign_load_takes_slots_of_an_old_worker() {
 }
 
 #[test]
-fn load_at_registration_counts() {
+fn load_at_registration_fills_worker() {
     let mut p = Provider::new();
     let mut new = super::harness::worker(1, &["m"], 1, false);
     new.load = 1;
@@ -35,7 +35,7 @@ fn load_at_registration_counts() {
 }
 
 #[test]
-fn completion_lowers_the_reported_load_at_once() {
+fn completion_lowers_reported_load_at_once() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -45,7 +45,7 @@ fn completion_lowers_the_reported_load_at_once() {
 }
 
 #[test]
-fn report_written_before_a_request_arrived_does_not_make_room() {
+fn report_sent_before_request_frees_no_slot() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -54,7 +54,7 @@ fn report_written_before_a_request_arrived_does_not_make_room() {
 }
 
 #[test]
-fn report_written_before_a_cancel_arrived_does_not_take_the_slot_back() {
+fn report_sent_before_cancel_closes_no_slot() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -64,7 +64,7 @@ fn report_written_before_a_cancel_arrived_does_not_take_the_slot_back() {
 }
 
 #[test]
-fn report_that_still_counts_a_cancelled_request_is_believed_the_second_time() {
+fn repeated_report_including_cancelled_request_is_accepted() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -75,7 +75,7 @@ fn report_that_still_counts_a_cancelled_request_is_believed_the_second_time() {
 }
 
 #[test]
-fn models_update_carries_a_load_too() {
+fn models_update_carries_load() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.load(1, 1);
@@ -86,7 +86,7 @@ fn models_update_carries_a_load_too() {
 }
 
 #[test]
-fn core1_worker_is_sent_nothing_before_its_first_grant() {
+fn core1_worker_gets_nothing_before_first_grant() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     assert_eq!(p.submit(1, "m"), NOTHING);
@@ -94,7 +94,7 @@ fn core1_worker_is_sent_nothing_before_its_first_grant() {
 }
 
 #[test]
-fn core1_worker_runs_as_many_of_ours_as_it_granted() {
+fn core1_worker_gets_as_many_requests_as_granted() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 2);
     for key in 1..=4 {
@@ -109,7 +109,7 @@ fn core1_worker_runs_as_many_of_ours_as_it_granted() {
 }
 
 #[test]
-fn load_report_of_a_core1_worker_closes_no_slot() {
+fn load_report_of_core1_worker_closes_no_slot() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.load(1, 8);
@@ -117,7 +117,7 @@ fn load_report_of_a_core1_worker_closes_no_slot() {
 }
 
 #[test]
-fn refusal_for_capacity_is_sent_again_under_the_next_grant() {
+fn request_refused_at_capacity_is_retried_after_grant() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.submit(1, "m");
@@ -128,7 +128,7 @@ fn refusal_for_capacity_is_sent_again_under_the_next_grant() {
 }
 
 #[test]
-fn refusal_without_a_smaller_grant_does_not_go_back_and_forth() {
+fn refused_request_waits_for_completion_without_new_grant() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 3);
     p.submit(1, "m");
@@ -138,7 +138,7 @@ fn refusal_without_a_smaller_grant_does_not_go_back_and_forth() {
 }
 
 #[test]
-fn refusal_that_a_newer_grant_has_overtaken_closes_no_slot() {
+fn refusal_overtaken_by_newer_grant_closes_no_slot() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.submit(1, "m");
@@ -152,7 +152,7 @@ fn refusal_that_a_newer_grant_has_overtaken_closes_no_slot() {
 }
 
 #[test]
-fn refusal_of_a_worker_without_grants_holds_until_its_next_report() {
+fn refusal_by_old_worker_holds_until_next_report() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     p.submit(1, "m");
@@ -161,7 +161,7 @@ fn refusal_of_a_worker_without_grants_holds_until_its_next_report() {
 }
 
 #[test]
-fn slot_of_a_refused_request_goes_to_the_oldest() {
+fn slot_of_refused_request_goes_to_oldest() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -173,7 +173,7 @@ fn slot_of_a_refused_request_goes_to_the_oldest() {
 }
 
 #[test]
-fn cancel_frees_the_slot_at_once_and_goes_out_before_the_next_request() {
+fn cancel_frees_slot_and_precedes_next_request() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -185,7 +185,7 @@ fn cancel_frees_the_slot_at_once_and_goes_out_before_the_next_request() {
 }
 
 #[test]
-fn late_answers_of_a_cancelled_request_mean_nothing() {
+fn late_reports_on_cancelled_request_are_ignored() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -200,7 +200,7 @@ fn late_answers_of_a_cancelled_request_mean_nothing() {
 }
 
 #[test]
-fn late_answer_to_an_earlier_sending_does_not_end_the_one_that_runs_at_the_same_worker() {
+fn late_completion_of_earlier_attempt_is_ignored() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -211,7 +211,7 @@ fn late_answer_to_an_earlier_sending_does_not_end_the_one_that_runs_at_the_same_
 }
 
 #[test]
-fn cancel_of_a_waiting_request_tells_no_worker() {
+fn cancel_of_waiting_request_reaches_no_worker() {
     let mut p = Provider::new();
     p.submit(1, "m");
     assert_eq!(p.cancel(1), ["cancelled r1 Queued: ClientDisconnect"]);
@@ -220,7 +220,7 @@ fn cancel_of_a_waiting_request_tells_no_worker() {
 }
 
 #[test]
-fn cancel_by_an_admin_is_told_to_the_client() {
+fn cancel_by_admin_is_reported_to_client() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -229,7 +229,7 @@ fn cancel_by_an_admin_is_told_to_the_client() {
 }
 
 #[test]
-fn events_of_unknown_workers_and_requests_mean_nothing() {
+fn events_of_unknown_workers_and_requests_are_ignored() {
     let mut p = Provider::new();
     p.submit(1, "m");
     let (worker, request, attempt) = (WorkerKey(9), RequestKey(1), 1);

@@ -34,7 +34,7 @@ fn prefers(better: &Slot, worse: &Slot) {
 }
 
 #[test]
-fn one_worker_alone_is_told_of_a_model_that_nobody_serves() {
+fn demand_for_unserved_model_goes_to_one_worker() {
     let mut p = workers(vec![empty(&["a", "b"]), empty(&["a", "b"]), empty(&["a", "b"])]);
     assert_eq!(p.submit(1, "a").len(), 1);
     assert_eq!(p.pass(1.0), NOTHING);
@@ -43,7 +43,7 @@ fn one_worker_alone_is_told_of_a_model_that_nobody_serves() {
 }
 
 #[test]
-fn the_nearest_slot_is_asked() {
+fn nearest_slot_is_chosen() {
     let models = ["a", "b"];
     let order = [
         Slot { state: SlotState::Draining, resident: Some("a".to_owned()), ..loading(&models, 9_000) },
@@ -63,7 +63,7 @@ fn the_nearest_slot_is_asked() {
 }
 
 #[test]
-fn all_states_on_the_way_to_a_model_are_as_good() {
+fn every_state_on_way_to_model_ranks_equally() {
     let on_its_way = |state| Slot { state, ..loading(&["a", "b"], 1_000) };
     for state in [SlotState::Draining, SlotState::Severing, SlotState::Evicting, SlotState::Loading] {
         prefers(&on_its_way(state), &asleep(empty(&["a", "b"]), "b", 0));
@@ -74,12 +74,12 @@ fn all_states_on_the_way_to_a_model_are_as_good() {
 }
 
 #[test]
-fn sleeper_in_a_slot_that_was_at_work_just_now_is_not_woken_before_an_empty_slot() {
+fn empty_slot_precedes_sleeper_in_recently_busy_slot() {
     prefers(&empty(&["a", "b"]), &asleep(idle(&["a", "b"], 8_999), "b", 3_000));
 }
 
 #[test]
-fn idle_time_goes_on_after_it_was_told() {
+fn idle_time_grows_after_slot_report() {
     let mut p = workers(vec![idle(&["a", "b"], 5_000)]);
     p.pass(10.0);
     p.join_slots(2, &["a", "b"], vec![idle(&["a", "b"], 14_000)]);
@@ -88,7 +88,7 @@ fn idle_time_goes_on_after_it_was_told() {
 }
 
 #[test]
-fn nearest_of_several_slots_counts() {
+fn nearest_of_several_slots_ranks_worker() {
     let mut p = workers(vec![idle(&["a", "b"], 9_000)]);
     p.join_slots(2, &["a", "b"], vec![busy(&["a", "b"], 9), empty(&["b"])]);
     p.submit(1, "b");
@@ -96,7 +96,7 @@ fn nearest_of_several_slots_counts() {
 }
 
 #[test]
-fn worker_that_says_nothing_of_a_model_is_asked_last_and_asked_all_the_same() {
+fn worker_without_report_of_model_is_chosen_last() {
     let mut p = workers(vec![empty(&["a"])]);
     assert_eq!(p.submit(1, "b"), ["demand w1: b 1 0 0"]);
     let mut p = workers(vec![empty(&["a"]), busy(&["a", "b"], 7)]);
@@ -104,7 +104,7 @@ fn worker_that_says_nothing_of_a_model_is_asked_last_and_asked_all_the_same() {
 }
 
 #[test]
-fn equals_are_told_apart_by_a_hash_that_all_relays_share() {
+fn ties_are_broken_by_hash_shared_across_relays() {
     // The first 8 bytes of SHA-256 over instance, a zero byte and model.
     assert_eq!(affinity("i1", "a"), 0x3ec1_ec09_4b12_e417);
     for model in ["a", "b"] {
@@ -123,7 +123,7 @@ fn rivals() -> (&'static str, &'static str, u64) {
 }
 
 #[test]
-fn slot_that_was_asked_for_one_model_is_not_free_for_another() {
+fn slot_chosen_for_one_model_is_not_free() {
     let (one, two, favourite) = rivals();
     let models = [one, two];
     let mut p = Provider::new();
@@ -146,7 +146,7 @@ fn slot_that_was_asked_for_one_model_is_not_free_for_another() {
 }
 
 #[test]
-fn slot_on_its_way_to_a_model_is_not_taken_by_another_while_one_is_free() {
+fn free_slot_is_chosen_before_loading_slot() {
     let mut p = Provider::new();
     let free = Slot { id: "gpu1".to_owned(), ..empty(&["a", "b"]) };
     p.join_slots(1, &["a", "b"], vec![loading(&["a", "b"], 9_000), free]);
@@ -157,7 +157,7 @@ fn slot_on_its_way_to_a_model_is_not_taken_by_another_while_one_is_free() {
 }
 
 #[test]
-fn choice_stays_whoever_comes_nearer() {
+fn choice_stays_when_nearer_worker_joins() {
     let mut p = workers(vec![busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.join_slots(2, &["a", "b"], vec![empty(&["a", "b"])]);
@@ -169,7 +169,7 @@ fn choice_stays_whoever_comes_nearer() {
 
 /// Another relay has requested b there.
 #[test]
-fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
+fn choice_moves_to_nearer_worker_with_existing_demand() {
     let models = ["a", "b"];
     let asked_for_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
     let mut p = workers(vec![busy(&models, 1)]);
@@ -187,7 +187,7 @@ fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
 }
 
 #[test]
-fn choice_is_looked_at_again_when_a_worker_speaks_and_not_with_each_request() {
+fn choice_is_reviewed_on_worker_report_not_request() {
     let models = ["a", "b"];
     let mut p = workers(vec![busy(&models, 1)]);
     p.submit(1, "b");
@@ -200,7 +200,7 @@ fn choice_is_looked_at_again_when_a_worker_speaks_and_not_with_each_request() {
 }
 
 #[test]
-fn choice_does_not_move_back_to_one_that_had_its_time() {
+fn choice_does_not_return_to_timed_out_worker() {
     let mut p = workers(vec![loading(&["a", "b"], 1_000), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(61.0);
@@ -209,7 +209,7 @@ fn choice_does_not_move_back_to_one_that_had_its_time() {
 }
 
 #[test]
-fn model_that_opens_elsewhere_ends_the_choice() {
+fn model_opening_elsewhere_ends_choice() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -218,7 +218,7 @@ fn model_that_opens_elsewhere_ends_the_choice() {
 }
 
 #[test]
-fn model_that_opens_where_it_was_asked_for_is_sent_there() {
+fn requests_go_to_chosen_worker_once_gate_opens() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.submit(2, "b");
@@ -227,7 +227,7 @@ fn model_that_opens_where_it_was_asked_for_is_sent_there() {
 }
 
 #[test]
-fn nothing_that_waits_means_no_choice() {
+fn choice_ends_when_no_request_waits() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -236,7 +236,7 @@ fn nothing_that_waits_means_no_choice() {
 }
 
 #[test]
-fn worker_that_fails_is_left_for_another() {
+fn choice_moves_from_failed_worker() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -245,7 +245,7 @@ fn worker_that_fails_is_left_for_another() {
 }
 
 #[test]
-fn worker_that_drains_or_leaves_is_left_for_another() {
+fn choice_moves_from_draining_or_lost_worker() {
     for leaves in [false, true] {
         let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
         p.submit(1, "b");
@@ -255,14 +255,14 @@ fn worker_that_drains_or_leaves_is_left_for_another() {
 }
 
 #[test]
-fn worker_that_withdraws_the_model_is_left_for_another() {
+fn choice_moves_from_worker_that_withdraws_model() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     assert_eq!(p.models(1, &["a"]), ["demand w2: b 1 0 0"]);
 }
 
 #[test]
-fn worker_that_does_nothing_for_a_minute_is_left_for_another_and_comes_back_last() {
+fn inactive_worker_loses_choice_after_minute() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     assert_eq!(p.pass(59.9), NOTHING);
@@ -271,7 +271,7 @@ fn worker_that_does_nothing_for_a_minute_is_left_for_another_and_comes_back_last
 }
 
 #[test]
-fn the_only_worker_is_asked_on_and_on() {
+fn only_worker_stays_chosen_indefinitely() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     assert_eq!(p.pass(200.0), NOTHING, "it knows");
@@ -279,7 +279,7 @@ fn the_only_worker_is_asked_on_and_on() {
 }
 
 #[test]
-fn load_that_takes_long_is_waited_for_twice_as_long_as_it_first_said() {
+fn slow_load_is_awaited_twice_its_first_estimate() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -292,7 +292,7 @@ fn load_that_takes_long_is_waited_for_twice_as_long_as_it_first_said() {
 }
 
 #[test]
-fn failed_worker_is_asked_again_when_it_is_ready_to_try() {
+fn failed_worker_is_chosen_again_after_retry_time() {
     let mut p =
         workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(4_000)), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
@@ -317,7 +317,7 @@ fn requests_end_at_once_when_all_have_failed() {
 }
 
 #[test]
-fn requests_that_come_while_all_have_failed_end_at_once_until_one_tries_again() {
+fn requests_fail_at_once_until_worker_retries_load() {
     let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(4_000))]);
     p.pass(1.0);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: InsufficientMemory, retry_after: Some(3s) }";
@@ -327,7 +327,7 @@ fn requests_that_come_while_all_have_failed_end_at_once_until_one_tries_again() 
 }
 
 #[test]
-fn quarantined_slot_is_a_failure_that_does_not_pass() {
+fn quarantined_slot_fails_requests_indefinitely() {
     let mut p = workers(vec![Slot { state: SlotState::Quarantined, ..empty(&["a", "b"]) }]);
     p.pass(1000.0);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: SlotQuarantined, retry_after: None }";
@@ -336,7 +336,7 @@ fn quarantined_slot_is_a_failure_that_does_not_pass() {
 }
 
 #[test]
-fn one_slot_that_failed_does_not_fail_its_worker() {
+fn one_failed_slot_does_not_fail_worker() {
     let broken = failed(empty(&["a", "b"]), "b", "backend_unavailable", None);
     let mut p = workers(vec![]);
     p.join_slots(1, &["a", "b"], vec![broken, busy(&["a", "b"], 0)]);
@@ -344,21 +344,21 @@ fn one_slot_that_failed_does_not_fail_its_worker() {
 }
 
 #[test]
-fn unknown_code_of_a_failure_is_that_of_a_backend() {
+fn unknown_failure_code_becomes_backend_unavailable() {
     let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "moon_phase", None)]);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: BackendUnavailable, retry_after: None }";
     assert_eq!(p.submit(1, "b"), [failure]);
 }
 
 #[test]
-fn stopping_worker_is_not_asked_and_nothing_ends_for_it() {
+fn stopping_worker_is_not_chosen_and_requests_wait() {
     let mut p = workers(vec![Slot { state: SlotState::Stopping, ..empty(&["a", "b"]) }]);
     assert_eq!(p.submit(1, "b"), NOTHING);
     assert_eq!(p.dispatch.queue_len(), 1);
 }
 
 #[test]
-fn stopping_worker_fails_nothing_whatever_failed_there_before() {
+fn stopping_worker_fails_no_request_despite_earlier_failure() {
     let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(1_000));
     let mut p = workers(vec![Slot { state: SlotState::Stopping, ..failing }]);
     p.submit(1, "b");
@@ -368,7 +368,7 @@ fn stopping_worker_fails_nothing_whatever_failed_there_before() {
 }
 
 #[test]
-fn what_a_failed_worker_forgot_is_told_again_later() {
+fn demand_is_sent_again_after_load_failure() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     p.pass(1.0);
@@ -377,7 +377,7 @@ fn what_a_failed_worker_forgot_is_told_again_later() {
 }
 
 #[test]
-fn what_a_worker_forgot_while_it_did_not_serve_the_model_is_told_again() {
+fn demand_is_sent_again_after_model_returns() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     p.models(1, &["a"]);
@@ -388,7 +388,7 @@ fn what_a_worker_forgot_while_it_did_not_serve_the_model_is_told_again() {
 }
 
 #[test]
-fn worker_that_serves_without_a_multiplexer_leaves_nothing_to_choose() {
+fn no_choice_while_plain_worker_serves_model() {
     for core1 in [false, true] {
         let mut p = workers(vec![empty(&["a", "b"])]);
         if core1 {
@@ -403,7 +403,7 @@ fn worker_that_serves_without_a_multiplexer_leaves_nothing_to_choose() {
 }
 
 #[test]
-fn request_waits_for_the_busy_worker_that_serves_the_model_though_nobody_else_can_load_it() {
+fn request_waits_for_busy_worker_when_loads_fail() {
     let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", None)]);
     p.join(2, &["b"], 1);
     p.load(2, 1);
@@ -412,7 +412,7 @@ fn request_waits_for_the_busy_worker_that_serves_the_model_though_nobody_else_ca
 }
 
 #[test]
-fn request_of_one_worker_waits_there_while_the_model_is_served_though_it_could_not_be_loaded_again() {
+fn pinned_request_waits_at_open_gate_despite_failure() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.gates(1, &[("b", 0)]);
     p.slots(1, vec![failed(idle(&["b", "a"], 0), "b", "insufficient_memory", None)]);
@@ -421,21 +421,21 @@ fn request_of_one_worker_waits_there_while_the_model_is_served_though_it_could_n
 }
 
 #[test]
-fn open_gate_goes_before_a_load() {
+fn open_gate_is_preferred_to_load() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["b", "a"], 0)]);
     p.gates(2, &[("b", 4)]);
     assert_eq!(p.submit(1, "b"), ["send r1 to w2 #1"]);
 }
 
 #[test]
-fn request_that_the_open_worker_cannot_be_sent_is_loaded_for() {
+fn request_unfit_for_open_worker_triggers_load() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.join(2, &["b"], 1);
     assert_eq!(p.submit_core1(1, "b"), ["demand w1: b 1 0 0"]);
 }
 
 #[test]
-fn request_that_failed_at_the_open_worker_is_loaded_for() {
+fn request_failed_at_open_worker_triggers_load() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.join(2, &["b"], 1);
     p.submit(1, "b");
@@ -443,7 +443,7 @@ fn request_that_failed_at_the_open_worker_is_loaded_for() {
 }
 
 #[test]
-fn request_that_only_one_worker_may_serve_is_told_to_it() {
+fn demand_of_pinned_request_goes_to_its_worker() {
     let mut p = workers(vec![busy(&["a", "b"], 9), empty(&["a", "b"])]);
     assert_eq!(p.submit_pinned(1, "b", 1), ["demand w1: b 1 0 0"]);
     assert_eq!(asked(&p, "b"), None);
@@ -453,7 +453,7 @@ fn request_that_only_one_worker_may_serve_is_told_to_it() {
 }
 
 #[test]
-fn failure_of_the_request_itself_is_tried_elsewhere() {
+fn failed_load_for_request_is_tried_elsewhere() {
     let mut p = workers(vec![busy(&["a", "b"], 0), busy(&["a", "b"], 0)]);
     p.gates(1, &[("b", 1)]);
     p.submit(1, "b");
@@ -463,7 +463,7 @@ fn failure_of_the_request_itself_is_tried_elsewhere() {
 }
 
 #[test]
-fn later_changes_are_told_every_50_ms() {
+fn later_changes_are_reported_every_50_ms() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     p.pass(0.010);

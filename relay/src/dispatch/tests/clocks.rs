@@ -13,7 +13,7 @@ fn two_clocks() -> Provider {
 }
 
 #[test]
-fn nothing_to_wait_for_means_no_timeout() {
+fn idle_provider_has_no_timeout() {
     let mut p = Provider::new();
     assert_eq!(p.next_timeout(), None);
     p.join(1, &["m"], 1);
@@ -37,7 +37,7 @@ fn queue_timeout_is_exact() {
 }
 
 #[test]
-fn one_tick_ends_everything_that_is_due() {
+fn one_tick_ends_every_due_request() {
     let mut p = Provider::new();
     p.submit(1, "a");
     p.submit(2, "b");
@@ -48,7 +48,7 @@ fn one_tick_ends_everything_that_is_due() {
 }
 
 #[test]
-fn request_whose_time_is_over_is_not_sent_however_late_the_tick() {
+fn expired_request_is_not_sent_before_late_tick() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.oversleep(30.0);
@@ -56,7 +56,7 @@ fn request_whose_time_is_over_is_not_sent_however_late_the_tick() {
 }
 
 #[test]
-fn request_timeout_cancels_and_frees_the_slot() {
+fn request_timeout_cancels_and_frees_slot() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -66,7 +66,7 @@ fn request_timeout_cancels_and_frees_the_slot() {
 }
 
 #[test]
-fn request_timeout_counts_from_arrival_not_from_sending() {
+fn request_timeout_runs_from_arrival_not_from_dispatch() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -78,7 +78,7 @@ fn request_timeout_counts_from_arrival_not_from_sending() {
 }
 
 #[test]
-fn request_timeout_shorter_than_the_queue_timeout_ends_the_wait() {
+fn request_timeout_shorter_than_queue_timeout_ends_wait() {
     let mut p = Provider::with(Settings { request_timeout: Duration::from_secs(10), ..settings() });
     p.join(1, &["m"], 1);
     p.load(1, 1);
@@ -87,7 +87,7 @@ fn request_timeout_shorter_than_the_queue_timeout_ends_the_wait() {
 }
 
 #[test]
-fn with_one_clock_cold_and_warm_waiting_are_the_same() {
+fn cold_and_warm_wait_share_single_clock() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.pass(20.0);
@@ -99,7 +99,7 @@ fn with_one_clock_cold_and_warm_waiting_are_the_same() {
 }
 
 #[test]
-fn with_one_clock_cold_waiting_still_does_not_count_into_the_request_timeout() {
+fn request_timeout_excludes_cold_wait_with_single_clock() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.pass(20.0);
@@ -108,7 +108,7 @@ fn with_one_clock_cold_waiting_still_does_not_count_into_the_request_timeout() {
 }
 
 #[test]
-fn with_one_clock_a_short_request_timeout_runs_only_while_warm() {
+fn short_request_timeout_pauses_while_cold() {
     let mut p = Provider::with(Settings { request_timeout: Duration::from_secs(10), ..settings() });
     p.submit(1, "m");
     p.pass(15.0);
@@ -118,7 +118,7 @@ fn with_one_clock_a_short_request_timeout_runs_only_while_warm() {
 }
 
 #[test]
-fn cold_clock_runs_while_nobody_serves_the_model() {
+fn cold_clock_runs_while_model_is_unserved() {
     let mut p = two_clocks();
     p.submit(1, "m");
     assert_eq!(p.next_timeout(), Some(secs(100.0)));
@@ -127,7 +127,7 @@ fn cold_clock_runs_while_nobody_serves_the_model() {
 }
 
 #[test]
-fn warm_clock_stands_still_while_the_model_is_cold() {
+fn warm_clock_stops_while_model_is_cold() {
     let mut p = two_clocks();
     p.join_core1(1, &["m"]);
     p.submit(1, "m");
@@ -141,7 +141,7 @@ fn warm_clock_stands_still_while_the_model_is_cold() {
 }
 
 #[test]
-fn cold_clock_goes_on_where_it_stopped() {
+fn cold_clock_resumes_after_warm_period() {
     let mut p = two_clocks();
     p.submit(1, "m");
     p.pass(60.0);
@@ -152,7 +152,7 @@ fn cold_clock_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn each_request_has_the_cold_time_of_its_own_wait() {
+fn each_request_is_charged_its_own_cold_time() {
     let mut p = two_clocks();
     p.submit(1, "m");
     p.pass(60.0);
@@ -166,7 +166,7 @@ fn each_request_has_the_cold_time_of_its_own_wait() {
 }
 
 #[test]
-fn running_time_counts_as_warm_and_never_as_cold() {
+fn running_time_is_warm_never_cold() {
     let mut p = two_clocks();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -179,7 +179,7 @@ fn running_time_counts_as_warm_and_never_as_cold() {
 }
 
 #[test]
-fn cold_waiting_does_not_count_into_the_request_timeout() {
+fn request_timeout_excludes_cold_wait() {
     let mut p = two_clocks();
     p.submit(1, "m");
     p.pass(80.0);
@@ -191,7 +191,7 @@ fn cold_waiting_does_not_count_into_the_request_timeout() {
 }
 
 #[test]
-fn request_timeout_excepts_the_cold_waiting_of_that_request_alone() {
+fn request_timeout_excludes_only_own_cold_wait() {
     let mut p = two_clocks();
     p.submit(1, "m");
     p.pass(60.0);
@@ -214,7 +214,7 @@ fn model_served_only_by_draining_workers_is_cold() {
 }
 
 #[test]
-fn declared_model_waits_ten_minutes_or_the_queue_timeout() {
+fn declared_model_waits_ten_minutes_or_queue_timeout() {
     let mut p = Provider::with(Settings { cold_models: [Model::from("big")].into(), ..settings() });
     p.submit(1, "big");
     assert_eq!(p.next_timeout(), Some(secs(600.0)));
@@ -231,7 +231,7 @@ fn declared_model_waits_ten_minutes_or_the_queue_timeout() {
 }
 
 #[test]
-fn wait_for_absent_model_has_a_shorter_limit() {
+fn wait_for_absent_model_has_shorter_limit() {
     let day = Duration::from_secs(86_400);
     let absent = Some(Duration::from_secs(30));
     let mut p =
@@ -247,14 +247,14 @@ fn wait_for_absent_model_has_a_shorter_limit() {
 }
 
 #[test]
-fn explicit_cold_timeout_may_be_shorter_than_the_queue_timeout() {
+fn explicit_cold_timeout_may_undercut_queue_timeout() {
     let mut p = Provider::with(Settings { cold_timeout: Some(Duration::from_secs(5)), ..settings() });
     p.submit(1, "m");
     assert_eq!(p.pass(5.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
 }
 
 #[test]
-fn timeouts_are_those_of_the_arrival() {
+fn timeouts_are_fixed_at_arrival() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.change(|new| new.queue_timeout = Duration::from_secs(3));
@@ -264,7 +264,7 @@ fn timeouts_are_those_of_the_arrival() {
 }
 
 #[test]
-fn endless_timeouts_do_no_harm() {
+fn maximum_timeouts_never_overflow() {
     let mut p = Provider::with(Settings {
         queue_timeout: Duration::MAX,
         request_timeout: Duration::MAX,
@@ -278,7 +278,7 @@ fn endless_timeouts_do_no_harm() {
 }
 
 #[test]
-fn clock_that_two_tasks_read_in_the_wrong_order_does_not_go_back() {
+fn clock_read_out_of_order_never_moves_back() {
     let mut p = Provider::new();
     let early = p.instant();
     p.pass(5.0);
@@ -292,7 +292,7 @@ fn clock_that_two_tasks_read_in_the_wrong_order_does_not_go_back() {
 }
 
 #[test]
-fn wait_that_ends_by_both_timeouts_at_once_was_a_wait() {
+fn simultaneous_timeouts_are_reported_as_queue_timeout() {
     for cold_timeout in [None, Some(secs(100.0))] {
         let queue_timeout = settings().queue_timeout;
         let mut p = Provider::with(Settings { cold_timeout, request_timeout: queue_timeout, ..settings() });
@@ -303,7 +303,7 @@ fn wait_that_ends_by_both_timeouts_at_once_was_a_wait() {
 }
 
 #[test]
-fn zero_queue_timeout_means_now_or_never() {
+fn zero_queue_timeout_fails_requests_that_would_wait() {
     let mut p = Provider::with(Settings { queue_timeout: Duration::ZERO, ..settings() });
     assert_eq!(p.submit(1, "m"), ["fail r1: QueueTimeout { retry_after_secs: 1 }"]);
     p.join(1, &["m"], 1);
@@ -311,7 +311,7 @@ fn zero_queue_timeout_means_now_or_never() {
 }
 
 #[test]
-fn cold_time_of_an_earlier_wait_is_kept_over_a_requeue() {
+fn requeue_keeps_cold_time_of_earlier_wait() {
     let mut p = two_clocks();
     p.submit(1, "m");
     p.pass(60.0);
@@ -325,7 +325,7 @@ fn cold_time_of_an_earlier_wait_is_kept_over_a_requeue() {
 }
 
 #[test]
-fn with_two_clocks_the_shorter_request_timeout_ends_the_warm_wait() {
+fn shorter_request_timeout_ends_wait_with_two_clocks() {
     let mut p = Provider::with(Settings {
         cold_timeout: Some(Duration::from_secs(100)),
         request_timeout: Duration::from_secs(10),

@@ -13,13 +13,13 @@ fn busy_worker(models: &[&str]) -> Provider {
 }
 
 #[test]
-fn first_change_is_told_at_once() {
+fn first_change_is_reported_at_once() {
     let mut p = busy_worker(&["m"]);
     assert_eq!(p.submit(1, "m"), ["demand w1: m 1 0 0"]);
 }
 
 #[test]
-fn later_changes_are_told_every_50_ms_and_the_last_one_always() {
+fn later_changes_are_reported_within_50_ms() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(0.010);
@@ -32,7 +32,7 @@ fn later_changes_are_told_every_50_ms_and_the_last_one_always() {
 }
 
 #[test]
-fn change_that_is_taken_back_in_time_is_not_told() {
+fn change_reverted_in_time_is_not_reported() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(0.010);
@@ -42,7 +42,7 @@ fn change_that_is_taken_back_in_time_is_not_told() {
 }
 
 #[test]
-fn nothing_waiting_is_told_as_an_empty_list() {
+fn empty_queue_is_reported_as_empty_list() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(1.0);
@@ -50,7 +50,7 @@ fn nothing_waiting_is_told_as_an_empty_list() {
 }
 
 #[test]
-fn request_that_was_sent_is_told_as_well() {
+fn dispatched_request_updates_reported_demand() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.submit(2, "m");
@@ -61,7 +61,7 @@ fn request_that_was_sent_is_told_as_well() {
 }
 
 #[test]
-fn state_after_all_requests_comes_after_them() {
+fn demand_follows_requests_it_reflects() {
     let mut p = busy_worker(&["m"]);
     p.join(2, &["m"], 1);
     p.load(2, 1);
@@ -73,7 +73,7 @@ fn state_after_all_requests_comes_after_them() {
 }
 
 #[test]
-fn only_what_the_worker_could_be_sent_counts() {
+fn demand_covers_only_requests_worker_can_serve() {
     let mut p = busy_worker(&["a", "b"]);
     p.join_core1(2, &["b", "c"]);
     p.submit_pinned(1, "b", 2);
@@ -84,7 +84,7 @@ fn only_what_the_worker_could_be_sent_counts() {
 }
 
 #[test]
-fn worker_with_one_link_is_not_told() {
+fn worker_with_single_link_gets_no_demand() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     p.grant(1, 0, 8, 1);
@@ -96,14 +96,14 @@ fn worker_with_one_link_is_not_told() {
 }
 
 #[test]
-fn draining_worker_is_not_told() {
+fn draining_worker_gets_no_demand() {
     let mut p = busy_worker(&["m"]);
     p.drain(1);
     assert_eq!(p.submit(1, "m"), NOTHING);
 }
 
 #[test]
-fn worker_that_drains_is_not_told_what_it_was_about_to_be_told() {
+fn drain_discards_pending_demand_report() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(0.010);
@@ -114,7 +114,7 @@ fn worker_that_drains_is_not_told_what_it_was_about_to_be_told() {
 }
 
 #[test]
-fn worker_that_has_counted_down_what_it_was_told_hears_of_more_at_its_pace() {
+fn exhausted_demand_is_renewed_at_usual_pace() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(0.010);
@@ -124,7 +124,7 @@ fn worker_that_has_counted_down_what_it_was_told_hears_of_more_at_its_pace() {
 }
 
 #[test]
-fn model_that_the_worker_withdrew_is_not_told_any_more() {
+fn withdrawn_model_leaves_reported_demand() {
     let mut p = busy_worker(&["a", "b"]);
     p.submit(1, "a");
     p.pass(1.0);
@@ -135,7 +135,7 @@ fn model_that_the_worker_withdrew_is_not_told_any_more() {
 }
 
 #[test]
-fn worker_that_refused_is_told_what_is_so_since_it_counts_the_refusal() {
+fn worker_gets_current_demand_after_its_refusal() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     p.grant(1, 1, 0, 2);
@@ -146,7 +146,7 @@ fn worker_that_refused_is_told_what_is_so_since_it_counts_the_refusal() {
 }
 
 #[test]
-fn worker_that_counted_down_for_a_model_that_it_was_not_told_of_is_told_what_is_so() {
+fn dispatch_of_unreported_model_triggers_demand_report() {
     let mut p = busy_worker(&["a", "b"]);
     p.join(2, &["b"], 1);
     p.submit(1, "b");
@@ -159,7 +159,7 @@ fn worker_that_counted_down_for_a_model_that_it_was_not_told_of_is_told_what_is_
 }
 
 #[test]
-fn refusal_by_a_worker_with_one_link_is_not_forgotten_when_it_gets_a_second() {
+fn demand_clears_earlier_refusal_once_second_link_joins() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 1);
     p.submit(1, "m");
@@ -170,7 +170,7 @@ fn refusal_by_a_worker_with_one_link_is_not_forgotten_when_it_gets_a_second() {
 }
 
 #[test]
-fn grant_that_leaves_something_waiting_is_answered() {
+fn grant_triggers_demand_while_requests_wait() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.pass(1.0);

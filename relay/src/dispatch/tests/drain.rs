@@ -6,7 +6,7 @@ use crate::dispatch::Event;
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn draining_worker_gets_nothing_new_and_finishes_what_it_has() {
+fn draining_worker_finishes_requests_without_new_ones() {
     let mut p = Provider::new();
     p.join(1, &["m"], 4);
     p.submit(1, "m");
@@ -18,7 +18,7 @@ fn draining_worker_gets_nothing_new_and_finishes_what_it_has() {
 }
 
 #[test]
-fn idle_worker_is_drained_at_once_and_only_once() {
+fn idle_worker_drains_at_once_and_only_once() {
     let mut p = Provider::new();
     p.join(1, &["m"], 4);
     assert_eq!(p.drain(1), ["idle w1"]);
@@ -27,7 +27,7 @@ fn idle_worker_is_drained_at_once_and_only_once() {
 }
 
 #[test]
-fn cancel_of_its_last_request_drains_a_worker() {
+fn cancel_of_last_request_drains_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -36,7 +36,7 @@ fn cancel_of_its_last_request_drains_a_worker() {
 }
 
 #[test]
-fn draining_worker_that_is_lost_has_its_requests_requeued() {
+fn lost_draining_workers_requests_are_requeued() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     p.submit(1, "m");
@@ -46,7 +46,7 @@ fn draining_worker_that_is_lost_has_its_requests_requeued() {
 }
 
 #[test]
-fn grant_of_a_draining_worker_is_not_used() {
+fn grant_of_draining_worker_is_not_used() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     p.submit(1, "m");
@@ -55,7 +55,7 @@ fn grant_of_a_draining_worker_is_not_used() {
 }
 
 #[test]
-fn relay_that_shuts_down_admits_nothing_new_but_serves_its_queue() {
+fn draining_relay_serves_queue_but_rejects_new_requests() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");

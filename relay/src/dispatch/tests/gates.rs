@@ -14,7 +14,7 @@ fn one_slot() -> Provider {
 }
 
 #[test]
-fn nothing_goes_through_a_shut_gate() {
+fn no_request_passes_shut_gate() {
     let mut p = one_slot();
     assert_eq!(p.submit(1, "a"), ["demand w1: a 1 0 0"]);
     assert_eq!(p.gates(1, &[("b", 4)]), NOTHING);
@@ -22,7 +22,7 @@ fn nothing_goes_through_a_shut_gate() {
 }
 
 #[test]
-fn slots_that_say_ready_open_no_gate() {
+fn ready_slots_open_no_gate() {
     let mut p = one_slot();
     p.submit(1, "a");
     assert_eq!(p.slots(1, vec![busy(&["a", "b"], 0)]), NOTHING);
@@ -30,7 +30,7 @@ fn slots_that_say_ready_open_no_gate() {
 }
 
 #[test]
-fn each_model_has_a_capacity_of_its_own() {
+fn each_model_has_its_own_capacity() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1), ("b", 2)]);
     assert_eq!(p.submit(1, "a"), ["send r1 to w1 #1"]);
@@ -43,7 +43,7 @@ fn each_model_has_a_capacity_of_its_own() {
 }
 
 #[test]
-fn free_slot_takes_one_request() {
+fn freed_slot_gets_one_request() {
     let mut p = one_slot();
     p.gates(1, &[("a", 2)]);
     for key in 1..=4 {
@@ -54,7 +54,7 @@ fn free_slot_takes_one_request() {
 }
 
 #[test]
-fn word_on_slots_that_changes_nothing_is_not_answered() {
+fn unchanged_slot_report_triggers_no_demand() {
     let mut p = one_slot();
     p.submit(1, "a");
     p.pass(1.0);
@@ -62,7 +62,7 @@ fn word_on_slots_that_changes_nothing_is_not_answered() {
 }
 
 #[test]
-fn sums_limit_nothing() {
+fn grant_totals_do_not_limit_gates() {
     let mut p = one_slot();
     let gates = vec![(Model::from("a"), Gate { slots: 2, others: 0, capacity: 2 })];
     let sums = Grant { slots: 0, others: 9, capacity: 0, links: 1 };
@@ -72,7 +72,7 @@ fn sums_limit_nothing() {
 }
 
 #[test]
-fn gate_that_shuts_takes_no_request_away() {
+fn shutting_gate_keeps_running_requests() {
     let mut p = one_slot();
     p.gates(1, &[("a", 2)]);
     p.submit(1, "a");
@@ -83,7 +83,7 @@ fn gate_that_shuts_takes_no_request_away() {
 }
 
 #[test]
-fn gate_of_a_model_that_was_not_acknowledged_lets_nothing_through() {
+fn gate_of_unacknowledged_model_stays_shut() {
     let mut p = one_slot();
     p.gates(1, &[("c", 4)]);
     assert_eq!(p.submit(1, "c"), NOTHING);
@@ -91,7 +91,7 @@ fn gate_of_a_model_that_was_not_acknowledged_lets_nothing_through() {
 }
 
 #[test]
-fn gates_of_a_worker_without_a_multiplexer_mean_nothing() {
+fn gates_of_plain_worker_are_ignored() {
     let mut p = Provider::new();
     p.join_core1(1, &["a"]);
     p.gates(1, &[("a", 4)]);
@@ -99,7 +99,7 @@ fn gates_of_a_worker_without_a_multiplexer_mean_nothing() {
 }
 
 #[test]
-fn load_is_compared_for_the_model_alone() {
+fn load_is_compared_per_model() {
     let mut p = one_slot();
     p.join_granted(2, &["b"], 8);
     p.gates(1, &[("a", 4), ("b", 4)]);
@@ -110,7 +110,7 @@ fn load_is_compared_for_the_model_alone() {
 }
 
 #[test]
-fn what_runs_for_others_counts_as_load_of_the_model() {
+fn requests_of_other_relays_add_to_load() {
     let mut p = one_slot();
     p.join_granted(2, &["a"], 8);
     p.gates_of(1, vec![(Model::from("a"), Gate { slots: 4, others: 2, capacity: 6 })]);
@@ -120,7 +120,7 @@ fn what_runs_for_others_counts_as_load_of_the_model() {
 }
 
 #[test]
-fn refusal_for_capacity_closes_the_models_slots_until_the_next_word() {
+fn refusal_closes_only_that_models_slots() {
     let mut p = one_slot();
     p.gates(1, &[("a", 2), ("b", 1)]);
     p.submit(1, "a");
@@ -130,7 +130,7 @@ fn refusal_for_capacity_closes_the_models_slots_until_the_next_word() {
 }
 
 #[test]
-fn refusal_that_newer_gates_have_overtaken_closes_no_slot() {
+fn refusal_overtaken_by_newer_gates_closes_no_slot() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     p.submit(1, "a");
@@ -141,7 +141,7 @@ fn refusal_that_newer_gates_have_overtaken_closes_no_slot() {
 }
 
 #[test]
-fn gates_are_answered_while_something_waits_for_an_open_one() {
+fn gate_report_triggers_demand_for_open_model() {
     let mut p = one_slot();
     p.gates(1, &[("a", 0)]);
     p.submit(1, "a");
@@ -153,7 +153,7 @@ fn gates_are_answered_while_something_waits_for_an_open_one() {
 }
 
 #[test]
-fn model_whose_gates_are_shut_waits_on_the_cold_clock() {
+fn request_waits_on_cold_clock_while_gates_shut() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);
     assert!(p.dispatch.worker_serves("a") && !p.dispatch.is_warm("a"), "served, and cold");
@@ -177,7 +177,7 @@ fn slot_model_may_load_for_ten_minutes() {
 }
 
 #[test]
-fn load_that_takes_too_long_is_told_with_the_time_that_is_left() {
+fn overlong_load_fails_with_remaining_time() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(10.0)), ..settings() });
     p.join_slots(1, &["a"], vec![loading(&["a"], 12_000)]);
     p.submit(1, "a");
@@ -185,7 +185,7 @@ fn load_that_takes_too_long_is_told_with_the_time_that_is_left() {
 }
 
 #[test]
-fn model_that_is_open_and_busy_is_late_as_any_other() {
+fn open_busy_model_fails_with_queue_timeout() {
     let mut p = one_slot();
     p.gates(1, &[("a", 0)]);
     p.submit(1, "a");
@@ -193,7 +193,7 @@ fn model_that_is_open_and_busy_is_late_as_any_other() {
 }
 
 #[test]
-fn request_severed_by_a_swap_waits_for_the_gate_and_spends_no_attempt() {
+fn severed_request_waits_for_gate_without_spending_attempt() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     p.submit(1, "a");
@@ -207,7 +207,7 @@ fn request_severed_by_a_swap_waits_for_the_gate_and_spends_no_attempt() {
 }
 
 #[test]
-fn what_broke_is_not_tried_again_when_the_gate_of_another_model_opens() {
+fn other_models_gate_does_not_retry_failed_request() {
     let mut p = one_slot();
     p.gates(1, &[("a", 4)]);
     p.submit(1, "a");
@@ -220,7 +220,7 @@ fn what_broke_is_not_tried_again_when_the_gate_of_another_model_opens() {
 }
 
 #[test]
-fn backend_that_broke_is_tried_again_when_the_gate_opens_anew() {
+fn broken_backend_is_retried_when_gate_reopens() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     p.submit(1, "a");
@@ -231,7 +231,7 @@ fn backend_that_broke_is_tried_again_when_the_gate_opens_anew() {
 }
 
 #[test]
-fn backend_that_broke_is_loaded_again_for_the_very_request_that_it_broke() {
+fn broken_request_demands_load_of_its_backend() {
     for is_shut_first in [false, true] {
         let mut p = one_slot();
         p.gates(1, &[("a", 1)]);
@@ -251,7 +251,7 @@ fn backend_that_broke_is_loaded_again_for_the_very_request_that_it_broke() {
 }
 
 #[test]
-fn pinned_request_is_told_when_its_own_worker_will_have_the_model() {
+fn pinned_request_fails_with_own_workers_load_time() {
     let mut p = one_slot();
     p.join_slots(2, &["a", "b"], vec![loading(&["b", "a"], 40_000)]);
     p.change(|settings| settings.cold_timeout = Some(secs(35.0)));
@@ -264,7 +264,7 @@ fn pinned_request_is_told_when_its_own_worker_will_have_the_model() {
 }
 
 #[test]
-fn pinned_request_waits_on_the_clock_of_its_own_worker() {
+fn pinned_request_waits_on_clock_of_its_worker() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);
     p.join_slots(2, &["a"], vec![empty(&["a"])]);
@@ -281,7 +281,7 @@ fn pinned_request_waits_on_the_clock_of_its_own_worker() {
 }
 
 #[test]
-fn what_only_the_loaded_worker_has_failed_waits_for_a_load_on_the_cold_clock() {
+fn failed_request_waits_for_other_load_while_cold() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);
     p.join_slots(2, &["a"], vec![empty(&["a"])]);
@@ -297,7 +297,7 @@ fn what_only_the_loaded_worker_has_failed_waits_for_a_load_on_the_cold_clock() {
 }
 
 #[test]
-fn time_in_another_workers_queue_counts_when_the_process_moves() {
+fn cold_time_is_kept_when_process_moves() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);
     p.submit_pinned(1, "a", 1);
@@ -312,7 +312,7 @@ fn time_in_another_workers_queue_counts_when_the_process_moves() {
 }
 
 #[test]
-fn each_request_takes_the_cold_time_of_its_own_wait_along_when_the_process_moves() {
+fn each_request_keeps_own_cold_time_across_move() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);
     p.submit_pinned(1, "a", 1);
@@ -328,7 +328,7 @@ fn each_request_takes_the_cold_time_of_its_own_wait_along_when_the_process_moves
 }
 
 #[test]
-fn ages_are_those_of_the_requests_that_are_told() {
+fn demand_ages_cover_only_reported_requests() {
     let mut p = one_slot();
     let full = || vec![(Model::from("a"), Gate { slots: 0, others: 1, capacity: 1 })];
     p.gates_of(1, full());
@@ -340,7 +340,7 @@ fn ages_are_those_of_the_requests_that_are_told() {
 }
 
 #[test]
-fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits() {
+fn exhausted_demand_is_renewed_at_once() {
     let mut p = one_slot();
     p.gates_of(1, vec![(Model::from("a"), Gate { slots: 1, others: 0, capacity: 1 })]);
     for key in 1..=5 {
@@ -356,7 +356,7 @@ fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits
 }
 
 #[test]
-fn a_worker_that_has_counted_down_all_that_waited_is_told_so_at_its_pace() {
+fn empty_demand_is_reported_at_usual_pace() {
     let mut p = one_slot();
     p.gates(1, &[("a", 0)]);
     p.submit(1, "a");
@@ -366,7 +366,7 @@ fn a_worker_that_has_counted_down_all_that_waited_is_told_so_at_its_pace() {
 }
 
 #[test]
-fn demand_for_an_open_model_stops_at_twice_its_capacity() {
+fn demand_for_open_model_stops_at_double_capacity() {
     let mut p = one_slot();
     p.gates(1, &[("a", 0)]);
     for key in 1..=7 {
@@ -381,7 +381,7 @@ fn demand_for_an_open_model_stops_at_twice_its_capacity() {
 }
 
 #[test]
-fn demand_is_told_in_full_where_the_worker_did_not_say_what_it_can_run() {
+fn demand_is_reported_in_full_without_known_capacity() {
     let mut p = one_slot();
     p.gates_of(1, vec![(Model::from("a"), Gate { slots: 0, others: 0, capacity: 0 })]);
     p.submit(1, "a");
@@ -390,7 +390,7 @@ fn demand_is_told_in_full_where_the_worker_did_not_say_what_it_can_run() {
 }
 
 #[test]
-fn multiplexer_is_told_what_waits_whatever_its_links() {
+fn multiplexer_gets_demand_even_with_single_link() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     p.submit(1, "a");
@@ -398,7 +398,7 @@ fn multiplexer_is_told_what_waits_whatever_its_links() {
 }
 
 #[test]
-fn draining_multiplexer_is_neither_sent_nor_told_anything() {
+fn draining_multiplexer_gets_no_requests_or_demand() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     p.drain(1);
@@ -407,7 +407,7 @@ fn draining_multiplexer_is_neither_sent_nor_told_anything() {
 }
 
 #[test]
-fn gates_are_described() {
+fn worker_snapshot_includes_gates() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
     let gates = p.dispatch.worker(WorkerKey(1)).unwrap().gates;

@@ -294,7 +294,7 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
 }
 
 #[test]
-fn random_histories_agree_with_the_reference() {
+fn random_histories_agree_with_reference() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
         .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"));
     let mut seed = std::env::var("MODELRELAY_HISTORY_SEED")

@@ -398,7 +398,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn no_relay_starves_beside_a_busy_one(
+    fn busy_relay_starves_no_other(
         relays in 2..4_usize,
         capacities in vec(1..4_u32, 1..3),
         ops in vec(op(), 20..250),
@@ -419,7 +419,7 @@ proptest! {
     /// If only one relay is not idle, its requests are served at once: no request waits for a message that was sent
     /// already.
     #[test]
-    fn no_relay_waits_alone(
+    fn only_busy_relay_is_served_at_once(
         relays in 2..4_usize,
         capacities in vec(1..4_u32, 1..3),
         ops in vec(op(), 20..250),

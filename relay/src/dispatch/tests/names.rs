@@ -16,7 +16,7 @@ fn one_slot() -> Provider {
 }
 
 #[test]
-fn names_of_a_model_share_its_gate() {
+fn names_of_model_share_its_gate() {
     let mut p = one_slot();
     p.gates(1, &[("a", 2)]);
     assert_eq!(p.submit(1, "x"), ["send r1 to w1 #1"]);
@@ -41,7 +41,7 @@ fn open_gate_warms_every_name() {
 }
 
 #[test]
-fn load_counts_what_runs_by_other_names() {
+fn load_includes_requests_by_other_names() {
     let mut p = one_slot();
     p.join_granted(2, &["a"], 8);
     p.gates(1, &[("a", 4)]);
@@ -52,7 +52,7 @@ fn load_counts_what_runs_by_other_names() {
 }
 
 #[test]
-fn refusal_by_one_name_closes_the_slots_of_all() {
+fn refusal_by_one_name_closes_slots_of_all() {
     let mut p = one_slot();
     p.gates(1, &[("a", 2)]);
     p.submit(1, "x");
@@ -63,7 +63,7 @@ fn refusal_by_one_name_closes_the_slots_of_all() {
 }
 
 #[test]
-fn names_are_asked_of_the_same_worker() {
+fn all_names_choose_same_worker() {
     for other in ["x", "another", "third"] {
         let mut p = Provider::new();
         for key in [1, 2, 3] {
@@ -77,7 +77,7 @@ fn names_are_asked_of_the_same_worker() {
 }
 
 #[test]
-fn a_name_is_asked_of_the_worker_that_was_asked_by_another_though_a_nearer_one_has_turned_up() {
+fn alias_keeps_chosen_worker_despite_nearer_one() {
     let mut p = Provider::new();
     p.join_slots(1, &["a", "x"], vec![also(idle(&["b", "a"], 9_000), "a", &["x"])]);
     assert_eq!(p.submit(1, "a"), ["demand w1: a 1 0 0"]);
@@ -91,7 +91,7 @@ fn a_name_is_asked_of_the_worker_that_was_asked_by_another_though_a_nearer_one_h
 }
 
 #[test]
-fn a_slot_on_its_way_to_the_model_is_near_to_every_name() {
+fn loading_slot_is_near_for_every_name() {
     let mut p = one_slot();
     p.join_slots(2, &["x"], vec![empty(&["x"])]);
     p.slots(1, vec![also(loading(&["b", "a"], 9_000), "a", &["x"])]);
@@ -99,7 +99,7 @@ fn a_slot_on_its_way_to_the_model_is_near_to_every_name() {
 }
 
 #[test]
-fn failed_load_ends_what_waits_by_any_name() {
+fn failed_load_ends_waiting_requests_by_any_name() {
     let mut p = one_slot();
     p.submit(1, "x");
     let slot = failed(also(empty(&["a", "b"]), "a", &["x"]), "a", "insufficient_memory", Some(4_000));
@@ -130,7 +130,7 @@ fn submit_for_a(p: &mut Provider, key: u64) -> Vec<String> {
 }
 
 #[test]
-fn a_worker_that_means_another_model_gets_nothing_that_only_the_former_may_answer() {
+fn restricted_request_skips_worker_with_different_model() {
     let mut p = one_slot();
     submit_for_a(&mut p, 1);
     p.join_slots(2, &["b", "x"], vec![also(empty(&["b"]), "b", &["x"])]);
@@ -142,7 +142,7 @@ fn a_worker_that_means_another_model_gets_nothing_that_only_the_former_may_answe
 }
 
 #[test]
-fn a_name_that_stands_for_another_model_now_leads_nobody_there_who_waited_for_the_former() {
+fn restricted_request_does_not_follow_reassigned_alias() {
     let mut p = one_slot();
     submit_for_a(&mut p, 1);
     p.submit_with(2, "x", |new| {
@@ -159,7 +159,7 @@ fn a_name_that_stands_for_another_model_now_leads_nobody_there_who_waited_for_th
 }
 
 #[test]
-fn a_name_counts_as_the_id_that_everybody_means_by_it() {
+fn alias_becomes_id_when_all_workers_agree() {
     let mut p = one_slot();
     assert_eq!(&*p.dispatch.counted_as("x"), "a");
     assert_eq!((&*p.dispatch.counted_as("a"), &*p.dispatch.counted_as("nobody's")), ("a", "nobody's"));
@@ -174,7 +174,7 @@ fn a_name_counts_as_the_id_that_everybody_means_by_it() {
 }
 
 #[test]
-fn an_id_is_no_alias() {
+fn model_id_is_never_alias() {
     let mut p = Provider::new();
     p.join_slots(1, &["a", "b"], vec![also(empty(&["a", "b"]), "a", &["b"])]);
     p.gates(1, &[("a", 1)]);
@@ -182,7 +182,7 @@ fn an_id_is_no_alias() {
 }
 
 #[test]
-fn a_name_that_is_given_later_goes_through_the_gate_at_once() {
+fn later_alias_passes_open_gate_at_once() {
     let mut p = Provider::new();
     p.join_slots(1, &["a", "x"], vec![empty(&["a"])]);
     p.gates(1, &[("a", 2)]);

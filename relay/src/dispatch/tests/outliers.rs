@@ -40,7 +40,7 @@ fn failing_worker_serves_its_other_models() {
 }
 
 #[test]
-fn busy_sound_worker_is_waited_for() {
+fn request_waits_for_busy_sound_worker() {
     let mut p = one_fails();
     assert_eq!(p.submit(1, "m"), ["send r1 to w2 #1"]);
     assert_eq!(p.submit(2, "m"), NOTHING);
@@ -50,7 +50,7 @@ fn busy_sound_worker_is_waited_for() {
 }
 
 #[test]
-fn last_failing_workers_are_used() {
+fn failing_workers_are_used_without_sound_ones() {
     let mut p = one_fails();
     p.models_failing(2, &["m"], &["m"]);
     assert_eq!(p.submit(1, "m"), ["send r1 to w1 #1"]);
@@ -58,7 +58,7 @@ fn last_failing_workers_are_used() {
 }
 
 #[test]
-fn waiting_request_goes_to_failing_worker_without_sound_one() {
+fn waiting_request_falls_back_to_failing_worker() {
     let lost = |p: &mut Provider| p.lose(2, &[1]).split_off(1);
     let drains = |p: &mut Provider| p.drain(2);
     let withdraws = |p: &mut Provider| p.models(2, &[]);
@@ -71,7 +71,7 @@ fn waiting_request_goes_to_failing_worker_without_sound_one() {
 }
 
 #[test]
-fn several_failing_workers_take_what_waits_in_order() {
+fn failing_workers_serve_waiting_requests_in_order() {
     let mut p = one_fails();
     p.join(3, &["m"], 1);
     p.models_failing(3, &["m"], &["m"]);
@@ -82,13 +82,13 @@ fn several_failing_workers_take_what_waits_in_order() {
 }
 
 #[test]
-fn lost_workers_request_keeps_its_place_at_failing_worker() {
+fn requeued_request_keeps_its_place_at_failing_worker() {
     let mut p = two_wait();
     assert_eq!(p.lose(2, &[]), ["requeued r1 #1: WorkerLost", "send r1 to w1 #2"]);
 }
 
 #[test]
-fn request_failed_by_sound_worker_goes_to_failing_one() {
+fn request_failed_at_sound_worker_tries_failing_one() {
     let mut p = one_fails();
     p.submit(1, "m");
     assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["requeued r1 #1: BackendReset", "send r1 to w1 #2"]);
@@ -111,7 +111,7 @@ fn older_worker_is_not_sound_for_core1_request() {
 }
 
 #[test]
-fn recovered_worker_takes_what_waits() {
+fn recovered_worker_gets_waiting_request() {
     let mut p = two_wait();
     assert_eq!(p.models(1, &["m", "n"]), ["send r2 to w1 #1"]);
 }
@@ -131,7 +131,7 @@ fn demand_leaves_out_passed_over_worker() {
 }
 
 #[test]
-fn multiplexer_is_sound_only_while_its_gate_is_open() {
+fn multiplexer_is_sound_only_with_open_gate() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.models_failing(1, &["m"], &["m"]);

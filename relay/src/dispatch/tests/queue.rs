@@ -6,14 +6,14 @@ use crate::dispatch::{Effect, Event, Failure, RequestKey};
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn request_goes_straight_to_a_free_worker() {
+fn request_goes_straight_to_free_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     assert_eq!(p.submit(1, "m"), ["send r1 to w1 #1"]);
 }
 
 #[test]
-fn request_without_a_worker_waits_and_goes_the_instant_one_joins() {
+fn waiting_request_is_sent_when_worker_joins() {
     let mut p = Provider::new();
     assert_eq!(p.submit(1, "m"), NOTHING);
     p.pass(12.0);
@@ -21,7 +21,7 @@ fn request_without_a_worker_waits_and_goes_the_instant_one_joins() {
 }
 
 #[test]
-fn completion_sends_the_oldest_waiting_request() {
+fn completion_sends_oldest_waiting_request() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     for key in 1..=3 {
@@ -32,7 +32,7 @@ fn completion_sends_the_oldest_waiting_request() {
 }
 
 #[test]
-fn new_worker_takes_as_many_as_it_has_room_for_oldest_first() {
+fn new_worker_is_filled_oldest_request_first() {
     let mut p = Provider::new();
     for key in 1..=4 {
         p.submit(key, "m");
@@ -42,7 +42,7 @@ fn new_worker_takes_as_many_as_it_has_room_for_oldest_first() {
 }
 
 #[test]
-fn order_holds_across_the_models_of_one_worker() {
+fn order_holds_across_models_of_one_worker() {
     let mut p = Provider::new();
     p.submit(1, "b");
     p.submit(2, "a");
@@ -51,7 +51,7 @@ fn order_holds_across_the_models_of_one_worker() {
 }
 
 #[test]
-fn request_that_no_free_worker_can_serve_does_not_block_younger_ones() {
+fn unservable_request_does_not_block_younger_ones() {
     let mut p = Provider::new();
     p.submit(1, "rare");
     p.join(1, &["common"], 1);
@@ -60,7 +60,7 @@ fn request_that_no_free_worker_can_serve_does_not_block_younger_ones() {
 }
 
 #[test]
-fn new_worker_finds_its_request_behind_older_ones_for_others() {
+fn new_worker_skips_older_requests_for_other_models() {
     let mut p = Provider::new();
     for (key, model) in [(1, "a"), (2, "b"), (3, "m"), (4, "c")] {
         p.submit(key, model);
@@ -69,7 +69,7 @@ fn new_worker_finds_its_request_behind_older_ones_for_others() {
 }
 
 #[test]
-fn key_is_the_place_whatever_the_order_of_arrival() {
+fn key_determines_place_regardless_of_arrival() {
     let mut p = Provider::new();
     p.submit(7, "m");
     p.submit(5, "m");
@@ -96,7 +96,7 @@ fn queue_is_full_by_bytes() {
 }
 
 #[test]
-fn last_tenth_is_kept_for_models_that_are_served() {
+fn last_tenth_is_reserved_for_served_models() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 10, ..settings() });
     p.join(1, &["m"], 1);
     p.submit(0, "m");
@@ -109,7 +109,7 @@ fn last_tenth_is_kept_for_models_that_are_served() {
 }
 
 #[test]
-fn without_workers_all_models_share_the_queue() {
+fn all_models_share_queue_without_workers() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 10, ..settings() });
     for key in 0..10 {
         assert_eq!(p.submit(key, "away"), NOTHING);
@@ -118,7 +118,7 @@ fn without_workers_all_models_share_the_queue() {
 }
 
 #[test]
-fn full_queue_does_not_matter_to_a_request_that_need_not_wait() {
+fn full_queue_admits_request_that_need_not_wait() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 0, ..settings() });
     p.join(1, &["m"], 1);
     assert_eq!(p.submit(1, "m"), ["send r1 to w1 #1"]);
@@ -126,7 +126,7 @@ fn full_queue_does_not_matter_to_a_request_that_need_not_wait() {
 }
 
 #[test]
-fn place_is_free_again_once_its_request_left() {
+fn place_is_freed_when_its_request_leaves() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 1, ..settings() });
     p.submit(1, "m");
     p.cancel(1);
@@ -135,7 +135,7 @@ fn place_is_free_again_once_its_request_left() {
 }
 
 #[test]
-fn retry_after_follows_the_pace_of_the_queue() {
+fn retry_after_follows_pace_of_queue() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 10, ..settings() });
     p.join(1, &["m"], 1);
     for key in 0..=10 {
@@ -152,7 +152,7 @@ fn retry_after_follows_the_pace_of_the_queue() {
 }
 
 #[test]
-fn retry_after_is_whole_seconds_from_1_to_60() {
+fn retry_after_is_1_to_60_whole_seconds() {
     let mut p =
         Provider::with(crate::dispatch::Settings { queue_timeout: std::time::Duration::from_secs(3600), ..settings() });
     assert_eq!(p.dispatch.retry_after(p.instant()), 60);
@@ -163,7 +163,7 @@ fn retry_after_is_whole_seconds_from_1_to_60() {
 }
 
 #[test]
-fn second_submit_of_a_key_changes_nothing() {
+fn repeated_key_is_ignored() {
     let mut p = Provider::new();
     p.submit(1, "m");
     assert_eq!(p.submit(1, "other"), NOTHING);
@@ -172,7 +172,7 @@ fn second_submit_of_a_key_changes_nothing() {
 }
 
 #[test]
-fn send_and_fail_tell_how_long_it_took() {
+fn send_and_fail_report_elapsed_time() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.submit(2, "m");
@@ -192,7 +192,7 @@ fn send_and_fail_tell_how_long_it_took() {
 }
 
 #[test]
-fn models_that_nobody_serves_or_asks_for_are_forgotten() {
+fn unserved_models_without_requests_are_forgotten() {
     let mut p = Provider::new();
     for key in 0..50 {
         p.submit(key, &format!("made-up-{key}"));

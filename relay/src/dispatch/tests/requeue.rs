@@ -9,7 +9,7 @@ const NO_MEMORY: AttemptFailure =
     AttemptFailure::LoadFailed { code: LoadFailure::InsufficientMemory, retry_after: None };
 
 #[test]
-fn request_of_a_lost_worker_goes_to_another_at_once() {
+fn lost_workers_request_is_requeued() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -18,7 +18,7 @@ fn request_of_a_lost_worker_goes_to_another_at_once() {
 }
 
 #[test]
-fn silent_worker_is_a_reason_of_its_own() {
+fn silent_worker_is_separate_requeue_reason() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -28,7 +28,7 @@ fn silent_worker_is_a_reason_of_its_own() {
 }
 
 #[test]
-fn answer_that_has_begun_is_never_sent_again() {
+fn begun_response_is_never_retried() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     p.submit(1, "m");
@@ -39,7 +39,7 @@ fn answer_that_has_begun_is_never_sent_again() {
 }
 
 #[test]
-fn requeued_request_stands_at_its_original_place() {
+fn requeued_request_returns_to_its_place() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     for key in 1..=4 {
@@ -50,7 +50,7 @@ fn requeued_request_stands_at_its_original_place() {
 }
 
 #[test]
-fn full_queue_admits_a_requeue() {
+fn full_queue_admits_requeue() {
     let mut p = Provider::with(Settings { max_queue_len: 1, ..settings() });
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -60,7 +60,7 @@ fn full_queue_admits_a_requeue() {
 }
 
 #[test]
-fn fourth_loss_exhausts_the_request() {
+fn fourth_loss_exhausts_request() {
     let mut p = Provider::new();
     p.submit(1, "m");
     for worker in 1..=3 {
@@ -83,7 +83,7 @@ fn refusals_spend_no_attempt() {
 }
 
 #[test]
-fn refusal_by_a_draining_worker_spends_no_attempt_and_drains_it() {
+fn refusal_by_draining_worker_spends_no_attempt() {
     let mut p = Provider::new();
     p.submit(1, "m");
     for worker in 1..=6 {
@@ -96,7 +96,7 @@ fn refusal_by_a_draining_worker_spends_no_attempt_and_drains_it() {
 }
 
 #[test]
-fn fourth_swap_ends_the_request() {
+fn fourth_swap_ends_request() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -125,7 +125,7 @@ fn swaps_and_losses_are_counted_apart() {
 }
 
 #[test]
-fn unreachable_backend_sends_the_request_to_another_worker() {
+fn request_moves_from_unreachable_backend_to_another() {
     let mut p = Provider::new();
     p.join(1, &["m"], 4);
     p.submit(1, "m");
@@ -138,7 +138,7 @@ fn unreachable_backend_sends_the_request_to_another_worker() {
 }
 
 #[test]
-fn worker_that_failed_a_request_still_gets_others() {
+fn worker_that_failed_one_request_gets_others() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -148,7 +148,7 @@ fn worker_that_failed_a_request_still_gets_others() {
 }
 
 #[test]
-fn worker_that_failed_a_request_gets_it_again_once_it_advertises_the_model_anew() {
+fn failed_request_returns_once_model_is_advertised_again() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -160,7 +160,7 @@ fn worker_that_failed_a_request_gets_it_again_once_it_advertises_the_model_anew(
 }
 
 #[test]
-fn unreachable_backend_spends_attempts_and_ends_as_such() {
+fn unreachable_backend_exhausts_attempts() {
     let mut p = Provider::new();
     p.submit(1, "m");
     for worker in 1..=3 {
@@ -173,7 +173,7 @@ fn unreachable_backend_spends_attempts_and_ends_as_such() {
 }
 
 #[test]
-fn waiting_for_an_unreachable_backend_never_ends_as_a_timeout() {
+fn wait_for_unreachable_backend_ends_as_unreachable() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -183,7 +183,7 @@ fn waiting_for_an_unreachable_backend_never_ends_as_a_timeout() {
 }
 
 #[test]
-fn worker_that_dialled_anew_may_try_again() {
+fn reconnected_worker_may_retry_request() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -193,7 +193,7 @@ fn worker_that_dialled_anew_may_try_again() {
 }
 
 #[test]
-fn model_that_cannot_be_loaded_is_tried_elsewhere_then_given_up() {
+fn unloadable_model_is_tried_elsewhere_before_failing() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -203,7 +203,7 @@ fn model_that_cannot_be_loaded_is_tried_elsewhere_then_given_up() {
 }
 
 #[test]
-fn model_that_cannot_be_loaded_waits_for_a_busy_worker_that_has_not_tried() {
+fn unloadable_model_waits_for_untried_busy_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -214,7 +214,7 @@ fn model_that_cannot_be_loaded_waits_for_a_busy_worker_that_has_not_tried() {
 }
 
 #[test]
-fn last_worker_to_try_a_load_leaving_ends_the_wait() {
+fn wait_ends_when_last_untried_worker_leaves() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -240,7 +240,7 @@ fn load_failures_spend_no_attempt() {
 }
 
 #[test]
-fn any_other_error_of_a_worker_ends_the_request() {
+fn fatal_worker_error_ends_request() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -251,7 +251,7 @@ fn any_other_error_of_a_worker_ends_the_request() {
 }
 
 #[test]
-fn requeued_request_is_sent_even_when_its_waiting_time_is_over() {
+fn expired_requeued_request_is_sent_to_free_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -261,7 +261,7 @@ fn requeued_request_is_sent_even_when_its_waiting_time_is_over() {
 }
 
 #[test]
-fn requeued_request_whose_waiting_time_is_over_ends_when_nobody_is_free() {
+fn expired_requeued_request_fails_without_free_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -270,7 +270,7 @@ fn requeued_request_whose_waiting_time_is_over_ends_when_nobody_is_free() {
 }
 
 #[test]
-fn requeue_does_not_extend_the_deadline() {
+fn requeue_does_not_extend_deadline() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -282,7 +282,7 @@ fn requeue_does_not_extend_the_deadline() {
 }
 
 #[test]
-fn swapped_out_request_goes_to_the_least_loaded_worker_and_not_back_by_default() {
+fn severed_request_goes_to_least_loaded_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);
     p.submit(1, "m");

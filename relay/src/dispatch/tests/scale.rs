@@ -52,7 +52,7 @@ fn ten_thousand_workers_share_fifty_models() {
 }
 
 #[test]
-fn workers_move_to_new_links_while_hundred_thousand_wait() {
+fn workers_change_links_while_hundred_thousand_wait() {
     let mut p = roomy();
     for key in 0..MANY {
         p.submit(key, "a");
@@ -68,7 +68,7 @@ fn workers_move_to_new_links_while_hundred_thousand_wait() {
 }
 
 #[test]
-fn two_thousand_multiplexers_are_asked_for_fifty_models_and_serve_them() {
+fn two_thousand_multiplexers_load_and_serve_fifty_models() {
     let mut p = roomy();
     let names: Vec<_> = (0..50).map(|number| format!("m{number}")).collect();
     let models: Vec<_> = names.iter().map(String::as_str).collect();
@@ -90,7 +90,7 @@ fn two_thousand_multiplexers_are_asked_for_fifty_models_and_serve_them() {
 }
 
 #[test]
-fn a_worker_takes_the_oldest_of_what_it_serves_where_most_waits_for_others() {
+fn worker_gets_its_oldest_request_in_long_queue() {
     let mut p = roomy();
     let names: Vec<_> = (0..2_000).map(|number| format!("m{number}")).collect();
     for key in 0..MANY {
@@ -116,7 +116,7 @@ fn a_worker_takes_the_oldest_of_what_it_serves_where_most_waits_for_others() {
 }
 
 #[test]
-fn requests_with_other_deadlines_come_and_go_behind_hundred_thousand() {
+fn earlier_deadlines_expire_behind_hundred_thousand() {
     let mut p = roomy();
     for key in 0..MANY {
         p.submit(key, "a");

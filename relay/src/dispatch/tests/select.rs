@@ -13,7 +13,7 @@ fn least_loaded_worker_wins() {
 }
 
 #[test]
-fn equals_take_turns() {
+fn equally_loaded_workers_alternate() {
     let mut p = Provider::new();
     for worker in 1..=3 {
         p.join(worker, &["m"], 9);
@@ -36,7 +36,7 @@ fn equals_take_turns() {
 }
 
 #[test]
-fn idle_equals_take_turns_too() {
+fn idle_workers_alternate() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -47,7 +47,7 @@ fn idle_equals_take_turns_too() {
 }
 
 #[test]
-fn only_workers_with_the_model_count() {
+fn only_workers_with_model_are_selected() {
     let mut p = Provider::new();
     p.join(1, &["a"], 4);
     p.join(2, &["b"], 4);
@@ -57,7 +57,7 @@ fn only_workers_with_the_model_count() {
 }
 
 #[test]
-fn load_of_one_model_counts_for_all_models_of_the_worker() {
+fn load_of_one_model_applies_to_all_models() {
     let mut p = Provider::new();
     p.join(1, &["a", "b"], 4);
     p.join(2, &["b"], 4);
@@ -66,7 +66,7 @@ fn load_of_one_model_counts_for_all_models_of_the_worker() {
 }
 
 #[test]
-fn old_and_new_workers_are_compared_by_load_alone() {
+fn old_and_new_workers_are_compared_by_load() {
     let mut p = Provider::new();
     p.join(1, &["m"], 4);
     p.join_granted(2, &["m"], 4);
@@ -78,7 +78,7 @@ fn old_and_new_workers_are_compared_by_load_alone() {
 }
 
 #[test]
-fn model_that_a_worker_gains_is_served_at_once() {
+fn gained_model_is_served_at_once() {
     let mut p = Provider::new();
     p.join(1, &["a"], 1);
     p.submit(1, "b");
@@ -86,7 +86,7 @@ fn model_that_a_worker_gains_is_served_at_once() {
 }
 
 #[test]
-fn model_that_a_worker_withdraws_is_not_sent_to_it_any_more() {
+fn withdrawn_model_is_not_sent_to_worker() {
     let mut p = Provider::new();
     p.join(1, &["a", "b"], 2);
     p.submit(1, "a");

@@ -6,7 +6,7 @@ use crate::dispatch::Event;
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn disabling_fails_what_waits_and_leaves_what_runs() {
+fn disabling_fails_waiting_requests_but_keeps_running_ones() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");
@@ -19,7 +19,7 @@ fn disabling_fails_what_waits_and_leaves_what_runs() {
 }
 
 #[test]
-fn request_that_would_wait_again_fails_in_a_disabled_provider() {
+fn lost_workers_request_fails_in_disabled_provider() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["m"], 1);
@@ -29,7 +29,7 @@ fn request_that_would_wait_again_fails_in_a_disabled_provider() {
 }
 
 #[test]
-fn lower_queue_length_evicts_nobody() {
+fn lower_queue_length_evicts_no_request() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.submit(2, "m");
@@ -39,7 +39,7 @@ fn lower_queue_length_evicts_nobody() {
 }
 
 #[test]
-fn deleted_provider_fails_what_waits_and_drains_its_workers() {
+fn deleted_provider_fails_waiting_requests_and_drains_workers() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.join(2, &["n"], 1);
@@ -51,14 +51,14 @@ fn deleted_provider_fails_what_waits_and_drains_its_workers() {
 }
 
 #[test]
-fn worker_that_joins_a_deleted_provider_is_drained_at_once() {
+fn worker_joining_deleted_provider_is_drained_at_once() {
     let mut p = Provider::new();
     p.handle(Event::Deleted);
     assert_eq!(p.join(1, &["m"], 1), ["idle w1"]);
 }
 
 #[test]
-fn request_that_would_wait_again_fails_in_a_deleted_provider() {
+fn lost_workers_request_fails_in_deleted_provider() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "m");

@@ -21,7 +21,7 @@ fn provider() -> Provider {
 }
 
 #[test]
-fn a_key_fills_its_share_and_others_still_get_in() {
+fn key_that_fills_its_share_blocks_no_other() {
     let mut p = provider();
     assert_eq!(submit(&mut p, 1, of("a", 50)), NOTHING);
     assert_eq!(submit(&mut p, 2, of("a", 50)), NOTHING);
@@ -33,7 +33,7 @@ fn a_key_fills_its_share_and_others_still_get_in() {
 }
 
 #[test]
-fn who_need_not_wait_is_not_asked_for_a_share() {
+fn immediately_served_request_needs_no_share() {
     let mut p = provider();
     submit(&mut p, 1, of("a", 1));
     p.join(1, &["other"], 1);
@@ -41,14 +41,14 @@ fn who_need_not_wait_is_not_asked_for_a_share() {
 }
 
 #[test]
-fn one_may_always_wait_however_small_the_share_and_large_the_body() {
+fn one_request_may_wait_despite_exceeding_share() {
     let mut p = Provider::with(Settings { max_queue_len: 4, max_queue_bytes: 1_000, ..settings() });
     assert_eq!(p.submit_with(1, "m", |new| (new.share, new.bytes) = (of("a", 1), 900)), NOTHING);
     assert_eq!(submit(&mut p, 2, of("a", 1)), ["fail r2: QueueShareFull { percent: 1 }"]);
 }
 
 #[test]
-fn a_share_is_one_of_bytes_too() {
+fn share_limits_bytes() {
     let mut p = Provider::with(Settings { max_queue_bytes: 1_000, ..settings() });
     assert_eq!(p.submit_with(1, "m", |new| (new.share, new.bytes) = (of("a", 50), 300)), NOTHING);
     assert_eq!(p.submit_with(2, "m", |new| (new.share, new.bytes) = (of("a", 50), 200)), NOTHING);
@@ -59,7 +59,7 @@ fn a_share_is_one_of_bytes_too() {
 }
 
 #[test]
-fn the_share_is_free_again_once_its_request_left() {
+fn share_is_freed_when_its_request_leaves() {
     let mut p = provider();
     submit(&mut p, 1, of("a", 25));
     p.cancel(1);
@@ -72,7 +72,7 @@ fn the_share_is_free_again_once_its_request_left() {
 }
 
 #[test]
-fn a_requeue_is_admitted_beyond_the_share_and_counts() {
+fn requeue_exceeds_share_and_fills_it() {
     let mut p = provider();
     p.join(1, &["m"], 1);
     assert_eq!(submit(&mut p, 1, of("a", 25)), ["send r1 to w1 #1"]);
@@ -84,7 +84,7 @@ fn a_requeue_is_admitted_beyond_the_share_and_counts() {
 }
 
 #[test]
-fn a_shorter_queue_makes_shares_smaller_for_who_comes_later() {
+fn shorter_queue_shrinks_shares_of_later_requests() {
     let mut p = provider();
     submit(&mut p, 1, of("a", 50));
     submit(&mut p, 2, of("a", 50));

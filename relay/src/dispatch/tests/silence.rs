@@ -15,7 +15,7 @@ fn two_workers() -> Provider {
 }
 
 #[test]
-fn silent_request_moves_to_a_free_worker() {
+fn silent_request_moves_to_free_worker() {
     let mut p = two_workers();
     let moved = ["cancel r1 at w1 #1: Timeout", "requeued r1 #1: FirstByteTimeout", "send r1 to w2 #2"];
     assert_eq!(p.silent(1), moved);
@@ -23,7 +23,7 @@ fn silent_request_moves_to_a_free_worker() {
 }
 
 #[test]
-fn silent_request_stays_without_a_free_worker() {
+fn silent_request_stays_without_free_worker() {
     let mut p = two_workers();
     p.submit(2, "m");
     assert_eq!((p.dispatch.can_move(RequestKey(1)), p.silent(1)), (None, vec![]));
@@ -32,7 +32,7 @@ fn silent_request_stays_without_a_free_worker() {
 }
 
 #[test]
-fn queue_gets_the_slot_of_a_silent_request() {
+fn queue_gets_slot_of_silent_request() {
     let mut p = two_workers();
     p.submit_pinned(2, "m", 1);
     let moved =
@@ -41,7 +41,7 @@ fn queue_gets_the_slot_of_a_silent_request() {
 }
 
 #[test]
-fn request_never_returns_to_a_silent_worker() {
+fn request_never_returns_to_silent_worker() {
     let mut p = two_workers();
     p.silent(1);
     assert_eq!(p.silent(1), NOTHING);
@@ -61,7 +61,7 @@ fn request_moves_three_times_at_most() {
 }
 
 #[test]
-fn pinned_request_stays_at_a_silent_worker() {
+fn pinned_request_stays_at_silent_worker() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit_pinned(1, "m", 1);
@@ -77,7 +77,7 @@ fn silent_request_avoids_workers_that_failed_it() {
 }
 
 #[test]
-fn silent_request_avoids_failing_workers_beside_sound_ones() {
+fn silent_request_avoids_failing_workers() {
     let mut p = two_workers();
     let mut failing = worker(3, &["m"], 1, false);
     failing.failing.push("m".into());
@@ -87,7 +87,7 @@ fn silent_request_avoids_failing_workers_beside_sound_ones() {
 }
 
 #[test]
-fn silent_request_of_a_disabled_provider_stays() {
+fn silent_request_stays_in_disabled_provider() {
     let mut p = two_workers();
     p.handle(Event::SettingsChanged(Settings { enabled: false, ..settings() }));
     assert_eq!(p.silent(1), NOTHING);
@@ -102,7 +102,7 @@ fn queued_or_unknown_request_is_never_moved() {
 }
 
 #[test]
-fn draining_silent_worker_is_idle_after_the_move() {
+fn draining_silent_worker_is_idle_after_move() {
     let mut p = two_workers();
     p.drain(1);
     assert_eq!(p.silent(1).last().map(String::as_str), Some("idle w1"));

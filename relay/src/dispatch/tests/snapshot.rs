@@ -35,7 +35,7 @@ fn queue_is_described_in_total_and_per_model() {
 }
 
 #[test]
-fn provider_is_idle_while_nothing_waits_and_nothing_runs() {
+fn provider_is_idle_without_waiting_or_running_requests() {
     let mut p = Provider::new();
     assert!(p.dispatch.is_idle());
     p.submit(1, "m");
@@ -74,7 +74,7 @@ fn workers_are_described() {
 }
 
 #[test]
-fn models_can_be_asked_about() {
+fn model_queries_reflect_connected_workers() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);
     p.submit(1, "unknown");

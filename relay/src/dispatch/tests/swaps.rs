@@ -35,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_request_is_served_whatever_else_is_asked_for(
+    fn every_request_is_served_despite_competing_models(
         relays in 1..4_usize,
         nodes in 1..5_usize,
         broken in prop::option::of((0..4_usize, 0..MODELS.len())),
@@ -64,7 +64,7 @@ proptest! {
 }
 
 #[test]
-fn one_model_is_loaded_once_however_many_relays_ask_for_it() {
+fn model_demanded_by_many_relays_loads_once() {
     for seed in 0..50 {
         let mut fleet = Fleet::new(3, 4, seed);
         for request in 0..60 {
@@ -77,7 +77,7 @@ fn one_model_is_loaded_once_however_many_relays_ask_for_it() {
 }
 
 #[test]
-fn fleet_with_a_place_for_each_model_comes_to_rest() {
+fn fleet_with_place_per_model_stops_swapping() {
     for seed in 0..20 {
         let mut fleet = Fleet::new(2, MODELS.len(), seed);
         for turn in 0..400_usize {
@@ -93,7 +93,7 @@ fn fleet_with_a_place_for_each_model_comes_to_rest() {
 
 /// Each meets the requests in a different order, and chooses before it can learn of the other's choice.
 #[test]
-fn relays_that_chose_differently_agree_before_the_next_swap() {
+fn relays_with_different_choices_agree_before_next_swap() {
     let mut once_more = 0;
     for seed in 0..60 {
         let mut fleet = Fleet::new(2, 2, seed);

@@ -52,7 +52,7 @@ fn record() -> Arc<RequestRecord> {
 }
 
 #[test]
-fn a_link_that_was_given_up_writes_nothing_of_what_others_have_now() {
+fn released_link_writes_no_reassigned_requests() {
     let unwritten = link();
     unwritten.send(&record(), 1);
     assert_eq!(unwritten.release_all().len(), 1);
@@ -66,7 +66,7 @@ fn a_link_that_was_given_up_writes_nothing_of_what_others_have_now() {
 }
 
 #[test]
-fn a_worker_that_is_idle_when_its_drain_is_to_close_it_is_closed() {
+fn idle_drained_worker_is_closed_by_closing_drain() {
     let link = link();
     let close = Close { code: 1000, reason: "x" };
     link.begin_drain("drain", None, None);
@@ -78,7 +78,7 @@ fn a_worker_that_is_idle_when_its_drain_is_to_close_it_is_closed() {
 }
 
 #[test]
-fn only_a_drain_of_the_workers_own_has_the_time_that_it_asked_for() {
+fn requested_drain_time_applies_only_to_own_drain() {
     let (usual, asked) = (Duration::from_secs(30), Duration::from_secs(600));
     let lasts = |link: &WorkerLink| Some(link.drain_deadline(usual)? - link.draining_since()?);
     let own = link();

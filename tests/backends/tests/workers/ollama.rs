@@ -47,7 +47,7 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
     for (model, said) in [one, two, three].concat() {
         assert_eq!(said, expected[usize::from(model == "tiny-b")], "{model}");
     }
-    // Another client has had a model loaded; the worker's clients get theirs all the same.
+    // Another client has had a model loaded; the worker's clients still get the models that they request.
     for model in ["tiny-a", "tiny-b"] {
         let reply = stack.relay.fetch(answer(model, 5)).await.with_status(200);
         assert_eq!(

@@ -209,7 +209,7 @@ async fn a_reload_cuts_no_stream_and_loses_no_worker_for_long(kind: Kind) {
         response.read_until("second").await;
     }
     drop((response, call));
-    // Whether or not the proxy keeps the worker's connection, the next request is served.
+    // The next request is served, regardless of whether the proxy keeps the worker's connection.
     wait_for_model(&deployment.relay, "m").await;
     let (mut response, mut call) = deployment.begin_stream().await;
     call.chunk(&sse("second")).await;

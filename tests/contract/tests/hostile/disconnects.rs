@@ -100,7 +100,7 @@ async fn warm() -> (Relay, FakeWorker, usize) {
 }
 
 #[tokio::test]
-async fn a_client_may_vanish_at_every_byte_of_its_request() {
+async fn client_disconnect_at_any_request_byte_leaks_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
     for request in [request(10), chunked_request()] {
         vanish_while_asking(&relay, &mut worker, &request, 0..=request.len()).await;
@@ -111,7 +111,7 @@ async fn a_client_may_vanish_at_every_byte_of_its_request() {
 }
 
 #[tokio::test]
-async fn a_client_may_vanish_anywhere_in_a_large_request() {
+async fn client_disconnect_during_large_request_leaks_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
     let request = request(LARGE_BYTES);
     // Different positions in every buffer: 4,099 and 65,537 are prime.
@@ -163,7 +163,7 @@ async fn answer_length(relay: &Relay, worker: &mut FakeWorker) -> usize {
 }
 
 #[tokio::test]
-async fn a_client_may_vanish_at_every_byte_of_a_stream() {
+async fn client_disconnect_at_any_stream_byte_leaks_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
     let length = answer_length(&relay, &mut worker).await;
     // Two chunks that arrive together may be written as one, which saves the framing of one.
@@ -180,7 +180,7 @@ async fn a_client_may_vanish_at_every_byte_of_a_stream() {
 
 /// Clients that disconnect at random moments of whole exchanges, many at once.
 #[tokio::test]
-async fn clients_that_vanish_all_at_once_leave_nothing() {
+async fn simultaneous_client_disconnects_leak_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
     let request = request(10);
     for round in 0..20_u64 {

@@ -191,7 +191,7 @@ async fn send(relay: &Relay, flood: &Flood, taken: &mut mpsc::UnboundedReceiver<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_are_refused_or_passed_on_and_no_neighbour_waits() {
+async fn flood_of_bodies_does_not_delay_neighbour() {
     // Declared, so that another model is known to have no provider.
     let relay = Relay::builder().config(config()).start().await;
     let (sender, mut taken) = mpsc::unbounded_channel();
@@ -245,7 +245,7 @@ async fn headers_of_more_than_64_kib_are_431() {
 }
 
 #[tokio::test]
-async fn headers_that_never_end_are_read_no_further_than_that() {
+async fn endless_headers_use_bounded_memory() {
     let relay = Relay::start().await;
     let before = relay.usage().resident_bytes;
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;

@@ -197,7 +197,7 @@ fn tally<T: Ord + std::fmt::Debug>(mut all: Vec<T>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lying_worker_harms_its_own_clients_only() {
+async fn lying_worker_harms_only_its_own_clients() {
     let seed = seed();
     eprintln!("{SEED}={seed}");
     let builder = Relay::builder().env("REQUEST_TIMEOUT_SECS", TIMEOUT_SECS).env("QUEUE_TIMEOUT_SECS", TIMEOUT_SECS);

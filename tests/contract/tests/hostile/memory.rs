@@ -143,7 +143,7 @@ async fn begin_heads(relay: &Relay, connections: usize, bytes: usize) -> Vec<Raw
 }
 
 #[tokio::test]
-async fn unread_streams_stay_in_the_budget() {
+async fn unread_streams_stay_within_budget() {
     let mut site = Site::start(16).await;
     let mut worker = site.relay.worker(&[STREAMED], 32).await;
     let unread = leave_streams_unread(&site.relay, &mut worker, 32, 48).await;
@@ -154,7 +154,7 @@ async fn unread_streams_stay_in_the_budget() {
 }
 
 #[tokio::test]
-async fn whole_responses_stay_in_the_budget() {
+async fn whole_responses_stay_within_budget() {
     let mut site = Site::start(64).await;
     let unread = answer_whole(&site.relay, 12, 20 * MIB).await;
     // Two of them, and one on its way: its message, and its text.
@@ -165,7 +165,7 @@ async fn whole_responses_stay_in_the_budget() {
 }
 
 #[tokio::test]
-async fn response_heads_stay_in_the_budget() {
+async fn response_heads_stay_within_budget() {
     let mut site = Site::start(4).await;
     let mut worker = site.relay.core1_worker(&["heads"], 100).await;
     let mut unread = send_heads(&site.relay, &mut worker, 100, 60 * KIB).await;
@@ -176,7 +176,7 @@ async fn response_heads_stay_in_the_budget() {
 }
 
 #[tokio::test]
-async fn unfinished_request_heads_stay_in_the_budget() {
+async fn unfinished_request_heads_stay_within_budget() {
     let mut site = Site::start(16).await;
     let mut open = begin_heads(&site.relay, 400, 60 * KIB).await;
     assert_eq!(open.pop().expect("the last of them").read_to_end().await, "");
@@ -187,7 +187,7 @@ async fn unfinished_request_heads_stay_in_the_budget() {
 }
 
 #[tokio::test]
-async fn all_ways_at_once_stay_in_the_budget() {
+async fn combined_loads_stay_within_budget() {
     let mut site = Site::start(64).await;
     let relay = &site.relay;
     let mut streaming = relay.worker(&[STREAMED], 32).await;

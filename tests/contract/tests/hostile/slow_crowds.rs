@@ -69,7 +69,7 @@ async fn dribble(mut crowd: Vec<RawConnection>, enough: Arc<AtomicBool>) -> (Vec
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_slow_headers_slow_down_nobody_else() {
+async fn two_thousand_slow_headers_do_not_delay_others() {
     if !may_open(OPEN_FILES) {
         return;
     }
@@ -131,7 +131,7 @@ async fn readers(relay: &Relay) -> (Vec<Response>, JoinHandle<()>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_slow_readers_slow_down_nobody_else() {
+async fn two_thousand_slow_readers_do_not_delay_others() {
     if !may_open(OPEN_FILES) {
         return;
     }

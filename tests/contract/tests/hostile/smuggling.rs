@@ -79,7 +79,7 @@ fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<Stri
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_is_read_as_another_one_than_nginx_and_haproxy_read() {
+async fn requests_are_parsed_like_nginx_and_haproxy() {
     let (relay, nginx, haproxy) = tokio::join!(relay_outcomes(), oracle_outcomes("nginx"), oracle_outcomes("haproxy"));
     let oracles: Vec<_> =
         [("nginx", nginx), ("haproxy", haproxy)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect();

@@ -23,7 +23,7 @@ async fn begin(worker: &mut FakeWorker, bytes: usize) {
 }
 
 #[tokio::test]
-async fn unfinished_messages_fill_no_more_than_the_budget() {
+async fn unfinished_messages_stay_within_budget() {
     let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "16Mi").start().await;
     let mut honest = relay.core1_worker(&["honest"], 1).await;
     let before = relay.usage().resident_bytes;
@@ -51,7 +51,7 @@ async fn unfinished_messages_fill_no_more_than_the_budget() {
 }
 
 #[tokio::test]
-async fn large_messages_are_for_older_workers_only() {
+async fn large_messages_are_accepted_from_older_workers_only() {
     let relay = Relay::start().await;
     let mut registered = relay.core1_worker(&["m"], 1).await;
     begin(&mut registered, 2 * MIB).await;

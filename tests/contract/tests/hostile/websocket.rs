@@ -83,7 +83,7 @@ async fn ends_with(mut worker: FakeWorker, messages: Vec<Message>) -> u16 {
 }
 
 #[tokio::test]
-async fn what_breaks_the_websocket_protocol_closes_that_socket_with_the_right_code() {
+async fn protocol_violation_closes_socket_with_matching_code() {
     let relay = Relay::start().await;
     let mut neighbour = relay.core1_worker(&["n"], 1).await;
     let mut faults = Vec::new();
@@ -103,7 +103,7 @@ async fn what_breaks_the_websocket_protocol_closes_that_socket_with_the_right_co
 }
 
 #[tokio::test]
-async fn a_proper_close_is_answered_with_its_own_code() {
+async fn close_frame_is_echoed_with_its_code() {
     let relay = Relay::start().await;
     for code in [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999] {
         assert_eq!(ends_with(relay.core1_worker(&["m"], 1).await, vec![close_code(code)]).await, code);
@@ -113,7 +113,7 @@ async fn a_proper_close_is_answered_with_its_own_code() {
 }
 
 #[tokio::test]
-async fn pings_of_every_size_are_answered_and_break_no_message_apart() {
+async fn pings_of_any_size_between_fragments_get_pongs() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let update = br#"{"type":"models_update","models":["m","other"],"current_load":0}"#;

@@ -24,7 +24,7 @@ const ROUTES: [(&str, &str); 12] = [
 ];
 
 #[tokio::test]
-async fn without_a_configured_token_everything_is_403() {
+async fn admin_routes_without_configured_token_are_403() {
     let unset = Relay::builder().without_env("MODELRELAY_ADMIN_TOKEN").start().await;
     let empty = Relay::builder().env("MODELRELAY_ADMIN_TOKEN", "").start().await;
     for relay in [unset, empty] {
@@ -39,7 +39,7 @@ async fn without_a_configured_token_everything_is_403() {
 }
 
 #[tokio::test]
-async fn a_wrong_token_is_403_before_anything_is_parsed() {
+async fn wrong_token_is_403_before_parsing() {
     let relay = Relay::start().await;
     for (method, path) in ROUTES {
         assert_eq!(relay.fetch(Request::new(method, path)).await.status, 403, "{method} {path}");
@@ -51,7 +51,7 @@ async fn a_wrong_token_is_403_before_anything_is_parsed() {
 }
 
 #[tokio::test]
-async fn workers_are_listed_with_all_that_is_known() {
+async fn workers_are_listed_with_their_details() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut registration = modelrelay_harness::worker::registration(&["a", "b"], 3);
@@ -75,7 +75,7 @@ async fn workers_are_listed_with_all_that_is_known() {
 }
 
 #[tokio::test]
-async fn stats_count_what_waits_and_runs() {
+async fn stats_count_queued_and_running_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
@@ -115,7 +115,7 @@ async fn request_ids(relay: &Relay) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_admin_can_cancel_a_running_request() {
+async fn admin_cancels_running_request() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -130,7 +130,7 @@ async fn an_admin_can_cancel_a_running_request() {
 }
 
 #[tokio::test]
-async fn an_admin_can_cancel_a_waiting_request() {
+async fn admin_cancels_queued_request() {
     let relay = Relay::start().await;
     let pending = relay.begin(messages("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -143,7 +143,7 @@ async fn an_admin_can_cancel_a_waiting_request() {
 }
 
 #[tokio::test]
-async fn what_does_not_exist_is_404() {
+async fn unknown_admin_targets_are_404() {
     let relay = Relay::start().await;
     for (method, path) in [
         ("POST", "/admin/workers/nobody/drain"),
@@ -158,7 +158,7 @@ async fn what_does_not_exist_is_404() {
 }
 
 #[tokio::test]
-async fn the_state_is_one_snapshot_for_machines() {
+async fn state_includes_workers_pools_and_queued_models() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let instance = modelrelay_harness::worker::new_instance_id();
@@ -175,7 +175,7 @@ async fn the_state_is_one_snapshot_for_machines() {
 }
 
 #[tokio::test]
-async fn the_state_tells_an_operator_all_that_it_sums_up() {
+async fn state_includes_workers_and_load_per_model() {
     let more = "  coldModels: [cold]\n  models: [{id: m}, {id: cold}, {id: idle}]";
     let relay = Relay::builder().config(one_provider(more)).start().await;
     let mut worker = relay.dial().open().await;
@@ -215,7 +215,7 @@ async fn the_state_tells_an_operator_all_that_it_sums_up() {
 }
 
 #[tokio::test]
-async fn an_answer_shows_no_secret() {
+async fn admin_responses_contain_no_secrets() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
     for path in ["/admin/workers", "/admin/stats", "/admin/keys", "/admin/requests", "/admin/state"] {
@@ -227,7 +227,7 @@ async fn an_answer_shows_no_secret() {
 }
 
 #[tokio::test]
-async fn the_admin_api_may_have_a_listener_of_its_own() {
+async fn admin_api_can_have_its_own_listener() {
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let admin = relay.admin_addr().await;
     let ask = |path: &str, to| Request::get(path).bearer(ADMIN_TOKEN).fetch(to, relay.log());

@@ -40,7 +40,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn a_pages_test_box_asks_for_who_is_logged_in() {
+async fn logged_in_page_can_send_test_requests() {
     let site = Site::start(Relay::builder()).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
     let session = site.ask(site.as_page("GET", "/dashboard/session")).await.with_status(200).json();
@@ -58,7 +58,7 @@ async fn a_pages_test_box_asks_for_who_is_logged_in() {
 }
 
 #[tokio::test]
-async fn what_pages_may_ask_is_nothing_to_anybody_else() {
+async fn client_routes_on_admin_listener_require_login() {
     let site = Site::start(Relay::builder()).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
     // The routes do not exist for programs, whatever credentials they send.
@@ -89,7 +89,7 @@ async fn what_pages_may_ask_is_nothing_to_anybody_else() {
 }
 
 #[tokio::test]
-async fn a_login_is_no_key_where_the_relay_wants_one() {
+async fn login_does_not_replace_required_api_key() {
     let site = Site::start(Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
     let made = site.as_page("POST", "/admin/keys").body(json!({ "name": "test box" }).to_string());
@@ -105,7 +105,7 @@ async fn a_login_is_no_key_where_the_relay_wants_one() {
 }
 
 #[tokio::test]
-async fn one_listener_for_all_looks_at_no_login_of_a_client() {
+async fn shared_listener_requires_no_client_login() {
     let relay = Relay::start().await;
     let session = relay.get("/dashboard/session").await.with_status(200).json();
     assert_eq!(session["clients_elsewhere"], false);
@@ -119,7 +119,7 @@ async fn setup(relay: &Relay, admin: SocketAddr) -> Value {
 }
 
 #[tokio::test]
-async fn a_command_names_the_listener_of_workers_and_a_client_that_of_clients() {
+async fn setup_returns_worker_and_client_listener_addresses() {
     let builder = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
     let relay = builder.start().await;
     let workers = relay.worker_addr().await.port();
@@ -143,7 +143,7 @@ async fn a_command_names_the_listener_of_workers_and_a_client_that_of_clients() 
 }
 
 #[tokio::test]
-async fn another_listener_is_encrypted_where_the_relay_does_it_and_not_where_a_proxy_does() {
+async fn worker_listener_scheme_follows_relays_own_tls() {
     let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
     let builder = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").env("WORKERS_ON_CLIENT_PORT", "false");
     let relay = builder.start().await;
@@ -161,7 +161,7 @@ async fn another_listener_is_encrypted_where_the_relay_does_it_and_not_where_a_p
 }
 
 #[tokio::test]
-async fn workers_are_not_led_past_a_proxy_that_encrypts_where_they_may_come_through_it() {
+async fn worker_url_prefers_encrypting_proxy() {
     let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
     let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
@@ -171,7 +171,7 @@ async fn workers_are_not_led_past_a_proxy_that_encrypts_where_they_may_come_thro
 }
 
 #[tokio::test]
-async fn an_address_that_is_set_is_what_commands_name() {
+async fn configured_public_urls_are_returned_by_setup() {
     let builder = Relay::builder().env("PUBLIC_URL", "https://llm.example").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
     let relay = builder.start().await;
     let told = setup(&relay, relay.addr()).await;

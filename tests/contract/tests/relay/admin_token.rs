@@ -28,14 +28,14 @@ async fn token_outside_ascii_admits() {
 }
 
 #[tokio::test]
-async fn the_token_is_read_from_its_file_without_the_newline_at_its_end() {
+async fn token_file_is_read_without_trailing_newline() {
     let relay = with_file("token-in-a-file\n").start().await;
     assert!(admits(&relay, "token-in-a-file").await);
     assert!(!admits(&relay, ADMIN_TOKEN).await && !admits(&relay, "").await);
 }
 
 #[tokio::test]
-async fn a_new_token_counts_without_a_restart() {
+async fn new_token_applies_without_restart() {
     let relay = with_file("first").start().await;
     assert!(admits(&relay, "first").await);
     relay.replace_file("token", "second");
@@ -45,7 +45,7 @@ async fn a_new_token_counts_without_a_restart() {
 }
 
 #[tokio::test]
-async fn the_last_good_token_counts_while_the_file_is_broken_and_the_log_says_so_once() {
+async fn broken_file_keeps_previous_token_with_one_warning() {
     let relay = with_file("first").start().await;
     relay.replace_file("token", "\n");
     relay.log().wait_for_line("the last good token still counts").await;
@@ -58,14 +58,14 @@ async fn the_last_good_token_counts_while_the_file_is_broken_and_the_log_says_so
 }
 
 #[tokio::test]
-async fn the_file_counts_before_the_variable_and_the_relay_says_so() {
+async fn token_file_overrides_variable_with_warning() {
     let relay = with_file("from-the-file").env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN).start().await;
     assert!(admits(&relay, "from-the-file").await && !admits(&relay, ADMIN_TOKEN).await);
     relay.log().wait_for_line("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given").await;
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_used_at_start_is_one_line_that_names_setting_and_file() {
+async fn unusable_file_at_start_fails_with_one_line() {
     let missing = Relay::builder().env("MODELRELAY_ADMIN_TOKEN_FILE", "absent");
     let empty = with_file("");
     for (relay, parts) in [
@@ -79,7 +79,7 @@ async fn a_file_that_cannot_be_used_at_start_is_one_line_that_names_setting_and_
 }
 
 #[tokio::test]
-async fn a_token_from_a_file_is_never_forwarded() {
+async fn token_from_file_is_never_forwarded() {
     let relay = with_file("first").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     relay.replace_file("token", "second");

@@ -12,7 +12,7 @@ async fn relay_with_catalogue() -> Relay {
 }
 
 #[tokio::test]
-async fn an_alias_is_replaced_by_its_id_and_every_other_byte_stays() {
+async fn alias_is_replaced_without_changing_other_bytes() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.worker(&["org/big-model"], 1).await;
     let sent = " {\"a\": {\"model\":\"small\"} ,\t\"model\" :  \"small\" , \"s\":\"\\\"model\\\":\\\"small\\\"\"}\n";
@@ -27,7 +27,7 @@ async fn an_alias_is_replaced_by_its_id_and_every_other_byte_stays() {
 }
 
 #[tokio::test]
-async fn an_alias_written_with_escapes_is_replaced_too() {
+async fn escaped_alias_is_replaced() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.core1_worker(&["org/big-model"], 1).await;
     let pending = relay.begin(post_bytes("/v1/chat/completions", r#"{"model":"sm\u0061ll","x":1}"#));
@@ -38,7 +38,7 @@ async fn an_alias_written_with_escapes_is_replaced_too() {
 }
 
 #[tokio::test]
-async fn an_id_that_is_no_alias_leaves_every_byte() {
+async fn body_without_alias_is_unchanged() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.worker(&["org/big-model"], 1).await;
     let sent = r#"{ "model" : "org\/big-model" , "x":1 }"#;
@@ -50,7 +50,7 @@ async fn an_id_that_is_no_alias_leaves_every_byte() {
 }
 
 #[tokio::test]
-async fn an_alias_in_a_form_field_is_replaced_and_every_other_byte_stays() {
+async fn form_field_alias_is_replaced_leaving_other_bytes() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.core1_worker(&["org/big-model"], 1).await;
     let form = |model: &str| {
@@ -70,7 +70,7 @@ async fn an_alias_in_a_form_field_is_replaced_and_every_other_byte_stays() {
 }
 
 #[tokio::test]
-async fn the_list_of_models_has_catalogue_and_aliases_sorted() {
+async fn model_list_sorts_catalogue_and_aliases() {
     let relay = relay_with_catalogue().await;
     let list = relay.get("/v1/models").await.json();
     assert_eq!(model_ids(&list), ["claude-sonnet-4-5", "org/big-model", "plain", "small"]);
@@ -78,7 +78,7 @@ async fn the_list_of_models_has_catalogue_and_aliases_sorted() {
 }
 
 #[tokio::test]
-async fn a_provider_with_a_catalogue_is_closed() {
+async fn advertised_model_outside_catalogue_is_404() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.dial().open().await;
     let ack = worker.register(&["plain", "secret-other"], 1).await;
@@ -89,7 +89,7 @@ async fn a_provider_with_a_catalogue_is_closed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_advertises_an_alias_is_not_given_the_models_requests() {
+async fn alias_advertised_by_worker_is_not_accepted() {
     let relay = relay_with_catalogue().await;
     let mut worker = relay.dial().open().await;
     let ack = worker.register(&["small", "plain"], 1).await;

@@ -16,7 +16,7 @@ async fn new_key(relay: &Relay, settings: Value) -> (String, String) {
 }
 
 #[tokio::test]
-async fn every_client_route_needs_a_key_when_keys_are_required() {
+async fn client_routes_without_required_key_are_401() {
     let relay = strict().start().await;
     for path in ["/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/rerank", "/v1/responses"] {
         let reply = relay.fetch(Request::post(path, &json!({"model": "m"}))).await;
@@ -33,7 +33,7 @@ async fn every_client_route_needs_a_key_when_keys_are_required() {
 }
 
 #[tokio::test]
-async fn a_wrong_key_is_401() {
+async fn wrong_key_is_401() {
     let relay = strict().start().await;
     let (id, secret) = new_key(&relay, json!({"name": "k"})).await;
     let cut = &secret[..secret.len() - 1];
@@ -46,7 +46,7 @@ async fn a_wrong_key_is_401() {
 }
 
 #[tokio::test]
-async fn similar_models_are_only_those_of_the_key() {
+async fn similar_models_are_limited_to_allowed_ones() {
     let relay = strict().start().await;
     let _worker = relay.worker(&["secret-1", "open-1"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["open-1", "open-2", "secret-3"]})).await;
@@ -60,7 +60,7 @@ async fn similar_models_are_only_those_of_the_key() {
 }
 
 #[tokio::test]
-async fn a_key_is_taken_as_bearer_and_as_x_api_key() {
+async fn key_works_as_bearer_or_x_api_key() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
@@ -74,7 +74,7 @@ async fn a_key_is_taken_as_bearer_and_as_x_api_key() {
 }
 
 #[tokio::test]
-async fn a_backends_key_beside_ours_is_forwarded() {
+async fn backend_key_next_to_relay_key_is_forwarded() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
@@ -87,7 +87,7 @@ async fn a_backends_key_beside_ours_is_forwarded() {
 }
 
 #[tokio::test]
-async fn without_the_setting_no_key_is_needed() {
+async fn keys_are_not_required_by_default() {
     let relay = Relay::start().await;
     assert_eq!(relay.get("/v1/models").await.status, 200);
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "0").start().await;
@@ -106,7 +106,7 @@ async fn probes_and_workers_need_no_key() {
 }
 
 #[tokio::test]
-async fn a_keys_secret_is_shown_once() {
+async fn key_secret_is_shown_once() {
     let relay = Relay::start().await;
     let reply = relay.admin_post("/admin/keys", &json!({"name": "production-app"})).await.with_status(201);
     let key = reply.json();
@@ -140,7 +140,7 @@ async fn key_times_are_unix_seconds_and_text() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_used_says_when() {
+async fn key_use_sets_last_used_time() {
     let relay = strict().start().await;
     let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
     assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
@@ -152,7 +152,7 @@ async fn a_key_that_was_used_says_when() {
 }
 
 #[tokio::test]
-async fn a_revoked_key_admits_nobody() {
+async fn revoked_key_is_401() {
     let relay = strict().start().await;
     let (id, secret) = new_key(&relay, json!({"name": "k"})).await;
     assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
@@ -188,7 +188,7 @@ async fn revoked_key_ends_its_requests() {
 }
 
 #[tokio::test]
-async fn keys_survive_a_restart() {
+async fn keys_survive_restart() {
     let relay = strict().start().await;
     let (_, kept) = new_key(&relay, json!({"name": "kept"})).await;
     let (id, revoked) = new_key(&relay, json!({"name": "revoked"})).await;
@@ -199,7 +199,7 @@ async fn keys_survive_a_restart() {
 }
 
 #[tokio::test]
-async fn keys_survive_a_kill_right_after_they_were_made() {
+async fn new_keys_survive_immediate_kill() {
     let mut relay = strict().start().await;
     let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
     relay.process().kill().await;
@@ -208,7 +208,7 @@ async fn keys_survive_a_kill_right_after_they_were_made() {
 }
 
 #[tokio::test]
-async fn a_key_may_be_kept_to_models() {
+async fn key_is_limited_to_its_models() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["a", "b"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["a"]})).await;
@@ -226,7 +226,7 @@ async fn a_key_may_be_kept_to_models() {
 
 /// Backends parse some bodies differently from the relay: an ambiguous body reaches none.
 #[tokio::test]
-async fn a_key_that_is_kept_to_models_gets_no_other_by_a_body_with_two() {
+async fn body_with_two_models_cannot_bypass_key_limit() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["a", "b"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["a"]})).await;
@@ -258,7 +258,7 @@ async fn a_key_that_is_kept_to_models_gets_no_other_by_a_body_with_two() {
 }
 
 #[tokio::test]
-async fn a_key_may_be_kept_to_providers() {
+async fn key_is_limited_to_its_providers() {
     let config = two_providers("  models: [{id: a}]", "  models: [{id: b}]");
     let relay = strict().config(config).start().await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "providers": ["other"]})).await;
@@ -270,7 +270,7 @@ async fn a_key_may_be_kept_to_providers() {
 }
 
 #[tokio::test]
-async fn a_key_may_expire() {
+async fn expired_key_is_401() {
     let relay = strict().start().await;
     let (_, gone) = new_key(&relay, json!({"name": "k", "expires_at": "2020-01-01T00:00:00Z"})).await;
     let (_, good) = new_key(&relay, json!({"name": "k", "expires_at": "2099-01-01T00:00:00Z"})).await;
@@ -279,7 +279,7 @@ async fn a_key_may_expire() {
 }
 
 #[tokio::test]
-async fn a_key_may_have_a_limit_of_requests_in_flight() {
+async fn key_over_its_in_flight_limit_is_429() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["m"], 9).await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "max_in_flight": 1})).await;
@@ -301,7 +301,7 @@ async fn a_key_may_have_a_limit_of_requests_in_flight() {
 }
 
 #[tokio::test]
-async fn a_key_may_have_a_share_of_the_queue_so_that_others_still_get_in() {
+async fn key_over_its_queue_share_is_429() {
     let relay = strict().env("MAX_QUEUE_LEN", "4").start().await;
     let (_, greedy) = new_key(&relay, json!({"name": "greedy", "max_queue_percent": 50})).await;
     let (_, other) = new_key(&relay, json!({"name": "other"})).await;
@@ -333,7 +333,7 @@ async fn a_key_may_have_a_share_of_the_queue_so_that_others_still_get_in() {
 }
 
 #[tokio::test]
-async fn a_share_of_the_queue_survives_a_restart_and_is_listed() {
+async fn queue_share_survives_restart_and_is_listed() {
     let relay = strict().env("MAX_QUEUE_LEN", "4").start().await;
     let (_, key) = new_key(&relay, json!({"name": "k", "max_queue_percent": 25})).await;
     let relay = relay.restart().await;
@@ -344,7 +344,7 @@ async fn a_share_of_the_queue_survives_a_restart_and_is_listed() {
 }
 
 #[tokio::test]
-async fn a_bad_key_request_is_400() {
+async fn invalid_key_request_is_400() {
     let relay = Relay::start().await;
     let share = |percent: i64| json!({"name": "k", "max_queue_percent": percent});
     for body in [json!({}), json!({"name": 7}), json!([]), share(0), share(101), share(300), share(-1)] {

@@ -39,7 +39,7 @@ fn said(event: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn every_change_is_one_event_in_file_and_log() {
+async fn each_change_is_audited_in_file_and_log() {
     let relay = start().await;
     let mut worker = relay.dial().open().await;
     worker.register_slots1(&["m"], &[slot("gpu0", "empty", &["m"])]).await;
@@ -82,7 +82,7 @@ async fn every_change_is_one_event_in_file_and_log() {
 }
 
 #[tokio::test]
-async fn reading_is_no_event() {
+async fn reads_are_not_audited() {
     let relay = start().await;
     for path in ["/admin/workers", "/admin/keys", "/admin/state", "/admin/stats", "/admin/requests", "/metrics"] {
         let _ = relay.admin("GET", path).await.with_status(200);
@@ -93,7 +93,7 @@ async fn reading_is_no_event() {
 }
 
 #[tokio::test]
-async fn a_refused_login_is_an_event_with_the_address_that_a_trusted_proxy_names() {
+async fn refused_login_is_audited_with_forwarded_address() {
     let relay =
         Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").env("TRUSTED_PROXIES", "127.0.0.1/32").start().await;
     let wrong = Request::new("DELETE", "/admin/keys/x").bearer("guessed-token").header("x-request-id", "guess");
@@ -106,7 +106,7 @@ async fn a_refused_login_is_an_event_with_the_address_that_a_trusted_proxy_names
 }
 
 #[tokio::test]
-async fn what_fails_is_told_too_and_names_nothing_that_is_not_there() {
+async fn failed_changes_are_audited_without_unknown_targets() {
     let relay = start().await;
     let made = relay.admin_post("/admin/keys", &json!({"name": "k"})).await.with_status(201).json();
     let secret = made["secret"].as_str().unwrap();
@@ -124,7 +124,7 @@ async fn what_fails_is_told_too_and_names_nothing_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_key_that_cannot_be_kept_is_a_failure() {
+async fn unstorable_key_is_audited_as_failure() {
     let relay =
         Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").env("API_KEYS_FILE", "absent/keys.json").start().await;
     let make = asked("POST", "/admin/keys", "q-full").body("{\"name\":\"k\"}");
@@ -133,7 +133,7 @@ async fn a_key_that_cannot_be_kept_is_a_failure() {
 }
 
 #[tokio::test]
-async fn the_file_is_the_owners_alone_and_is_appended_to() {
+async fn audit_file_is_private_and_appended_to() {
     let relay = start().await;
     let mode = std::fs::metadata(relay.path("audit.jsonl")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -145,7 +145,7 @@ async fn the_file_is_the_owners_alone_and_is_appended_to() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_moved_away_is_made_anew() {
+async fn moved_audit_file_is_recreated() {
     let relay = start().await;
     let _ = relay.fetch(asked("POST", "/admin/keys", "before").body("{\"name\":\"k\"}")).await.with_status(201);
     event(&relay, "before").await;
@@ -158,7 +158,7 @@ async fn a_file_that_was_moved_away_is_made_anew() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_no_action_and_is_logged_and_counted() {
+async fn full_disk_fails_no_action_and_is_counted() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "/dev/full").start().await;
     for request in ["one", "two"] {
         let _ = relay.fetch(asked("POST", "/admin/keys", request).body("{\"name\":\"k\"}")).await.with_status(201);
@@ -171,7 +171,7 @@ async fn a_full_disk_fails_no_action_and_is_logged_and_counted() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_refused_at_start() {
+async fn unwritable_audit_file_is_refused_at_start() {
     let (status, log) = Relay::builder().env("AUDIT_LOG_FILE", "absent/audit.jsonl").start_and_exit().await;
     assert_eq!(status.code(), Some(1), "{}", log.dump());
     let parts = ["AUDIT_LOG_FILE (--audit-log-file)", "absent/audit.jsonl", "cannot be written"];

@@ -40,7 +40,7 @@ async fn routes_work_with_base_path_stripped_or_kept() {
 }
 
 #[tokio::test]
-async fn worker_connects_below_the_base_path() {
+async fn worker_connects_below_base_path() {
     let relay = relay().await;
     let backend = FakeBackend::start().await;
     let _worker = Stack::worker_of(&relay, &backend).relay(format!("{}/llm", relay.url())).start().await;
@@ -48,7 +48,7 @@ async fn worker_connects_below_the_base_path() {
 }
 
 #[tokio::test]
-async fn path_with_the_same_letters_is_not_stripped() {
+async fn path_with_similar_prefix_is_not_stripped() {
     let relay = relay().await;
     for path in ["/llmfoo/v1/models", "/llmfoo", "/LLM/v1/models", "/llm/llm/v1/models"] {
         relay.get(path).await.with_status(404);
@@ -58,7 +58,7 @@ async fn path_with_the_same_letters_is_not_stripped() {
 }
 
 #[tokio::test]
-async fn redirect_leads_below_the_base_path() {
+async fn redirect_leads_below_base_path() {
     let relay = relay().await;
     for path in ["/", "/llm", "/llm/"] {
         let reply = relay.fetch(browser(path)).await.with_status(303);
@@ -67,7 +67,7 @@ async fn redirect_leads_below_the_base_path() {
 }
 
 #[tokio::test]
-async fn setup_returns_addresses_with_the_base_path() {
+async fn setup_returns_addresses_with_base_path() {
     let relay = relay().await;
     let setup = relay.admin_json("/llm/admin/setup").await;
     assert_eq!(
@@ -77,7 +77,7 @@ async fn setup_returns_addresses_with_the_base_path() {
 }
 
 #[tokio::test]
-async fn login_below_the_base_path_keeps_its_rules() {
+async fn login_rules_apply_below_base_path() {
     let relay = relay().await;
     let login = || Request::post("/llm/dashboard/login", &json!({"token": ADMIN_TOKEN}));
     relay.fetch(login()).await.with_status(403);

@@ -29,7 +29,7 @@ async fn open_to(origins: &str) -> Relay {
 }
 
 #[tokio::test]
-async fn response_of_a_worker_cannot_be_rendered() {
+async fn worker_response_cannot_be_rendered() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -86,7 +86,7 @@ async fn page_frame_and_script_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn fetch_of_the_relays_own_page_is_served() {
+async fn same_origin_fetch_is_served() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let request = chat("m").header("sec-fetch-mode", "cors").header("sec-fetch-dest", "empty");
@@ -97,7 +97,7 @@ async fn fetch_of_the_relays_own_page_is_served() {
 }
 
 #[tokio::test]
-async fn post_of_another_site_needs_an_allowed_origin() {
+async fn cross_site_post_needs_allowed_origin() {
     let relay = open_to(APP).await;
     let mut worker = relay.worker(&["m"], 1).await;
     let cross = |origin: &str| chat("m").header("origin", origin).header("sec-fetch-site", "cross-site");
@@ -118,7 +118,7 @@ async fn allowed_origin_may_not_open_responses_as_pages() {
 }
 
 #[tokio::test]
-async fn preflight_of_an_allowed_origin_needs_no_key() {
+async fn preflight_of_allowed_origin_needs_no_key() {
     let relay = Relay::builder().env("ALLOWED_ORIGINS", APP).env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let reply = relay.fetch(preflight(APP)).await.with_status(204);
     assert_eq!(reply.header("access-control-allow-origin").as_deref(), Some(APP));
@@ -131,7 +131,7 @@ async fn preflight_of_an_allowed_origin_needs_no_key() {
 }
 
 #[tokio::test]
-async fn error_is_readable_for_an_allowed_origin() {
+async fn error_is_readable_for_allowed_origin() {
     let relay = Relay::builder().env("ALLOWED_ORIGINS", "*").env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     for request in [chat("m"), Request::get("/v1/models"), Request::new("DELETE", CHAT)] {
         let reply = relay.fetch(request.header("origin", APP)).await;
@@ -158,7 +158,7 @@ async fn without_origins_nothing_is_shared() {
 }
 
 #[tokio::test]
-async fn unknown_host_of_a_loopback_relay_is_refused() {
+async fn unknown_host_of_loopback_relay_is_refused() {
     let relay = Relay::start().await;
     for host in ["evil.example", "evil.example:8080", "localhost.evil.example"] {
         for request in [Request::get("/v1/models"), chat("m"), preflight(APP)] {
@@ -181,7 +181,7 @@ async fn unknown_host_of_a_loopback_relay_is_refused() {
 }
 
 #[tokio::test]
-async fn host_of_the_settings_is_known() {
+async fn configured_host_is_known() {
     let relay = Relay::builder().env("PUBLIC_URL", "https://relay.example/").env("ALLOWED_HOSTS", "relay.lan, gpu.lab");
     let relay = relay.start().await;
     for host in ["relay.example", "Relay.Lan:8080", "gpu.lab"] {
@@ -208,7 +208,7 @@ async fn further_response_header_is_passed_on() {
 }
 
 #[tokio::test]
-async fn settings_that_would_weaken_this_are_refused() {
+async fn settings_that_weaken_protection_are_refused() {
     for (name, value, allowed) in [
         ("RESPONSE_HEADERS", "set-cookie", "steers a browser"),
         ("ALLOWED_ORIGINS", "chat.example", "https://chat.example"),
@@ -220,7 +220,7 @@ async fn settings_that_would_weaken_this_are_refused() {
 }
 
 #[tokio::test]
-async fn websocket_of_a_client_is_426_at_once() {
+async fn client_websocket_is_426_at_once() {
     let relay = Relay::start().await;
     let request = Request::get("/v1/responses").header("connection", "upgrade").header("upgrade", "websocket");
     let reply = relay.fetch(request).await.with_status(426);
@@ -228,7 +228,7 @@ async fn websocket_of_a_client_is_426_at_once() {
 }
 
 #[tokio::test]
-async fn odd_spellings_of_a_path_reach_its_route() {
+async fn odd_path_spellings_reach_their_route() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let body = json!({"model": "m", "messages": []});
@@ -250,7 +250,7 @@ async fn odd_spellings_of_a_path_reach_its_route() {
 }
 
 #[tokio::test]
-async fn allow_names_the_methods_of_the_path() {
+async fn allow_header_lists_methods_of_path() {
     let relay = Relay::start().await;
     for (method, path, allowed) in [
         ("GET", CHAT, "POST"),

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{chat, chat_stream, check_instant, tag_of, tagged};
 
 #[tokio::test]
-async fn a_vanished_client_cancels_its_running_request() {
+async fn client_disconnect_cancels_running_request() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -21,7 +21,7 @@ async fn a_vanished_client_cancels_its_running_request() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_mid_stream_cancels() {
+async fn client_disconnect_mid_stream_cancels_request() {
     for core1 in [false, true] {
         let relay = Relay::start().await;
         let mut worker = if core1 { relay.core1_worker(&["m"], 1).await } else { relay.worker(&["m"], 1).await };
@@ -36,7 +36,7 @@ async fn a_client_that_leaves_mid_stream_cancels() {
 }
 
 #[tokio::test]
-async fn a_cancel_frees_the_slot_at_once_though_the_worker_never_answers_again() {
+async fn cancel_frees_slot_of_unresponsive_worker() {
     for core1 in [false, true] {
         let relay = Relay::start().await;
         let mut worker = if core1 { relay.core1_worker(&["m"], 1).await } else { relay.worker(&["m"], 1).await };
@@ -56,7 +56,7 @@ async fn a_cancel_frees_the_slot_at_once_though_the_worker_never_answers_again()
 }
 
 #[tokio::test]
-async fn a_waiting_request_of_a_vanished_client_never_reaches_a_worker() {
+async fn queued_request_of_vanished_client_is_not_dispatched() {
     let relay = Relay::start().await;
     let leaves = relay.begin(tagged("m", "leaves"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -73,7 +73,7 @@ async fn a_waiting_request_of_a_vanished_client_never_reaches_a_worker() {
 }
 
 #[tokio::test]
-async fn a_cancel_never_comes_before_its_request() {
+async fn cancel_never_precedes_its_request() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 50).await;
     for round in 0..25 {
@@ -103,7 +103,7 @@ async fn a_cancel_never_comes_before_its_request() {
 }
 
 #[tokio::test]
-async fn what_a_worker_says_about_a_cancelled_request_is_dropped() {
+async fn messages_for_cancelled_request_are_dropped() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -121,7 +121,7 @@ async fn what_a_worker_says_about_a_cancelled_request_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_worker_cannot_answer_another_workers_request() {
+async fn worker_cannot_complete_another_workers_request() {
     let relay = Relay::start().await;
     let mut holder = relay.worker(&["m"], 1).await;
     let mut stranger = relay.worker(&["other"], 1).await;

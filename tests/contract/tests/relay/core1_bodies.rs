@@ -30,7 +30,7 @@ async fn neighbour_is_well(mut worker: FakeWorker, (neighbour, job): (Pending, J
 }
 
 #[tokio::test]
-async fn a_request_body_comes_in_pieces_after_its_message() {
+async fn request_body_follows_its_message_in_pieces() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "p".repeat(1 << 20));
@@ -45,7 +45,7 @@ async fn a_request_body_comes_in_pieces_after_its_message() {
 }
 
 #[tokio::test]
-async fn a_response_body_of_any_bytes_passes() {
+async fn response_body_of_any_bytes_passes() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -63,7 +63,7 @@ async fn a_response_body_of_any_bytes_passes() {
 }
 
 #[tokio::test]
-async fn streams_count_from_one_and_are_never_reused() {
+async fn stream_numbers_start_at_one_and_never_repeat() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     for number in 1..=5 {
@@ -95,7 +95,7 @@ async fn late_and_foreign_pieces_are_dropped() {
 }
 
 #[tokio::test]
-async fn less_than_the_stated_length_fails_that_request_alone() {
+async fn short_response_body_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker
         .send(&json!({"type": "response_start", "request_id": job.id, "status_code": 200, "headers": [], "content_length": 10}))
@@ -108,7 +108,7 @@ async fn less_than_the_stated_length_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn a_length_that_no_client_can_read_fails_that_request_alone() {
+async fn excessive_content_length_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker
         .send(&json!({"type": "response_start", "request_id": job.id, "status_code": 200, "headers": [], "content_length": u64::MAX}))
@@ -120,7 +120,7 @@ async fn a_length_that_no_client_can_read_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn more_than_the_stated_length_fails_that_request_alone() {
+async fn overlong_response_body_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker
         .send(&json!({"type": "response_start", "request_id": job.id, "status_code": 200, "headers": [], "content_length": 3}))
@@ -134,7 +134,7 @@ async fn more_than_the_stated_length_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn pieces_before_the_response_start_fail_that_request_alone() {
+async fn pieces_before_response_start_fail_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker.pieces(&job, b"too early").await;
     worker.expect_cancel(&job.id).await;
@@ -143,7 +143,7 @@ async fn pieces_before_the_response_start_fail_that_request_alone() {
 }
 
 #[tokio::test]
-async fn a_completion_without_a_response_start_fails_that_request_alone() {
+async fn completion_without_response_start_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker.finish(&job).await;
     let reply = pending.reply().await;
@@ -153,7 +153,7 @@ async fn a_completion_without_a_response_start_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn a_second_response_start_fails_that_request_alone() {
+async fn second_response_start_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker.response_start(&job, 200, &[]).await;
     worker.pieces(&job, b"x").await;
@@ -164,7 +164,7 @@ async fn a_second_response_start_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn a_status_out_of_range_fails_that_request_alone() {
+async fn status_out_of_range_fails_that_request_alone() {
     for status in [0, 100, 199, 600, 65_535] {
         let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
         worker
@@ -177,7 +177,7 @@ async fn a_status_out_of_range_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn an_answer_before_the_whole_request_body_was_sent_is_an_answer() {
+async fn response_before_whole_request_body_is_delivered() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     worker.returns_credit = false;
@@ -193,7 +193,7 @@ async fn an_answer_before_the_whole_request_body_was_sent_is_an_answer() {
 }
 
 #[tokio::test]
-async fn broken_binary_messages_close_the_socket() {
+async fn broken_binary_messages_close_socket() {
     let too_long = response_piece(1, &vec![0; PIECE_MAX + 1]);
     for (what, bytes) in [
         ("too short", vec![2, 0, 0, 0]),
@@ -209,7 +209,7 @@ async fn broken_binary_messages_close_the_socket() {
 }
 
 #[tokio::test]
-async fn a_binary_message_without_core1_closes_the_socket() {
+async fn binary_message_without_core1_closes_socket() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     worker.send_binary(response_piece(1, b"x")).await;
@@ -217,7 +217,7 @@ async fn a_binary_message_without_core1_closes_the_socket() {
 }
 
 #[tokio::test]
-async fn a_text_message_over_a_mebibyte_closes_a_core1_socket() {
+async fn text_message_over_one_mebibyte_closes_core1_socket() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     worker.send(&json!({"type": "pong", "current_load": 0, "timestamp_unix_ms": 1, "x": "y".repeat(1 << 20)})).await;
@@ -240,7 +240,7 @@ async fn error_statuses_and_their_bodies_pass() {
 }
 
 #[tokio::test]
-async fn an_answer_of_announced_length_is_counted_as_answered() {
+async fn response_with_content_length_is_counted_as_completed() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     for body in ["12345", ""] {

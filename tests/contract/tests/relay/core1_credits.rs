@@ -15,7 +15,7 @@ fn large_request(bytes: usize) -> modelrelay_harness::client::Request {
 }
 
 #[tokio::test]
-async fn the_relay_sends_no_more_of_a_body_than_the_workers_window() {
+async fn request_body_stays_within_workers_window() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     worker.returns_credit = false;
@@ -36,7 +36,7 @@ async fn the_relay_sends_no_more_of_a_body_than_the_workers_window() {
 }
 
 #[tokio::test]
-async fn the_window_is_the_one_that_the_worker_stated() {
+async fn stream_window_is_set_by_worker() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut registration =
@@ -53,7 +53,7 @@ async fn the_window_is_the_one_that_the_worker_stated() {
 }
 
 #[tokio::test]
-async fn a_body_without_credit_holds_up_no_other() {
+async fn body_without_credit_does_not_block_others() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     worker.returns_credit = false;
@@ -70,7 +70,7 @@ async fn a_body_without_credit_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_cancel_ends_a_body_that_waits_for_credit() {
+async fn cancel_ends_body_waiting_for_credit() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     worker.returns_credit = false;
@@ -87,7 +87,7 @@ async fn a_cancel_ends_a_body_that_waits_for_credit() {
 }
 
 #[tokio::test]
-async fn a_cancel_passes_large_bodies_on_their_way() {
+async fn cancel_overtakes_large_bodies() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let victim = relay.begin(chat("m"));
@@ -103,7 +103,7 @@ async fn a_cancel_passes_large_bodies_on_their_way() {
 }
 
 #[tokio::test]
-async fn credit_returns_as_the_client_reads() {
+async fn credit_returns_as_client_reads() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -125,7 +125,7 @@ async fn credit_returns_as_the_client_reads() {
 }
 
 #[tokio::test]
-async fn more_than_was_granted_fails_that_stream_alone() {
+async fn stream_exceeding_its_credit_fails_alone() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let neighbour = relay.begin(chat_stream("m"));
@@ -147,7 +147,7 @@ async fn more_than_was_granted_fails_that_stream_alone() {
 }
 
 #[tokio::test]
-async fn credit_for_an_unknown_stream_is_ignored() {
+async fn credit_for_unknown_stream_is_ignored() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     worker.send(&json!({"type": "credit", "stream": 77, "bytes": 65_536})).await;

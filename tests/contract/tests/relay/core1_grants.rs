@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{chat, check_instant, tag_of, tagged};
 
 #[tokio::test]
-async fn nothing_is_sent_before_the_first_grant() {
+async fn no_request_is_sent_before_first_grant() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 4).await;
@@ -24,7 +24,7 @@ async fn nothing_is_sent_before_the_first_grant() {
 }
 
 #[tokio::test]
-async fn no_more_run_than_were_granted() {
+async fn running_requests_never_exceed_grant() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 9).await;
@@ -43,7 +43,7 @@ async fn no_more_run_than_were_granted() {
 }
 
 #[tokio::test]
-async fn a_grant_is_absolute_and_a_lower_one_holds_from_now_on() {
+async fn lower_grant_replaces_previous_grant() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let one = relay.begin(chat("m"));
@@ -60,7 +60,7 @@ async fn a_grant_is_absolute_and_a_lower_one_holds_from_now_on() {
 }
 
 #[tokio::test]
-async fn at_capacity_requeues_without_spending_an_attempt() {
+async fn at_capacity_requeues_without_spending_attempt() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -77,7 +77,7 @@ async fn at_capacity_requeues_without_spending_an_attempt() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_a_newer_grant_has_overtaken_is_followed_by_the_request_again() {
+async fn request_refused_before_newer_grant_is_retried() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -91,7 +91,7 @@ async fn a_refusal_that_a_newer_grant_has_overtaken_is_followed_by_the_request_a
 }
 
 #[tokio::test]
-async fn at_capacity_keeps_the_place_in_the_queue() {
+async fn at_capacity_keeps_place_in_queue() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let _early = relay.begin(tagged("m", "early"));
@@ -106,7 +106,7 @@ async fn at_capacity_keeps_the_place_in_the_queue() {
 }
 
 #[tokio::test]
-async fn what_runs_for_other_relays_counts_as_load() {
+async fn requests_of_other_relays_add_to_load() {
     let relay = Relay::start().await;
     let mut shared = relay.dial().open().await;
     shared.register_core1(&["m"], 9).await;
@@ -124,7 +124,7 @@ async fn what_runs_for_other_relays_counts_as_load() {
 }
 
 #[tokio::test]
-async fn what_is_waiting_is_told_to_a_worker_with_several_links() {
+async fn demand_is_sent_to_worker_with_several_links() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 1).await;
@@ -149,7 +149,7 @@ async fn what_is_waiting_is_told_to_a_worker_with_several_links() {
 }
 
 #[tokio::test]
-async fn a_demand_names_only_what_that_worker_could_be_sent() {
+async fn demand_lists_only_models_of_that_worker() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 1).await;
@@ -164,7 +164,7 @@ async fn a_demand_names_only_what_that_worker_could_be_sent() {
 }
 
 #[tokio::test]
-async fn a_worker_with_one_link_is_told_no_demand() {
+async fn worker_with_one_link_receives_no_demand() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 1).await;
@@ -176,7 +176,7 @@ async fn a_worker_with_one_link_is_told_no_demand() {
 }
 
 #[tokio::test]
-async fn a_worker_of_the_seeds_is_told_neither_demand_nor_credit() {
+async fn older_worker_receives_neither_demand_nor_credit() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let first = relay.begin(chat("m"));

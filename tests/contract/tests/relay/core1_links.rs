@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::{chat, chat_stream, one_provider};
 
 #[tokio::test]
-async fn the_acknowledgement_tells_who_and_how() {
+async fn acknowledgement_contains_identity_and_limits() {
     let relay = Relay::builder().env("RELAY_COUNT", "2").env("HEARTBEAT_INTERVAL", "7").start().await;
     let mut worker = relay.dial().open().await;
     let ack = worker.register_core1(&["m"], 1).await;
@@ -39,7 +39,7 @@ async fn only_capabilities_of_both_sides_are_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_relay_that_the_worker_already_has_declines_the_second_link() {
+async fn second_link_of_worker_is_declined_as_duplicate() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut first = relay.dial().open().await;
@@ -59,7 +59,7 @@ async fn a_relay_that_the_worker_already_has_declines_the_second_link() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dials_anew_replaces_its_older_link() {
+async fn redialing_worker_replaces_its_older_link() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut ghost = relay.dial().open().await;
@@ -78,7 +78,7 @@ async fn a_worker_that_dials_anew_replaces_its_older_link() {
 }
 
 #[tokio::test]
-async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
+async fn succeeded_link_finishes_its_running_requests() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut older = relay.dial().open().await;
@@ -118,7 +118,7 @@ async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
 /// Two sockets without a mutual order: if the older one were closed first, its worker would give up the connection that
 /// it is about to get.
 #[tokio::test]
-async fn an_idle_link_stays_until_its_successor_has_spoken() {
+async fn idle_link_stays_until_successor_sends_message() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut older = relay.dial().open().await;
@@ -145,7 +145,7 @@ async fn an_idle_link_stays_until_its_successor_has_spoken() {
 }
 
 #[tokio::test]
-async fn another_relays_link_is_succeeded_in_vain() {
+async fn link_succeeding_another_relay_replaces_older_link() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut ghost = relay.dial().open().await;
@@ -158,7 +158,7 @@ async fn another_relays_link_is_succeeded_in_vain() {
 }
 
 #[tokio::test]
-async fn workers_of_the_same_name_are_different_workers() {
+async fn workers_with_same_name_are_distinct() {
     let relay = Relay::start().await;
     let _one = relay.worker(&["m"], 1).await;
     let _two = relay.worker(&["m"], 1).await;
@@ -166,7 +166,7 @@ async fn workers_of_the_same_name_are_different_workers() {
 }
 
 #[tokio::test]
-async fn a_draining_worker_gets_the_barrier_and_nothing_after_it() {
+async fn draining_worker_receives_nothing_after_barrier() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let running = relay.begin(chat_stream("m"));
@@ -188,7 +188,7 @@ async fn a_draining_worker_gets_the_barrier_and_nothing_after_it() {
 }
 
 #[tokio::test]
-async fn a_request_refused_for_draining_goes_elsewhere_without_spending_an_attempt() {
+async fn request_refused_by_draining_worker_spends_no_attempt() {
     let relay = Relay::start().await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -207,7 +207,7 @@ async fn a_request_refused_for_draining_goes_elsewhere_without_spending_an_attem
 }
 
 #[tokio::test]
-async fn an_admins_drain_is_told_as_such() {
+async fn admin_drain_is_sent_with_its_reason() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let reply = relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
@@ -216,7 +216,7 @@ async fn an_admins_drain_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn the_number_of_relays_is_told_when_it_changes() {
+async fn changed_relay_count_is_sent_to_workers() {
     let relay = Relay::builder().config(format!("relayCount: 2\n{}", one_provider(""))).start().await;
     let mut worker = relay.dial().open().await;
     assert_eq!(worker.register_core1(&["m"], 1).await["relay_count"], 2);
@@ -240,7 +240,7 @@ async fn unknown_fields_and_message_types_are_ignored() {
 }
 
 #[tokio::test]
-async fn a_worker_that_drains_itself_has_the_time_that_it_asked_for() {
+async fn self_draining_worker_gets_its_requested_time() {
     let relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").env("QUEUE_TIMEOUT_SECS", "3").start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));

@@ -46,7 +46,7 @@ fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test]
-async fn status_says_how_it_does_and_what_is_wrong() {
+async fn status_shows_load_and_problems() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;
     let _running = relay.begin(chat("m"));
@@ -66,7 +66,7 @@ async fn status_says_how_it_does_and_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn workers_and_requests_are_listed_and_a_request_is_cancelled() {
+async fn commands_list_workers_and_cancel_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m", "n"], 4).await;
     let running = relay.begin(chat("m").header("x-request-id", "one"));
@@ -82,7 +82,7 @@ async fn workers_and_requests_are_listed_and_a_request_is_cancelled() {
 }
 
 #[tokio::test]
-async fn a_key_is_made_used_and_revoked() {
+async fn commands_create_list_and_revoke_keys() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let made =
         told(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
@@ -99,7 +99,7 @@ async fn a_key_is_made_used_and_revoked() {
 }
 
 #[tokio::test]
-async fn a_drain_waits_until_the_worker_is_gone() {
+async fn drain_waits_until_worker_is_gone() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;
     let running = relay.begin(chat("m"));
@@ -123,7 +123,7 @@ async fn a_drain_waits_until_the_worker_is_gone() {
 }
 
 #[tokio::test]
-async fn drain_says_that_an_older_worker_returns() {
+async fn drain_warns_that_older_worker_returns() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
     let said = told(&relay, &["drain", "hand-played"]).await;
@@ -132,7 +132,7 @@ async fn drain_says_that_an_older_worker_returns() {
 }
 
 #[tokio::test]
-async fn each_failure_is_one_line_that_says_what_to_change() {
+async fn failure_is_one_line_with_its_remedy() {
     let relay = Relay::start().await;
     let status = |args: &[&str]| {
         let mut command = command(args);
@@ -150,7 +150,7 @@ async fn each_failure_is_one_line_that_says_what_to_change() {
 }
 
 #[tokio::test]
-async fn over_tls_an_authority_of_ones_own_is_given() {
+async fn ca_file_is_trusted_over_tls() {
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).start().await;
     let file = certificates.ca_file();
@@ -161,7 +161,7 @@ async fn over_tls_an_authority_of_ones_own_is_given() {
 }
 
 #[tokio::test]
-async fn check_says_whether_the_relay_would_start() {
+async fn check_accepts_valid_and_refuses_invalid_settings() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("relay.yaml");
     let check = |text: &str| {
@@ -183,7 +183,7 @@ async fn check_says_whether_the_relay_would_start() {
 }
 
 #[tokio::test]
-async fn check_refuses_keys_that_cannot_be_kept() {
+async fn check_refuses_unusable_key_storage() {
     let folder = tempfile::tempdir().unwrap();
     let check = |name: &'static str, value: String| {
         let mut command = command(&["check"]);
@@ -202,13 +202,13 @@ async fn check_refuses_keys_that_cannot_be_kept() {
 }
 
 #[tokio::test]
-async fn check_refuses_a_toml_file() {
+async fn check_refuses_toml_file() {
     let said = failure(&command(&["--config", "server.toml", "check"]).output().await.expect("it starts"));
     assert!(said.contains("server.toml") && said.contains("YAML, not TOML"), "{said}");
 }
 
 #[tokio::test]
-async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
+async fn token_file_of_windows_editor_is_read() {
     let relay = Relay::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
@@ -221,7 +221,7 @@ async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
 }
 
 #[tokio::test]
-async fn relay_url_may_have_a_path() {
+async fn relay_url_may_have_path() {
     let relay = Relay::builder().env("PUBLIC_URL", "https://host.example/llm").start().await;
     for path in ["/llm", "/llm/", "/"] {
         let status = told(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
@@ -238,7 +238,7 @@ async fn through(variable: &str, proxy: &str, args: &[&str]) -> Output {
 }
 
 #[tokio::test]
-async fn proxy_of_the_environment_carries_a_command() {
+async fn command_connects_through_environment_proxy() {
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).start().await;
     let mut proxy = ConnectProxy::start(relay.addr()).await;
@@ -260,7 +260,7 @@ async fn proxy_of_the_environment_carries_a_command() {
 }
 
 #[tokio::test]
-async fn loopback_and_no_proxy_are_asked_directly() {
+async fn loopback_and_no_proxy_addresses_bypass_proxy() {
     let relay = Relay::start().await;
     let mut proxy = ConnectProxy::refusing("403 Forbidden").await;
     let proxy_url = format!("http://{}", proxy.addr());

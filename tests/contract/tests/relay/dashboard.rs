@@ -69,7 +69,7 @@ impl Live {
 }
 
 #[tokio::test]
-async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
+async fn login_cookie_admits_and_is_protected() {
     let relay = Relay::start().await;
     let reply = log_in(&relay, ADMIN_TOKEN).await.with_status(204);
     let set = reply.header("set-cookie").expect("a cookie");
@@ -94,7 +94,7 @@ async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
 }
 
 #[tokio::test]
-async fn behind_tls_the_cookie_never_goes_without_it() {
+async fn cookie_is_secure_behind_tls() {
     let relay = Relay::start().await;
     let reply = relay.fetch(login(ADMIN_TOKEN).header("x-forwarded-proto", "https")).await.with_status(204);
     let set = reply.header("set-cookie").expect("a login sets a cookie");
@@ -106,7 +106,7 @@ async fn behind_tls_the_cookie_never_goes_without_it() {
 }
 
 #[tokio::test]
-async fn another_sites_page_changes_nothing_with_the_cookie() {
+async fn cross_site_change_with_cookie_is_403() {
     let relay = Relay::start().await;
     let cookie = cookie(&relay).await;
     let forged = Request::post("/admin/keys", &json!({ "name": "x" })).header("cookie", &cookie);
@@ -118,7 +118,7 @@ async fn another_sites_page_changes_nothing_with_the_cookie() {
 }
 
 #[tokio::test]
-async fn another_sites_page_neither_tries_tokens_nor_logs_anybody_out() {
+async fn cross_site_login_and_logout_are_403() {
     let relay = Relay::start().await;
     for _ in 0..9 {
         let forged = Request::post("/dashboard/login", &json!({ "token": "a-wrong-token" }));
@@ -130,7 +130,7 @@ async fn another_sites_page_neither_tries_tokens_nor_logs_anybody_out() {
 }
 
 #[tokio::test]
-async fn no_way_to_try_a_token_is_without_its_trace() {
+async fn token_guesses_are_always_audited() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
     // The validity of a token is not revealed where attempts are not counted.
     let asked = Request::get("/dashboard/session").bearer(ADMIN_TOKEN);
@@ -143,7 +143,7 @@ async fn no_way_to_try_a_token_is_without_its_trace() {
 }
 
 #[tokio::test]
-async fn a_proxys_own_password_is_no_token() {
+async fn proxy_password_does_not_override_cookie() {
     let relay = Relay::start().await;
     let cookie = cookie(&relay).await;
     let behind = as_page("GET", "/admin/stats", &cookie).header("authorization", "Basic dXNlcjpwYXNz");
@@ -151,7 +151,7 @@ async fn a_proxys_own_password_is_no_token() {
 }
 
 #[tokio::test]
-async fn wrong_tokens_lock_their_address_even_for_the_right_one() {
+async fn wrong_tokens_lock_out_logins_of_address() {
     let relay = Relay::start().await;
     let before = cookie(&relay).await;
     for _ in 0..5 {
@@ -166,7 +166,7 @@ async fn wrong_tokens_lock_their_address_even_for_the_right_one() {
 }
 
 #[tokio::test]
-async fn without_a_configured_token_nobody_logs_in() {
+async fn login_without_configured_token_is_403() {
     let relay = Relay::builder().without_env("MODELRELAY_ADMIN_TOKEN").start().await;
     for token in ["", ADMIN_TOKEN] {
         let reply = log_in(&relay, token).await.with_status(403);
@@ -177,7 +177,7 @@ async fn without_a_configured_token_nobody_logs_in() {
 }
 
 #[tokio::test]
-async fn a_new_token_ends_every_login_and_stream() {
+async fn new_token_ends_logins_and_streams() {
     let relay = Relay::builder()
         .without_env("MODELRELAY_ADMIN_TOKEN")
         .env("MODELRELAY_ADMIN_TOKEN_FILE", "token")
@@ -197,7 +197,7 @@ async fn a_new_token_ends_every_login_and_stream() {
 }
 
 #[tokio::test]
-async fn a_page_gets_everything_once_and_then_what_changes() {
+async fn page_receives_snapshot_followed_by_changes() {
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "7").start().await;
     let cookie = cookie(&relay).await;
     let mut stream = Live::open(&relay, &cookie).await;
@@ -235,7 +235,7 @@ async fn a_page_gets_everything_once_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn slots_are_shown_with_what_they_hold_and_come_to() {
+async fn slots_are_shown_with_state_and_target() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut gpu = slot("gpu0", "loading", &["m", "n"]);
@@ -252,7 +252,7 @@ async fn slots_are_shown_with_what_they_hold_and_come_to() {
 }
 
 #[tokio::test]
-async fn the_event_log_says_what_happened_whatever_the_log_level_is() {
+async fn event_log_is_independent_of_log_level() {
     let relay = Relay::builder().env("LOG_LEVEL", "error,modelrelay_relay::relay=info").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
@@ -268,7 +268,7 @@ async fn the_event_log_says_what_happened_whatever_the_log_level_is() {
 }
 
 #[tokio::test]
-async fn streams_end_with_the_relay() {
+async fn streams_end_with_relay() {
     let mut relay = Relay::start().await;
     let cookie = cookie(&relay).await;
     let stream = Live::open(&relay, &cookie).await;
@@ -278,7 +278,7 @@ async fn streams_end_with_the_relay() {
 }
 
 #[tokio::test]
-async fn another_machine_is_told_an_address_that_answers() {
+async fn setup_returns_address_reachable_from_network() {
     let relay = Relay::builder().env("LISTEN_ADDR", "0.0.0.0:0").start().await;
     let port = relay.addr().port();
     // The browser may have come through a tunnel.
@@ -299,7 +299,7 @@ async fn another_machine_is_told_an_address_that_answers() {
 }
 
 #[tokio::test]
-async fn adding_a_machine_needs_the_address_and_the_secret() {
+async fn setup_returns_address_and_worker_secret() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
     let cookie = cookie(&relay).await;
     let setup =
@@ -320,7 +320,7 @@ async fn adding_a_machine_needs_the_address_and_the_secret() {
 }
 
 #[tokio::test]
-async fn a_provider_without_a_secret_says_what_to_set() {
+async fn provider_without_secret_is_409_naming_setting() {
     let relay = Relay::builder().config("providers:\n- name: local\n").start().await;
     let asked = Request::post("/admin/setup/secret", &json!({ "provider": "local" })).bearer(ADMIN_TOKEN);
     let reply = relay.fetch(asked).await.with_status(409);
@@ -328,13 +328,13 @@ async fn a_provider_without_a_secret_says_what_to_set() {
 }
 
 #[tokio::test]
-async fn the_address_is_what_public_url_says() {
+async fn setup_returns_public_url() {
     let relay = Relay::builder().env("PUBLIC_URL", "https://llm.example/").start().await;
     assert_eq!(relay.admin_json("/admin/setup").await["relay_url"], "https://llm.example");
 }
 
 #[tokio::test]
-async fn a_browser_at_the_address_itself_finds_the_dashboard_and_a_program_nothing() {
+async fn root_redirects_only_browsers_to_dashboard() {
     let relay = Relay::start().await;
     let browser = Request::get("/").header("accept", "text/html,application/xhtml+xml,*/*;q=0.8");
     let reply = relay.fetch(browser).await.with_status(303);
@@ -343,7 +343,7 @@ async fn a_browser_at_the_address_itself_finds_the_dashboard_and_a_program_nothi
 }
 
 #[tokio::test]
-async fn pages_are_with_the_admin_api_and_nowhere_else() {
+async fn dashboard_is_served_on_admin_listener_only() {
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     assert_eq!(relay.get("/dashboard/session").await.status, 404);
     let admin = relay.admin_addr().await;

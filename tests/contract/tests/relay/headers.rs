@@ -19,7 +19,7 @@ async fn job_of(relay: &Relay, worker: &mut FakeWorker, request: Request) -> Job
 }
 
 #[tokio::test]
-async fn the_listed_headers_reach_the_worker() {
+async fn listed_request_headers_reach_worker() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let listed = [
@@ -48,7 +48,7 @@ async fn the_listed_headers_reach_the_worker() {
 }
 
 #[tokio::test]
-async fn no_other_header_reaches_the_worker() {
+async fn unlisted_request_headers_are_dropped() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let unlisted = [
@@ -97,7 +97,7 @@ async fn repeated_request_headers_are_joined() {
 }
 
 #[tokio::test]
-async fn what_looks_like_a_relay_key_is_never_forwarded() {
+async fn relay_keys_are_never_forwarded() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let request = chat("m").header("authorization", "Bearer mr-abc-def").header("x-api-key", "mr-abc-def");
@@ -108,7 +108,7 @@ async fn what_looks_like_a_relay_key_is_never_forwarded() {
 }
 
 #[tokio::test]
-async fn the_admin_token_is_not_forwarded() {
+async fn admin_token_is_not_forwarded() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for scheme in ["Bearer ", "Bearer\t", "bearer  ", "Token ", "", "Bearer sk-other, Bearer "] {
@@ -119,7 +119,7 @@ async fn the_admin_token_is_not_forwarded() {
 }
 
 #[tokio::test]
-async fn only_listed_response_headers_come_back() {
+async fn only_listed_response_headers_are_returned() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -153,7 +153,7 @@ async fn only_listed_response_headers_come_back() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_have_none() {
+async fn bodiless_statuses_have_no_body() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     for (status, body) in [(204, ""), (205, "dropped"), (205, "")] {
@@ -172,7 +172,7 @@ async fn answers_without_a_body_have_none() {
 }
 
 #[tokio::test]
-async fn repeated_answer_headers_stay_repeated() {
+async fn repeated_response_headers_stay_repeated() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -185,7 +185,7 @@ async fn repeated_answer_headers_stay_repeated() {
 }
 
 #[tokio::test]
-async fn a_clients_own_request_id_is_kept() {
+async fn request_id_of_client_is_kept() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m").header("x-request-id", "Mine-1._"));
@@ -195,7 +195,7 @@ async fn a_clients_own_request_id_is_kept() {
 }
 
 #[tokio::test]
-async fn an_odd_request_id_is_replaced() {
+async fn invalid_request_id_is_replaced() {
     let relay = Relay::start().await;
     let long = "x".repeat(129);
     for id in ["with space", "a/b", "ü", "a,b", long.as_str()] {
@@ -208,7 +208,7 @@ async fn an_odd_request_id_is_replaced() {
 }
 
 #[tokio::test]
-async fn every_answer_carries_both_ids_and_each_its_own() {
+async fn every_response_carries_unique_ids() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 2).await;
     let mut seen = std::collections::HashSet::new();
@@ -230,7 +230,7 @@ async fn no_cors_headers_unless_configured() {
 }
 
 #[tokio::test]
-async fn an_old_workers_first_chunk_means_200_and_an_event_stream() {
+async fn first_chunk_of_older_worker_starts_event_stream() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));

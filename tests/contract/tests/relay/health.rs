@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{chat, chat_stream, one_provider};
 
 #[tokio::test]
-async fn health_tells_little_and_no_topology() {
+async fn health_reveals_no_topology() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["private-model"], 1).await;
     let reply = relay.get("/health").await.with_status(200);
@@ -22,20 +22,20 @@ async fn health_tells_little_and_no_topology() {
 }
 
 #[tokio::test]
-async fn health_counts_what_waits() {
+async fn health_shows_queue_depth() {
     let relay = Relay::start().await;
     let _waiting = relay.begin(chat("m"));
     relay.eventually("it is counted", || async { relay.get("/health").await.json()["queue_depth"] == 1 }).await;
 }
 
 #[tokio::test]
-async fn livez_depends_on_nobody() {
+async fn livez_is_200_without_workers() {
     let relay = Relay::start().await;
     assert_eq!(relay.get("/livez").await.status, 200);
 }
 
 #[tokio::test]
-async fn a_fresh_relay_is_unready_until_its_first_worker_attached() {
+async fn relay_is_unready_until_first_worker_connects() {
     let relay = Relay::start().await;
     assert_eq!(relay.get("/readyz").await.status, 503);
     let worker = relay.worker(&["m"], 1).await;
@@ -48,7 +48,7 @@ async fn a_fresh_relay_is_unready_until_its_first_worker_attached() {
 }
 
 #[tokio::test]
-async fn a_relay_that_expects_workers_is_ready_only_while_one_is_attached() {
+async fn relay_expecting_workers_is_unready_without_them() {
     let relay = Relay::builder().env("EXPECT_WORKERS", "true").start().await;
     let worker = relay.worker(&["m"], 1).await;
     relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
@@ -57,7 +57,7 @@ async fn a_relay_that_expects_workers_is_ready_only_while_one_is_attached() {
 }
 
 #[tokio::test]
-async fn a_full_queue_makes_a_relay_unready_only_where_that_is_wanted() {
+async fn full_queue_makes_relay_unready_if_configured() {
     for (wanted, status) in [("true", 503), ("false", 200)] {
         let relay = Relay::builder().env("UNREADY_WHEN_SATURATED", wanted).env("MAX_QUEUE_LEN", "1").start().await;
         let _worker = relay.worker(&["m"], 1).await;
@@ -69,7 +69,7 @@ async fn a_full_queue_makes_a_relay_unready_only_where_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_delivered_counts_as_ok() {
+async fn delivered_response_is_logged_as_ok() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -88,7 +88,7 @@ async fn requests_are_served_while_unready() {
 }
 
 #[tokio::test]
-async fn a_broken_configuration_shows_in_the_detail_of_readyz_only() {
+async fn broken_configuration_changes_only_readyz_detail() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     let _worker = relay.worker(&["m"], 1).await;
     relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
@@ -99,7 +99,7 @@ async fn a_broken_configuration_shows_in_the_detail_of_readyz_only() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_happened() {
+async fn metrics_count_completed_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -141,7 +141,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test]
-async fn what_a_scaler_asks_for_is_there_at_zero() {
+async fn scaler_metrics_exist_at_zero() {
     let more = "  coldModels: [cold]\n  models: [{id: m}, {id: cold}]";
     let relay = Relay::builder().config(one_provider(more)).start().await;
     let text = relay.admin("GET", "/metrics").await.with_status(200).text();
@@ -162,7 +162,7 @@ async fn what_a_scaler_asks_for_is_there_at_zero() {
 }
 
 #[tokio::test]
-async fn a_model_that_a_client_made_up_is_no_label() {
+async fn unknown_model_is_not_used_as_label() {
     let relay = Relay::builder().config(one_provider("  models: [{id: m}]")).start().await;
     assert_eq!(relay.fetch(chat("invented-by-a-client")).await.status, 404);
     let text = relay.admin("GET", "/metrics").await.with_status(200).text();
@@ -171,7 +171,7 @@ async fn a_model_that_a_client_made_up_is_no_label() {
 }
 
 #[tokio::test]
-async fn each_request_leaves_its_lines_in_the_log_but_nothing_private() {
+async fn requests_are_logged_without_private_content() {
     let relay = Relay::builder().env("LOG_LEVEL", "trace").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "planted-prompt"}]});

@@ -36,7 +36,7 @@ fn stored<'a>(keys: &'a [Value], id: &str) -> &'a Value {
 }
 
 #[tokio::test]
-async fn a_new_key_counts_at_once_here_and_elsewhere_when_the_mount_has_it() {
+async fn new_key_applies_elsewhere_after_mount_update() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());
     let (one, other) = tokio::join!(relay_in(&kubernetes, &here).start(), relay_in(&kubernetes, &there).start());
@@ -51,7 +51,7 @@ async fn a_new_key_counts_at_once_here_and_elsewhere_when_the_mount_has_it() {
 }
 
 #[tokio::test]
-async fn a_revoked_key_dies_at_once_here_and_elsewhere_when_the_mount_has_it() {
+async fn revocation_applies_elsewhere_after_mount_update() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());
     let one = relay_in(&kubernetes, &here).start().await;
@@ -68,7 +68,7 @@ async fn a_revoked_key_dies_at_once_here_and_elsewhere_when_the_mount_has_it() {
 }
 
 #[tokio::test]
-async fn relays_that_write_at_the_same_time_lose_nothing() {
+async fn concurrent_writes_of_relays_lose_no_key() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());
     let (one, other) = tokio::join!(relay_in(&kubernetes, &here).start(), relay_in(&kubernetes, &there).start());
@@ -91,7 +91,7 @@ async fn relays_that_write_at_the_same_time_lose_nothing() {
 }
 
 #[tokio::test]
-async fn what_else_is_in_the_secret_stays() {
+async fn other_data_in_secret_is_kept() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.change(|data| {
         data.insert("theirs".to_owned(), b"as it is".to_vec());
@@ -103,7 +103,7 @@ async fn what_else_is_in_the_secret_stays() {
 }
 
 #[tokio::test]
-async fn keys_survive_a_restart_through_the_mount_alone() {
+async fn keys_survive_restart_through_mount_alone() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -118,7 +118,7 @@ async fn keys_survive_a_restart_through_the_mount_alone() {
 }
 
 #[tokio::test]
-async fn checking_keys_never_asks_the_api_server() {
+async fn key_checks_never_call_api_server() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -129,7 +129,7 @@ async fn checking_keys_never_asks_the_api_server() {
 }
 
 #[tokio::test]
-async fn a_mount_that_is_behind_takes_no_fresh_key_away() {
+async fn outdated_mount_removes_no_fresh_key() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -144,7 +144,7 @@ async fn a_mount_that_is_behind_takes_no_fresh_key_away() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_taken_out_of_the_secret_is_gone() {
+async fn key_removed_from_secret_is_rejected() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -160,7 +160,7 @@ async fn a_key_that_was_taken_out_of_the_secret_is_gone() {
 }
 
 #[tokio::test]
-async fn broken_keys_leave_the_last_good_ones_in_force_and_show() {
+async fn broken_keys_are_reported_keeping_previous_keys() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -183,7 +183,7 @@ async fn broken_keys_leave_the_last_good_ones_in_force_and_show() {
 }
 
 #[tokio::test]
-async fn keys_of_a_deleted_secret_come_back_with_the_next_change() {
+async fn keys_of_deleted_secret_return_with_next_change() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -200,7 +200,7 @@ async fn keys_of_a_deleted_secret_come_back_with_the_next_change() {
 }
 
 #[tokio::test]
-async fn a_late_time_of_last_use_does_not_undo_a_revocation() {
+async fn late_time_of_use_does_not_undo_revocation() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());
     let one = relay_in(&kubernetes, &here).start().await;
@@ -219,7 +219,7 @@ async fn a_late_time_of_last_use_does_not_undo_a_revocation() {
 }
 
 #[tokio::test]
-async fn a_time_of_last_use_is_written_once_however_many_relays_saw_it() {
+async fn last_use_is_written_once_by_several_relays() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let first = relay_in(&kubernetes, &mount).start().await;
@@ -241,7 +241,7 @@ async fn a_time_of_last_use_is_written_once_however_many_relays_saw_it() {
 }
 
 #[tokio::test]
-async fn relays_that_used_no_key_write_nothing() {
+async fn relay_without_key_use_writes_nothing() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let mut relay = relay_in(&kubernetes, &mount).start().await;

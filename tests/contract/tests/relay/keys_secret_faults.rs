@@ -18,7 +18,7 @@ async fn refusal(relay: &Relay, status: u16, code: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_passes_by_itself_costs_no_key_and_makes_none_twice() {
+async fn transient_faults_lose_and_duplicate_no_key() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -34,7 +34,7 @@ async fn what_passes_by_itself_costs_no_key_and_makes_none_twice() {
 }
 
 #[tokio::test]
-async fn who_writes_in_between_is_not_overwritten() {
+async fn concurrent_write_is_not_overwritten() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -52,7 +52,7 @@ async fn who_writes_in_between_is_not_overwritten() {
 }
 
 #[tokio::test]
-async fn a_new_token_of_the_account_is_used_at_once() {
+async fn rotated_account_token_is_used_at_once() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -71,7 +71,7 @@ async fn a_new_token_of_the_account_is_used_at_once() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_cut_short_does_not_hide_why_the_one_before_it_failed() {
+async fn timed_out_attempt_does_not_hide_earlier_error() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -83,7 +83,7 @@ async fn an_attempt_that_is_cut_short_does_not_hide_why_the_one_before_it_failed
 }
 
 #[tokio::test]
-async fn a_missing_right_names_the_secret_and_what_to_grant() {
+async fn missing_permission_names_secret_and_required_verb() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount).start().await;
@@ -99,7 +99,7 @@ async fn a_missing_right_names_the_secret_and_what_to_grant() {
 }
 
 #[tokio::test]
-async fn a_missing_secret_is_named_with_how_to_make_it() {
+async fn missing_secret_is_named_with_create_command() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.delete();
     let mount = Mount::new();
@@ -110,7 +110,7 @@ async fn a_missing_secret_is_named_with_how_to_make_it() {
 }
 
 #[tokio::test]
-async fn a_full_secret_takes_no_more_keys_and_says_why() {
+async fn full_secret_refuses_further_keys_with_reason() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.change(|data| {
         data.insert("theirs".to_owned(), vec![b'x'; (1 << 20) - 300]);
@@ -128,7 +128,7 @@ async fn a_full_secret_takes_no_more_keys_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_authority_is_told_no_token() {
+async fn server_of_another_authority_receives_no_token() {
     let (kubernetes, stranger) = tokio::join!(FakeKubernetes::start(), FakeKubernetes::start());
     let mount = Mount::new();
     let relay = relay_in(&kubernetes, &mount);
@@ -142,7 +142,7 @@ async fn a_server_of_another_authority_is_told_no_token() {
 }
 
 #[tokio::test]
-async fn settings_that_do_not_go_together_are_refused_in_one_line() {
+async fn conflicting_settings_are_refused_in_one_line() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = || relay_in(&kubernetes, &mount);
@@ -161,7 +161,7 @@ async fn settings_that_do_not_go_together_are_refused_in_one_line() {
 }
 
 #[tokio::test]
-async fn keys_that_cannot_be_understood_at_the_start_end_the_relay() {
+async fn unreadable_keys_at_start_end_relay() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.change(|data| {
         data.insert(DATA_KEY.to_owned(), b"garbage".to_vec());

@@ -81,7 +81,7 @@ fn expected_hash(parts: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn each_listener_serves_its_own_and_probes() {
+async fn each_listener_serves_its_routes_and_probes() {
     let pod = Pod::start().await;
     let client = pod.relay.addr();
     for (target, served_at) in [("/admin/state", pod.admin_addr), ("/metrics", pod.admin_addr), ("/v1/models", client)]
@@ -110,7 +110,7 @@ async fn each_listener_serves_its_own_and_probes() {
 }
 
 #[tokio::test]
-async fn a_swapped_configuration_is_told_by_a_hash_that_its_writer_can_know() {
+async fn swapped_configuration_is_reported_by_expected_hash() {
     let pod = Pod::start().await;
     let one = yaml("[{file: worker-secret}]");
     assert_eq!(pod.state().await["config_hash"], expected_hash(&[&one, "worker-secret", "first"]));
@@ -128,7 +128,7 @@ async fn a_swapped_configuration_is_told_by_a_hash_that_its_writer_can_know() {
 }
 
 #[tokio::test]
-async fn a_swapped_admin_token_is_taken_up() {
+async fn swapped_admin_token_is_applied() {
     let pod = Pod::start().await;
     pod.admin.show(&data(&[("token", "another-admin-token")]));
     pod.relay

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{chat, openai_error};
 
 #[tokio::test]
-async fn refused_requests_leave_a_line() {
+async fn refused_requests_are_logged() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let wrong_key = |request: Request| request.bearer("wrong");
     for (request, id, route, status) in [
@@ -26,7 +26,7 @@ async fn refused_requests_leave_a_line() {
 }
 
 #[tokio::test]
-async fn worker_side_id_is_logged_and_has_the_clients() {
+async fn logged_worker_request_id_contains_client_id() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let _pending = relay.begin(chat("m").header("x-request-id", "q-1"));
@@ -37,7 +37,7 @@ async fn worker_side_id_is_logged_and_has_the_clients() {
 }
 
 #[tokio::test]
-async fn queue_time_after_a_requeue_is_logged() {
+async fn queue_time_after_requeue_is_logged() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "2").start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -60,7 +60,7 @@ async fn queue_timeout_names_workers_without_models() {
 }
 
 #[tokio::test]
-async fn key_in_place_of_a_model_is_not_logged() {
+async fn key_sent_as_model_is_not_logged() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").env("LOG_LEVEL", "debug").start().await;
     let key = "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k";
     relay.log().secrets().plant(key);
@@ -73,7 +73,7 @@ async fn key_in_place_of_a_model_is_not_logged() {
 }
 
 #[tokio::test]
-async fn killed_worker_is_a_lost_connection() {
+async fn killed_worker_is_logged_as_connection_lost() {
     let relay = Relay::start().await;
     let worker = relay.core1_worker(&["m"], 1).await;
     worker.vanish();

@@ -33,7 +33,7 @@ async fn wait_for_details(relay: &Relay, model: &str, wanted: &Value) {
 }
 
 #[tokio::test]
-async fn details_of_a_worker_are_in_every_list() {
+async fn worker_details_are_in_every_list() {
     let relay = Relay::start().await;
     let stated = json!({"max_model_len": 40960, "meta": {"n_ctx": 32768}, "capabilities": ["tools"]});
     let _worker = worker_with(&relay, "m", json!({"m": stated})).await;
@@ -113,7 +113,7 @@ async fn hostile_details_are_dropped_without_harm() {
 }
 
 #[tokio::test]
-async fn props_state_the_smallest_context_length() {
+async fn props_return_smallest_context_length() {
     let relay = Relay::start().await;
     let _one = worker_with(&relay, "one", json!({"one": {"meta": {"n_ctx": 8192, "n_ctx_train": 131_072}}})).await;
     let _two = worker_with(&relay, "two", json!({"two": {"max_model_len": 4096}})).await;

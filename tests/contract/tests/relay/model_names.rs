@@ -37,7 +37,7 @@ async fn alias_without_catalogue_leaves_other_models_served() {
 }
 
 #[tokio::test]
-async fn served_model_is_never_shadowed_by_an_alias() {
+async fn served_model_is_never_shadowed_by_alias() {
     let relay = aliased().start().await;
     let mut worker = relay.worker(&["qwen"], 1).await;
     let mut other = relay.worker(&["gpt-4o-mini"], 1).await;
@@ -49,7 +49,7 @@ async fn served_model_is_never_shadowed_by_an_alias() {
 }
 
 #[tokio::test]
-async fn alias_of_another_provider_does_not_shadow_either() {
+async fn alias_never_shadows_model_of_another_provider() {
     let relay = Relay::builder().config(two_providers("  aliases: {fast: qwen}", "")).start().await;
     let mut local = relay.worker(&["qwen"], 1).await;
     let mut other = relay.dial().provider("other").open().await;
@@ -62,7 +62,7 @@ async fn alias_of_another_provider_does_not_shadow_either() {
 }
 
 #[tokio::test]
-async fn alias_of_nothing_says_what_it_stands_for() {
+async fn unserved_alias_is_404_naming_its_model() {
     let relay = aliased().start().await;
     let _worker = relay.worker(&["qwen"], 1).await;
     let message = openai_error(&relay.fetch(chat("claude")).await, 404, "invalid_request_error", "model_not_found");
@@ -71,7 +71,7 @@ async fn alias_of_nothing_says_what_it_stands_for() {
 }
 
 #[tokio::test]
-async fn key_may_list_an_alias_or_its_model() {
+async fn key_may_list_alias_or_its_model() {
     let relay = aliased().env("FALLBACK_MODEL", "qwen").env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let mut worker = relay.worker(&["qwen", "org/coder"], 1).await;
     let key = async |models: Value| {
@@ -94,7 +94,7 @@ async fn key_may_list_an_alias_or_its_model() {
 }
 
 #[tokio::test]
-async fn request_without_model_gets_the_default() {
+async fn request_without_model_gets_default() {
     let relay = aliased().env("DEFAULT_MODEL", "gpt-4o-mini").start().await;
     let mut worker = relay.worker(&["qwen"], 1).await;
     let (model, body) = sent(&relay, &mut worker, post(r#"{"messages": [] }"#)).await;
@@ -111,14 +111,14 @@ async fn request_without_model_gets_the_default() {
 }
 
 #[tokio::test]
-async fn request_without_model_is_refused_without_a_default() {
+async fn request_without_model_or_default_is_400() {
     let relay = aliased().env("FALLBACK_MODEL", "qwen").start().await;
     let _worker = relay.worker(&["qwen"], 1).await;
     openai_error(&relay.fetch(post("{}")).await, 400, "invalid_request_error", "missing_model");
 }
 
 #[tokio::test]
-async fn unknown_model_gets_the_fallback() {
+async fn unknown_model_gets_fallback() {
     let relay = aliased().env("FALLBACK_MODEL", "qwen").start().await;
     let mut worker = relay.worker(&["qwen", "coder"], 1).await;
     assert_eq!(sent(&relay, &mut worker, chat("unheard-of")).await.0, "qwen");
@@ -128,7 +128,7 @@ async fn unknown_model_gets_the_fallback() {
 }
 
 #[tokio::test]
-async fn further_names_of_a_catalogue_stay_in_it() {
+async fn aliases_and_fallback_resolve_within_catalogue() {
     let names = "  models: [{id: qwen, aliases: [q]}]\n  aliases: {fast: q}\n  fallbackModel: fast";
     let relay = Relay::builder().config(one_provider(names)).start().await;
     let mut worker = relay.worker(&["qwen"], 1).await;
@@ -138,7 +138,7 @@ async fn further_names_of_a_catalogue_stay_in_it() {
 }
 
 #[tokio::test]
-async fn changed_aliases_count_without_a_restart() {
+async fn changed_aliases_apply_without_restart() {
     let relay = Relay::builder().config(one_provider("  aliases: {fast: qwen}")).start().await;
     let mut worker = relay.worker(&["qwen", "coder"], 1).await;
     assert_eq!(sent(&relay, &mut worker, chat("fast")).await.0, "qwen");

@@ -5,7 +5,7 @@ use modelrelay_harness::{client::Request, relay::Relay};
 use crate::support::{anthropic_error, model_ids, openai_error, wait_for_model};
 
 #[tokio::test]
-async fn the_list_has_every_live_model_once_and_sorted() {
+async fn model_list_is_sorted_without_duplicates() {
     let relay = Relay::start().await;
     let _one = relay.worker(&["zeta", "llama3.2:3b"], 1).await;
     let _two = relay.worker(&["Qwen/Qwen3-8B", "zeta"], 1).await;
@@ -24,7 +24,7 @@ async fn the_list_has_every_live_model_once_and_sorted() {
 }
 
 #[tokio::test]
-async fn the_list_for_anthropic_clients_is_a_superset() {
+async fn anthropic_model_list_extends_openai_list() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["a", "b"], 1).await;
     let reply = relay.fetch(Request::get("/v1/models").header("anthropic-version", "2023-06-01")).await;
@@ -43,7 +43,7 @@ async fn the_list_for_anthropic_clients_is_a_superset() {
 }
 
 #[tokio::test]
-async fn an_empty_list_is_a_list() {
+async fn empty_model_list_is_valid() {
     let relay = Relay::start().await;
     let list = relay.fetch(Request::get("/v1/models").header("anthropic-version", "2023-06-01")).await.json();
     assert_eq!(model_ids(&list), Vec::<String>::new());
@@ -52,7 +52,7 @@ async fn an_empty_list_is_a_list() {
 }
 
 #[tokio::test]
-async fn one_model_is_found_by_an_id_with_slash_and_colon_in_every_spelling() {
+async fn model_id_with_slash_or_colon_is_found() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["Qwen/Qwen3-8B", "llama3.2:3b"], 1).await;
     for (path, id) in [
@@ -68,7 +68,7 @@ async fn one_model_is_found_by_an_id_with_slash_and_colon_in_every_spelling() {
 }
 
 #[tokio::test]
-async fn a_model_that_nobody_has_is_404_in_both_dialects() {
+async fn unserved_model_is_404_in_both_dialects() {
     let relay = Relay::start().await;
     openai_error(&relay.get("/v1/models/nope").await, 404, "invalid_request_error", "model_not_found");
     let request = Request::get("/v1/models/nope").header("anthropic-version", "2023-06-01");
@@ -76,7 +76,7 @@ async fn a_model_that_nobody_has_is_404_in_both_dialects() {
 }
 
 #[tokio::test]
-async fn models_come_and_go_with_their_workers() {
+async fn model_list_follows_connected_workers() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["a"], 1).await;
     wait_for_model(&relay, "a", true).await;

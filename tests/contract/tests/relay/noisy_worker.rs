@@ -19,7 +19,7 @@ async fn flood_of_reports_makes_few_log_lines() {
 }
 
 #[tokio::test]
-async fn flood_of_updates_ends_with_the_last_one() {
+async fn flood_of_updates_ends_with_last_one() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for number in 0..20 {

@@ -28,7 +28,7 @@ async fn is_let_through(body: &[u8]) {
 }
 
 #[tokio::test]
-async fn what_is_no_json_object_is_400() {
+async fn body_other_than_json_object_is_400() {
     let relay = Relay::start().await;
     for body in ["", "{", "not json", "{\"model\":\"m\"", "{\"model\":\"m\"} x", "{'model':'m'}"] {
         refusal(&relay, body.as_bytes(), "invalid_json").await;
@@ -39,7 +39,7 @@ async fn what_is_no_json_object_is_400() {
 }
 
 #[tokio::test]
-async fn a_missing_or_empty_model_is_400_and_named() {
+async fn missing_or_empty_model_is_400_and_named() {
     let relay = Relay::start().await;
     for body in ["{}", "{\"messages\":[]}", "{\"model\":\"\"}", "{\"a\":{\"model\":\"m\"}}"] {
         let message = refusal(&relay, body.as_bytes(), "missing_model").await;
@@ -48,7 +48,7 @@ async fn a_missing_or_empty_model_is_400_and_named() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_no_string_is_400_and_named() {
+async fn non_string_model_is_400_and_named() {
     let relay = Relay::start().await;
     for body in ["{\"model\":7}", "{\"model\":null}", "{\"model\":[\"m\"]}", "{\"model\":{}}"] {
         let reply = relay.fetch(post_bytes(PATH, body)).await;
@@ -59,7 +59,7 @@ async fn a_model_that_is_no_string_is_400_and_named() {
 }
 
 #[tokio::test]
-async fn a_model_given_twice_is_400() {
+async fn duplicate_model_is_400() {
     let relay = Relay::start().await;
     for body in [
         r#"{"model":"a","model":"b"}"#,
@@ -73,7 +73,7 @@ async fn a_model_given_twice_is_400() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_no_bool_is_400_and_named() {
+async fn non_boolean_stream_is_400_and_named() {
     let relay = Relay::start().await;
     for body in [r#"{"model":"m","stream":"yes"}"#, r#"{"model":"m","stream":1}"#] {
         let reply = relay.fetch(post_bytes(PATH, body)).await;
@@ -83,7 +83,7 @@ async fn a_stream_that_is_no_bool_is_400_and_named() {
 }
 
 #[tokio::test]
-async fn a_stream_of_null_is_false() {
+async fn null_stream_is_false() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(post_bytes(PATH, r#"{"model":"m","stream":null}"#));
@@ -94,7 +94,7 @@ async fn a_stream_of_null_is_false() {
 }
 
 #[tokio::test]
-async fn a_previous_response_id_that_is_no_string_is_400_and_named() {
+async fn non_string_previous_response_id_is_400() {
     let relay = Relay::start().await;
     let reply = relay.fetch(post_bytes("/v1/responses", r#"{"model":"m","previous_response_id":7}"#)).await;
     assert_eq!(reply.status, 400);
@@ -102,7 +102,7 @@ async fn a_previous_response_id_that_is_no_string_is_400_and_named() {
 }
 
 #[tokio::test]
-async fn a_bad_request_is_refused_in_the_anthropic_dialect_too() {
+async fn bad_request_is_400_in_anthropic_dialect() {
     let relay = Relay::start().await;
     anthropic_error(&relay.fetch(post_bytes("/v1/messages", "{")).await, 400, "invalid_request_error");
     let request = post_bytes(PATH, "{}").header("anthropic-version", "2023-06-01");
@@ -110,23 +110,23 @@ async fn a_bad_request_is_refused_in_the_anthropic_dialect_too() {
 }
 
 #[tokio::test]
-async fn nothing_else_is_judged() {
+async fn other_fields_are_not_validated() {
     is_let_through(br#"{"messages":"wrong","temperature":"hot","model":"m","stream_options":7,"tools":null}"#).await;
 }
 
 #[tokio::test]
-async fn deep_nesting_is_not_judged() {
+async fn deep_nesting_is_not_validated() {
     let body = format!("{{\"x\":{}{},\"model\":\"m\"}}", "[".repeat(20_000), "]".repeat(20_000));
     is_let_through(body.as_bytes()).await;
 }
 
 #[tokio::test]
-async fn large_numbers_and_lone_surrogates_are_not_judged() {
+async fn large_numbers_and_lone_surrogates_are_not_validated() {
     is_let_through(br#"{"n":123456789012345678901234567890e9999,"s":"\ud800","model":"m"}"#).await;
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_413_and_names_it() {
+async fn announced_body_over_limit_is_413() {
     let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
     raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n").await;
@@ -136,7 +136,7 @@ async fn a_body_over_the_limit_is_413_and_names_it() {
 }
 
 #[tokio::test]
-async fn a_413_has_the_right_shape_in_both_dialects() {
+async fn body_over_limit_is_413_in_both_dialects() {
     let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
     let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(1000));
     let message =
@@ -146,7 +146,7 @@ async fn a_413_has_the_right_shape_in_both_dialects() {
 }
 
 #[tokio::test]
-async fn a_chunked_body_over_the_limit_is_413() {
+async fn chunked_body_over_limit_is_413() {
     let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
     raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
@@ -156,7 +156,7 @@ async fn a_chunked_body_over_the_limit_is_413() {
 }
 
 #[tokio::test]
-async fn a_body_of_exactly_the_limit_passes() {
+async fn body_of_exactly_limit_size_passes() {
     let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let frame = r#"{"model":"m","x":""}"#.len();
@@ -169,7 +169,7 @@ async fn a_body_of_exactly_the_limit_passes() {
 }
 
 #[tokio::test]
-async fn a_chunked_body_passes() {
+async fn chunked_body_passes() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
@@ -187,7 +187,7 @@ async fn a_chunked_body_passes() {
 }
 
 #[tokio::test]
-async fn a_body_of_an_unknown_coding_is_415() {
+async fn body_of_unknown_coding_is_415() {
     let relay = Relay::start().await;
     for encoding in ["br", "deflate", "gzip, gzip", "compress"] {
         let request = post_bytes(PATH, r#"{"model":"m"}"#).header("content-encoding", encoding);
@@ -198,7 +198,7 @@ async fn a_body_of_an_unknown_coding_is_415() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_reaches_the_worker_decoded() {
+async fn compressed_body_reaches_worker_decoded() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let body = r#"{"model":"m"}"#;
@@ -216,7 +216,7 @@ async fn a_compressed_body_reaches_the_worker_decoded() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_mid_body_harms_nobody() {
+async fn client_disconnect_mid_body_affects_no_others() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
@@ -230,7 +230,7 @@ async fn a_client_that_stops_mid_body_harms_nobody() {
 }
 
 #[tokio::test]
-async fn a_body_that_waits_to_be_asked_for_is_refused_without_being_sent() {
+async fn expect_continue_over_limit_is_413_without_upload() {
     let relay = Relay::builder().env("MAX_REQUEST_BYTES", "65536").start().await;
     let mut connection = RawConnection::open(relay.addr(), relay.log()).await;
     connection

@@ -12,7 +12,7 @@ async fn worker_of(relay: &Relay, provider: &str, models: &[&str]) -> FakeWorker
 }
 
 #[tokio::test]
-async fn a_declared_catalogue_decides_in_file_order() {
+async fn model_in_two_catalogues_goes_to_first() {
     let config = two_providers("  models: [{id: shared}]", "  models: [{id: shared}, {id: own}]");
     let relay = Relay::builder().config(config).start().await;
     let mut local = worker_of(&relay, "local", &["shared"]).await;
@@ -24,7 +24,7 @@ async fn a_declared_catalogue_decides_in_file_order() {
 }
 
 #[tokio::test]
-async fn a_catalogue_goes_before_what_workers_advertise() {
+async fn catalogue_precedes_advertised_models() {
     let relay = Relay::builder().config(two_providers("", "  models: [{id: m}]")).start().await;
     let mut local = worker_of(&relay, "local", &["m", "advertised"]).await;
     let mut other = worker_of(&relay, "other", &["m"]).await;
@@ -35,7 +35,7 @@ async fn a_catalogue_goes_before_what_workers_advertise() {
 }
 
 #[tokio::test]
-async fn a_header_names_the_provider() {
+async fn header_selects_provider() {
     let relay = Relay::builder().config(two_providers("", "")).start().await;
     let mut local = worker_of(&relay, "local", &["m"]).await;
     let mut other = worker_of(&relay, "other", &["m"]).await;
@@ -46,7 +46,7 @@ async fn a_header_names_the_provider() {
 }
 
 #[tokio::test]
-async fn an_unknown_provider_in_the_header_is_404() {
+async fn unknown_provider_in_header_is_404() {
     let relay = Relay::start().await;
     let reply = relay.fetch(chat("m").header("x-modelrelay-provider", "nowhere")).await;
     openai_error(&reply, 404, "invalid_request_error", "provider_not_found");
@@ -55,13 +55,13 @@ async fn an_unknown_provider_in_the_header_is_404() {
 }
 
 #[tokio::test]
-async fn with_several_providers_a_model_that_nobody_has_is_404() {
+async fn unserved_model_with_several_providers_is_404() {
     let relay = Relay::builder().config(two_providers("", "")).start().await;
     openai_error(&relay.fetch(chat("m")).await, 404, "invalid_request_error", "model_not_found");
 }
 
 #[tokio::test]
-async fn one_providers_workers_get_nothing_of_anothers_queue() {
+async fn workers_serve_only_their_providers_queue() {
     let relay = Relay::builder().config(two_providers("  models: [{id: m}]", "")).start().await;
     let _waiting = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -72,7 +72,7 @@ async fn one_providers_workers_get_nothing_of_anothers_queue() {
 }
 
 #[tokio::test]
-async fn a_disabled_provider_is_503() {
+async fn disabled_provider_is_503() {
     let config = two_providers("  enabled: false\n  models: [{id: m}]", "");
     let relay = Relay::builder().config(config).start().await;
     let reply = relay.fetch(chat("m")).await;
@@ -84,7 +84,7 @@ async fn a_disabled_provider_is_503() {
 }
 
 #[tokio::test]
-async fn limits_are_each_providers_own() {
+async fn limits_apply_per_provider() {
     let config = two_providers(
         "  queue: {maxLength: 7, maxBytes: 1Mi, timeout: 500ms}\n  requestTimeout: 1h30m\n  maxModelsPerWorker: 1",
         "  queue: {timeout: 9s, coldTimeout: 9s}",
@@ -103,7 +103,7 @@ async fn limits_are_each_providers_own() {
 }
 
 #[tokio::test]
-async fn cold_models_are_known_and_wait_on_the_cold_clock() {
+async fn cold_model_requests_wait_for_cold_timeout() {
     let config =
         two_providers("  coldModels: [sleeping]\n  queue: {timeout: 1s, coldTimeout: 9s}", "  queue: {timeout: 1s}");
     let relay = Relay::builder().config(config).start().await;
@@ -127,7 +127,7 @@ async fn cold_models_are_known_and_wait_on_the_cold_clock() {
 }
 
 #[tokio::test]
-async fn the_environment_makes_one_provider_of_any_name() {
+async fn environment_defines_one_provider_of_any_name() {
     let relay = Relay::builder().env("PROVIDER_NAME", "home").start().await;
     assert_eq!(relay.dial().refused().await.status, 404);
     let mut worker = worker_of(&relay, "home", &["m"]).await;
@@ -138,7 +138,7 @@ async fn the_environment_makes_one_provider_of_any_name() {
 }
 
 #[tokio::test]
-async fn a_file_goes_before_the_environment_and_the_relay_says_so() {
+async fn configuration_file_overrides_environment_with_warning() {
     let relay = Relay::builder()
         .config(two_providers("", ""))
         .env("WORKER_SECRET", "of-the-environment")

@@ -34,7 +34,7 @@ async fn answered(request: Request, chunks: &[&str], status: u16, headers: Value
 }
 
 #[tokio::test]
-async fn refusal_of_a_stream_keeps_status_headers_and_body() {
+async fn stream_refusal_keeps_status_headers_and_body() {
     for request in [chat_stream("m"), messages_stream("m")] {
         let headers = json!({"content-type": "application/json", "retry-after": "7"});
         let (first, rest) = REFUSAL.split_at(20);
@@ -46,7 +46,7 @@ async fn refusal_of_a_stream_keeps_status_headers_and_body() {
 }
 
 #[tokio::test]
-async fn refusal_without_headers_is_named_by_its_body() {
+async fn refusal_without_headers_gets_matching_content_type() {
     for (body, kind) in [(REFUSAL, "application/json"), ("Bad Gateway", "text/plain; charset=utf-8")] {
         let reply = answered(chat_stream("m"), &[body], 502, Value::Null).await.with_status(502);
         assert_eq!((reply.text().as_str(), reply.header("content-type").as_deref()), (body, Some(kind)));
@@ -54,7 +54,7 @@ async fn refusal_without_headers_is_named_by_its_body() {
 }
 
 #[tokio::test]
-async fn error_behind_a_begun_stream_is_its_last_event() {
+async fn error_after_begun_stream_is_last_event() {
     let reply = answered(chat_stream("m"), &["data: 1\n\n"], 500, json!({})).await.with_status(200);
     let text = reply.broken_stream();
     assert!(text.starts_with("data: 1\n\n") && text.contains("the backend answered 500"), "{text}");
@@ -105,7 +105,7 @@ async fn held_bytes_pass_when_no_status_comes() {
 }
 
 #[tokio::test]
-async fn long_bytes_pass_without_a_status() {
+async fn bytes_over_limit_pass_without_status() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -117,7 +117,7 @@ async fn long_bytes_pass_without_a_status() {
 }
 
 #[tokio::test]
-async fn request_of_a_lost_worker_moves_while_held() {
+async fn held_request_of_lost_worker_is_requeued() {
     let relay = Relay::start().await;
     let mut lost = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));

@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_waiting_request_is_dispatched_when_a_worker_joins() {
+async fn queued_request_is_dispatched_when_worker_joins() {
     let relay = Relay::start().await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -25,7 +25,7 @@ async fn a_waiting_request_is_dispatched_when_a_worker_joins() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_is_dispatched_when_a_slot_frees() {
+async fn queued_request_is_dispatched_when_slot_frees() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let first = relay.begin(tagged("m", "first"));
@@ -43,7 +43,7 @@ async fn a_waiting_request_is_dispatched_when_a_slot_frees() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_is_dispatched_when_a_worker_reports_lower_load() {
+async fn queued_request_is_dispatched_when_load_drops() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut registration = modelrelay_harness::worker::registration(&["m"], 1);
@@ -61,7 +61,7 @@ async fn a_waiting_request_is_dispatched_when_a_worker_reports_lower_load() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_is_dispatched_when_a_worker_gains_its_model() {
+async fn queued_request_is_dispatched_when_model_appears() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&[], 1).await;
     let pending = relay.begin(chat("m"));
@@ -75,7 +75,7 @@ async fn a_waiting_request_is_dispatched_when_a_worker_gains_its_model() {
 }
 
 #[tokio::test]
-async fn waiting_requests_are_served_in_the_order_of_arrival() {
+async fn queued_requests_are_served_in_arrival_order() {
     let relay = Relay::start().await;
     let mut clients = Vec::new();
     for number in 1..=6_u64 {
@@ -96,7 +96,7 @@ async fn waiting_requests_are_served_in_the_order_of_arrival() {
 }
 
 #[tokio::test]
-async fn a_request_waits_behind_no_incompatible_one() {
+async fn queued_request_does_not_block_other_models() {
     let relay = Relay::start().await;
     let _waiting = relay.begin(tagged("absent", "waits"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -109,7 +109,7 @@ async fn a_request_waits_behind_no_incompatible_one() {
 }
 
 #[tokio::test]
-async fn a_new_arrival_does_not_overtake_a_waiting_compatible_one() {
+async fn new_request_does_not_overtake_queued_one() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(tagged("m", "running"));
@@ -127,7 +127,7 @@ async fn a_new_arrival_does_not_overtake_a_waiting_compatible_one() {
 }
 
 #[tokio::test]
-async fn a_full_queue_answers_429_with_retry_after() {
+async fn full_queue_returns_429_with_retry_after() {
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
     let _waiting = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -142,7 +142,7 @@ async fn a_full_queue_answers_429_with_retry_after() {
 }
 
 #[tokio::test]
-async fn the_queue_is_bounded_by_bytes_too() {
+async fn queue_is_bounded_by_bytes() {
     let relay = Relay::builder().env("MAX_QUEUE_BYTES", "1500").start().await;
     let large = "x".repeat(1000);
     let _waiting = relay.begin(tagged("m", &large));
@@ -170,7 +170,7 @@ async fn requests_for_absent_models_leave_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_full_queue_does_not_refuse_what_can_run_at_once() {
+async fn full_queue_accepts_request_that_can_run() {
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     drop(relay.worker(&["absent"], 1).await);
@@ -184,7 +184,7 @@ async fn a_full_queue_does_not_refuse_what_can_run_at_once() {
 }
 
 #[tokio::test]
-async fn one_providers_full_queue_is_not_anothers() {
+async fn full_queue_does_not_affect_other_providers() {
     let config = two_providers("  queue: {maxLength: 1}\n  models: [{id: a}]", "  models: [{id: b}]");
     let relay = Relay::builder().config(config).start().await;
     let _waiting = relay.begin(chat("a"));
@@ -195,7 +195,7 @@ async fn one_providers_full_queue_is_not_anothers() {
 }
 
 #[tokio::test]
-async fn waiting_too_long_for_a_busy_worker_is_504() {
+async fn queue_timeout_with_busy_worker_is_504() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
@@ -210,7 +210,7 @@ async fn waiting_too_long_for_a_busy_worker_is_504() {
 }
 
 #[tokio::test]
-async fn waiting_too_long_without_any_worker_is_504() {
+async fn queue_timeout_without_any_worker_is_504() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
     let reply = relay.fetch(messages("m")).await;
     let message = anthropic_error(&reply, 504, "overloaded_error");
@@ -221,7 +221,7 @@ async fn waiting_too_long_without_any_worker_is_504() {
 }
 
 #[tokio::test]
-async fn the_cold_clock_runs_while_no_worker_serves_the_model() {
+async fn cold_timeout_applies_while_model_is_unserved() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").env("COLD_TIMEOUT_SECS", "9").start().await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -245,7 +245,7 @@ async fn chat_for_busy_worker(relay: &Relay) -> modelrelay_harness::client::Requ
 }
 
 #[tokio::test]
-async fn a_worker_that_loses_a_model_gets_no_more_requests_for_it() {
+async fn worker_losing_model_receives_no_further_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["a", "b"], 2).await;
     worker.update_models(&["b"]).await;
@@ -256,7 +256,7 @@ async fn a_worker_that_loses_a_model_gets_no_more_requests_for_it() {
 }
 
 #[tokio::test]
-async fn a_model_of_several_lines_cannot_forge_a_line_of_the_log() {
+async fn multiline_model_name_cannot_forge_log_line() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
     let _ = relay.fetch(chat("m\nFORGED")).await.with_status(504);
     relay.log().wait_for_line("queue timeout").await;

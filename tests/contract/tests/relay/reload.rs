@@ -17,7 +17,7 @@ async fn config_hash(relay: &Relay) -> String {
 }
 
 #[tokio::test]
-async fn a_new_provider_serves_at_once() {
+async fn new_provider_serves_at_once() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     assert_eq!(relay.dial().provider("other").refused().await.status, 404);
     let before = config_hash(&relay).await;
@@ -32,7 +32,7 @@ async fn a_new_provider_serves_at_once() {
 }
 
 #[tokio::test]
-async fn a_disabled_provider_fails_its_queue_and_finishes_what_runs() {
+async fn disabled_provider_fails_queue_and_finishes_running_requests() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let running = relay.begin(chat("m"));
@@ -55,7 +55,7 @@ async fn a_disabled_provider_fails_its_queue_and_finishes_what_runs() {
 }
 
 #[tokio::test]
-async fn a_removed_provider_fails_its_queue_and_closes_its_workers() {
+async fn removed_provider_fails_queue_and_closes_workers() {
     let relay = Relay::builder().config(two_providers("", "  models: [{id: m}]")).start().await;
     let mut worker = relay.dial().provider("other").open().await;
     worker.register(&["m"], 1).await;
@@ -73,7 +73,7 @@ async fn a_removed_provider_fails_its_queue_and_closes_its_workers() {
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
+async fn broken_file_keeps_previous_configuration() {
     let relay = Relay::builder().config(one_provider("  models: [{id: good}]")).start().await;
     let before = config_hash(&relay).await;
     for broken in ["providers: [", "providers:\n- name: local\n  nonsense: 1\n", "providers:\n- name: UPPER\n"] {
@@ -101,7 +101,7 @@ async fn metric(relay: &Relay, name: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_lower_queue_length_evicts_nobody() {
+async fn lower_queue_length_evicts_no_request() {
     let relay = Relay::builder().config(one_provider("  queue: {maxLength: 3}")).start().await;
     let clients: Vec<_> = (0..3).map(|_| relay.begin(chat("m"))).collect();
     relay.wait_for_queue_depth("local", 3).await;
@@ -120,7 +120,7 @@ async fn a_lower_queue_length_evicts_nobody() {
 }
 
 #[tokio::test]
-async fn a_new_timeout_is_for_requests_that_arrive_later() {
+async fn new_timeout_applies_to_later_requests() {
     let relay = Relay::builder().config(one_provider("  queue: {timeout: 1h}")).start().await;
     let early = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
@@ -132,7 +132,7 @@ async fn a_new_timeout_is_for_requests_that_arrive_later() {
 }
 
 #[tokio::test]
-async fn a_reload_disturbs_no_stream_and_no_worker() {
+async fn reload_disturbs_no_stream_and_no_worker() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -151,7 +151,7 @@ async fn a_reload_disturbs_no_stream_and_no_worker() {
 }
 
 #[tokio::test]
-async fn keys_may_be_required_from_now_on_and_no_longer() {
+async fn key_requirement_changes_without_restart() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     assert_eq!(relay.get("/v1/models").await.status, 200);
     relay.replace_file("relay.yaml", &format!("requireApiKeys: true\n{}", one_provider("")));
@@ -161,7 +161,7 @@ async fn keys_may_be_required_from_now_on_and_no_longer() {
 }
 
 #[tokio::test]
-async fn an_api_key_does_not_change_the_configurations_hash() {
+async fn new_api_key_keeps_configuration_hash() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     let before = config_hash(&relay).await;
     let _ = relay.admin_post("/admin/keys", &json!({"name": "k"})).await.with_status(201);
@@ -170,7 +170,7 @@ async fn an_api_key_does_not_change_the_configurations_hash() {
 }
 
 #[tokio::test]
-async fn a_worker_that_registers_after_its_provider_went_is_sent_away() {
+async fn worker_registering_for_removed_provider_is_closed() {
     let relay = Relay::builder().config(two_providers("", "")).start().await;
     let mut worker = relay.dial().provider("other").open().await;
     relay.replace_file("relay.yaml", &one_provider(""));
@@ -181,7 +181,7 @@ async fn a_worker_that_registers_after_its_provider_went_is_sent_away() {
 }
 
 #[tokio::test]
-async fn a_worker_that_registers_after_its_secret_went_is_sent_away() {
+async fn worker_registering_with_removed_secret_is_closed() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     let mut worker = relay.dial().open().await;
     let other = "providers: [{name: local, workerSecrets: [{value: another-secret-of-the-tests}]}]";
@@ -193,7 +193,7 @@ async fn a_worker_that_registers_after_its_secret_went_is_sent_away() {
 }
 
 #[tokio::test]
-async fn an_admin_can_cancel_what_a_removed_provider_still_runs() {
+async fn admin_cancels_running_request_of_removed_provider() {
     let relay = Relay::builder().config(two_providers("", "")).start().await;
     let mut worker = relay.dial().provider("other").open().await;
     worker.register(&["m"], 1).await;

@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_worker_lost_before_the_first_byte_is_replaced_by_another_at_once() {
+async fn worker_lost_before_first_byte_is_replaced() {
     let relay = Relay::start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -30,7 +30,7 @@ async fn a_worker_lost_before_the_first_byte_is_replaced_by_another_at_once() {
 }
 
 #[tokio::test]
-async fn a_requeued_request_waits_for_a_worker_to_join() {
+async fn requeued_request_waits_for_worker_to_join() {
     let relay = Relay::start().await;
     let mut first = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -46,7 +46,7 @@ async fn a_requeued_request_waits_for_a_worker_to_join() {
 }
 
 #[tokio::test]
-async fn a_request_that_lost_four_workers_is_503() {
+async fn request_that_lost_four_workers_is_503() {
     for request in [chat("m"), messages("m")] {
         let anthropic = request.clone();
         let relay = Relay::start().await;
@@ -69,7 +69,7 @@ async fn a_request_that_lost_four_workers_is_503() {
 }
 
 #[tokio::test]
-async fn a_requeue_keeps_the_deadline_of_the_first_arrival() {
+async fn requeue_keeps_deadline_of_first_arrival() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "2").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -85,7 +85,7 @@ async fn a_requeue_keeps_the_deadline_of_the_first_arrival() {
 }
 
 #[tokio::test]
-async fn a_requeued_request_keeps_its_place_before_later_ones_even_in_a_full_queue() {
+async fn requeued_request_keeps_place_in_full_queue() {
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let early = relay.begin(tagged("m", "early"));
@@ -104,7 +104,7 @@ async fn a_requeued_request_keeps_its_place_before_later_ones_even_in_a_full_que
 }
 
 #[tokio::test]
-async fn every_request_of_a_lost_worker_is_requeued_in_order() {
+async fn lost_workers_requests_are_requeued_in_order() {
     let relay = Relay::start().await;
     let mut first = relay.worker(&["m"], 3).await;
     let mut clients = Vec::new();
@@ -126,7 +126,7 @@ async fn every_request_of_a_lost_worker_is_requeued_in_order() {
 }
 
 #[tokio::test]
-async fn a_worker_that_closes_properly_with_a_request_is_lost_too() {
+async fn request_of_closing_worker_is_requeued() {
     let relay = Relay::start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -139,7 +139,7 @@ async fn a_worker_that_closes_properly_with_a_request_is_lost_too() {
 }
 
 #[tokio::test]
-async fn the_request_of_a_vanished_client_is_not_sent_again() {
+async fn request_of_vanished_client_is_not_requeued() {
     let relay = Relay::start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -181,7 +181,7 @@ fn last_data(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn broken_chat_stream_ends_with_an_error() {
+async fn broken_chat_stream_ends_with_error() {
     let relay = Relay::start().await;
     let worker = relay.worker(&["m"], 1).await;
     let text = broken_stream(&relay, worker, chat_stream("m")).await;
@@ -193,7 +193,7 @@ async fn broken_chat_stream_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn broken_core1_stream_ends_with_an_error() {
+async fn broken_core1_stream_ends_with_error() {
     let relay = Relay::start().await;
     let worker = relay.core1_worker(&["m"], 1).await;
     let text = broken_stream(&relay, worker, chat_stream("m")).await;
@@ -201,7 +201,7 @@ async fn broken_core1_stream_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn broken_messages_stream_ends_with_its_own_error_event() {
+async fn broken_messages_stream_ends_with_error_event() {
     let relay = Relay::start().await;
     let worker = relay.worker(&["m"], 1).await;
     let text = broken_stream(&relay, worker, messages_stream("m")).await;
@@ -212,7 +212,7 @@ async fn broken_messages_stream_ends_with_its_own_error_event() {
 }
 
 #[tokio::test]
-async fn broken_responses_stream_ends_with_the_nested_form() {
+async fn broken_responses_stream_ends_with_nested_form() {
     let relay = Relay::start().await;
     let worker = relay.worker(&["m"], 1).await;
     let text = broken_stream(&relay, worker, responses_stream("m")).await;
@@ -222,7 +222,7 @@ async fn broken_responses_stream_ends_with_the_nested_form() {
 }
 
 #[tokio::test]
-async fn error_event_continues_the_sequence_numbers() {
+async fn error_event_continues_sequence_numbers() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(responses_stream("m"));
@@ -236,7 +236,7 @@ async fn error_event_continues_the_sequence_numbers() {
 }
 
 #[tokio::test]
-async fn stream_cut_inside_an_event_is_aborted() {
+async fn stream_cut_inside_event_is_aborted() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -256,7 +256,7 @@ async fn stream_cut_inside_an_event_is_aborted() {
 }
 
 #[tokio::test]
-async fn after_the_first_byte_a_body_that_is_no_stream_is_aborted() {
+async fn broken_json_body_is_aborted_after_first_byte() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -272,7 +272,7 @@ async fn after_the_first_byte_a_body_that_is_no_stream_is_aborted() {
 }
 
 #[tokio::test]
-async fn a_worker_that_answers_no_heartbeat_loses_its_requests() {
+async fn worker_missing_heartbeats_loses_its_requests() {
     let relay = Relay::builder().env("HEARTBEAT_INTERVAL", "1").start().await;
     let mut hung = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));

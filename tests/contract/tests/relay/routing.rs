@@ -42,7 +42,7 @@ const MODEL_ROUTES: [&str; 33] = [
 ];
 
 #[tokio::test]
-async fn every_client_route_reaches_a_worker_by_its_model() {
+async fn every_client_route_reaches_worker_by_model() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for path in MODEL_ROUTES {
@@ -58,7 +58,7 @@ async fn every_client_route_reaches_a_worker_by_its_model() {
 }
 
 #[tokio::test]
-async fn the_query_string_is_part_of_the_endpoint_path() {
+async fn query_string_is_part_of_endpoint_path() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(Request::post("/v1/messages?beta=true&x=%20y", &json!({"model": "m"})));
@@ -69,7 +69,7 @@ async fn the_query_string_is_part_of_the_endpoint_path() {
 }
 
 #[tokio::test]
-async fn a_body_reaches_the_worker_byte_for_byte() {
+async fn body_reaches_worker_byte_for_byte() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m/é:7b"], 1).await;
     let body = " {\r\n\t\"z\" : 1.0e+2 , \"model\":\"m/\\u00e9:7b\",\"a\":{\"model\":\"x\",\"model\":\"y\"},\n\"s\":\"ü\\n\\ud83d\\ude00\" } \n";
@@ -81,7 +81,7 @@ async fn a_body_reaches_the_worker_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_utf8_beside_its_model_passes_byte_for_byte() {
+async fn non_utf8_body_passes_byte_for_byte() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let body = b"{\"model\":\"m\",\"prompt\":\"\xff\xfe\x80 broken\"}";
@@ -93,7 +93,7 @@ async fn a_body_that_is_not_utf8_beside_its_model_passes_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_multipart_request_is_routed_by_its_model_field_and_passes_byte_for_byte() {
+async fn multipart_request_is_routed_by_model_field() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["whisper"], 1).await;
     let mut body = b"--XyZ\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n".to_vec();
@@ -114,7 +114,7 @@ async fn a_multipart_request_is_routed_by_its_model_field_and_passes_byte_for_by
 }
 
 #[tokio::test]
-async fn a_multipart_request_without_a_model_is_400() {
+async fn multipart_request_without_model_is_400() {
     let relay = Relay::start().await;
     let body = "--b\r\ncontent-disposition: form-data; name=\"language\"\r\n\r\nde\r\n--b--\r\n";
     let request = Request::new("POST", "/v1/audio/transcriptions")
@@ -125,7 +125,7 @@ async fn a_multipart_request_without_a_model_is_400() {
 }
 
 #[tokio::test]
-async fn an_unknown_path_is_404_in_the_openai_dialect() {
+async fn unknown_path_is_404_in_openai_dialect() {
     let relay = Relay::start().await;
     for path in ["/", "/v1", "/v1/nope", "/v1/chat", "/api/tags", "/v1/realtime"] {
         let reply = relay.get(path).await;
@@ -135,7 +135,7 @@ async fn an_unknown_path_is_404_in_the_openai_dialect() {
 }
 
 #[tokio::test]
-async fn an_unknown_path_is_404_in_the_anthropic_dialect_for_its_clients() {
+async fn unknown_path_is_404_in_anthropic_dialect() {
     let relay = Relay::start().await;
     let below_messages = relay.fetch(Request::post("/v1/messages/nope", &json!({"model": "m"}))).await;
     anthropic_error(&below_messages, 404, "not_found_error");
@@ -144,7 +144,7 @@ async fn an_unknown_path_is_404_in_the_anthropic_dialect_for_its_clients() {
 }
 
 #[tokio::test]
-async fn a_backends_admin_paths_are_never_reachable() {
+async fn backend_admin_paths_are_never_reachable() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let paths = [
@@ -168,7 +168,7 @@ async fn a_backends_admin_paths_are_never_reachable() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_405_and_names_the_right_one() {
+async fn wrong_method_is_405_with_allow_header() {
     let relay = Relay::start().await;
     for path in ["/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/responses"] {
         let reply = relay.get(path).await;
@@ -184,7 +184,7 @@ async fn a_wrong_method_is_405_and_names_the_right_one() {
 }
 
 #[tokio::test]
-async fn a_backends_error_passes_untouched() {
+async fn backend_error_passes_unchanged() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for status in [400, 404, 422, 429, 500, 503] {
@@ -201,7 +201,7 @@ async fn a_backends_error_passes_untouched() {
 }
 
 #[tokio::test]
-async fn a_streaming_requests_backend_error_keeps_status_and_body() {
+async fn backend_error_of_stream_keeps_status_and_body() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(crate::support::chat_stream("m"));
@@ -214,7 +214,7 @@ async fn a_streaming_requests_backend_error_keeps_status_and_body() {
 }
 
 #[tokio::test]
-async fn an_unknown_model_is_404_in_both_dialects() {
+async fn unknown_model_is_404_in_both_dialects() {
     let relay = Relay::builder().config(crate::support::one_provider("  models: [{id: known}]")).start().await;
     let reply = relay.fetch(chat("nope")).await;
     let message = openai_error(&reply, 404, "invalid_request_error", "model_not_found");
@@ -239,7 +239,7 @@ async fn misspelt_model_is_404_naming_similar_ones() {
 }
 
 #[tokio::test]
-async fn model_whose_worker_is_away_is_waited_for() {
+async fn request_waits_for_model_of_disconnected_worker() {
     let relay = Relay::start().await;
     let _other = relay.worker(&["other"], 1).await;
     drop(relay.worker(&["m"], 1).await);
@@ -253,7 +253,7 @@ async fn model_whose_worker_is_away_is_waited_for() {
 }
 
 #[tokio::test]
-async fn unknown_model_waits_while_a_worker_lists_nothing() {
+async fn unknown_model_waits_while_worker_lists_nothing() {
     let relay = Relay::start().await;
     let _other = relay.worker(&["other"], 1).await;
     let _loading = relay.worker(&[], 1).await;
@@ -263,7 +263,7 @@ async fn unknown_model_waits_while_a_worker_lists_nothing() {
 
 /// Such a name would appear in the log, in `/admin/state` and in a response for as long as it waits.
 #[tokio::test]
-async fn a_model_whose_name_nobody_may_have_is_404_at_once_where_others_wait() {
+async fn overlong_model_name_is_404_at_once() {
     let relay = Relay::start().await;
     let _asking = relay.worker(&[], 1).await;
     let _waits = relay.begin(chat(&"x".repeat(256)));
@@ -275,7 +275,7 @@ async fn a_model_whose_name_nobody_may_have_is_404_at_once_where_others_wait() {
 }
 
 #[tokio::test]
-async fn an_empty_answer_of_a_backend_passes() {
+async fn empty_backend_response_passes() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -286,7 +286,7 @@ async fn an_empty_answer_of_a_backend_passes() {
 }
 
 #[tokio::test]
-async fn a_large_upload_to_a_wrong_path_or_method_still_reads_why() {
+async fn large_upload_to_wrong_route_gets_error() {
     let relay = Relay::start().await;
     for (method, path, status) in [("POST", "/v1/files", 404), ("PUT", "/v1/embeddings", 405)] {
         for _ in 0..5 {

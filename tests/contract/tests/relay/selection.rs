@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{chat, openai_error, tag_of, tagged};
 
 #[tokio::test]
-async fn the_lowest_load_wins() {
+async fn worker_with_lowest_load_is_chosen() {
     let relay = Relay::start().await;
     let mut busy = relay.dial().open().await;
     let mut registration = modelrelay_harness::worker::registration(&["m"], 9);
@@ -42,7 +42,7 @@ async fn ties_are_broken_by_rotation() {
 }
 
 #[tokio::test]
-async fn equal_workers_take_turns_even_when_each_answer_comes_at_once() {
+async fn equal_workers_alternate_for_sequential_requests() {
     let relay = Relay::start().await;
     let mut one = relay.worker(&["m"], 1).await;
     let mut two = relay.worker(&["m"], 1).await;
@@ -59,7 +59,7 @@ async fn equal_workers_take_turns_even_when_each_answer_comes_at_once() {
 }
 
 #[tokio::test]
-async fn a_request_goes_only_to_a_worker_that_advertises_its_very_model() {
+async fn request_goes_only_to_worker_with_exact_model() {
     let relay = Relay::start().await;
     let mut other = relay.worker(&["M", "m2", "m "], 9).await;
     let mut right = relay.dial().open().await;
@@ -74,7 +74,7 @@ async fn a_request_goes_only_to_a_worker_that_advertises_its_very_model() {
 }
 
 #[tokio::test]
-async fn a_worker_never_holds_more_than_it_said() {
+async fn worker_never_exceeds_its_max_concurrent() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 2).await;
     let clients: Vec<_> = (0..5).map(|_| relay.begin(chat("m"))).collect();
@@ -86,7 +86,7 @@ async fn a_worker_never_holds_more_than_it_said() {
 }
 
 #[tokio::test]
-async fn a_max_concurrent_of_zero_is_one() {
+async fn max_concurrent_of_zero_is_one() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let ack = worker.register(&["m"], 0).await;
@@ -99,7 +99,7 @@ async fn a_max_concurrent_of_zero_is_one() {
 }
 
 #[tokio::test]
-async fn a_reported_load_counts_beside_the_relays_own_requests() {
+async fn reported_load_reduces_free_capacity() {
     let relay = Relay::start().await;
     let mut shared = relay.worker(&["m"], 3).await;
     shared.report_load(3).await;

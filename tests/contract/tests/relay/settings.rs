@@ -15,12 +15,12 @@ async fn is_refused(relay: RelayBuilder, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_missing_worker_secret_is_refused() {
+async fn missing_worker_secret_is_refused() {
     is_refused(Relay::builder().without_env("WORKER_SECRET"), &["WORKER_SECRET"]).await;
 }
 
 #[tokio::test]
-async fn an_empty_worker_secret_is_refused() {
+async fn empty_worker_secret_is_refused() {
     is_refused(Relay::builder().env("WORKER_SECRET", ""), &["WORKER_SECRET"]).await;
 }
 
@@ -32,7 +32,7 @@ async fn secrets_with_control_characters_are_refused() {
 }
 
 #[tokio::test]
-async fn numbers_that_are_none_are_refused() {
+async fn invalid_numbers_are_refused() {
     for name in [
         "MAX_QUEUE_LEN",
         "QUEUE_TIMEOUT_SECS",
@@ -47,14 +47,14 @@ async fn numbers_that_are_none_are_refused() {
 }
 
 #[tokio::test]
-async fn sizes_that_are_none_are_refused() {
+async fn invalid_sizes_are_refused() {
     for name in ["MAX_REQUEST_BYTES", "MAX_BUFFERED_BYTES", "MAX_QUEUE_BYTES", "MAX_STREAM_BYTES", "MAX_UNREAD_BYTES"] {
         is_refused(Relay::builder().env(name, "32MegaB"), &[name, "32MegaB"]).await;
     }
 }
 
 #[tokio::test]
-async fn choices_name_what_is_allowed() {
+async fn invalid_choice_lists_allowed_values() {
     is_refused(Relay::builder().env("LOG_FORMAT", "xml"), &["LOG_FORMAT", "xml", "text", "json"]).await;
     is_refused(Relay::builder().env("LOG_LEVEL", "loud"), &["LOG_LEVEL", "loud", "info"]).await;
     let maybe = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "maybe");
@@ -62,33 +62,33 @@ async fn choices_name_what_is_allowed() {
 }
 
 #[tokio::test]
-async fn request_headers_of_the_connection_are_refused() {
+async fn connection_headers_in_request_headers_are_refused() {
     for name in ["cookie", "host", "connection", "x-worker-secret"] {
         is_refused(Relay::builder().env("REQUEST_HEADERS", name), &["REQUEST_HEADERS", name]).await;
     }
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_refused() {
+async fn invalid_address_is_refused() {
     is_refused(Relay::builder().env("LISTEN_ADDR", "not-an-address"), &["LISTEN_ADDR", "not-an-address"]).await;
     is_refused(Relay::builder().env("TRUSTED_PROXIES", "nonsense/99"), &["TRUSTED_PROXIES", "nonsense/99"]).await;
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_refused() {
+async fn address_in_use_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("it is bound").to_string();
     is_refused(Relay::builder().env("LISTEN_ADDR", &address), &[&address]).await;
 }
 
 #[tokio::test]
-async fn a_missing_configuration_file_is_refused() {
+async fn missing_configuration_file_is_refused() {
     let relay = Relay::builder().arg("--config").arg("absent.yaml").without_env("WORKER_SECRET");
     is_refused(relay, &["absent.yaml"]).await;
 }
 
 #[tokio::test]
-async fn unknown_keys_and_wrong_values_of_the_file_are_refused() {
+async fn unknown_keys_and_wrong_values_are_refused() {
     for (more, part) in [
         ("  queu: {}", "queu"),
         ("  queue: {maxLenght: 1}", "maxLenght"),
@@ -109,13 +109,13 @@ async fn two_providers_of_one_name_are_refused() {
 }
 
 #[tokio::test]
-async fn a_missing_secret_file_is_refused() {
+async fn missing_secret_file_is_refused() {
     let yaml = "providers:\n- name: local\n  workerSecrets: [{file: secrets/absent}]\n";
     is_refused(Relay::builder().config(yaml), &["secrets/absent"]).await;
 }
 
 #[tokio::test]
-async fn a_flag_goes_before_its_variable() {
+async fn flag_overrides_its_variable() {
     let relay =
         Relay::builder().env("MAX_MODELS_PER_WORKER", "5").arg("--max-models-per-worker").arg("1").start().await;
     let mut worker = relay.dial().open().await;
@@ -123,14 +123,14 @@ async fn a_flag_goes_before_its_variable() {
 }
 
 #[tokio::test]
-async fn an_unknown_flag_is_refused_and_named() {
+async fn unknown_flag_is_refused_and_named() {
     let (status, log) = Relay::builder().arg("--no-such-flag").start_and_exit().await;
     assert!(!status.success());
     assert!(log.contains("--no-such-flag"), "{}", log.dump());
 }
 
 #[tokio::test]
-async fn a_refused_secret_is_not_printed() {
+async fn refused_secret_is_not_printed() {
     let (_, log) = Relay::builder().env("WORKER_SECRET", "planted").env("MAX_QUEUE_LEN", "x").start_and_exit().await;
     assert!(!log.contains("planted"), "{}", log.dump());
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error};
 
 #[tokio::test]
-async fn an_idle_relay_exits_at_once() {
+async fn idle_relay_exits_at_once() {
     let mut relay = Relay::start().await;
     let start = Instant::now();
     relay.process().terminate().await;
@@ -18,7 +18,7 @@ async fn an_idle_relay_exits_at_once() {
 }
 
 #[tokio::test]
-async fn idle_workers_are_told_and_closed() {
+async fn idle_workers_are_notified_and_closed() {
     let mut relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut new = relay.core1_worker(&["m"], 1).await;
@@ -55,7 +55,7 @@ async fn running_and_waiting_requests_finish() {
 }
 
 #[tokio::test]
-async fn new_requests_while_draining_are_503_and_probes_are_unready() {
+async fn draining_relay_is_unready_and_returns_503() {
     let mut relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let running = relay.begin(chat("m"));
@@ -75,7 +75,7 @@ async fn new_requests_while_draining_are_503_and_probes_are_unready() {
 }
 
 #[tokio::test]
-async fn within_the_grace_new_requests_are_accepted_though_unready() {
+async fn unready_relay_accepts_requests_during_grace() {
     let mut relay = Relay::builder().env("SHUTDOWN_GRACE_SECS", "3").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
@@ -89,7 +89,7 @@ async fn within_the_grace_new_requests_are_accepted_though_unready() {
 }
 
 #[tokio::test]
-async fn what_is_left_at_the_deadline_gets_a_retryable_error() {
+async fn requests_left_at_deadline_get_retryable_error() {
     let mut relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let running = relay.begin(chat("m"));
@@ -114,7 +114,7 @@ async fn what_is_left_at_the_deadline_gets_a_retryable_error() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn second_signal_ends_relay_at_once() {
     let mut relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
@@ -128,7 +128,7 @@ async fn a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test]
-async fn worker_dials_are_refused_once_the_workers_were_told() {
+async fn dials_are_refused_after_workers_are_notified() {
     let mut relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let running = relay.begin(chat_stream("m"));
@@ -147,7 +147,7 @@ async fn worker_dials_are_refused_once_the_workers_were_told() {
 }
 
 #[tokio::test]
-async fn a_worker_lost_during_the_shutdown_is_replaced() {
+async fn worker_lost_during_shutdown_is_replaced() {
     let mut relay = Relay::start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));

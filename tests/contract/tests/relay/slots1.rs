@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn the_capability_is_acknowledged_with_core1_and_the_time_for_a_load() {
+async fn capability_is_acknowledged_with_core1_and_load_timeout() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut message = slots1_registration(&["a"], &[], &new_instance_id());
@@ -27,7 +27,7 @@ async fn the_capability_is_acknowledged_with_core1_and_the_time_for_a_load() {
 }
 
 #[tokio::test]
-async fn without_the_capability_slots_and_gates_mean_nothing() {
+async fn slots_and_gates_without_capability_are_ignored() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut message = core1_registration(&["a", "b"], 4, &new_instance_id());
@@ -42,7 +42,7 @@ async fn without_the_capability_slots_and_gates_mean_nothing() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_loaded_is_listed_and_waits_longer_than_the_queue_timeout() {
+async fn unloaded_model_waits_longer_than_queue_timeout() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
     let mut worker = relay.slots1_worker(&["a", "b"]).await;
     assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["a", "b"]);
@@ -63,7 +63,7 @@ async fn a_model_that_is_not_loaded_is_listed_and_waits_longer_than_the_queue_ti
 }
 
 #[tokio::test]
-async fn each_model_has_its_own_capacity_and_the_sums_limit_nothing() {
+async fn grant_limits_each_model_separately() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a", "b"]).await;
     let models = json!([{"id": "a", "slots": 1, "others": 0, "capacity": 1}, {"id": "b", "slots": 2, "others": 0, "capacity": 2}]);
@@ -81,7 +81,7 @@ async fn each_model_has_its_own_capacity_and_the_sums_limit_nothing() {
 }
 
 #[tokio::test]
-async fn a_grant_without_models_opens_no_gate() {
+async fn grant_without_models_opens_no_gate() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     worker.grant(4).await;
@@ -91,7 +91,7 @@ async fn a_grant_without_models_opens_no_gate() {
 }
 
 #[tokio::test]
-async fn a_request_that_meets_a_shut_gate_waits_for_it_and_spends_no_attempt() {
+async fn request_refused_at_shut_gate_spends_no_attempt() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let pending = relay.begin(chat("a"));
@@ -110,7 +110,7 @@ async fn a_request_that_meets_a_shut_gate_waits_for_it_and_spends_no_attempt() {
 }
 
 #[tokio::test]
-async fn a_request_severed_before_its_answer_waits_for_the_next_gate_three_times() {
+async fn request_severed_before_response_is_requeued_three_times() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     for request in [chat("a"), messages("a")] {
@@ -136,7 +136,7 @@ async fn a_request_severed_before_its_answer_waits_for_the_next_gate_three_times
 
 /// A severed swap and a loss use attempts of different kinds: three of each are survived.
 #[tokio::test]
-async fn a_request_that_swaps_severed_may_still_lose_as_many_workers_as_any() {
+async fn severed_swaps_and_lost_workers_spend_separate_attempts() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let pending = relay.begin(chat("a"));
@@ -161,7 +161,7 @@ async fn a_request_that_swaps_severed_may_still_lose_as_many_workers_as_any() {
 }
 
 #[tokio::test]
-async fn an_answer_severed_in_its_middle_ends_with_an_error_frame_in_either_dialect() {
+async fn severed_stream_ends_with_error_frame() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     worker.open_gates(&[("a", 4)]).await;
@@ -187,7 +187,7 @@ async fn an_answer_severed_in_its_middle_ends_with_an_error_frame_in_either_dial
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_loaded_in_time_is_503_with_the_time_that_is_left() {
+async fn load_timeout_is_503_with_remaining_time() {
     let relay = Relay::builder().env("COLD_TIMEOUT_SECS", "1").start().await;
     let mut worker = relay.dial().open().await;
     let mut loading = slot("gpu0", "loading", &["a"]);
@@ -206,7 +206,7 @@ async fn a_model_that_is_not_loaded_in_time_is_503_with_the_time_that_is_left() 
 }
 
 #[tokio::test]
-async fn a_lost_multiplexer_gives_its_requests_back() {
+async fn lost_multiplexers_request_is_requeued() {
     let relay = Relay::start().await;
     let mut one = relay.slots1_worker(&["a"]).await;
     one.open_gates(&[("a", 4)]).await;
@@ -222,7 +222,7 @@ async fn a_lost_multiplexer_gives_its_requests_back() {
 }
 
 #[tokio::test]
-async fn slots_that_make_no_sense_are_refused_and_harm_nothing() {
+async fn invalid_slots_are_refused_without_harm() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let many: Vec<_> = (0..65).map(|number| slot(&format!("gpu{number}"), "empty", &["a"])).collect();
@@ -258,7 +258,7 @@ async fn slots_that_make_no_sense_are_refused_and_harm_nothing() {
 }
 
 #[tokio::test]
-async fn gates_that_make_no_sense_are_refused_and_shut_all() {
+async fn invalid_gates_are_refused_and_shut_all() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let entry = |id: &str| json!({"id": id, "slots": 1, "others": 0, "capacity": 1});

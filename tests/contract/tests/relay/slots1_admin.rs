@@ -24,7 +24,7 @@ async fn operation(relay: &Relay, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn slots_are_listed_as_they_were_said() {
+async fn slots_are_listed_as_reported() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let said = failed(slot("gpu0", "empty", &["a", "b"]), "b", "insufficient_memory", "needs 24 GiB", 4_000);
@@ -47,7 +47,7 @@ async fn slots_are_listed_as_they_were_said() {
 }
 
 #[tokio::test]
-async fn the_state_says_where_each_model_is() {
+async fn state_lists_location_of_each_model() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut ready = slot("gpu0", "ready", &["a", "b"]);
@@ -73,7 +73,7 @@ async fn the_state_says_where_each_model_is() {
 
 /// Programs with a bounded buffer read it every few seconds.
 #[tokio::test]
-async fn the_state_has_neither_words_for_people_nor_what_nobody_asked_for() {
+async fn state_omits_messages_and_residency_by_default() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let said = failed(slot("gpu0", "empty", &["a"]), "a", "insufficient_memory", &"x".repeat(900), 4_000);
@@ -89,7 +89,7 @@ async fn the_state_has_neither_words_for_people_nor_what_nobody_asked_for() {
 
 /// A back-off of two seconds is over before the next read.
 #[tokio::test]
-async fn a_slot_s_last_failure_outlives_its_back_off_and_has_words_for_machines_too() {
+async fn last_failure_of_slot_outlives_its_back_off() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let instance = new_instance_id();
@@ -129,7 +129,7 @@ async fn a_slot_s_last_failure_outlives_its_back_off_and_has_words_for_machines_
 }
 
 #[tokio::test]
-async fn more_orders_than_can_be_remembered_are_429_and_say_when_to_try_again() {
+async fn orders_over_limit_are_429_with_retry_after() {
     let relay = Relay::start().await;
     let worker = relay.slots1_worker(&["a"]).await;
     let load = json!({"command": "load", "model": "a"});
@@ -147,7 +147,7 @@ async fn more_orders_than_can_be_remembered_are_429_and_say_when_to_try_again() 
 }
 
 #[tokio::test]
-async fn an_order_reaches_the_worker_and_its_result_the_admin() {
+async fn order_reaches_worker_and_result_reaches_admin() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a", "b"]).await;
     let id = worker.worker_id.clone();
@@ -181,7 +181,7 @@ async fn an_order_reaches_the_worker_and_its_result_the_admin() {
 }
 
 #[tokio::test]
-async fn an_order_outlives_the_link_that_it_was_given_over() {
+async fn order_outlives_link_that_carried_it() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut older = relay.dial().open().await;
@@ -208,7 +208,7 @@ async fn an_order_outlives_the_link_that_it_was_given_over() {
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_ends_its_orders() {
+async fn disconnect_of_worker_ends_its_orders() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
@@ -221,7 +221,7 @@ async fn a_worker_that_leaves_ends_its_orders() {
 }
 
 #[tokio::test]
-async fn no_other_worker_can_end_an_order() {
+async fn other_workers_cannot_end_order() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let mut other = relay.slots1_worker(&["a"]).await;
@@ -234,7 +234,7 @@ async fn no_other_worker_can_end_an_order() {
 }
 
 #[tokio::test]
-async fn a_worker_without_a_multiplexer_takes_no_orders() {
+async fn order_for_worker_without_multiplexer_is_409() {
     let relay = Relay::start().await;
     let seeds = relay.worker(&["a"], 1).await;
     let core1 = relay.core1_worker(&["a"], 1).await;
@@ -247,7 +247,7 @@ async fn a_worker_without_a_multiplexer_takes_no_orders() {
 }
 
 #[tokio::test]
-async fn an_order_that_makes_no_sense_is_400_and_names_the_field() {
+async fn invalid_order_is_400_naming_its_field() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let cases = [
@@ -277,7 +277,7 @@ async fn an_order_that_makes_no_sense_is_400_and_names_the_field() {
 }
 
 #[tokio::test]
-async fn orders_need_the_admin_token() {
+async fn orders_need_admin_token() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let here = target(&worker.worker_id);

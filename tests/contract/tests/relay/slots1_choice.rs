@@ -17,7 +17,7 @@ async fn check_told_nothing(worker: &mut FakeWorker) {
 }
 
 #[tokio::test]
-async fn one_worker_alone_is_told_at_once_what_waits() {
+async fn demand_goes_to_one_worker_at_once() {
     let relay = Relay::start().await;
     let mut near = relay.slots1_worker(&["a", "b"]).await;
     let mut far = relay.dial().open().await;
@@ -36,7 +36,7 @@ async fn one_worker_alone_is_told_at_once_what_waits() {
 }
 
 #[tokio::test]
-async fn a_failed_worker_is_left_for_another_and_then_all_that_waits_ends() {
+async fn failed_load_tries_another_worker_then_ends_requests() {
     let relay = Relay::start().await;
     let empty = slot("gpu0", "empty", &["a"]);
     let (mut one, mut two) = (relay.slots1_worker(&["a"]).await, relay.dial().open().await);
@@ -69,7 +69,7 @@ async fn a_failed_worker_is_left_for_another_and_then_all_that_waits_ends() {
 }
 
 #[tokio::test]
-async fn a_quarantined_slot_is_503_and_not_worth_another_try() {
+async fn quarantined_slot_is_503_without_retry() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register_slots1(&["a"], &[slot("gpu0", "quarantined", &["a"])]).await;
@@ -80,7 +80,7 @@ async fn a_quarantined_slot_is_503_and_not_worth_another_try() {
 }
 
 #[tokio::test]
-async fn an_open_gate_goes_before_a_load() {
+async fn open_gate_is_preferred_to_load() {
     let relay = Relay::start().await;
     let mut empty = relay.slots1_worker(&["a"]).await;
     let mut open = relay.slots1_worker(&["a"]).await;
@@ -94,7 +94,7 @@ async fn an_open_gate_goes_before_a_load() {
 }
 
 #[tokio::test]
-async fn a_worker_without_a_multiplexer_is_always_open_and_nothing_is_loaded_beside_it() {
+async fn worker_without_multiplexer_prevents_load_elsewhere() {
     for core1 in [false, true] {
         let relay = Relay::start().await;
         let mut multiplexer = relay.slots1_worker(&["a"]).await;
@@ -118,7 +118,7 @@ async fn a_worker_without_a_multiplexer_is_always_open_and_nothing_is_loaded_bes
 }
 
 #[tokio::test]
-async fn a_worker_with_an_open_gate_is_told_what_waits_up_to_twice_its_capacity() {
+async fn open_gate_demand_is_capped_at_twice_capacity() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     worker.open_gates(&[("a", 0)]).await;
@@ -130,7 +130,7 @@ async fn a_worker_with_an_open_gate_is_told_what_waits_up_to_twice_its_capacity(
 }
 
 #[tokio::test]
-async fn relays_that_share_their_workers_choose_the_same_one() {
+async fn relays_sharing_workers_choose_same_worker() {
     let relays = [Relay::start().await, Relay::start().await];
     let models = ["a", "b", "c", "d", "e", "f"];
     let mut links = Vec::new();

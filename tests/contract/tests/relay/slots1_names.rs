@@ -23,7 +23,7 @@ async fn worker_with_alias(relay: &Relay) -> FakeWorker {
 }
 
 #[tokio::test]
-async fn requests_by_id_and_by_alias_share_one_gate() {
+async fn requests_by_id_and_alias_share_one_gate() {
     let relay = Relay::start().await;
     let mut worker = worker_with_alias(&relay).await;
     assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["a", "b", "x"]);
@@ -45,7 +45,7 @@ async fn requests_by_id_and_by_alias_share_one_gate() {
 }
 
 #[tokio::test]
-async fn metrics_and_the_state_count_an_alias_for_its_model() {
+async fn metrics_and_state_count_alias_as_model() {
     let relay = Relay::start().await;
     let mut worker = worker_with_alias(&relay).await;
     worker.open_gates(&[("a", 1)]).await;
@@ -69,7 +69,7 @@ async fn metrics_and_the_state_count_an_alias_for_its_model() {
 }
 
 #[tokio::test]
-async fn orders_take_an_alias() {
+async fn orders_accept_alias() {
     let relay = Relay::start().await;
     let mut worker = worker_with_alias(&relay).await;
     let target = format!("/admin/workers/{}/command", worker.worker_id);
@@ -78,7 +78,7 @@ async fn orders_take_an_alias() {
 }
 
 #[tokio::test]
-async fn a_key_for_the_id_is_one_for_the_alias_while_it_means_nothing_else() {
+async fn key_for_id_admits_its_unambiguous_alias() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let mut worker = worker_with_alias(&relay).await;
     worker.open_gates(&[("a", 4), ("b", 4)]).await;

@@ -29,7 +29,7 @@ async fn send_until_credit_ends(worker: &mut FakeWorker, job: &Job) -> u64 {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_stops_only_its_own_stream() {
+async fn stalled_client_stops_only_its_own_stream() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let slow = relay.begin(chat_stream("m").small_receive_buffer());
@@ -57,7 +57,7 @@ async fn a_client_that_reads_nothing_stops_only_its_own_stream() {
 }
 
 #[tokio::test]
-async fn an_old_workers_stream_is_cut_when_its_client_leaves_too_much_unread() {
+async fn older_workers_stream_is_cut_over_unread_limit() {
     let relay = Relay::builder().env("MAX_UNREAD_BYTES", "1Mi").start().await;
     let mut worker = relay.worker(&["m"], 2).await;
     let slow = relay.begin(chat_stream("m").small_receive_buffer());
@@ -77,7 +77,7 @@ async fn an_old_workers_stream_is_cut_when_its_client_leaves_too_much_unread() {
 }
 
 #[tokio::test]
-async fn a_stalled_client_that_leaves_frees_its_stream() {
+async fn disconnect_of_stalled_client_frees_its_stream() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let slow = relay.begin(chat_stream("m").small_receive_buffer());
@@ -94,7 +94,7 @@ async fn a_stalled_client_that_leaves_frees_its_stream() {
 }
 
 #[tokio::test]
-async fn stalled_client_loses_its_slot_after_the_idle_timeout() {
+async fn stalled_client_loses_its_slot_after_idle_timeout() {
     let relay = Relay::builder().env("STREAM_IDLE_TIMEOUT_SECS", "3").start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let slow = relay.begin(chat_stream("m").small_receive_buffer());
@@ -112,7 +112,7 @@ async fn stalled_client_loses_its_slot_after_the_idle_timeout() {
 }
 
 #[tokio::test]
-async fn a_full_memory_budget_refuses_before_the_body_is_read() {
+async fn full_memory_budget_refuses_request_before_body() {
     let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "1Mi").start().await;
     let _waiting = relay
         .begin(post_bytes("/v1/chat/completions", format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(700_000))));
@@ -128,7 +128,7 @@ async fn a_full_memory_budget_refuses_before_the_body_is_read() {
 }
 
 #[tokio::test]
-async fn announced_uploads_that_do_not_come_leave_room_for_others() {
+async fn stalled_uploads_leave_room_for_others() {
     let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "64Mi").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut announced = Vec::new();
@@ -146,7 +146,7 @@ async fn announced_uploads_that_do_not_come_leave_room_for_others() {
 }
 
 #[tokio::test]
-async fn the_memory_budget_is_given_back() {
+async fn memory_budget_is_released() {
     let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "1Mi").start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let large = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(700_000));

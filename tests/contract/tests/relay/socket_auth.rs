@@ -10,14 +10,14 @@ use serde_json::json;
 use crate::support::{chat, check_retry_after, two_providers};
 
 #[tokio::test]
-async fn the_secret_is_taken_from_the_header() {
+async fn secret_in_header_admits() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     worker.register(&["m"], 1).await;
 }
 
 #[tokio::test]
-async fn the_secret_is_taken_from_the_query_for_old_workers() {
+async fn secret_in_query_admits_old_worker() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().query_secret(WORKER_SECRET).open().await;
     worker.register(&["m"], 1).await;
@@ -32,14 +32,14 @@ async fn secret_outside_ascii_admits() {
 }
 
 #[tokio::test]
-async fn secret_is_read_from_a_file() {
+async fn secret_is_read_from_file() {
     let relay = Relay::builder().without_env("WORKER_SECRET").file("secret", "of-a-file-of-some-length\r\n");
     let relay = relay.env("WORKER_SECRET_FILE", "secret").start().await;
     relay.dial().secret("of-a-file-of-some-length").open().await.register(&["m"], 1).await;
 }
 
 #[tokio::test]
-async fn refused_secret_with_quotes_is_explained_in_the_log() {
+async fn refused_secret_with_quotes_is_explained_in_log() {
     let relay = Relay::start().await;
     let reply = relay.dial().secret(&format!("\"{WORKER_SECRET}\"")).refused().await;
     assert!(reply.status == 401 && !reply.text().contains("quotes"), "{}", reply.text());
@@ -52,14 +52,14 @@ async fn refused_secret_with_quotes_is_explained_in_the_log() {
 }
 
 #[tokio::test]
-async fn the_provider_defaults_to_local() {
+async fn provider_defaults_to_local() {
     let relay = Relay::start().await;
     let mut worker = Dial::new(relay.addr(), relay.log()).secret(WORKER_SECRET).open().await;
     worker.register(&["m"], 1).await;
 }
 
 #[tokio::test]
-async fn a_wrong_or_missing_secret_is_401() {
+async fn wrong_or_missing_secret_is_401() {
     let relay = Relay::start().await;
     let nearly = format!("{WORKER_SECRET}x");
     for secret in ["", "wrong", nearly.as_str()] {
@@ -70,7 +70,7 @@ async fn a_wrong_or_missing_secret_is_401() {
 }
 
 #[tokio::test]
-async fn an_empty_configured_secret_admits_nobody() {
+async fn empty_configured_secret_admits_no_worker() {
     let yaml = "providers:\n- name: local\n  workerSecrets: [{file: secrets/empty}]\n";
     let relay = Relay::builder().file("secrets/empty", "").config(yaml).start().await;
     assert_eq!(relay.dial().secret("").refused().await.status, 401);
@@ -90,14 +90,14 @@ async fn any_of_several_secrets_admits() {
 }
 
 #[tokio::test]
-async fn an_unknown_provider_is_404_only_for_who_knows_a_secret() {
+async fn unknown_provider_is_404_only_with_valid_secret() {
     let relay = Relay::start().await;
     assert_eq!(relay.dial().provider("nowhere").refused().await.status, 404);
     assert_eq!(relay.dial().provider("nowhere").secret("wrong").refused().await.status, 401);
 }
 
 #[tokio::test]
-async fn a_disabled_provider_turns_workers_away_with_403() {
+async fn disabled_provider_refuses_workers_with_403() {
     let relay = Relay::builder().config(two_providers("  enabled: false", "")).start().await;
     assert_eq!(relay.dial().refused().await.status, 403);
     assert_eq!(relay.dial().secret("wrong").refused().await.status, 401);
@@ -105,7 +105,7 @@ async fn a_disabled_provider_turns_workers_away_with_403() {
 }
 
 #[tokio::test]
-async fn one_providers_secret_does_not_open_another() {
+async fn secret_does_not_admit_to_another_provider() {
     let yaml = "providers:\n- name: local\n  workerSecrets: [{value: of-local}]\n- name: other\n  workerSecrets: [{value: of-other}]\n";
     let relay = Relay::builder().config(yaml).start().await;
     assert_eq!(relay.dial().secret("of-other").refused().await.status, 401);
@@ -113,7 +113,7 @@ async fn one_providers_secret_does_not_open_another() {
 }
 
 #[tokio::test]
-async fn what_is_no_websocket_handshake_is_refused_before_the_secret_is_looked_at() {
+async fn invalid_handshake_is_refused_before_secret_check() {
     let relay = Relay::start().await;
     let plain = relay.fetch(relay.dial().secret("wrong").request()).await;
     assert!([400, 426].contains(&plain.status), "{}", plain.status);
@@ -138,7 +138,7 @@ async fn what_is_no_websocket_handshake_is_refused_before_the_secret_is_looked_a
 }
 
 #[tokio::test]
-async fn five_failures_lock_an_address_out() {
+async fn five_failures_lock_out_address() {
     let relay = Relay::start().await;
     for _ in 0..5 {
         assert_eq!(relay.dial().secret("wrong").refused().await.status, 401);
@@ -151,7 +151,7 @@ async fn five_failures_lock_an_address_out() {
 }
 
 #[tokio::test]
-async fn a_valid_secret_is_never_locked_out_by_others_failures() {
+async fn valid_secret_is_never_locked_out() {
     let relay = Relay::start().await;
     for _ in 0..8 {
         relay.dial().secret("wrong").refused().await;
@@ -160,7 +160,7 @@ async fn a_valid_secret_is_never_locked_out_by_others_failures() {
 }
 
 #[tokio::test]
-async fn a_forwarded_address_counts_only_from_a_trusted_proxy() {
+async fn forwarded_address_needs_trusted_proxy() {
     let relay = Relay::start().await;
     for number in 0..5 {
         let dial = relay.dial().secret("wrong").header("x-forwarded-for", &format!("203.0.113.{number}"));
@@ -171,7 +171,7 @@ async fn a_forwarded_address_counts_only_from_a_trusted_proxy() {
 }
 
 #[tokio::test]
-async fn behind_a_trusted_proxy_each_forwarded_address_counts_for_itself() {
+async fn lockout_behind_trusted_proxy_is_per_forwarded_address() {
     let relay = Relay::builder().env("TRUSTED_PROXIES", "127.0.0.1").start().await;
     for _ in 0..5 {
         let dial = relay.dial().secret("wrong").header("x-forwarded-for", "203.0.113.1");
@@ -184,7 +184,7 @@ async fn behind_a_trusted_proxy_each_forwarded_address_counts_for_itself() {
 }
 
 #[tokio::test]
-async fn a_clients_api_key_never_admits_a_worker() {
+async fn api_key_never_admits_worker() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let key = relay.admin_post("/admin/keys", &json!({"name": "k"})).await.with_status(201).json();
     let secret = key["secret"].as_str().expect("a secret");
@@ -207,14 +207,14 @@ async fn no_secret_is_ever_logged() {
 }
 
 #[tokio::test]
-async fn workers_may_have_a_listener_of_their_own() {
+async fn workers_can_have_their_own_listener() {
     let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
     relay.dial().to(relay.worker_addr().await).open().await.register(&["m"], 1).await;
     relay.dial().open().await.register(&["m"], 1).await;
 }
 
 #[tokio::test]
-async fn workers_may_be_kept_off_the_clients_listener() {
+async fn workers_can_be_excluded_from_client_listener() {
     let relay =
         Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").env("WORKERS_ON_CLIENT_PORT", "false").start().await;
     relay.dial().to(relay.worker_addr().await).open().await.register(&["m"], 1).await;
@@ -224,7 +224,7 @@ async fn workers_may_be_kept_off_the_clients_listener() {
 }
 
 #[tokio::test]
-async fn a_removed_secret_drains_and_closes_its_workers() {
+async fn removed_secret_drains_and_closes_its_workers() {
     let two = "providers:\n- name: local\n  workerSecrets: [{value: old}, {value: new}]\n";
     let relay = Relay::builder().config(two).start().await;
     let mut old = relay.dial().secret("old").open().await;
@@ -239,7 +239,7 @@ async fn a_removed_secret_drains_and_closes_its_workers() {
 }
 
 #[tokio::test]
-async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
+async fn expired_secret_drains_and_closes_its_workers() {
     let soon = std::process::Command::new("date").args(["-u", "-d", "+3 seconds", "+%FT%TZ"]).output().expect("date");
     let soon = String::from_utf8(soon.stdout).expect("text");
     let secrets = format!("[{{value: old, notAfter: \"{}\"}}, {{value: new}}]", soon.trim());
@@ -261,7 +261,7 @@ async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
 }
 
 #[tokio::test]
-async fn a_secret_file_is_read_again() {
+async fn changed_secret_file_is_reloaded() {
     let yaml = "providers:\n- name: local\n  workerSecrets: [{file: secrets/s}]\n";
     let relay = Relay::builder().file("secrets/s", "first").config(yaml).start().await;
     relay.dial().secret("first").open().await.register(&["m"], 1).await;

@@ -13,7 +13,7 @@ async fn quick_hearted() -> Relay {
 }
 
 #[tokio::test]
-async fn a_ping_comes_each_interval_and_its_answer_counts() {
+async fn pong_to_periodic_ping_updates_load() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 9).await;
     for load in 1..=2 {
@@ -29,7 +29,7 @@ async fn a_ping_comes_each_interval_and_its_answer_counts() {
 }
 
 #[tokio::test]
-async fn pings_come_whatever_else_is_flowing() {
+async fn pings_are_sent_during_constant_traffic() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(crate::support::chat_stream("m"));
@@ -55,7 +55,7 @@ async fn pings_come_whatever_else_is_flowing() {
 }
 
 #[tokio::test]
-async fn a_silent_worker_is_closed_after_three_intervals() {
+async fn silent_worker_is_closed_after_three_intervals() {
     let relay = quick_hearted().await;
     let start = Instant::now();
     let mut worker = relay.worker(&["m"], 1).await;
@@ -68,7 +68,7 @@ async fn a_silent_worker_is_closed_after_three_intervals() {
 }
 
 #[tokio::test]
-async fn any_byte_keeps_a_worker_alive() {
+async fn any_byte_keeps_worker_alive() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let start = Instant::now();
@@ -82,7 +82,7 @@ async fn any_byte_keeps_a_worker_alive() {
 }
 
 #[tokio::test]
-async fn a_message_over_64_mebibytes_closes_the_socket() {
+async fn message_over_64_mebibytes_closes_socket() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
@@ -92,7 +92,7 @@ async fn a_message_over_64_mebibytes_closes_the_socket() {
 }
 
 #[tokio::test]
-async fn an_idle_worker_that_an_admin_drains_is_closed() {
+async fn drained_idle_worker_is_closed() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let reply = relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
@@ -105,7 +105,7 @@ async fn an_idle_worker_that_an_admin_drains_is_closed() {
 }
 
 #[tokio::test]
-async fn a_drained_worker_finishes_what_runs_and_gets_nothing_new() {
+async fn drained_worker_only_finishes_running_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 2).await;
     let running = relay.begin(chat("m"));
@@ -126,7 +126,7 @@ async fn a_drained_worker_finishes_what_runs_and_gets_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_at_its_deadline() {
+async fn drain_ends_at_its_deadline() {
     let relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let running = relay.begin(chat("m"));
@@ -143,7 +143,7 @@ async fn a_drain_ends_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_asked_for_its_models_is_asked_over_the_socket() {
+async fn model_refresh_is_requested_over_socket() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let reply = relay.admin("POST", &format!("/admin/workers/{}/refresh", worker.worker_id)).await;
@@ -167,7 +167,7 @@ async fn address_with_too_many_links_is_refused() {
 }
 
 #[tokio::test]
-async fn workers_count_among_the_connections_of_a_listener() {
+async fn worker_links_use_up_listener_connections() {
     let relay = Relay::builder().env("MAX_CONNECTIONS", "2").env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let _worker = relay.worker(&["m"], 1).await;
     let leaving = relay.worker(&["m"], 1).await;

@@ -26,7 +26,7 @@ async fn refused(message: Value) {
 }
 
 #[tokio::test]
-async fn a_clean_registration_is_acknowledged_without_warnings() {
+async fn clean_registration_is_acknowledged_without_warnings() {
     let relay = Relay::start().await;
     let ack = ack_of(&relay, registration(&["llama3-8b", "b/c:d"], 4)).await;
     assert_eq!(ack["models"], json!(["llama3-8b", "b/c:d"]));
@@ -37,7 +37,7 @@ async fn a_clean_registration_is_acknowledged_without_warnings() {
 }
 
 #[tokio::test]
-async fn models_are_trimmed_and_cleared_of_empty_and_repeated_ones_in_first_seen_order() {
+async fn models_are_trimmed_and_deduplicated_in_order() {
     let relay = Relay::start().await;
     let ack = ack_of(&relay, registration(&["  b ", "a", "", "b", "   ", "a\t", "c"], 1)).await;
     assert_eq!(ack["models"], json!(["b", "a", "c"]));
@@ -56,7 +56,7 @@ async fn at_most_256_models_are_accepted() {
 
 /// The published worker registers `*` when its backend is down at its start.
 #[tokio::test]
-async fn older_worker_with_a_wildcard_is_asked_for_its_list() {
+async fn older_worker_with_wildcard_receives_refresh_requests() {
     let relay = Relay::builder().env("HEARTBEAT_INTERVAL", "0.5").start().await;
     let mut worker = relay.dial().open().await;
     let ack = worker.register_with(registration(&["*"], 1)).await;
@@ -73,7 +73,7 @@ async fn older_worker_with_a_wildcard_is_asked_for_its_list() {
 
 /// Each empty name would be stored at eight times its two bytes and a comma.
 #[tokio::test]
-async fn lists_of_more_than_a_mebibyte_close_the_socket() {
+async fn lists_over_one_mebibyte_close_socket() {
     let relay = Relay::start().await;
     let long = vec![""; 500_000];
     let mut worker = relay.dial().open().await;
@@ -85,7 +85,7 @@ async fn lists_of_more_than_a_mebibyte_close_the_socket() {
 }
 
 #[tokio::test]
-async fn the_number_of_models_is_a_setting() {
+async fn setting_limits_number_of_models() {
     let relay = Relay::builder().env("MAX_MODELS_PER_WORKER", "2").start().await;
     let ack = ack_of(&relay, registration(&["a", "b", "c"], 1)).await;
     assert_eq!(ack["models"], json!(["a", "b"]));
@@ -94,7 +94,7 @@ async fn the_number_of_models_is_a_setting() {
 }
 
 #[tokio::test]
-async fn an_overlong_model_is_not_accepted_as_it_is() {
+async fn overlong_model_name_is_not_accepted() {
     let relay = Relay::start().await;
     let (longest, long) = ("x".repeat(256), "y".repeat(257));
     let ack = ack_of(&relay, registration(&[&longest, &long, "fine"], 1)).await;
@@ -105,7 +105,7 @@ async fn an_overlong_model_is_not_accepted_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_name_is_trimmed_to_128_characters() {
+async fn worker_name_is_trimmed_to_128_characters() {
     let relay = Relay::start().await;
     let mut message = registration(&["m"], 1);
     message["worker_name"] = json!("ü".repeat(200));
@@ -115,7 +115,7 @@ async fn a_name_is_trimmed_to_128_characters() {
 }
 
 #[tokio::test]
-async fn the_published_protocol_version_is_accepted_and_echoed() {
+async fn published_protocol_version_is_accepted_and_echoed() {
     let relay = Relay::start().await;
     let mut message = registration(&["m"], 1);
     message["protocol_version"] = json!("2026-04-bridge-v1");
@@ -123,7 +123,7 @@ async fn the_published_protocol_version_is_accepted_and_echoed() {
 }
 
 #[tokio::test]
-async fn an_absent_protocol_version_is_tolerated() {
+async fn absent_protocol_version_is_tolerated() {
     let relay = Relay::start().await;
     let mut message = registration(&["m"], 1);
     message.as_object_mut().expect("an object").remove("protocol_version");
@@ -131,7 +131,7 @@ async fn an_absent_protocol_version_is_tolerated() {
 }
 
 #[tokio::test]
-async fn an_absent_protocol_version_may_be_refused_by_a_setting() {
+async fn setting_refuses_absent_protocol_version() {
     let relay = Relay::builder().env("REQUIRE_PROTOCOL_VERSION", "true").start().await;
     let mut worker = relay.dial().open().await;
     let mut message = registration(&["m"], 1);
@@ -142,21 +142,21 @@ async fn an_absent_protocol_version_may_be_refused_by_a_setting() {
 }
 
 #[tokio::test]
-async fn an_unknown_protocol_version_is_refused() {
+async fn unknown_protocol_version_is_refused() {
     let mut message = registration(&["m"], 1);
     message["protocol_version"] = json!("999");
     refused(message).await;
 }
 
 #[tokio::test]
-async fn the_first_message_must_be_a_registration() {
+async fn first_message_must_be_registration() {
     refused(json!({"type": "pong", "current_load": 0, "timestamp_unix_ms": 1})).await;
     refused(json!({"type": "models_update", "models": ["m"], "current_load": 0})).await;
     refused(json!({"type": "from_the_future"})).await;
 }
 
 #[tokio::test]
-async fn a_registration_of_wrong_types_is_refused() {
+async fn registration_of_wrong_types_is_refused() {
     let mut message = registration(&["m"], 1);
     message["models"] = json!("m");
     refused(message).await;
@@ -166,7 +166,7 @@ async fn a_registration_of_wrong_types_is_refused() {
 }
 
 #[tokio::test]
-async fn a_second_registration_is_refused() {
+async fn second_registration_is_refused() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     worker.send(&registration(&["m"], 1)).await;
@@ -174,7 +174,7 @@ async fn a_second_registration_is_refused() {
 }
 
 #[tokio::test]
-async fn malformed_json_closes_the_socket() {
+async fn malformed_json_closes_socket() {
     let relay = Relay::start().await;
     let mut stranger = relay.dial().open().await;
     stranger.send_text("{not json").await;
@@ -185,7 +185,7 @@ async fn malformed_json_closes_the_socket() {
 }
 
 #[tokio::test]
-async fn a_models_update_is_sanitized_as_a_registration_is() {
+async fn models_update_is_sanitized_like_registration() {
     let relay = Relay::builder().env("MAX_MODELS_PER_WORKER", "3").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     worker.update_models(&[" n ", "", "n", "o", "p", "q"]).await;
@@ -194,7 +194,7 @@ async fn a_models_update_is_sanitized_as_a_registration_is() {
 }
 
 #[tokio::test]
-async fn each_worker_gets_an_id_of_its_own() {
+async fn each_worker_gets_its_own_id() {
     let relay = Relay::start().await;
     let mut ids = std::collections::HashSet::new();
     for _ in 0..5 {

@@ -37,7 +37,7 @@ async fn scene() -> (Relay, FakeWorker, FakeWorker) {
 }
 
 #[tokio::test]
-async fn a_follow_up_goes_to_the_worker_that_made_the_response() {
+async fn follow_up_goes_to_worker_of_its_response() {
     let (relay, mut maker, mut other) = scene().await;
     for _ in 0..3 {
         let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
@@ -49,7 +49,7 @@ async fn a_follow_up_goes_to_the_worker_that_made_the_response() {
 }
 
 #[tokio::test]
-async fn a_follow_up_waits_for_its_worker_though_another_is_free() {
+async fn follow_up_waits_for_its_busy_worker() {
     let (relay, mut maker, mut other) = scene().await;
     let running = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
     let first = maker.expect_request().await;
@@ -65,7 +65,7 @@ async fn a_follow_up_waits_for_its_worker_though_another_is_free() {
 
 /// Another relay's request may take the slot first, and a gate may close: nothing was sent, so nothing is lost.
 #[tokio::test]
-async fn a_follow_up_that_its_worker_has_no_slot_for_waits_for_it_again() {
+async fn follow_up_refused_at_capacity_waits_again() {
     let (relay, mut maker, mut other) = scene().await;
     let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
     for _ in 0..5 {
@@ -82,7 +82,7 @@ async fn a_follow_up_that_its_worker_has_no_slot_for_waits_for_it_again() {
 }
 
 #[tokio::test]
-async fn a_response_is_read_and_cancelled_where_it_was_made() {
+async fn response_is_read_and_cancelled_at_its_worker() {
     let (relay, mut maker, mut other) = scene().await;
     for (method, path) in [("GET", "/v1/responses/resp_1?include=x"), ("POST", "/v1/responses/resp_1/cancel")] {
         let pending = relay.begin(Request::new(method, path));
@@ -97,7 +97,7 @@ async fn a_response_is_read_and_cancelled_where_it_was_made() {
 }
 
 #[tokio::test]
-async fn an_unknown_response_is_404() {
+async fn unknown_response_is_404() {
     let (relay, mut maker, mut other) = scene().await;
     let reply = relay.get("/v1/responses/resp_unknown").await;
     openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
@@ -108,7 +108,7 @@ async fn an_unknown_response_is_404() {
 }
 
 #[tokio::test]
-async fn an_unknown_response_goes_to_the_sole_worker_of_the_model() {
+async fn unknown_response_goes_to_sole_worker_of_model() {
     let relay = Relay::start().await;
     let mut sole = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(responses(json!({"previous_response_id": "resp_before_a_restart"})));
@@ -119,7 +119,7 @@ async fn an_unknown_response_goes_to_the_sole_worker_of_the_model() {
 
 /// The older link finishes a long response meanwhile.
 #[tokio::test]
-async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
+async fn sole_worker_changing_links_is_one_worker() {
     let relay = Relay::start().await;
     let instance = new_instance_id();
     let mut older = relay.dial().open().await;
@@ -148,7 +148,7 @@ async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
 
 /// Whatever the request is for, the id is unknown: it must not cause a swap.
 #[tokio::test]
-async fn an_unknown_response_has_no_model_loaded() {
+async fn unknown_response_loads_no_model() {
     let relay = Relay::start().await;
     let mut sole = relay.slots1_worker(&["a", "b"]).await;
     let reply = relay.get("/v1/responses/resp_before_a_restart").await;
@@ -164,7 +164,7 @@ async fn an_unknown_response_has_no_model_loaded() {
 }
 
 #[tokio::test]
-async fn an_unknown_response_is_asked_for_as_a_model_that_the_key_may_use() {
+async fn unknown_response_is_requested_with_allowed_model() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let mut sole = relay.core1_worker(&["a", "b"], 1).await;
     let key = async |models: Value| {
@@ -184,7 +184,7 @@ async fn an_unknown_response_is_asked_for_as_a_model_that_the_key_may_use() {
 }
 
 #[tokio::test]
-async fn of_two_workers_none_is_the_sole_one() {
+async fn unknown_response_with_two_workers_is_404() {
     let relay = Relay::start().await;
     let mut workers = [relay.core1_worker(&["m"], 1).await, relay.core1_worker(&["m"], 1).await];
     assert_eq!(relay.get("/health").await.json()["workers_connected"], 2);
@@ -196,7 +196,7 @@ async fn of_two_workers_none_is_the_sole_one() {
 }
 
 #[tokio::test]
-async fn a_follow_up_is_never_sent_to_another_worker() {
+async fn follow_up_is_never_sent_to_another_worker() {
     let (relay, mut maker, mut other) = scene().await;
     let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
     maker.expect_request().await;
@@ -211,7 +211,7 @@ async fn a_follow_up_is_never_sent_to_another_worker() {
 }
 
 #[tokio::test]
-async fn the_id_of_a_streamed_response_is_remembered_from_its_completion() {
+async fn streamed_response_id_is_recorded_from_completion() {
     let relay = Relay::start().await;
     let mut maker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(responses(json!({"stream": true})));
@@ -228,7 +228,7 @@ async fn the_id_of_a_streamed_response_is_remembered_from_its_completion() {
 }
 
 #[tokio::test]
-async fn another_provider_cannot_take_over_a_response_id() {
+async fn another_provider_cannot_take_over_response_id() {
     let relay = Relay::builder().config(two_providers("  models: [{id: a}]", "  models: [{id: b}]")).start().await;
     let mut maker = relay.core1_worker(&["a"], 1).await;
     let mut thief = relay.dial().provider("other").open().await;
@@ -254,7 +254,7 @@ async fn another_provider_cannot_take_over_a_response_id() {
 }
 
 #[tokio::test]
-async fn another_worker_cannot_take_over_a_response_id() {
+async fn another_worker_cannot_take_over_response_id() {
     let (relay, mut maker, mut other) = scene().await;
     let busy = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
     let held = maker.expect_request().await;

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{chat, chat_stream, messages_stream};
 
 #[tokio::test]
-async fn each_chunk_reaches_the_client_before_the_next_is_sent() {
+async fn each_chunk_reaches_client_before_next_chunk() {
     for core1 in [false, true] {
         let relay = Relay::start().await;
         let mut worker = if core1 { relay.core1_worker(&["m"], 1).await } else { relay.worker(&["m"], 1).await };
@@ -26,7 +26,7 @@ async fn each_chunk_reaches_the_client_before_the_next_is_sent() {
 }
 
 #[tokio::test]
-async fn a_streams_bytes_are_not_touched_however_they_are_cut() {
+async fn stream_bytes_are_unchanged_at_any_piece_size() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let stream = ": comment\r\n\r\nevent: x\ndata: {\"t\":\"grüße 😀\"}\n\nid: 7\nretry: 9\ndata:no-space\n\n\n\ndata: \x00\u{7f}\n\n";
@@ -46,7 +46,7 @@ async fn a_streams_bytes_are_not_touched_however_they_are_cut() {
 }
 
 #[tokio::test]
-async fn done_is_never_invented() {
+async fn done_event_is_never_added() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -57,7 +57,7 @@ async fn done_is_never_invented() {
 }
 
 #[tokio::test]
-async fn a_stream_without_any_chunk_ends_well() {
+async fn stream_without_chunks_completes_empty() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -68,7 +68,7 @@ async fn a_stream_without_any_chunk_ends_well() {
 }
 
 #[tokio::test]
-async fn an_event_of_a_megabyte_passes() {
+async fn event_of_one_megabyte_passes() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -80,7 +80,7 @@ async fn an_event_of_a_megabyte_passes() {
 }
 
 #[tokio::test]
-async fn an_answer_of_twenty_megabytes_passes() {
+async fn response_of_twenty_megabytes_passes() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -92,7 +92,7 @@ async fn an_answer_of_twenty_megabytes_passes() {
 }
 
 #[tokio::test]
-async fn stream_over_the_ceiling_ends_with_an_error() {
+async fn stream_over_size_limit_ends_with_error() {
     let relay = Relay::builder().env("MAX_STREAM_BYTES", "10000").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -109,7 +109,7 @@ async fn stream_over_the_ceiling_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn keep_alives_are_sent_while_a_stream_waits() {
+async fn keep_alives_are_sent_while_stream_waits() {
     let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").env("QUEUE_TIMEOUT_SECS", "9").start().await;
     let mut chat = relay.send(chat_stream("m")).await;
     assert_eq!(chat.status, 200);
@@ -127,7 +127,7 @@ async fn keep_alives_are_sent_while_a_stream_waits() {
 }
 
 #[tokio::test]
-async fn after_a_keep_alive_a_failure_comes_in_band() {
+async fn failure_after_keep_alive_is_error_frame() {
     let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").env("QUEUE_TIMEOUT_SECS", "2").start().await;
     let reply = relay.fetch(chat_stream("m")).await;
     assert_eq!(reply.status, 200);
@@ -135,7 +135,7 @@ async fn after_a_keep_alive_a_failure_comes_in_band() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_serves_request_after_request() {
+async fn kept_connection_serves_several_requests() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut connection = modelrelay_harness::client::Connection::open(relay.addr(), relay.log()).await;
@@ -149,7 +149,7 @@ async fn a_kept_connection_serves_request_after_request() {
 }
 
 #[tokio::test]
-async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
+async fn plain_response_after_keep_alive_is_failure() {
     let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let mut response = relay.send(chat_stream("m")).await;
@@ -163,7 +163,7 @@ async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
 }
 
 #[tokio::test]
-async fn keep_alives_are_sent_between_events_that_end_in_crlf() {
+async fn keep_alives_are_sent_between_crlf_events() {
     let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -191,7 +191,7 @@ async fn broken_stream_of_another_route_is_aborted() {
 }
 
 #[tokio::test]
-async fn broken_compressed_stream_is_aborted_without_a_frame() {
+async fn broken_compressed_stream_is_aborted_without_error_frame() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -204,7 +204,7 @@ async fn broken_compressed_stream_is_aborted_without_a_frame() {
 }
 
 #[tokio::test]
-async fn connection_serves_on_behind_a_broken_stream() {
+async fn connection_stays_usable_after_broken_stream() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let mut connection = modelrelay_harness::client::Connection::open(relay.addr(), relay.log()).await;

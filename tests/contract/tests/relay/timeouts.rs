@@ -22,7 +22,7 @@ async fn impatient() -> Relay {
 }
 
 #[tokio::test]
-async fn idle_client_connection_ends_after_its_setting() {
+async fn idle_client_connection_ends_after_configured_time() {
     let relay = Relay::builder().env("CLIENT_IDLE_TIMEOUT_SECS", "1").start().await;
     let mut idle = tokio::net::TcpStream::connect(relay.addr()).await.expect("it listens");
     let mut byte = [0];
@@ -31,7 +31,7 @@ async fn idle_client_connection_ends_after_its_setting() {
 }
 
 #[tokio::test]
-async fn a_worker_that_takes_too_long_is_cancelled_and_the_client_gets_504() {
+async fn request_timeout_is_504_and_cancels_request() {
     let relay = impatient().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let start = Instant::now();
@@ -45,7 +45,7 @@ async fn a_worker_that_takes_too_long_is_cancelled_and_the_client_gets_504() {
 }
 
 #[tokio::test]
-async fn a_request_timeout_speaks_the_anthropic_dialect() {
+async fn request_timeout_is_504_in_anthropic_dialect() {
     let relay = impatient().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(messages("m"));
@@ -56,7 +56,7 @@ async fn a_request_timeout_speaks_the_anthropic_dialect() {
 }
 
 #[tokio::test]
-async fn a_timeout_frees_the_slot_though_the_worker_never_answers() {
+async fn request_timeout_frees_slot_of_unresponsive_worker() {
     let relay = impatient().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let first = relay.begin(chat("m"));
@@ -70,7 +70,7 @@ async fn a_timeout_frees_the_slot_though_the_worker_never_answers() {
 }
 
 #[tokio::test]
-async fn stream_that_runs_too_long_ends_with_an_error() {
+async fn stream_over_request_timeout_ends_with_error() {
     let relay = impatient().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -88,7 +88,7 @@ async fn wary_of_silence() -> Relay {
 }
 
 #[tokio::test]
-async fn request_without_any_answer_ends_as_silent() {
+async fn request_without_response_ends_at_idle_timeout() {
     let relay = wary_of_silence().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let start = Instant::now();
@@ -102,7 +102,7 @@ async fn request_without_any_answer_ends_as_silent() {
 }
 
 #[tokio::test]
-async fn silent_stream_ends_with_an_error_frame() {
+async fn silent_stream_ends_with_error_frame() {
     let relay = wary_of_silence().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -114,7 +114,7 @@ async fn silent_stream_ends_with_an_error_frame() {
 }
 
 #[tokio::test]
-async fn stream_that_writes_outlasts_the_idle_timeout() {
+async fn active_stream_outlasts_idle_timeout() {
     let relay = wary_of_silence().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -132,7 +132,7 @@ async fn stream_that_writes_outlasts_the_idle_timeout() {
 }
 
 #[tokio::test]
-async fn queued_request_is_not_silent() {
+async fn idle_timeout_does_not_apply_while_queued() {
     let relay = wary_of_silence().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let (first, second) = (relay.begin(chat("m")), relay.begin(chat("m")));
@@ -145,7 +145,7 @@ async fn queued_request_is_not_silent() {
 }
 
 #[tokio::test]
-async fn a_requeue_does_not_begin_the_request_timeout_anew() {
+async fn requeue_does_not_restart_request_timeout() {
     let config = two_providers("  requestTimeout: 4s", "  requestTimeout: 2s");
     let relay = Relay::builder().config(config).start().await;
     let mut first = relay.worker(&["m"], 1).await;
@@ -164,7 +164,7 @@ async fn a_requeue_does_not_begin_the_request_timeout_anew() {
 }
 
 #[tokio::test]
-async fn cold_waiting_does_not_count_into_the_request_timeout() {
+async fn request_timeout_excludes_cold_waiting() {
     let config = two_providers("  requestTimeout: 1s\n  coldModels: [m]", "  requestTimeout: 1s");
     let relay = Relay::builder().config(config).start().await;
     let pending = relay.begin(chat("m"));

@@ -28,7 +28,7 @@ async fn error_of(relay: &Relay) -> Value {
 }
 
 #[tokio::test]
-async fn versions_1_2_and_1_3_are_spoken() {
+async fn versions_1_2_and_1_3_are_supported() {
     let certificates = Certificates::make();
     let relay = start(&certificates).await;
     for version in [&TLS12, &TLS13] {
@@ -39,7 +39,7 @@ async fn versions_1_2_and_1_3_are_spoken() {
 }
 
 #[tokio::test]
-async fn http_1_1_is_what_clients_that_offer_more_are_given() {
+async fn alpn_negotiates_http_1_1_only() {
     let certificates = Certificates::make();
     let relay = start(&certificates).await;
     let offering = |protocols: &[&str]| {
@@ -66,7 +66,7 @@ async fn every_listener_speaks_tls() {
 }
 
 #[tokio::test]
-async fn who_speaks_plain_http_is_told() {
+async fn plain_http_is_400_naming_https() {
     let relay = start(&Certificates::make()).await;
     let mut request = Request::post("/v1/chat/completions", &serde_json::json!({"model": "m"}));
     request = request.body(vec![b' '; 300_000]);
@@ -77,7 +77,7 @@ async fn who_speaks_plain_http_is_told() {
 }
 
 #[tokio::test]
-async fn a_handshake_that_fails_or_never_comes_costs_nobody_else() {
+async fn failed_or_missing_handshake_affects_no_others() {
     let relay = start(&Certificates::make()).await;
     let begun = Instant::now();
     let mut silent = RawConnection::open(relay.addr(), relay.log()).await;
@@ -93,7 +93,7 @@ async fn a_handshake_that_fails_or_never_comes_costs_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_connection_counts_before_its_handshake() {
+async fn connection_limit_applies_before_handshake() {
     let certificates = Certificates::make();
     let relay = Relay::builder().env("MAX_CONNECTIONS", "2").env("ADMIN_LISTEN_ADDR", "127.0.0.1:0");
     let relay = relay.tls(&certificates).start().await;
@@ -107,7 +107,7 @@ async fn a_connection_counts_before_its_handshake() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_counts_for_new_connections() {
+async fn renewed_certificate_applies_to_new_connections() {
     let (old, new) = (Certificates::make(), Certificates::make());
     let mut relay = start(&old).await;
     assert!(is_trusted_by(&relay, &old).await && !is_trusted_by(&relay, &new).await);
@@ -120,7 +120,7 @@ async fn a_renewed_certificate_counts_for_new_connections() {
 }
 
 #[tokio::test]
-async fn a_broken_renewal_keeps_the_old_certificate_and_is_seen() {
+async fn broken_renewal_keeps_old_certificate_and_is_reported() {
     let (old, new) = (Certificates::make(), Certificates::make());
     let relay = start(&old).await;
     for (certificate, key, parts) in [
@@ -150,7 +150,7 @@ fn replace(relay: &Relay, certificate: &str, key: &str) {
 }
 
 #[tokio::test]
-async fn the_end_of_the_certificate_is_a_metric() {
+async fn certificate_expiry_is_exported_as_metric() {
     let relay = start(&Certificates::make()).await;
     let ends = relay.metric("modelrelay_tls_certificate_expiry_timestamp_seconds").await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
@@ -163,7 +163,7 @@ async fn the_end_of_the_certificate_is_a_metric() {
 }
 
 #[tokio::test]
-async fn a_pair_that_cannot_be_used_is_refused_at_start() {
+async fn unusable_certificate_pair_is_refused_at_start() {
     let (one, other) = (Certificates::make(), Certificates::make());
     let with =
         |certificate: &str, key: &str| Relay::builder().tls(&one).file("tls.crt", certificate).file("tls.key", key);

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error, post_bytes};
 
 #[tokio::test]
-async fn any_other_error_of_a_worker_is_502_with_its_code_and_message() {
+async fn other_worker_error_is_502_with_its_message() {
     for core1 in [false, true] {
         let relay = Relay::start().await;
         let mut worker = if core1 { relay.core1_worker(&["m"], 1).await } else { relay.worker(&["m"], 1).await };
@@ -25,7 +25,7 @@ async fn any_other_error_of_a_worker_is_502_with_its_code_and_message() {
 }
 
 #[tokio::test]
-async fn an_error_without_a_request_id_harms_nothing() {
+async fn error_without_request_id_is_harmless() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -36,7 +36,7 @@ async fn an_error_without_a_request_id_harms_nothing() {
 }
 
 #[tokio::test]
-async fn an_unreachable_backend_means_another_worker() {
+async fn request_of_unreachable_backend_goes_to_another_worker() {
     for code in ["backend_unreachable", "backend_reset"] {
         let relay = Relay::start().await;
         let mut broken = relay.core1_worker(&["m"], 1).await;
@@ -70,7 +70,7 @@ async fn unreachable_backends_everywhere_end_in_502() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_backend_failed_a_request_gets_it_again_only_after_advertising_anew() {
+async fn failed_worker_gets_request_after_advertising_model_again() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -86,7 +86,7 @@ async fn a_worker_whose_backend_failed_a_request_gets_it_again_only_after_advert
 }
 
 #[tokio::test]
-async fn four_unreachable_backends_use_up_the_attempts() {
+async fn four_unreachable_backends_use_up_attempts() {
     let relay = Relay::start().await;
     let pending = relay.begin(chat("m"));
     let mut workers = Vec::new();
@@ -100,7 +100,7 @@ async fn four_unreachable_backends_use_up_the_attempts() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_be_loaded_is_tried_elsewhere_and_then_503() {
+async fn failed_load_tries_another_worker_then_503() {
     for (code, kind, anthropic) in [
         ("insufficient_memory", "service_unavailable_error", "overloaded_error"),
         ("backend_unavailable", "service_unavailable_error", "overloaded_error"),
@@ -128,7 +128,7 @@ async fn a_model_that_cannot_be_loaded_is_tried_elsewhere_and_then_503() {
 }
 
 #[tokio::test]
-async fn the_back_off_that_a_worker_states_becomes_retry_after() {
+async fn worker_back_off_becomes_retry_after() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -143,7 +143,7 @@ async fn the_back_off_that_a_worker_states_becomes_retry_after() {
 }
 
 #[tokio::test]
-async fn a_request_severed_by_swaps_is_sent_three_times_more_and_then_503() {
+async fn request_severed_by_four_swaps_is_503() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
@@ -157,7 +157,7 @@ async fn a_request_severed_by_swaps_is_sent_three_times_more_and_then_503() {
 }
 
 #[tokio::test]
-async fn stream_that_its_worker_fails_ends_with_an_error() {
+async fn stream_failed_by_worker_ends_with_error() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let mut other = relay.core1_worker(&["other"], 1).await;
@@ -174,7 +174,7 @@ async fn stream_that_its_worker_fails_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_worker_that_fails_a_request_serves_the_next() {
+async fn worker_failing_one_request_serves_others() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 2).await;
     let neighbour = relay.begin(chat_stream("m"));
@@ -190,7 +190,7 @@ async fn a_worker_that_fails_a_request_serves_the_next() {
 }
 
 #[tokio::test]
-async fn what_only_new_workers_can_carry_is_501_and_names_the_old_version() {
+async fn non_utf8_request_without_new_worker_is_501() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
     let mut registration = modelrelay_harness::worker::registration(&["m"], 1);
@@ -206,7 +206,7 @@ async fn what_only_new_workers_can_carry_is_501_and_names_the_old_version() {
 }
 
 #[tokio::test]
-async fn what_an_old_worker_cannot_carry_goes_to_a_new_one() {
+async fn non_utf8_request_goes_to_new_worker() {
     let relay = Relay::start().await;
     let mut old = relay.worker(&["m"], 5).await;
     let mut new = relay.core1_worker(&["m"], 5).await;
@@ -220,7 +220,7 @@ async fn what_an_old_worker_cannot_carry_goes_to_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_prompt_too_large_for_an_old_workers_frames_is_413() {
+async fn prompt_over_old_workers_frame_limit_is_413() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "a".repeat(17 << 20));
@@ -230,7 +230,7 @@ async fn a_prompt_too_large_for_an_old_workers_frames_is_413() {
 }
 
 #[tokio::test]
-async fn an_error_without_a_message_has_one_all_the_same() {
+async fn worker_error_without_message_gets_default_message() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     for code in ["bad_path", "insufficient_memory"] {
@@ -244,7 +244,7 @@ async fn an_error_without_a_message_has_one_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_load_that_failed_is_told_in_its_own_words_whatever_was_said_since() {
+async fn failed_load_is_reported_despite_later_refusal() {
     let relay = Relay::start().await;
     let mut first = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));

@@ -32,7 +32,7 @@ fn reason(reply: &Reply) -> String {
 }
 
 #[tokio::test]
-async fn a_token_of_a_listed_account_admits_and_is_told_by_its_account() {
+async fn token_of_listed_account_admits_with_identity() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
@@ -49,7 +49,7 @@ async fn a_token_of_a_listed_account_admits_and_is_told_by_its_account() {
 }
 
 #[tokio::test]
-async fn secret_and_token_admit_beside_each_other() {
+async fn secret_and_token_are_both_accepted() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("WORKER_SECRET", "a-secret-of-workers").start().await;
     let mut by_secret = relay.dial().secret("a-secret-of-workers").open().await;
@@ -65,7 +65,7 @@ async fn secret_and_token_admit_beside_each_other() {
 }
 
 #[tokio::test]
-async fn tokens_that_are_not_good_are_401() {
+async fn invalid_tokens_are_401() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let refused = [
@@ -86,7 +86,7 @@ async fn tokens_that_are_not_good_are_401() {
 }
 
 #[tokio::test]
-async fn what_is_no_token_is_401_and_never_reviewed() {
+async fn malformed_token_is_401_without_review() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("TRUSTED_PROXIES", "127.0.0.1").start().await;
     let good = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
@@ -107,7 +107,7 @@ async fn what_is_no_token_is_401_and_never_reviewed() {
 }
 
 #[tokio::test]
-async fn a_token_of_an_account_that_an_old_api_server_ties_to_no_audience_is_401() {
+async fn token_reviewed_without_audience_is_401() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.forget_audiences();
     let relay = relay_in(&kubernetes).start().await;
@@ -116,7 +116,7 @@ async fn a_token_of_an_account_that_an_old_api_server_ties_to_no_audience_is_401
 }
 
 #[tokio::test]
-async fn a_relay_without_accounts_says_that_it_takes_no_tokens() {
+async fn token_without_configured_accounts_is_401_naming_setting() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = Relay::start().await;
     let reply = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).refused().await;
@@ -125,7 +125,7 @@ async fn a_relay_without_accounts_says_that_it_takes_no_tokens() {
 }
 
 #[tokio::test]
-async fn one_providers_account_does_not_open_another() {
+async fn account_does_not_admit_to_another_provider() {
     let kubernetes = FakeKubernetes::start().await;
     let other =
         "- name: other\n  workerServiceAccounts: [llm/other]\n- name: third\n  workerSecrets: [{value: of-third}]\n";
@@ -140,7 +140,7 @@ async fn one_providers_account_does_not_open_another() {
 }
 
 #[tokio::test]
-async fn an_unknown_provider_is_404_only_for_who_has_a_good_token() {
+async fn unknown_provider_is_404_only_with_valid_token() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let nowhere = |token: &str| relay.dial().provider("nowhere").token(token).refused();
@@ -150,7 +150,7 @@ async fn an_unknown_provider_is_404_only_for_who_has_a_good_token() {
 }
 
 #[tokio::test]
-async fn refused_tokens_lock_an_address_out_and_a_good_one_passes_all_the_same() {
+async fn refused_tokens_lock_address_but_valid_one_admits() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     for number in 0..5 {
@@ -163,7 +163,7 @@ async fn refused_tokens_lock_an_address_out_and_a_good_one_passes_all_the_same()
 }
 
 #[tokio::test]
-async fn another_audience_may_be_wanted() {
+async fn configured_audience_is_required() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("WORKER_TOKEN_AUDIENCE", "gpus.example").start().await;
     assert_eq!(relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).refused().await.status, 401);
@@ -171,7 +171,7 @@ async fn another_audience_may_be_wanted() {
 }
 
 #[tokio::test]
-async fn a_token_that_was_taken_back_drains_and_closes_its_workers() {
+async fn revoked_token_drains_and_closes_its_workers() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_with(&kubernetes, &yaml("[llm/gpu]", "")).start().await;
     let (token, other) = (kubernetes.token(GPU, AUDIENCE, AN_HOUR), kubernetes.token(GPU, AUDIENCE, AN_HOUR));
@@ -187,7 +187,7 @@ async fn a_token_that_was_taken_back_drains_and_closes_its_workers() {
 }
 
 #[tokio::test]
-async fn an_account_that_is_taken_off_the_list_drains_and_closes_its_workers() {
+async fn removed_account_drains_and_closes_its_workers() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_with(&kubernetes, &yaml("[llm/gpu, llm/other]", "")).start().await;
     let mut gone = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).open().await;
@@ -201,7 +201,7 @@ async fn an_account_that_is_taken_off_the_list_drains_and_closes_its_workers() {
 }
 
 #[tokio::test]
-async fn an_expired_token_ends_its_link_later_and_with_time_for_what_runs() {
+async fn expired_token_drains_link_with_long_timeout() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_with(&kubernetes, &yaml("[llm/gpu]", "")).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, 2);
@@ -230,7 +230,7 @@ async fn no_token_is_ever_logged() {
 }
 
 #[tokio::test]
-async fn settings_that_do_not_go_together_are_refused_in_one_line() {
+async fn conflicting_settings_are_refused_in_one_line() {
     let kubernetes = FakeKubernetes::start().await;
     let outside = |relay: RelayBuilder| relay.without_env("KUBERNETES_SERVICE_HOST");
     let cases: [(RelayBuilder, &[&str]); 4] = [
@@ -250,7 +250,7 @@ async fn settings_that_do_not_go_together_are_refused_in_one_line() {
 }
 
 #[tokio::test]
-async fn keys_and_tokens_share_the_relays_own_account() {
+async fn keys_and_tokens_share_relays_own_account() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();
     let relay = kubernetes.variables(&mount).into_iter().fold(relay_in(&kubernetes), |relay, (n, v)| relay.env(n, &v));

@@ -15,7 +15,7 @@ async fn error(relay: &Relay) -> Value {
 }
 
 #[tokio::test]
-async fn an_api_server_that_cannot_be_asked_is_503_and_locks_nobody_out() {
+async fn unavailable_api_server_is_503_without_lockout() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
@@ -46,7 +46,7 @@ async fn an_api_server_that_cannot_be_asked_is_503_and_locks_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_missing_right_is_told_with_what_to_grant() {
+async fn missing_permission_is_reported_with_its_remedy() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
@@ -65,7 +65,7 @@ async fn a_missing_right_is_told_with_what_to_grant() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_in_stays_while_nobody_can_be_asked() {
+async fn connected_worker_stays_while_reviews_fail() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("WORKER_TOKEN_RECHECK_SECS", "0.05").start().await;
     // It expires soon; the grace period for a new one starts only if the API server rejects the token.
@@ -79,7 +79,7 @@ async fn a_worker_that_is_in_stays_while_nobody_can_be_asked() {
 }
 
 #[tokio::test]
-async fn one_token_is_reviewed_once_for_all_who_show_it() {
+async fn shared_token_is_reviewed_once() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
@@ -101,7 +101,7 @@ async fn one_token_is_reviewed_once_for_all_who_show_it() {
 }
 
 #[tokio::test]
-async fn a_flood_of_made_up_tokens_asks_a_few_at_once_and_takes_no_good_ones_turn() {
+async fn invalid_token_flood_does_not_block_valid_token() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).env("TRUSTED_PROXIES", "127.0.0.1").start().await;
     // This address is known for many failures.
@@ -128,7 +128,7 @@ async fn a_flood_of_made_up_tokens_asks_a_few_at_once_and_takes_no_good_ones_tur
 }
 
 #[tokio::test]
-async fn many_tokens_at_once_are_reviewed_eight_at_a_time() {
+async fn at_most_eight_tokens_are_reviewed_concurrently() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let held = kubernetes.hold_reviews();
@@ -144,7 +144,7 @@ async fn many_tokens_at_once_are_reviewed_eight_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_worker_that_hangs_up_takes_the_answer_from_nobody_else() {
+async fn disconnect_of_worker_does_not_cancel_shared_review() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);

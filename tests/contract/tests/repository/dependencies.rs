@@ -24,7 +24,7 @@ const OBVIOUS: [&str; 16] = [
 ];
 
 #[test]
-fn every_dependency_of_the_workspace_is_some_members() {
+fn every_workspace_dependency_is_used_by_members() {
     let members = members();
     let taken: BTreeSet<&str> = members.values().flat_map(|member| member.shared.iter().map(String::as_str)).collect();
     let names = entries().into_iter().map(|(name, _)| name);
@@ -33,7 +33,7 @@ fn every_dependency_of_the_workspace_is_some_members() {
 }
 
 #[test]
-fn every_dependency_of_a_member_is_in_its_sources() {
+fn every_member_dependency_is_in_its_sources() {
     let mut unused = Vec::new();
     for (folder, member) in members() {
         let sources = sources(&root().join(&folder));
@@ -49,7 +49,7 @@ fn every_dependency_of_a_member_is_in_its_sources() {
 }
 
 #[test]
-fn every_dependency_that_is_not_obvious_has_its_reason() {
+fn every_non_obvious_dependency_has_its_reason() {
     let silent: Vec<String> = entries()
         .into_iter()
         .filter(|(name, reason)| !reason && !OBVIOUS.contains(&name.as_str()) && !name.starts_with("modelrelay-"))

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use modelrelay_harness::process::path_of;
 
 #[test]
-fn help_into_a_pipe_that_is_closed_already_is_no_failure() {
+fn help_into_closed_pipe_succeeds() {
     for program in ["modelrelay", "modelrelay-relay", "modelrelay-worker"] {
         for words in [&["--help"][..], &["--version"], &["man"], &["completions", "zsh"]] {
             let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -54,7 +54,7 @@ fn bash_completes_commands_and_flags() {
 }
 
 #[test]
-fn every_shell_has_its_script_and_every_command_its_page() {
+fn every_shell_has_script_and_command_has_page() {
     for program in PROGRAMS {
         for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
             assert!(printed(program, &["completions", shell]).contains("completions"), "{program} {shell}");

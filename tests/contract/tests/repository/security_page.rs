@@ -21,7 +21,7 @@ fn text_of(place: &Path) -> String {
 }
 
 #[test]
-fn every_test_that_the_page_names_is_there() {
+fn every_test_named_on_page_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
     let named: Vec<_> = page.split('`').skip(1).step_by(2).filter_map(|code| code.split_once("::")).collect();

@@ -1,4 +1,4 @@
-//! What `up` finds on a machine, and what it starts and prints.
+//! The backends that `up` finds on a machine, and the programs that it starts and its output.
 
 use std::time::Duration;
 

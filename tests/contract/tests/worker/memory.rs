@@ -1,4 +1,4 @@
-//! What a worker holds of large request bodies, measured as its resident memory.
+//! A worker's memory for large request bodies, measured as its resident set size.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use modelrelay_harness::worker_process::Rig;
 const UPLOADS: u32 = 16;
 const BODY_BYTES: usize = 16 << 20;
 
-/// What a backend reads of a body before it hangs: enough for a window to grow to its maximum.
+/// The number of bytes that a backend reads of a body before it hangs: enough for a window to grow to its maximum.
 const READ_BYTES: usize = 8 << 20;
 
 const QUIET: Duration = Duration::from_secs(1);

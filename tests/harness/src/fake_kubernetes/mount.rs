@@ -40,12 +40,12 @@ impl Mount {
         self.folder.path().join(name)
     }
 
-    /// Brings the present content of the Secret, as the kubelet does; nothing if the Secret does not exist.
+    /// Mounts the present content of the Secret, as the kubelet does; nothing if the Secret does not exist.
     pub fn sync(&self, kubernetes: &FakeKubernetes) {
         self.show(&kubernetes.data().unwrap_or_default());
     }
 
-    /// Brings this content, as the kubelet does.
+    /// Mounts this content, as the kubelet does.
     ///
     /// # Panics
     /// If this machine has no room for files.

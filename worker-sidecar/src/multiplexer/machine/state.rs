@@ -13,7 +13,7 @@ use crate::multiplexer::event::{Generation, OpId};
 /// The state of a slot.
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    /// Nothing is resident, and the memory is believed to be free.
+    /// Nothing is resident, and the memory is assumed to be free.
     Empty,
     /// The resident serves; its gate is open.
     Ready(Resident),

@@ -54,7 +54,7 @@ pub(super) struct Stage {
     probe: Option<OpId>,
     /// The result of probes; `None` leaves them without one.
     pub(super) finds: Option<Found>,
-    /// The number of requests that the relays believe they may send.
+    /// The number of requests that each relay may send, from its latest grant.
     pub(super) grants: BTreeMap<(RelayKey, String), u32>,
     pub(super) news: Vec<News>,
     pub(super) changes: u32,

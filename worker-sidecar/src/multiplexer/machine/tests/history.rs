@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// The number of requests that the relay believes to be running here.
+    /// The number of requests that this relay counts as running here: without those that it has abandoned.
     fn own(&self, relay: RelayKey, model: &Model) -> u32 {
         let is_own =
             |running: &&world::Running| running.relay == relay && running.model == *model && !running.abandoned;

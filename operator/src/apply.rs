@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_cannot_be_typed_is_told_from_a_server_that_fails() {
+    fn untypable_object_is_distinguished_from_server_failure() {
         let refused = [
             (422, "spec.ports: Required value"),
             (403, "exceeded quota"),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_denies_is_told_from_an_object_that_is_wrong() {
+    fn policy_denial_is_distinguished_from_invalid_object() {
         let denials = [
             (403, "deployments.apps \"d\" is forbidden: exceeded quota"),
             (
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_show_the_servers_sentence_and_no_structure() {
+    fn errors_show_server_message_without_structure() {
         assert_eq!(
             error(409, "the object has been modified").to_string(),
             "Deployment d: HTTP 409: the object has been modified"

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_went_while_the_watch_was_broken_is_told_with_the_new_list() {
+    async fn deletion_during_broken_watch_is_reported_after_relist() {
         let (store, writer) = reflector::store();
         let list = |names: &[&str]| {
             let objects = names.iter().map(|name| Event::InitApply(service(name)));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn one_object_that_cannot_be_read_stops_no_other() {
+    fn unreadable_object_does_not_block_others() {
         let (store, mut writer) = reflector::store::<Provider>();
         let mut see = |event| {
             let event = readable(event, &store);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pods_containers_only_the_relays_state_is_kept() {
+    fn pod_trimming_keeps_only_relay_container_state() {
         let status = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": true, "restartCount": 3, "image": "i", "imageID": "d"});
         let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image i"}});
         let mut pod: Pod = serde_json::from_value(json!({
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pods_environment_only_what_a_relay_speaks_is_kept() {
+    fn pod_trimming_keeps_only_relay_tls_environment() {
         let env = json!([{"name": "A", "value": "b"}, {"name": "TLS_CERT_FILE", "value": "/f"}]);
         let containers = json!([{"name": "proxy", "env": env}, {"name": "relay", "env": env}]);
         let mut pod: Pod =

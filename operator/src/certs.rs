@@ -163,21 +163,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_default_an_authority_lasts_ten_years_and_a_certificate_ninety_days() {
+    fn default_lifetimes_are_ten_years_and_ninety_days() {
         let policy = Policy::default();
         assert_eq!((policy.ca_lifetime, policy.leaf_lifetime), (3650 * DAY, 90 * DAY));
         assert_eq!((policy.settle, policy.overlap), (Duration::from_secs(60), DAY));
     }
 
     #[test]
-    fn a_short_life_leaves_time_for_every_step() {
+    fn short_lifetime_leaves_time_for_every_step() {
         let policy = Policy::of(Duration::from_secs(30));
         let left = policy.leaf_lifetime / 3;
         assert!(policy.settle + 2 * policy.check_interval < left, "{policy:?}");
     }
 
     #[test]
-    fn the_certificate_is_for_every_name_of_the_service() {
+    fn certificate_covers_every_service_name() {
         let settings = Settings {
             namespace: "mr-system".to_owned(),
             secret: "s".to_owned(),

@@ -183,24 +183,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn command_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn without_namespaces_the_whole_cluster_is_meant() {
+    fn missing_namespaces_select_whole_cluster() {
         let cli = Cli::try_parse_from(["modelrelay-operator"]).unwrap();
         assert!(cli.run.namespaces().is_empty());
     }
 
     #[test]
-    fn namespaces_are_a_list() {
+    fn namespaces_are_parsed_as_list() {
         let cli = Cli::try_parse_from(["modelrelay-operator", "--watch-namespaces", "a, b,"]).unwrap();
         assert_eq!(cli.run.namespaces(), ["a", "b"]);
     }
 
     #[test]
-    fn a_duration_needs_a_unit() {
+    fn duration_without_unit_is_rejected() {
         let error = Cli::try_parse_from(["modelrelay-operator", "--shutdown-grace", "5"]).unwrap_err();
         assert!(error.to_string().contains("such as 500ms, 30s or 1h30m"), "{error}");
     }

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transition_time_changes_only_with_the_status() {
+    fn transition_time_changes_only_with_status() {
         let first = merge(&[], &[Wanted::new(READY, false, "Progressing", "a")], Some(1), &at(1));
         let same = merge(&first, &[Wanted::new(READY, false, "NoWorkers", "b")], Some(2), &at(2));
         assert_eq!((same[0].reason.as_str(), &same[0].last_transition_time), ("NoWorkers", &at(1)));
@@ -109,20 +109,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_wish_gives_the_same_conditions() {
+    fn same_input_gives_same_conditions() {
         let wanted = [Wanted::new(READY, true, "Serving", ""), Wanted::new(STALLED, false, "Serving", "")];
         let first = merge(&[], &wanted, Some(1), &at(1));
         assert_eq!(merge(&first, &wanted, Some(1), &at(2)), first);
     }
 
     #[test]
-    fn a_condition_that_is_no_longer_wanted_goes() {
+    fn unwanted_condition_is_removed() {
         let first = merge(&[], &[Wanted::new(PROGRAMMED, true, "x", "")], Some(1), &at(1));
         assert_eq!(merge(&first, &[Wanted::new(READY, true, "x", "")], Some(1), &at(1)).len(), 1);
     }
 
     #[test]
-    fn a_long_message_is_cut_at_a_character() {
+    fn long_message_is_cut_at_character_boundary() {
         let merged = merge(&[], &[Wanted::new(READY, false, "x", "ä".repeat(5000))], None, &at(1));
         assert_eq!(merged[0].message.chars().count(), MAX_MESSAGE_CHARS);
     }

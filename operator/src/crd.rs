@@ -102,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_schemas_let_through_can_be_read() {
+    fn objects_accepted_by_schema_deserialize() {
         readable::<Provider>();
         readable::<WorkerPool>();
     }
 
     #[test]
-    fn a_size_is_read_whatever_the_schema_lets_through() {
+    fn sizes_accepted_by_schema_deserialize() {
         let parsed = |written: &Value| {
             let spec: ProviderSpec = serde_json::from_value(json!({"queue": {"maxBytes": written}})).unwrap();
             spec.queue.max_bytes.parse().ok()

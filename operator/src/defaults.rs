@@ -150,20 +150,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_images_are_needed() {
+    fn only_images_are_required() {
         let defaults = Defaults::parse("d.yaml", "relay: {image: r:1}\nworker: {image: w:1}\n").unwrap();
         assert_eq!((defaults.relay.image.as_str(), defaults.worker.image.as_str()), ("r:1", "w:1"));
         assert_eq!(defaults.relay.log_format, None);
     }
 
     #[test]
-    fn an_empty_image_is_refused_by_name() {
+    fn empty_image_is_rejected_by_name() {
         let error = Defaults::parse("d.yaml", "relay: {image: r:1}\nworker: {image: ''}\n").unwrap_err();
         assert!(error.to_string().starts_with("--defaults: d.yaml: worker.image: an image is needed"), "{error}");
     }
 
     #[test]
-    fn an_unknown_key_is_refused_with_its_place() {
+    fn unknown_key_is_rejected_with_its_path() {
         let error = Defaults::parse("d.yaml", "relay: {image: r:1, imag: x}\nworker: {image: w:1}\n").unwrap_err();
         assert!(error.to_string().contains("unknown field `imag`"), "{error}");
     }

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_counted_outside_of_strings() {
+    fn values_are_counted_outside_strings() {
         for (text, expected) in [
             ("", 0),
             ("[[0],[0]]", 4),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_wait_for_others_only_where_all_would_be_too_much() {
+    async fn bodies_wait_only_when_value_budget_is_exhausted() {
         let intake = Intake::new(1 << 20, 10, 1, 2);
         let body = |values: usize| Full::new(Bytes::from(",".repeat(values)));
         assert_eq!(intake.read(body(11)).await.unwrap_err(), Refused::TooManyValues);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_bodies_are_read_a_few_at_once_and_small_ones_beside_them() {
+    async fn large_bodies_are_limited_and_small_ones_bypass() {
         let intake = Intake::new(1 << 20, 10, 1, 2);
         let body = |length: usize| Full::new(Bytes::from("x".repeat(length)));
         assert_eq!(intake.read(body((1 << 20) + 1)).await.unwrap_err(), Refused::TooLong);

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_cannot_see_the_lease_leads_only_as_long_as_nobody_else_can_have_it() {
+    fn leader_steps_down_before_unrenewed_lease_expires() {
         let (start, mut trust) = (Instant::now(), Trust::default());
         assert!(!trust.leads(Holder::Unknown, start));
         assert!(trust.leads(Holder::Me, start));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_begins_with_the_lease_and_is_dropped_with_it() {
+    async fn work_starts_with_lease_and_stops_without_it() {
         struct Running(Arc<AtomicUsize>);
         impl Drop for Running {
             fn drop(&mut self) {

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_alerts_use_is_there_before_anything_happened() {
+    fn alerted_series_exist_before_first_event() {
         let page = Metrics::new().render();
         for series in [
             r#"modelrelay_operator_reconcile_errors_total{controller="provider",error="api"} 0"#,

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_fresh_report_is_waited_for_and_not_for_long() {
+    async fn fresh_report_is_awaited_for_limited_time() {
         let states = RelayStates::default();
         let at = |depth| RelaySnapshot { queue_depth: depth, ..RelaySnapshot::default() };
         states.keep("llm", "local", at(1));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leads_again_knows_nothing_of_before() {
+    fn cleared_state_forgets_previous_leadership() {
         let states = RelayStates::default();
         let expectation = Expectation { hash: "h".to_owned(), pods: BTreeSet::new() };
         states.keep("llm", "local", RelaySnapshot { queue_depth: 3, ..RelaySnapshot::default() });

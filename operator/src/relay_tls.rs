@@ -149,7 +149,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pair_for_the_name_that_workers_dial_can_be_used() {
+    fn pair_for_dialled_name_is_usable() {
         for names in [&[HOST, "local.llm.svc"][..], &["*.llm.svc"]] {
             let (certificate, key) = pair(names);
             let authority = pair(&["ca"]).0;
@@ -163,7 +163,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_relay_would_end_over_is_said_with_its_key() {
+    fn fatal_secret_error_names_its_key() {
         let ((certificate, key), (_, other_key)) = (pair(&[HOST]), pair(&[HOST]));
         let (certificate, key) = (certificate.as_str(), key.as_str());
         let missing = why(&[(PRIVATE_KEY, key)]);
@@ -185,7 +185,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_certificate_for_other_names_is_none() {
+    fn certificate_for_other_names_is_rejected() {
         let (certificate, key) = pair(&["local.llm.svc", "llm.example.com"]);
         let why = why(&[(CERTIFICATE, &certificate), (PRIVATE_KEY, &key)]);
         assert!(why.contains("not for local-workers.llm.svc") && why.contains("dnsNames"), "{why}");

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_singular_and_none_is_not() {
+    fn only_one_is_singular() {
         let waiting = |number: i32| counted(number, "Pod waits", "Pods wait");
         assert_eq!([0, 1, 2].map(waiting), ["0 Pods wait", "1 Pod waits", "2 Pods wait"]);
     }

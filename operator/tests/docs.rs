@@ -8,13 +8,13 @@ use modelrelay_operator::{provider, worker_pool};
 const MANUAL: &str = "docs/kubernetes/operations.md";
 
 #[test]
-fn the_manual_explains_every_reason_of_a_provider() {
+fn manual_explains_every_provider_reason() {
     let reasons = provider::reasons::ALL.iter().map(|reason| reason.name);
     assert_eq!(explained("Provider"), reasons.map(str::to_owned).collect());
 }
 
 #[test]
-fn the_manual_explains_every_reason_of_a_worker_pool() {
+fn manual_explains_every_worker_pool_reason() {
     let reasons = worker_pool::reasons::Reason::ALL.iter().map(|reason| reason.as_str());
     assert_eq!(explained("WorkerPool"), reasons.map(str::to_owned).collect());
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use modelrelay_operator::crd;
 
 #[test]
-fn the_crds_are_those_of_the_types() {
+fn crds_match_types() {
     for folder in ["crds", "charts/modelrelay/files/crds"] {
         for (name, text) in crd::generate() {
             same(&format!("{folder}/{name}"), &text);
@@ -14,7 +14,7 @@ fn the_crds_are_those_of_the_types() {
 }
 
 #[test]
-fn the_reference_is_that_of_the_types() {
+fn reference_matches_types() {
     same("docs/reference/resources.md", &crd::reference::markdown());
 }
 

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_served_until_there_is_a_secret() {
+    fn certificates_are_not_ready_without_secret() {
         let (store, mut last) = (Certificates::default(), Last::default());
         take(None, "s", &store, &mut last);
         assert!(!store.is_ready());
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_good_certificate_is_served_on() {
+    fn last_valid_certificate_stays_in_use() {
         let (store, mut last) = (Certificates::default(), Last::default());
         take(Some(&secret(made())), "s", &store, &mut last);
         let expires = store.expires_at();

@@ -74,7 +74,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_labelled_pod_is_answered_with_a_patch() {
+async fn labelled_pod_receives_patch() {
     let mut scene = scene(200, pool(&json!({})));
     let response = scene.create(&labelled("llama")).await;
     assert_eq!((&response["allowed"], &response["patchType"]), (&json!(true), &json!("JSONPatch")));
@@ -85,7 +85,7 @@ async fn a_labelled_pod_is_answered_with_a_patch() {
 }
 
 #[tokio::test]
-async fn each_pod_has_a_token_of_its_own() {
+async fn each_pod_receives_unique_token() {
     let mut scene = scene(200, pool(&json!({})));
     let one = scene.create(&labelled("llama")).await;
     let other = scene.create(&labelled("llama")).await;
@@ -93,7 +93,7 @@ async fn each_pod_has_a_token_of_its_own() {
 }
 
 #[tokio::test]
-async fn without_a_pool_nothing_is_allowed_but_to_wait() {
+async fn pod_without_pool_is_refused_or_gated() {
     let mut scene = scene(404, not_found());
     let refused = scene.create(&labelled("llama")).await;
     assert_eq!((&refused["allowed"], refused.get("patch")), (&json!(false), None));
@@ -105,21 +105,21 @@ async fn without_a_pool_nothing_is_allowed_but_to_wait() {
 }
 
 #[tokio::test]
-async fn a_label_that_is_no_name_never_becomes_a_path() {
+async fn invalid_label_is_never_used_in_path() {
     let mut scene = scene(200, pool(&json!({})));
     assert_eq!(scene.create(&labelled("../../secrets/x")).await["allowed"], false);
     assert_eq!(scene.asked.lock().unwrap().len(), 0);
 }
 
 #[tokio::test]
-async fn a_pod_that_needs_nothing_asks_nobody() {
+async fn skipped_pod_causes_no_api_request() {
     let mut scene = scene(500, json!({}));
     assert_eq!(scene.create(&labelled("none")).await, json!({"uid": "u-1", "allowed": true}));
     assert_eq!((scene.asked.lock().unwrap().len(), scene.results()), (0, vec!["skipped"]));
 }
 
 #[tokio::test]
-async fn when_the_pool_cannot_be_read_the_failure_policy_decides() {
+async fn unreadable_pool_leaves_decision_to_failure_policy() {
     let forbidden = json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "no"});
     let mut scene = scene(403, forbidden);
     let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
@@ -129,7 +129,7 @@ async fn when_the_pool_cannot_be_read_the_failure_policy_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_silent_is_not_waited_for() {
+async fn silent_api_server_times_out() {
     let mut scene = scene(0, json!({}));
     let began = tokio::time::Instant::now();
     let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
@@ -138,7 +138,7 @@ async fn an_api_server_that_is_silent_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_end_is_not_waited_for() {
+async fn unfinished_body_times_out() {
     let mut scene = scene(200, json!({}));
     let endless = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
     let request = Request::builder().method(Method::POST).uri(PATH).body(endless).unwrap();
@@ -147,7 +147,7 @@ async fn a_body_that_does_not_end_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn what_is_no_review_is_said_to_be_none() {
+async fn invalid_review_is_rejected_with_reason() {
     let mut scene = scene(200, json!({}));
     for (body, why) in [
         ("{", "the body is not JSON"),
@@ -164,7 +164,7 @@ async fn what_is_no_review_is_said_to_be_none() {
 }
 
 #[tokio::test]
-async fn a_body_of_countless_values_is_refused_before_it_is_parsed() {
+async fn body_with_too_many_values_is_rejected_unparsed() {
     let mut scene = scene(200, pool(&json!({})));
     for value in ["[0],", r#"{"":0},"#] {
         let bomb = format!("[{}0]", value.repeat(60_000));
@@ -178,7 +178,7 @@ async fn a_body_of_countless_values_is_refused_before_it_is_parsed() {
 }
 
 #[test]
-fn tokens_are_long_and_differ() {
+fn tokens_are_long_and_unique() {
     let (one, other) = (token(), token());
     assert_eq!(one.len(), 32);
     assert!(one.bytes().all(|byte| byte.is_ascii_hexdigit()));

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_becomes_a_deployment() {
+    fn template_renders_deployment() {
         let spec = json!({
             "provider": "local", "backend": {"engine": "vllm"},
             "template": {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_becomes_a_daemon_set() {
+    fn template_renders_daemon_set() {
         let spec = json!({
             "provider": "local", "backend": {"engine": "vllm"}, "template": {"kind": "DaemonSet", "spec": vllm()},
         });
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_has_an_hour_to_load_its_model_before_its_rollout_counts_as_stuck() {
+    fn deployment_progress_deadline_is_one_hour() {
         let deadline = |spec: Value| built(&spec, 1).value["spec"].get("progressDeadlineSeconds").cloned();
         let template = |kind: &str| json!({"provider": "local", "template": {"kind": kind, "spec": {"containers": [{"name": "a"}]}}});
         assert_eq!(deadline(template("Deployment")), Some(json!(3600)));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_of_the_users_own_is_kept() {
+    fn user_strategy_is_kept() {
         let spec = json!({
             "provider": "local",
             "template": {"strategy": {"type": "Recreate"}, "spec": {"containers": [{"name": "a"}]}},
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_alone_are_a_deployment_with_the_backend_elsewhere() {
+    fn standalone_workers_render_deployment_with_remote_backend() {
         let spec = json!({
             "provider": "local", "standalone": {"replicas": 2},
             "backend": {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_scales_deployments_is_one_and_has_a_token() {
+    fn worker_scaling_deployments_has_one_replica_and_token() {
         let models = json!([{"id": "qwen", "deployment": "qwen", "url": "http://qwen:8000", "maxConcurrency": 8}]);
         let spec = json!({
             "provider": "local", "standalone": {},
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_alone_that_starts_its_engines_gives_its_gpu_back_before_another_gets_it() {
+    fn standalone_engine_worker_releases_gpu_before_replacement() {
         let models = json!([{"id": "qwen", "command": ["vllm", "--port", "${PORT}"]}]);
         let spec = json!({
             "provider": "local", "standalone": {}, "shutdownTimeout": "60s", "sidecar": {"image": "mine"},
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_injects_runs_nothing() {
+    fn injecting_pool_renders_no_workload() {
         assert_eq!(Workload::of(&testing::pool(&json!({"provider": "local"}))), None);
     }
 }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_read_as_kubernetes_means_them() {
+    fn quantities_are_parsed_as_in_kubernetes() {
         let known = [
             (json!("1073741824"), 1 << 30),
             (json!("1Gi"), 1 << 30),
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_of_memory_is_none() {
+    fn invalid_memory_quantity_is_none() {
         for text in ["", "Gi", "1GB", "1 Gi", "-1Gi", "1..5Gi", "0", "inf", "NaN", "1e", "1e999", "1m", "1e400Mi"] {
             assert_eq!(bytes(&json!(text)), None, "{text:?}");
         }

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_different_line_is_shown() {
+    fn first_differing_line_is_shown() {
         assert_eq!(difference("a\nb\n", "a\nb\n"), None);
         assert_eq!(difference("a\nb\n", "a\nc\n"), Some((2, ("b", "c"))));
         assert_eq!(difference("a\n", "a\nb\n"), Some((2, ("(the end)", "b"))));

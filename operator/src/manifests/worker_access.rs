@@ -62,7 +62,7 @@ mod tests {
     use crate::manifests::{snapshot, testing};
 
     #[test]
-    fn a_worker_may_scale_the_deployments_that_its_slots_name() {
+    fn role_allows_scaling_only_named_deployments() {
         let models = json!([{"id": "qwen", "deployment": "qwen-b"}, {"id": "llama", "deployment": "llama-a"}]);
         let pool = testing::pool(&json!({
             "provider": "local", "standalone": {},

@@ -167,13 +167,13 @@ mod tests {
     use crate::manifests::{snapshot, testing};
 
     #[test]
-    fn what_a_pool_leaves_out_is_filled_in() {
+    fn omitted_pool_fields_get_defaults() {
         let pool = testing::pool(&json!({"provider": "local"}));
         snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
     }
 
     #[test]
-    fn a_standalone_worker_has_its_backend_elsewhere() {
+    fn standalone_worker_has_remote_backend() {
         let pool = testing::pool(&json!({
             "provider": "local", "standalone": {"replicas": 2}, "models": ["llama3", "qwen"], "maxConcurrency": 4,
             "shutdownTimeout": "1h30m",
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_take_the_place_of_backend_models_and_requests_at_once() {
+    fn slots_replace_backend_models_and_concurrency() {
         let pool = testing::pool(&json!({
             "provider": "local", "standalone": {},
             "multiplexer": {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_with_a_certificate_are_dialled_over_tls_and_their_authority_is_beside_the_file() {
+    fn relays_with_certificate_are_dialled_over_tls() {
         let pool = testing::pool(&json!({"provider": "local"}));
         let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
         let speech = Speech::Tls { authority: authority.clone() };
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_charts_values_say_counts_where_the_pool_says_nothing() {
+    fn chart_values_apply_when_pool_omits_them() {
         let defaults =
             WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
         let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &Speech::Plain);

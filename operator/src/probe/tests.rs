@@ -38,13 +38,13 @@ async fn probes_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_does_not_end_is_not_waited_for() {
+async fn unfinished_request_times_out() {
     let answer = answer(connected().await, "GET /livez HTTP/1.1\r\nx: y").await;
     assert!(!answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[tokio::test]
-async fn long_headers_are_not_held() {
+async fn long_headers_are_not_buffered() {
     let long = format!("GET /livez HTTP/1.1\r\nconnection: close\r\nx: {}\r\n\r\n", "y".repeat(64 << 10));
     let answer = answer(connected().await, &long).await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");

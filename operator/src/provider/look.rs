@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_runs_or_just_ended_is_waited_for() {
+    fn running_or_just_ended_relay_is_awaited() {
         for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 1}})] {
             assert!(!is_confirmed_beside(with_relay(&state), 1), "{state}");
             assert!(!is_confirmed_beside(with_relay(&state), 10_000), "{state}");
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_fails_to_start_is_not_waited_for() {
+    fn relay_failing_to_start_is_not_awaited() {
         for reason in ["ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CrashLoopBackOff"] {
             assert!(is_confirmed_beside(with_relay(&json!({"waiting": {"reason": reason}})), 0), "{reason}");
         }
     }
 
     #[test]
-    fn a_relay_that_is_being_started_is_waited_for_as_long_as_that_may_take() {
+    fn starting_relay_is_awaited_for_limited_time() {
         let creating = |reason| with_relay(&json!({"waiting": {"reason": reason}}));
         for reason in ["ContainerCreating", "PodInitializing"] {
             assert!(!is_confirmed_beside(creating(reason), 9), "{reason}");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_without_a_node_is_not_waited_for() {
+    fn relay_without_node_is_not_awaited() {
         assert!(is_confirmed_beside(pod(None, &json!({})), 0));
     }
 }

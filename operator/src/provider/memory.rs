@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retries_grow_to_a_minute_and_start_anew_after_a_success() {
+    fn retry_delays_grow_and_reset_after_success() {
         let (mut memory, mut now) = (Memory::default(), Instant::now());
         let mut delays = Vec::new();
         for _ in 0..12 {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_before_the_next_try_does_not_put_it_off() {
+    fn early_failure_does_not_postpone_planned_retry() {
         let (mut memory, now) = (Memory::default(), Instant::now());
         let planned = memory.next_retry(now).after;
         let again = memory.next_retry(now + planned / 2);

@@ -56,7 +56,7 @@ mod tests {
     const SECOND: Option<Duration> = Some(Duration::from_secs(1));
 
     #[test]
-    fn numbers_wait_for_their_turn() {
+    fn number_changes_are_delayed() {
         let (before, after) = (status(1, 1, 0), status(2, 1, 7));
         assert_eq!(due(&before, &after, SECOND), Due::In(Duration::from_secs(9)));
         assert_eq!(due(&before, &after, Some(NUMBERS_INTERVAL)), Due::Now);
@@ -65,21 +65,21 @@ mod tests {
     }
 
     #[test]
-    fn the_first_worker_and_the_first_model_wait_for_nothing() {
+    fn first_worker_and_first_model_are_published_immediately() {
         assert_eq!(due(&status(0, 0, 0), &status(3, 0, 0), SECOND), Due::Now);
         assert_eq!(due(&status(3, 0, 0), &status(3, 1, 0), SECOND), Due::Now);
         assert_eq!(due(&ProviderStatus::default(), &status(1, 0, 0), SECOND), Due::Now);
     }
 
     #[test]
-    fn what_is_no_number_waits_for_nothing() {
+    fn non_numeric_changes_are_published_immediately() {
         let after = ProviderStatus { observed_generation: Some(2), ..status(1, 1, 0) };
         assert_eq!(due(&status(1, 1, 0), &after, SECOND), Due::Now);
     }
 
     /// A worker that connects and disconnects each second, for a minute.
     #[test]
-    fn a_worker_that_comes_and_goes_makes_no_storm() {
+    fn flapping_worker_causes_limited_writes() {
         let (mut written, mut written_at, mut writes) = (status(0, 0, 0), 0, 0);
         for second in 1..=60 {
             let after = status(second % 2, second % 2, 0);

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_are_words_that_the_api_conventions_allow() {
+    fn reasons_follow_api_conventions() {
         for reason in ALL {
             let camel = reason.name.starts_with(|first: char| first.is_ascii_uppercase())
                 && reason.name.chars().all(|character| character.is_ascii_alphanumeric());

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespaces_relays_take_the_place_of_those_before_and_of_no_others() {
+    fn relays_of_namespace_replace_only_their_subjects() {
         let there = [subject("a", "gone-relay"), subject("a", "local-relay"), subject("b", "local-relay")];
         let wanted = with(&there, "a", &["local-relay".to_owned(), "other-relay".to_owned()].into());
         assert_eq!(wanted, [subject("a", "local-relay"), subject("a", "other-relay"), subject("b", "local-relay")]);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_providers_that_list_accounts_and_stay_have_relays_that_review() {
+    fn only_active_providers_with_accounts_have_reviewers() {
         let provider = |name: &str, namespace: &str, accounts: &[&str], is_deleted: bool| -> Provider {
             serde_json::from_value(json!({
                 "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",

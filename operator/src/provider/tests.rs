@@ -156,7 +156,7 @@ fn foreign(kind: &str, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_first_pass_makes_everything_secrets_first_and_the_second_writes_nothing() {
+async fn first_pass_writes_everything_and_second_writes_nothing() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     let writes = world.api.take_writes();
@@ -181,7 +181,7 @@ async fn the_first_pass_makes_everything_secrets_first_and_the_second_writes_not
 }
 
 #[tokio::test]
-async fn only_what_somebody_else_touched_is_applied_again() {
+async fn only_externally_changed_objects_are_reapplied() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     world.api.take_writes();
@@ -204,7 +204,7 @@ async fn only_what_somebody_else_touched_is_applied_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn once_an_hour_nothing_is_taken_for_granted() {
+async fn hourly_pass_reapplies_every_object() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     world.api.take_writes();
@@ -217,7 +217,7 @@ async fn once_an_hour_nothing_is_taken_for_granted() {
 }
 
 #[tokio::test]
-async fn a_provider_made_again_adopts_the_secrets_of_the_one_before() {
+async fn recreated_provider_adopts_previous_secrets() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     let kept = [world.value("local-worker", "worker-secret"), world.value("local-admin", "token")];
@@ -229,7 +229,7 @@ async fn a_provider_made_again_adopts_the_secrets_of_the_one_before() {
 }
 
 #[tokio::test]
-async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
+async fn taken_name_stalls_while_others_are_created() {
     let world = World::new();
     world.api.put("/api/v1/namespaces/llm/services/local", foreign("Service", "local"));
     let error = world.changed(&provider(json!({}))).await.unwrap_err();
@@ -247,7 +247,7 @@ async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
 }
 
 #[tokio::test]
-async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
+async fn rejected_write_is_retried_with_growing_delay() {
     let cases = [
         (409, "ApiError", "True"),
         (429, "ApiError", "True"),
@@ -279,7 +279,7 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
 }
 
 #[tokio::test]
-async fn without_its_service_a_provider_is_not_ready() {
+async fn provider_without_service_is_not_ready() {
     for (code, reason) in [(403, "Forbidden"), (409, "ApiError"), (500, "ApiError")] {
         let mut world = World::new();
         world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
@@ -301,7 +301,7 @@ async fn without_its_service_a_provider_is_not_ready() {
 }
 
 #[tokio::test]
-async fn whose_service_went_and_may_not_come_again_is_not_ready() {
+async fn provider_with_unrestorable_service_is_not_ready() {
     for (code, reason) in [(403, "Forbidden"), (500, "ApiError")] {
         let mut world = World::new();
         let provider = provider(json!({}));
@@ -323,7 +323,7 @@ async fn whose_service_went_and_may_not_come_again_is_not_ready() {
 }
 
 #[tokio::test]
-async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_written() {
+async fn unwritten_configuration_is_not_programmed() {
     for (refused, code, reason) in [("GET", 500, "ApiError"), ("PATCH", 403, "Forbidden")] {
         let mut world = World::new();
         world.changed(&provider(json!({}))).await.unwrap();
@@ -343,7 +343,7 @@ async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_wri
 }
 
 #[tokio::test]
-async fn a_missing_secret_of_the_user_keeps_a_new_generation_from_being_programmed() {
+async fn missing_user_secret_keeps_generation_unprogrammed() {
     let mut world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     world.relay(&world.expected_hash());
@@ -354,7 +354,7 @@ async fn a_missing_secret_of_the_user_keeps_a_new_generation_from_being_programm
 }
 
 #[tokio::test]
-async fn a_passing_error_after_a_restart_leaves_a_serving_provider_ready() {
+async fn transient_error_after_restart_leaves_provider_ready() {
     let mut world = World::new();
     let fresh = provider(json!({}));
     world.changed(&fresh).await.unwrap();
@@ -370,7 +370,7 @@ async fn a_passing_error_after_a_restart_leaves_a_serving_provider_ready() {
 }
 
 #[tokio::test]
-async fn an_unreadable_secret_stops_before_anything_is_written() {
+async fn unreadable_secret_stops_before_any_write() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));
     world.changed(&provider(json!({}))).await.unwrap_err();
@@ -379,7 +379,7 @@ async fn an_unreadable_secret_stops_before_anything_is_written() {
 }
 
 #[tokio::test]
-async fn what_relays_report_does_not_hurry_the_next_try() {
+async fn relay_reports_do_not_hasten_retry() {
     let mut world = World::new();
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("deployments/local-relay")).then_some(403));
     let provider = provider(json!({}));
@@ -397,7 +397,7 @@ async fn what_relays_report_does_not_hurry_the_next_try() {
 }
 
 #[tokio::test]
-async fn a_status_that_cannot_be_written_is_an_error() {
+async fn unwritable_status_returns_error() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/status")).then_some(429));
     let error = world.changed(&provider(json!({}))).await.unwrap_err();
@@ -405,7 +405,7 @@ async fn a_status_that_cannot_be_written_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_provider_that_is_being_deleted_is_left_alone() {
+async fn deleting_provider_is_left_alone() {
     let world = World::new();
     let leaving = with_metadata(json!({"deletionTimestamp": "2026-11-01T00:00:00Z"}), json!({}));
     world.changed(&leaving).await.unwrap();
@@ -413,7 +413,7 @@ async fn a_provider_that_is_being_deleted_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_relay_that_just_started_is_looked_at_again_when_it_awaits_no_first_worker_any_more() {
+async fn started_relay_is_rechecked_after_first_worker_wait() {
     let mut world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     world.relay(&world.expected_hash());
@@ -428,7 +428,7 @@ async fn a_relay_that_just_started_is_looked_at_again_when_it_awaits_no_first_wo
 
 /// Its objects are deleted one by one, and each new list contains the retained ones.
 #[tokio::test]
-async fn of_a_provider_that_is_gone_no_change_is_kept() {
+async fn changes_of_deleted_provider_are_discarded() {
     let world = World::new();
     let leaving = with_metadata(json!({"deletionTimestamp": "2026-11-01T00:00:00Z"}), json!({}));
     let kept = || world.shared.caches.triggers.take_changes(&ObjectRef::new("local").within("llm"));
@@ -442,7 +442,7 @@ async fn of_a_provider_that_is_gone_no_change_is_kept() {
 }
 
 #[tokio::test]
-async fn an_invalid_spec_touches_nothing_that_runs() {
+async fn invalid_spec_leaves_running_objects_unchanged() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     world.api.take_writes();
@@ -455,7 +455,7 @@ async fn an_invalid_spec_touches_nothing_that_runs() {
 }
 
 #[tokio::test]
-async fn programmed_follows_the_relays_without_touching_objects() {
+async fn programmed_follows_relays_without_object_writes() {
     let mut world = World::new();
     let provider = provider(json!({}));
     world.changed(&provider).await.unwrap();
@@ -471,7 +471,7 @@ async fn programmed_follows_the_relays_without_touching_objects() {
 }
 
 #[tokio::test]
-async fn the_first_worker_and_the_first_model_are_told_at_once_and_more_of_them_later() {
+async fn first_worker_and_model_are_published_immediately() {
     let mut world = World::new();
     let provider = provider(json!({}));
     world.changed(&provider).await.unwrap();
@@ -494,7 +494,7 @@ async fn the_first_worker_and_the_first_model_are_told_at_once_and_more_of_them_
 }
 
 #[tokio::test]
-async fn a_deleted_object_is_made_again() {
+async fn deleted_object_is_recreated() {
     let world = World::new();
     let provider = provider(json!({}));
     world.changed(&provider).await.unwrap();
@@ -506,7 +506,7 @@ async fn a_deleted_object_is_made_again() {
 }
 
 #[tokio::test]
-async fn providers_are_counted_while_they_are_known() {
+async fn provider_is_counted_until_forgotten() {
     let world = World::new();
     let count = |world: &World| world.shared.ctx.metrics.resources.with_label_values(&["Provider", "false"]).get();
     world.changed(&provider(json!({}))).await.unwrap();

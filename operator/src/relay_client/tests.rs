@@ -52,7 +52,7 @@ fn state(hash: &str, draining: bool) -> Value {
 }
 
 #[test]
-fn depths_are_summed_and_a_worker_of_two_relays_counts_once() {
+fn depths_are_summed_and_shared_worker_counted_once() {
     let snapshot = snapshot("local", vec![answer("a", false, state("h", false)), answer("b", false, state("h", true))]);
     assert_eq!((snapshot.queue_depth, snapshot.in_flight, snapshot.workers.len()), (4, 6, 1));
     let worker = &snapshot.workers["i1"];
@@ -64,13 +64,13 @@ fn depths_are_summed_and_a_worker_of_two_relays_counts_once() {
 }
 
 #[test]
-fn a_worker_that_leaves_every_relay_is_draining() {
+fn worker_draining_on_every_relay_is_draining() {
     let snapshot = snapshot("local", vec![answer("a", false, state("h", true))]);
     assert!(snapshot.workers["i1"].draining);
 }
 
 #[test]
-fn what_a_multiplexer_holds_is_taken_from_the_newest_word_and_cut_to_what_a_status_takes() {
+fn slots_come_from_newest_report_and_are_truncated() {
     let with = |slots: Value| {
         let mut state = state("h", false);
         state["providers"][0]["workers"][0]["slots"] = slots;
@@ -101,7 +101,7 @@ fn what_a_multiplexer_holds_is_taken_from_the_newest_word_and_cut_to_what_a_stat
 }
 
 #[test]
-fn the_last_failure_of_a_slot_gives_its_words_and_any_relay_may_remember_it() {
+fn last_failure_of_slot_comes_from_any_relay() {
     let with = |pod: &str, resident: &str, status: &str, last: Value| {
         let mut state = state("h", false);
         let bad = json!({"id": "bad", "status": status, "code": "backend_unavailable"});
@@ -132,14 +132,14 @@ fn the_last_failure_of_a_slot_gives_its_words_and_any_relay_may_remember_it() {
 }
 
 #[test]
-fn a_relay_that_is_silent_is_known_as_such_unless_it_leaves() {
+fn silent_relay_is_recorded_unless_leaving() {
     let snapshot = snapshot("local", vec![silent("a", false), silent("b", true)]);
     assert_eq!(snapshot.relays.keys().collect::<Vec<_>>(), ["a"]);
     assert!(!snapshot.is_complete() && !snapshot.all_run([&"a".to_owned()], "h"));
 }
 
 #[test]
-fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
+fn unscheduled_relay_holds_no_requests_and_confirms_nothing() {
     let with_one = snapshot("local", vec![answer("a", false, state("h", false)), unscheduled("b")]);
     assert!(with_one.is_complete());
     assert_eq!(with_one.relays["b"], Err("it has no address yet".to_owned()));
@@ -149,7 +149,7 @@ fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
 }
 
 #[test]
-fn the_first_workers_of_a_pool_and_all_of_one_that_scales_are_looked_for_every_second() {
+fn new_and_scaling_pools_are_polled_every_second() {
     let pools = |spec: Value| vec![Arc::new(testing::pool(&spec))];
     let resting = pools(json!({"provider": "local"}));
     let scaled = pools(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}}));
@@ -190,7 +190,7 @@ fn why(answer: Result<RelayState, Unanswered>) -> String {
 }
 
 #[tokio::test]
-async fn a_relay_is_asked_with_the_token() {
+async fn relay_is_queried_with_admin_token() {
     let handler = |headers: HeaderMap| async move {
         match headers.get("authorization").map(HeaderValue::as_bytes) {
             Some(b"Bearer t") => Ok(state("h", false).to_string()),
@@ -206,7 +206,7 @@ async fn a_relay_is_asked_with_the_token() {
 }
 
 #[tokio::test]
-async fn what_is_no_relay_is_told_from_one() {
+async fn non_relay_response_is_distinguished() {
     let router = Router::new().route("/admin/state", get(async || "<html>"));
     let (code, answer) = request(&http_client(), &serve(router).await, &token()).await;
     assert!(code == 200 && why(answer).starts_with("its answer is not understood"));
@@ -224,7 +224,7 @@ async fn judged(body: String) -> String {
 }
 
 #[tokio::test]
-async fn an_answer_that_no_relay_gives_is_not_taken_in() {
+async fn oversized_response_is_rejected() {
     let long = format!(r#"{{"version": "{}"}}"#, "x".repeat(9 << 20));
     assert_eq!(judged(long).await, "its answer is too long");
     // Megabytes that would be hundreds of slots, models and the like.
@@ -235,7 +235,7 @@ async fn an_answer_that_no_relay_gives_is_not_taken_in() {
 }
 
 #[tokio::test]
-async fn an_answer_of_a_thousand_workers_with_multiplexers_is_taken_in() {
+async fn response_with_thousand_multiplexers_is_accepted() {
     let slot = |id: &str| {
         let model = |n: usize| {
             json!({"id": format!("meta-llama/Llama-3.1-8B-Instruct-{n}"), "aliases": [format!("llama-{n}")],
@@ -289,7 +289,7 @@ async fn serve_tls(certificate: &str, key: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_relay_with_a_certificate_is_asked_by_its_address_and_trusted_by_its_name() {
+async fn tls_relay_is_verified_by_name_not_address() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (certificate, key) = pair(&[HOST]);
     let trusting = |authority: &str, host: &str| {
@@ -306,7 +306,7 @@ async fn a_relay_with_a_certificate_is_asked_by_its_address_and_trusted_by_its_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_new_report_has_only_that_provider_asked_at_once() {
+async fn waiting_for_report_polls_only_that_provider_immediately() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
@@ -326,7 +326,7 @@ async fn whoever_waits_for_a_new_report_has_only_that_provider_asked_at_once() {
 }
 
 #[test]
-fn a_pod_says_whether_it_is_leaving_and_what_it_speaks() {
+fn pod_reports_leaving_state_and_tls() {
     let pod = |value: Value| RelayPod::of(&serde_json::from_value(value).unwrap());
     let running = pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Running", "podIP": "fd00::1"}}));
     assert_eq!((running.address, running.is_leaving), (Some("fd00::1".parse().unwrap()), false));
@@ -340,7 +340,7 @@ fn a_pod_says_whether_it_is_leaving_and_what_it_speaks() {
 }
 
 #[tokio::test]
-async fn what_a_relay_reports_is_told_to_its_provider_and_to_no_pool() {
+async fn relay_report_triggers_only_its_provider() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());

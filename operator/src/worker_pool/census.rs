@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_told_by_its_container() {
+    fn worker_is_recognized_by_its_container() {
         let lacking = json!({"spec": {"initContainers": null}, "metadata": {"annotations": {"injected": "true"}}});
         let plain = json!({"spec": {"initContainers": null, "containers": [{"name": "modelrelay-worker", "image": "worker:1"}]}});
         let census = counted(&[pod("z", &lacking), pod("b", &lacking), pod("c", &plain), pod("d", &json!({}))]);
@@ -226,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_leave_or_are_over_do_not_count() {
+    fn leaving_and_finished_pods_are_excluded() {
         let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let census = counted(&[pod("a", &leaving), pod("b", &json!({"status": {"phase": "Failed"}}))]);
         assert_eq!(census, Census::default());
     }
 
     #[test]
-    fn a_worker_of_another_hash_is_outdated_and_without_one_a_worker_of_another_image() {
+    fn worker_of_other_hash_or_image_is_outdated() {
         let of = |annotations: Value, image: &str| {
             let worker = json!([{"name": "modelrelay-worker", "image": image}]);
             counted(&[pod("a", &json!({"metadata": {"annotations": annotations}, "spec": {"initContainers": worker}}))])
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_pods_that_somebody_creates_anew_are_to_be_deleted() {
+    fn controlled_gated_pods_are_listed_for_deletion() {
         let gated =
             json!({"spec": {"schedulingGates": [{"name": "modelrelay.io/no-such-pool"}], "initContainers": null}});
         let mut alone = pod("b", &gated);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_answer_no_requests_lack_nothing() {
+    fn members_without_requests_lack_nothing() {
         let member = json!({
             "metadata": {"labels": {"leaderworkerset.sigs.k8s.io/worker-index": "1"}}, "spec": {"initContainers": null},
         });
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_is_silent_when_its_pod_is_unready_ten_minutes_after_it_could_begin_to_load() {
+    fn backend_unready_for_ten_minutes_is_silent() {
         let waits = |name: &str, initialized: i64, unready: i64| {
             let condition = |type_: &str, status: &str, second| {
                 let time = Timestamp::from_second(second).unwrap().to_string();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_settles_half_a_minute_after_it_was_ready() {
+    fn pod_settles_half_minute_after_ready() {
         let census = counted(&[pod("a", &ready_since(999)), pod("b", &ready_since(970)), pod("c", &json!({}))]);
         assert_eq!((census.ready, census.settled), (2, 1));
     }

@@ -163,7 +163,7 @@ mod tests {
     use crate::manifests::testing;
 
     #[test]
-    fn delays_grow_to_five_minutes_and_begin_again_after_a_success() {
+    fn delays_grow_and_reset_after_success() {
         let (memory, pool) = (Memory::default(), testing::pool(&json!({"provider": "local"})));
         let delays: Vec<u64> =
             (0..12).map(|_| memory.with(&pool, Entry::reconciliation_failed).as_millis() as u64).collect();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn of_another_pool_of_that_name_nothing_is_known() {
+    fn recreated_pool_inherits_no_memory() {
         let (memory, mut pool) = (Memory::default(), testing::pool(&json!({"provider": "local"})));
         memory.with(&pool, |entry| entry.seen = Some(1));
         assert_eq!(memory.with(&pool, |entry| entry.seen), Some(1));

@@ -85,7 +85,7 @@ mod tests {
     use crate::relay_state::WorkerReport;
 
     #[test]
-    fn the_idlest_go_first_and_only_changes_are_written() {
+    fn idlest_pods_are_removed_first() {
         let pod = |name: &str, annotations: &serde_json::Value| -> Arc<Pod> {
             Arc::new(serde_json::from_value(json!({"metadata": {"name": name, "annotations": annotations}})).unwrap())
         };

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_are_words_that_the_api_accepts() {
+    fn reasons_are_accepted_by_api() {
         for reason in Reason::ALL {
             assert!(reason.as_str().chars().all(|c| c.is_ascii_alphanumeric()), "{reason:?}");
             assert!(!reason.help().is_empty());

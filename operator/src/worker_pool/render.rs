@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn another_operator_with_the_same_spec_applies_the_same_bytes() {
+    fn other_operator_with_same_spec_renders_same_bytes() {
         let pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
         assert!(first.anew && !first.outdated);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_after_an_upgrade_of_the_operator_restarts_nothing() {
+    fn scaling_after_operator_upgrade_restarts_nothing() {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let scaled = pool(2, &json!({"replicas": 7, "models": ["a"], "maxConcurrency": 3}));
         let second = rendered(&scaled, "2", &applied(&first));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_multiplexer_only_what_a_running_worker_cannot_take_over_makes_new_pods() {
+    fn only_unreloadable_multiplexer_changes_create_new_pods() {
         let with = |generation: i64, change: &Value| {
             let model = json!({"id": "a", "url": "http://127.0.0.1:8000", "maxConcurrency": 4});
             let mut slot = json!({"id": "gpu0", "driver": "static", "models": [model]});
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_with_a_new_default_restarts_nothing() {
+    fn schema_with_new_default_restarts_nothing() {
         let pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
         let by_other_types = first.annotation.replace(&fingerprint(&pool), "0123456789abcdef");
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_spec_is_rendered_anew_and_keeps_the_drain_token() {
+    fn changed_spec_is_rerendered_with_same_drain_token() {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let changed = pool(2, &json!({"shutdownTimeout": "5m"}));
         let second = render(Workload::Backend, &changed, &release("2"), &applied(&first), "other").unwrap();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn another_place_of_the_backend_makes_new_pods() {
+    fn changed_backend_location_creates_new_pods() {
         let before = |change: Value| rendered(&pool(1, &change), "1", &Live::default());
         // The container is named, so the port affects nothing else in the template.
         let first = before(json!({"backend": {"container": "vllm"}}));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_upgrade_annotation_renders_anew_once() {
+    fn upgrade_annotation_rerenders_once() {
         let mut pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
         pool.annotations_mut().insert(names::UPGRADE_ANNOTATION.to_owned(), "now".to_owned());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_somebody_changed_is_put_right_without_an_upgrade() {
+    fn externally_changed_template_is_restored_without_upgrade() {
         let pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
         let mut live = applied(&first);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_record_is_made_anew() {
+    fn corrupted_record_is_rendered_again() {
         let pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
         for spoilt in ["", "{}", "[1]", &first.annotation.replace("/spec/volumes", "/no/such/place")] {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pool_of_the_same_name_does_not_inherit_by_generation() {
+    fn recreated_pool_does_not_inherit_by_generation() {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let mut successor = pool(1, &json!({"sidecar": {"port": 18000}}));
         successor.metadata.uid = Some("another".to_owned());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_operator_accepted_still_runs() {
+    fn template_accepted_by_older_operator_still_runs() {
         let pool = pool(1, &json!({"sidecar": {"port": 8000}}));
         assert!(render(Workload::Backend, &pool, &release("1"), &Live::default(), "t").is_err());
         let added = json_patch::diff(&backend::given(&pool), &json!({"metadata": {}, "spec": {"old": true}}));
@@ -322,7 +322,7 @@ mod tests {
     /// If this changes with a release, a pool that is scaled while the operator is being upgraded restarts its
     /// backends: new fields must have no default that is serialized.
     #[test]
-    fn the_fingerprint_of_a_spec_is_the_same_in_every_release() {
+    fn spec_fingerprint_is_stable_across_releases() {
         assert_eq!(fingerprint(&pool(1, &json!({}))), "bb5fff7542bd2702");
     }
 }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_templates_number_is_kept_as_it_is_unless_the_pool_says_one() {
+    fn template_replicas_are_kept_unless_pool_sets_them() {
         let scaling = json!({"scaling": {"minReplicas": 0, "maxReplicas": 4}});
         assert_eq!(chosen(&json!({}), None), 1);
         assert_eq!(chosen(&scaling, None), 0);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn standalone_workers_have_their_own_number_while_there_is_no_other() {
+    fn standalone_replicas_apply_until_pool_sets_them() {
         let standalone = |replicas: Value, live| chosen(&json!({"template": null, "standalone": replicas}), live);
         assert_eq!(standalone(json!({}), Some(5)), 1);
         assert_eq!(standalone(json!({"replicas": 3}), Some(5)), 3);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_written_at_once_and_numbers_every_ten_seconds() {
+    fn conditions_are_written_immediately_and_numbers_throttled() {
         let before = ready("True", Reason::Serving);
         let counted = WorkerPoolStatus { connected: Some(3), ..before.clone() };
         let second = Some(Duration::from_secs(1));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_about_transitions() {
+    fn events_report_transitions() {
         let told = |before: &WorkerPoolStatus, after: &WorkerPoolStatus| -> Vec<&str> {
             transitions(&before.conditions, &after.conditions).iter().map(|(_, reason, _)| reason.as_str()).collect()
         };

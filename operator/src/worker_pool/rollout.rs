@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_done_when_all_are_new_and_available_and_none_is_left() {
+    fn rollout_completes_when_new_pods_are_available() {
         let done = json!({"observedGeneration": 3, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
         assert!(deployment(2, &done).done);
         for (field, value) in
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_counts_in_words() {
+    fn message_uses_singular_and_plural() {
         let message = |updated: i64, available: i64| {
             deployment(2, &json!({"updatedReplicas": updated, "availableReplicas": available})).message
         };
@@ -101,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn old_pods_are_those_of_an_older_template() {
+    fn old_pods_belong_to_older_template() {
         let status = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 2});
         assert_eq!(deployment(5, &status).old, 3);
     }
 
     #[test]
-    fn a_daemon_set_wants_a_pod_on_each_matching_node() {
+    fn daemon_set_wants_one_pod_per_matching_node() {
         let object = json!({"metadata": {"generation": 1}, "status": {
             "observedGeneration": 1, "desiredNumberScheduled": 4, "currentNumberScheduled": 4,
             "updatedNumberScheduled": 4, "numberAvailable": 3,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn why_pods_cannot_be_created_is_passed_on() {
+    fn pod_creation_failure_is_passed_on() {
         let status = json!({"conditions": [
             {"type": "Available", "status": "False", "message": "no"},
             {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"},

@@ -250,7 +250,7 @@ fn written(paths: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_is_as_it_should_be_is_left_alone() {
+async fn correct_objects_are_left_alone() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
     scene.look().await.unwrap();
@@ -262,7 +262,7 @@ async fn what_is_as_it_should_be_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_changed_is_put_right() {
+async fn external_changes_are_reverted() {
     let scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     scene.writes();
@@ -277,7 +277,7 @@ async fn what_somebody_else_changed_is_put_right() {
 }
 
 #[tokio::test]
-async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
+async fn conflicts_and_throttling_are_retried_without_condition() {
     for (code, message) in [(409, "the object has been modified"), (429, "too many requests"), (503, "no")] {
         let scene = Scene::new(&json!({}));
         scene.fail(Method::PATCH, DEPLOYMENT, code, message);
@@ -293,7 +293,7 @@ async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
 }
 
 #[tokio::test]
-async fn what_the_operator_may_not_do_is_said_and_tried_again() {
+async fn forbidden_write_is_reported_and_retried() {
     for (code, message) in [
         (403, "deployments.apps is forbidden"),
         (422, "deployments.apps is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
@@ -315,7 +315,7 @@ async fn what_the_operator_may_not_do_is_said_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_template_that_cannot_be_typed_is_not_sent_twice() {
+async fn untypable_template_is_not_sent_twice() {
     for (code, message) in [(500, UNTYPEABLE), (422, "invalid"), (400, "bad request")] {
         let scene = Scene::new(&json!({}));
         scene.fail(Method::PATCH, DEPLOYMENT, code, message);
@@ -332,7 +332,7 @@ async fn a_template_that_cannot_be_typed_is_not_sent_twice() {
 }
 
 #[tokio::test]
-async fn a_failure_of_the_api_servers_own_stalls_nothing() {
+async fn api_server_failure_stalls_nothing() {
     let scene = Scene::new(&json!({}));
     scene.fail(Method::PATCH, DEPLOYMENT, 500, "etcdserver: request timed out");
     assert!(matches!(scene.look().await, Err(ReconcileError::Apply(ApplyError::Api { .. }))));
@@ -341,7 +341,7 @@ async fn a_failure_of_the_api_servers_own_stalls_nothing() {
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_has_is_left_to_them() {
+async fn taken_name_is_left_to_its_owner() {
     let scene = Scene::new(&json!({}));
     let theirs = json!({"metadata": {"name": "llama-backend", "namespace": "llm", "uid": "theirs", "generation": 1}});
     scene.server.lock().unwrap().objects.insert(DEPLOYMENT.to_owned(), theirs.clone());
@@ -353,7 +353,7 @@ async fn a_name_that_somebody_has_is_left_to_them() {
 }
 
 #[tokio::test]
-async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
+async fn pool_without_provider_starts_no_backend() {
     let mut scene = Scene::new(&json!({}));
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
@@ -374,7 +374,7 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
 }
 
 #[tokio::test]
-async fn a_backend_is_silent_where_a_worker_of_its_pods_name_has_nothing_to_serve() {
+async fn backend_is_silent_if_its_own_worker_idles() {
     for (pod, said) in [("llama-backend-1", "BackendsNotAnswering"), ("another", "WaitingForWorkers")] {
         let mut scene = Scene::new(&json!({}));
         let idle = WorkerReport { models: [].into(), ..serving().workers["w"].clone() };
@@ -392,7 +392,7 @@ async fn a_backend_is_silent_where_a_worker_of_its_pods_name_has_nothing_to_serv
 }
 
 #[tokio::test]
-async fn a_pool_that_is_being_deleted_is_not_rebuilt() {
+async fn deleting_pool_is_not_rebuilt() {
     let scene = Scene::new(&json!({}));
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["deletionTimestamp"] =
         json!("2026-01-01T00:00:00Z");
@@ -401,7 +401,7 @@ async fn a_pool_that_is_being_deleted_is_not_rebuilt() {
 }
 
 #[tokio::test]
-async fn absent_replicas_are_written_once_and_the_drain_token_stays() {
+async fn absent_replicas_are_written_once_with_stable_token() {
     let scene = Scene::new(&json!({"replicas": null}));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT, POOL, STATUS]));
@@ -419,7 +419,7 @@ async fn absent_replicas_are_written_once_and_the_drain_token_stays() {
 }
 
 #[tokio::test]
-async fn another_release_of_the_operator_sends_the_same_template() {
+async fn other_operator_release_sends_same_template() {
     let scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     let template = scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"].clone();
@@ -435,7 +435,7 @@ async fn another_release_of_the_operator_sends_the_same_template() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_of_changes_is_one_look_and_one_that_never_ends_delays_none() {
+async fn burst_of_changes_causes_one_reconciliation_per_interval() {
     let (triggers, requests) = Triggers::channels();
     let crowd = tokio::spawn(async move {
         for _ in 0..100 {
@@ -449,7 +449,7 @@ async fn a_crowd_of_changes_is_one_look_and_one_that_never_ends_delays_none() {
 }
 
 #[tokio::test]
-async fn nothing_secret_is_in_status_or_events() {
+async fn status_and_events_contain_no_secret() {
     let scene = Scene::new(&json!({}));
     scene.fail(Method::PATCH, STATUS, 500, "etcdserver: request timed out");
     assert!(matches!(scene.look().await, Err(ReconcileError::Write { what: "status", .. })));

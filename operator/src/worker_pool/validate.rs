@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_is_what_a_backend_runs_at_once() {
+    fn target_defaults_to_backend_concurrency() {
         let scaling = json!({"minReplicas": 0, "maxReplicas": 8});
         let config = |change: Value| validated(&change).unwrap().scaling.unwrap();
         let expected = Config { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_multiplexer_the_target_is_what_all_its_slots_run_at_once() {
+    fn multiplexer_target_is_sum_of_slot_concurrency() {
         let model = |id: &str, at_once: i64| json!({"id": id, "url": "http://127.0.0.1:1", "maxConcurrency": at_once});
         let slot = |id: &str, models: Value| json!({"id": id, "driver": "static", "models": models});
         let one = json!({"id": "c", "url": "http://127.0.0.1:2"});
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_that_nobody_can_read_is_refused_by_its_field() {
+    fn unreadable_duration_is_rejected_by_field() {
         let error = validated(&json!({"shutdownTimeout": "soon"})).unwrap_err();
         assert!(error.to_string().starts_with("spec.shutdownTimeout: "), "{error}");
         let error = validated(&json!({"scaling": {"maxReplicas": 2, "scaleDownDelay": "0s"}})).unwrap_err();

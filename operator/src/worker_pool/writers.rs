@@ -83,7 +83,7 @@ mod tests {
     const DELAY: Duration = Duration::from_secs(600);
 
     #[test]
-    fn our_own_number_is_nobody_elses() {
+    fn own_write_is_not_foreign() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         assert_eq!(writers.observe(now, 1, 2, None), Seen::Same);
         writers.wrote(2, 5);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn one_write_is_respected_and_forgotten_after_the_delay() {
+    fn single_foreign_write_is_respected_until_delay_ends() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.observe(now, 1, 2, None);
         assert_eq!(writers.observe(now, 2, 6, None), Seen::Foreign);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn to_whom_keeps_writing_we_yield_for_a_delay_after_the_last_time() {
+    fn repeated_foreign_writes_cause_yielding_for_delay() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.observe(now, 1, 1, None);
         writers.observe(now, 2, 4, None);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_of_ours_whose_answer_was_lost_is_nobody_elses() {
+    fn own_write_with_lost_response_is_not_foreign() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.wrote(1, 2);
         writers.observe(now, 1, 2, Some(2));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_knows_from_the_pool_what_the_last_one_wrote() {
+    fn new_leader_learns_previous_write_from_pool() {
         let now = Instant::now();
         assert_eq!(Writers::default().observe(now, 9, 3, Some(3)), Seen::Same);
         assert_eq!(Writers::default().observe(now, 9, 4, Some(3)), Seen::Foreign);

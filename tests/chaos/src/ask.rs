@@ -186,14 +186,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_backend_reads_what_was_asked() {
+    fn request_target_round_trips_through_backend() {
         let ask = Ask::stream(7, 3, 10).stalling(Stall::End);
         assert_eq!(Ask::parse(&ask.target()), Some(ask));
         assert_eq!(Ask::parse("/health"), None);
     }
 
     #[test]
-    fn a_plain_answer_is_json_and_a_stream_ends_with_done() {
+    fn plain_response_is_json_stream_ends_with_done() {
         let plain = Ask { pieces: 3, ..Ask::plain(7, 0) }.expected();
         let plain: serde_json::Value = serde_json::from_slice(&plain).expect("JSON");
         assert_eq!((plain["nonce"].as_u64(), plain["2"].as_str().map(str::len)), (Some(7), Some(100)));

@@ -303,7 +303,7 @@ mod tests {
     const FRAME: &[u8] = b"data: {\"error\":{\"message\":\"gone\",\"code\":\"worker_lost\"}}\n\n";
 
     #[tokio::test]
-    async fn an_answer_is_the_right_bytes_and_an_end() {
+    async fn response_needs_expected_bytes_and_end() {
         let ask = Ask::stream(1, 3, 0);
         let right = chunk(&ask.expected());
         assert_eq!(judged(&ask, [HEAD, &right, END].concat()).await, Outcome::Answered);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_stream_is_the_begin_and_its_reason() {
+    async fn broken_stream_needs_valid_beginning_and_reason() {
         let ask = Ask::stream(1, 3, 0);
         let (half, all) = (&ask.expected()[..70], ask.expected());
         let failed = Outcome::Failed("in-band worker_lost".to_owned());
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_must_say_why() {
+    async fn refusal_without_reason_is_lost() {
         let refusal =
             |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
         let ask = Ask::plain(1, 0);

@@ -233,21 +233,21 @@ mod tests {
     }
 
     #[test]
-    fn a_second_execution_counts_as_doubled_only_after_the_first_byte() {
+    fn execution_after_first_byte_is_doubled() {
         let ledger = ledger(vec![record(1, 10, 20, Outcome::Answered), record(2, 10, 20, Outcome::Answered)]);
         let summary = ledger.summary(&executed("9 1\n10 1\n10 2\n15 2\n"));
         assert_eq!((summary.repeated, summary.doubled), (2, vec![2]));
     }
 
     #[test]
-    fn what_has_not_ended_and_what_nobody_executed_is_lost() {
+    fn unfinished_and_unexecuted_requests_are_lost() {
         let ledger = ledger(vec![record(1, 10, 20, Outcome::Answered)]);
         ledger.sent();
         assert_eq!(ledger.summary(&executed("")).lost.len(), 2);
     }
 
     #[test]
-    fn recovery_is_counted_from_each_fault() {
+    fn recovery_is_measured_from_each_fault() {
         let ledger = ledger(vec![
             record(1, 10, 150, Outcome::Failed("502 x".to_owned())),
             record(2, 90, 120, Outcome::Answered),

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_from_other_records() {
+    fn refusal_is_distinguished_from_other_records() {
         let refused = asked(&record(403, "providers is forbidden")).expect("a record");
         assert!(refused.refused, "{refused:?}");
         assert_eq!((refused.verb.as_str(), refused.resource.as_str()), ("patch", "providers/status"));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_allowed_once_is_no_lack() {
+    fn refused_request_allowed_later_is_not_lacking() {
         let refused = asked(&record(403, "providers is forbidden")).expect("a record");
         let allowed = asked(&record(200, "")).expect("a record");
         assert_eq!(lacking(std::slice::from_ref(&refused)), [&refused]);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_ends_refuses_nobody() {
+    fn refusal_by_terminating_namespace_is_ignored() {
         let why = "unable to create new content in namespace a because it is being terminated";
         assert!(!asked(&record(403, why)).expect("a record").refused);
     }

@@ -144,12 +144,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_command_reads_its_input_and_gives_its_output() {
+    async fn command_reads_input_and_returns_output() {
         assert_eq!(Command::new("/bin/cat").input("one\ntwo").await, "one\ntwo");
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_apart() {
+    async fn failure_is_distinguished_from_success() {
         let output = Command::new("/bin/sh").args(["-c", "echo out; echo why >&2; exit 3"]).output().await;
         assert_eq!((output.success, output.stdout.as_str(), output.stderr.as_str()), (false, "out\n", "why\n"));
         assert_eq!(Command::new("/bin/sh").args(["-c", "echo why >&2; exit 1"]).expect_failure().await, "why\n");
@@ -157,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     #[should_panic(expected = "`sh -c echo why >&2; exit 1` failed:\nwhy")]
-    async fn an_awaited_failure_shows_what_was_said() {
+    async fn unexpected_failure_shows_output() {
         Command::new("/bin/sh").args(["-c", "echo why >&2; exit 1"]).await;
     }
 }

@@ -33,7 +33,7 @@ async fn assert_taken(namespace: &Namespace, resource: Value) {
 }
 
 #[tokio::test]
-async fn a_provider_needs_nothing_and_is_given_every_default() {
+async fn empty_provider_receives_every_default() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     let given = namespace
@@ -59,7 +59,7 @@ async fn a_provider_needs_nothing_and_is_given_every_default() {
 }
 
 #[tokio::test]
-async fn a_providers_mistakes_are_refused_where_they_are_made() {
+async fn provider_errors_are_rejected_with_their_field() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     let long = "a".repeat(53);
@@ -86,7 +86,7 @@ async fn a_providers_mistakes_are_refused_where_they_are_made() {
 }
 
 #[tokio::test]
-async fn sizes_and_durations_are_taken_as_people_write_them() {
+async fn human_readable_sizes_and_durations_are_accepted() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     for queue in [
@@ -99,7 +99,7 @@ async fn sizes_and_durations_are_taken_as_people_write_them() {
 }
 
 #[tokio::test]
-async fn a_pools_mistakes_are_refused_where_they_are_made() {
+async fn pool_errors_are_rejected_with_their_field() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     let cases = [
@@ -148,7 +148,7 @@ async fn a_pools_mistakes_are_refused_where_they_are_made() {
 }
 
 #[tokio::test]
-async fn a_pool_stays_what_it_is() {
+async fn pool_mode_is_immutable() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     namespace.apply(&[pool("injecting", &json!({})), pool("templated", &json!({"template": template()}))]).await;
@@ -161,7 +161,7 @@ async fn a_pool_stays_what_it_is() {
 }
 
 #[tokio::test]
-async fn a_template_keeps_fields_that_this_version_does_not_know() {
+async fn template_keeps_unknown_fields() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     let spec = json!({
@@ -177,7 +177,7 @@ async fn a_template_keeps_fields_that_this_version_does_not_know() {
 }
 
 #[tokio::test]
-async fn two_writers_share_a_template() {
+async fn two_writers_share_template() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     namespace.apply(&[pool("shared", &json!({"template": template()}))]).await;
@@ -189,7 +189,7 @@ async fn two_writers_share_a_template() {
 }
 
 #[tokio::test]
-async fn pools_are_found_by_their_provider_and_both_kinds_by_their_category() {
+async fn pools_are_selectable_by_provider_and_category() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     namespace.apply(&[pool("one", &json!({"provider": "a"})), pool("two", &json!({"provider": "b"}))]).await;

@@ -158,7 +158,7 @@ fn example(pool: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_hpa_scales_a_pool_by_the_relays_requests() {
+async fn hpa_scales_pool_by_relay_requests() {
     let namespace = Cluster::connect().await.namespace("hpa").await;
     namespace.apply(&[provider("local", &json!({})), worker_pool("qwen", &demo_pool("local"))]).await;
     let pools = namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");

@@ -71,7 +71,7 @@ fn has_buildah() -> bool {
 }
 
 #[tokio::test]
-async fn the_dockerfiles_make_the_images_that_are_packed() {
+async fn dockerfiles_build_packed_images() {
     if !has_buildah() {
         return;
     }

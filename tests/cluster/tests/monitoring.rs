@@ -205,7 +205,7 @@ async fn use_everything(namespace: &Namespace) {
 }
 
 #[tokio::test]
-async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
+async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     // One pool of each mode.
     let elsewhere = json!({"provider": "local", "backend": {"url": "http://vllm"}, "standalone": {}});
     let pools = [
@@ -290,7 +290,7 @@ async fn expect_the_same_targets(namespace: &Namespace, prometheus: &Prometheus,
 }
 
 #[tokio::test]
-async fn the_alerts_load_and_are_evaluated_and_a_healthy_installation_raises_none_of_the_critical_ones() {
+async fn healthy_installation_raises_no_critical_alert() {
     let namespace = serving("alerts", &[worker_pool("llm", &demo_pool("local"))]).await;
     wait_for_pool(&namespace, "llm").await;
     namespace.rolled_out("deployment/llm-backend").await;
@@ -342,7 +342,7 @@ fn adapter_query(namespace: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_autoscaling_queries_give_the_requests_that_wait_and_run_from_zero_on() {
+async fn autoscaling_queries_return_requests_from_zero() {
     let mut pool = demo_pool("local");
     pool["models"] = json!([DEMO_MODEL]);
     pool["replicas"] = json!(0);
@@ -373,7 +373,7 @@ async fn expect_number(prometheus: &Prometheus, queries: &[String], number: f64)
 }
 
 #[tokio::test]
-async fn the_api_server_takes_every_example_whose_kind_it_knows() {
+async fn api_server_accepts_every_example_of_known_kinds() {
     let namespace = Cluster::connect().await.namespace_with("examples", "privileged").await;
     let mut unknown = BTreeSet::new();
     let mut taken = BTreeSet::new();

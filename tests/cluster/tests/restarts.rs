@@ -5,7 +5,7 @@ use std::time::Duration;
 use modelrelay_cluster::{Cluster, manifests, traffic::Traffic};
 
 #[tokio::test]
-async fn requests_go_on_while_the_api_server_is_away() {
+async fn requests_continue_while_api_server_is_away() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("restarts").await;
     namespace.apply(&manifests::demo_backend("vllm", 2)).await;

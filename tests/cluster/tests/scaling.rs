@@ -135,7 +135,7 @@ fn chat(model: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_pool_at_zero_wakes_it_and_is_answered_and_the_pool_sleeps_again() {
+async fn waiting_request_wakes_pool_at_zero() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "2s"});
     let scene = Scene::new("sleeper", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
     let pool = scene.condition("Ready", "True", "ScaledToZero").await;
@@ -160,7 +160,7 @@ async fn a_request_waits_for_a_pool_at_zero_wakes_it_and_is_answered_and_the_poo
 }
 
 #[tokio::test]
-async fn requests_for_a_model_that_no_pool_lists_wake_nothing() {
+async fn requests_for_unlisted_model_wake_nothing() {
     // The catalogue has a model that no pool lists: requests for it wait like others.
     let catalogue = json!({"models": [{"id": DEMO_MODEL}, {"id": "lonely"}], "queue": {"coldTimeout": "6s"}});
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "5m"});
@@ -188,7 +188,7 @@ async fn requests_for_a_model_that_no_pool_lists_wake_nothing() {
 }
 
 #[tokio::test]
-async fn a_pool_grows_with_its_load_and_shrinks_with_it_and_cuts_nothing() {
+async fn pool_follows_its_load_and_cuts_nothing() {
     let scaling = json!({"minReplicas": 1, "maxReplicas": 3, "targetRequestsPerReplica": 4, "scaleDownDelay": "3s"});
     let scene = Scene::new("busy", json!({}), json!({"maxConcurrency": 4, "scaling": scaling})).await;
     scene.settled_at(1).await;
@@ -207,7 +207,7 @@ async fn a_pool_grows_with_its_load_and_shrinks_with_it_and_cuts_nothing() {
 }
 
 #[tokio::test]
-async fn kubectl_scale_works_and_the_scale_says_what_is() {
+async fn kubectl_scale_works_and_scale_reports_replicas() {
     let scene = Scene::new("manual", json!({}), json!({})).await;
     scene.settled_at(1).await;
     let selector = json!("modelrelay.io/pool=manual");
@@ -229,7 +229,7 @@ async fn kubectl_scale_works_and_the_scale_says_what_is() {
 }
 
 #[tokio::test]
-async fn an_hpa_scales_a_pool_through_its_scale() {
+async fn hpa_scales_pool_through_its_scale() {
     let scene = Scene::new("autoscaled", json!({}), json!({})).await;
     scene.settled_at(1).await;
     let hpa = json!({
@@ -256,7 +256,7 @@ async fn an_hpa_scales_a_pool_through_its_scale() {
 }
 
 #[tokio::test]
-async fn somebody_elses_number_shows_and_is_yielded_to_and_taken_back_after_the_delay() {
+async fn foreign_replicas_are_yielded_to_until_delay_ends() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 4, "scaleDownDelay": "20s"});
     let scene = Scene::new("contested", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
     scene.condition("Ready", "True", "ScaledToZero").await;
@@ -278,7 +278,7 @@ async fn somebody_elses_number_shows_and_is_yielded_to_and_taken_back_after_the_
 }
 
 #[tokio::test]
-async fn a_pool_at_zero_that_knows_no_model_says_so_and_one_run_teaches_it() {
+async fn pool_at_zero_without_known_model_reports_it() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "3s"});
     let scene = Scene::new("ignorant", json!({}), json!({"models": ["*"], "scaling": scaling})).await;
     let pool = scene.condition("Ready", "False", "ModelsUnknown").await;
@@ -303,7 +303,7 @@ async fn a_pool_at_zero_that_knows_no_model_says_so_and_one_run_teaches_it() {
 }
 
 #[tokio::test]
-async fn a_pool_at_zero_by_hand_holds_requests_until_somebody_scales_it() {
+async fn pool_manually_at_zero_holds_requests_until_scaled() {
     let scene = Scene::new("held", json!({}), json!({"models": [DEMO_MODEL], "replicas": 0})).await;
     scene.condition("Ready", "True", "ScaledToZero").await;
     scene.wait_for_cold(DEMO_MODEL).await;
@@ -316,7 +316,7 @@ async fn a_pool_at_zero_by_hand_holds_requests_until_somebody_scales_it() {
 }
 
 #[tokio::test]
-async fn a_daemon_set_runs_one_pod_on_the_node_and_serves() {
+async fn daemon_set_runs_one_pod_and_serves() {
     let mut template = demo_pool("local")["template"].take();
     template["kind"] = json!("DaemonSet");
     let scene = Scene::new("everywhere", json!({}), json!({"template": template})).await;
@@ -330,7 +330,7 @@ async fn a_daemon_set_runs_one_pod_on_the_node_and_serves() {
 }
 
 #[tokio::test]
-async fn standalone_workers_serve_a_backend_at_a_url() {
+async fn standalone_workers_serve_backend_at_url() {
     let spec = json!({"provider": "local", "backend": {"url": "http://vllm"}, "maxConcurrency": 4, "standalone": {"replicas": 2}});
     let scene = Scene::of("outside", json!({}), spec).await;
     scene.namespace.apply(&demo_backend("vllm", 1)).await;
@@ -346,7 +346,7 @@ async fn standalone_workers_serve_a_backend_at_a_url() {
 }
 
 #[tokio::test]
-async fn a_multiplexer_that_its_workers_would_refuse_is_refused_clearly() {
+async fn multiplexer_rejected_by_its_workers_is_rejected_clearly() {
     // The schema accepts it: slots may be omitted if the block is empty.
     let mut spec = with(demo_pool("local"), json!({"multiplexer": {"loadTimeout": "5m"}}));
     spec.as_object_mut().expect("a spec").remove("backend");

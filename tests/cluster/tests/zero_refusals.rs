@@ -19,7 +19,7 @@ const MADE: [(&str, &str); 9] = [
 ];
 
 #[tokio::test]
-async fn nothing_that_the_operator_asked_for_was_refused() {
+async fn no_operator_request_was_refused() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("refusals").await;
     namespace.apply(&[provider("local", &json!({}))]).await;
@@ -42,7 +42,7 @@ async fn nothing_that_the_operator_asked_for_was_refused() {
 }
 
 #[tokio::test]
-async fn a_refusal_would_be_found() {
+async fn refusal_would_be_found() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("refusals").await;
     let token = namespace.kubectl("create token default").await;

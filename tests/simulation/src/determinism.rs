@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_decides_maps_bytes_and_what_a_crate_asks_for() {
+    fn seed_determines_maps_bytes_and_crate_randomness() {
         let first = enter(7, everything_random).unwrap();
         assert_eq!(first, enter(7, everything_random).unwrap());
         let other = enter(8, everything_random).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn time_stands_until_it_is_moved_and_the_wall_clock_jumps_alone() {
+    fn time_advances_only_explicitly_and_wall_clock_jumps() {
         enter(1, || {
             let (start, wall) = (Instant::now(), SystemTime::now());
             assert_eq!((start.elapsed(), wall.elapsed().unwrap()), (Duration::ZERO, Duration::ZERO));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn other_threads_keep_the_kernels_clock() {
+    fn other_threads_keep_kernel_clock() {
         let before = SystemTime::UNIX_EPOCH + WALL_START;
         assert!(SystemTime::now() > before + Duration::from_secs(86_400));
     }

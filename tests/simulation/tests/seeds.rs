@@ -25,7 +25,7 @@ fn assert_same(once: &str, again: &str) {
 }
 
 #[test]
-fn a_seed_tells_the_same_story_each_time_and_another_seed_another() {
+fn same_seed_reproduces_run_and_other_differs() {
     let stories: Vec<_> = (1..=20).map(|seed| (tell(seed), tell(seed))).collect();
     stories.iter().for_each(|(once, again)| assert_same(once, again));
     assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
@@ -33,7 +33,7 @@ fn a_seed_tells_the_same_story_each_time_and_another_seed_another() {
 }
 
 #[test]
-fn a_seed_tells_the_same_story_beside_itself() {
+fn seed_reproduces_run_in_parallel() {
     let start = |_| telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let running: Vec<_> = (0..8).map(start).collect();
     let stories: Vec<_> = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends"))).collect();
@@ -42,7 +42,7 @@ fn a_seed_tells_the_same_story_beside_itself() {
 }
 
 #[test]
-fn many_seeds_run_side_by_side_and_are_counted() {
+fn many_seeds_run_in_parallel_and_are_counted() {
     let program = env!("CARGO_BIN_EXE_modelrelay-simulation");
     let output = Command::new(program).args(["--first=1", "--seeds=10", "--jobs=4"]).output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -53,7 +53,7 @@ fn many_seeds_run_side_by_side_and_are_counted() {
 }
 
 #[test]
-fn a_report_survives_the_way_to_the_process_that_counts_it() {
+fn report_survives_transfer_to_counting_process() {
     let report = Report::of_failure(7, "why".to_owned());
     let read: Report =
         serde_json::from_str(&serde_json::to_string(&report).expect("it can be written")).expect("and read");

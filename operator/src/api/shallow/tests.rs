@@ -26,7 +26,7 @@ fn cut(text: &str) -> String {
 }
 
 #[test]
-fn what_can_be_read_stays_as_it_is() {
+fn readable_json_passes_unchanged() {
     let deepest = nested(MAX_DEPTH, "7");
     for text in ["", "{}", r#"{"a": [1, "[[[", {"b": "\"]\\"}]}"#, &deepest] {
         assert_eq!(cut(text), text);
@@ -34,7 +34,7 @@ fn what_can_be_read_stays_as_it_is() {
 }
 
 #[test]
-fn what_is_too_deep_comes_as_null_and_all_beside_it_stays() {
+fn too_deep_values_become_null() {
     assert_eq!(cut(&nested(MAX_DEPTH + 1, "7")), nested(MAX_DEPTH, "null"));
     let deep = nested(5000, r#""]]]""#);
     let list = |value: &str| format!(r#"{{"items":[{{"spec":{value}}},{{"spec":"next"}}]}}"#);
@@ -44,14 +44,14 @@ fn what_is_too_deep_comes_as_null_and_all_beside_it_stays() {
 }
 
 #[test]
-fn each_event_of_a_watch_is_read_from_its_own_beginning() {
+fn each_watch_event_is_parsed_separately() {
     let deep = nested(200, "{}");
     let shallow = nested(MAX_DEPTH, "null");
     assert_eq!(cut(&format!("{deep}\n{{}}\n{deep}\n")), format!("{shallow}\n{{}}\n{shallow}\n"));
 }
 
 #[test]
-fn what_is_no_json_stays_as_it_is() {
+fn non_json_passes_unchanged() {
     let deep = nested(200, "");
     assert_eq!(read("text/plain", &[deep.as_bytes()]), deep.as_bytes());
 }
@@ -87,7 +87,7 @@ fn expected(value: Value, depth: usize) -> Value {
 
 proptest! {
     #[test]
-    fn where_it_is_cut_makes_no_difference(text in json_around_the_limit(), size in 1..9_usize) {
+    fn chunk_boundaries_do_not_change_result(text in json_around_the_limit(), size in 1..9_usize) {
         let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
         let shallow = read("application/json", &pieces);
         prop_assert_eq!(&shallow, &cut(&text).into_bytes());

@@ -127,7 +127,7 @@ const SECRETS: &str = "/api/v1/namespaces/system/secrets";
 const CONFIGURATION: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mr";
 
 #[tokio::test]
-async fn a_missing_secret_is_made_and_published_and_then_all_is_well() {
+async fn missing_secret_is_created_and_published() {
     let (client, requests) = server(accept);
     let settings = settings();
     let manager = manager(&client, &settings, None, Some(configuration(None)));
@@ -150,7 +150,7 @@ async fn a_missing_secret_is_made_and_published_and_then_all_is_well() {
 }
 
 #[tokio::test]
-async fn publishing_touches_nothing_but_the_bundle_of_each_webhook() {
+async fn publishing_changes_only_webhook_bundles() {
     let (client, requests) = server(accept);
     let settings = settings();
     let secret = secret();
@@ -172,7 +172,7 @@ async fn publishing_touches_nothing_but_the_bundle_of_each_webhook() {
 }
 
 #[tokio::test]
-async fn when_another_leader_was_faster_its_secret_counts() {
+async fn secret_of_faster_leader_is_adopted() {
     let theirs = secret();
     let bundle = bundle_of(&theirs);
     let answer = serde_json::to_value(&theirs).unwrap();
@@ -191,7 +191,7 @@ async fn when_another_leader_was_faster_its_secret_counts() {
 }
 
 #[tokio::test]
-async fn a_renewal_keeps_what_others_wrote_and_names_the_version_it_saw() {
+async fn renewal_keeps_foreign_annotations_and_sends_resource_version() {
     let (client, requests) = server(accept);
     let settings = settings();
     let mut old = ended(secret());
@@ -206,7 +206,7 @@ async fn a_renewal_keeps_what_others_wrote_and_names_the_version_it_saw() {
 }
 
 #[tokio::test]
-async fn a_secret_that_cannot_be_changed_is_made_anew() {
+async fn immutable_secret_is_recreated() {
     let (client, requests) = server(|what, sent| match what.split(' ').next() {
         Some("PUT") => failure(422, "Invalid"),
         Some("DELETE") => (200, json!({"kind": "Status", "status": "Success"})),
@@ -224,7 +224,7 @@ async fn a_secret_that_cannot_be_changed_is_made_anew() {
 }
 
 #[tokio::test]
-async fn somebody_elses_secret_is_never_written() {
+async fn foreign_secret_is_never_written() {
     let (client, requests) = server(accept);
     let settings = settings();
     let mut theirs = secret();
@@ -235,7 +235,7 @@ async fn somebody_elses_secret_is_never_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_no_hot_loop() {
+async fn rejected_write_is_not_retried_in_hot_loop() {
     let (client, requests) = server(|what, _| match what.split(' ').next() {
         Some("POST") => failure(403, "Forbidden"),
         Some("GET") if what.ends_with("/mr") => (200, serde_json::to_value(configuration(None)).unwrap()),
@@ -252,7 +252,7 @@ async fn a_refusal_is_no_hot_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_lead_asks_and_writes_nothing() {
+async fn non_leader_sends_no_requests() {
     let (client, requests) = server(accept);
     let (_leads, leader) = watch::channel(false);
     let manager = run_manager(client, settings(), Policy::default(), leader);
@@ -261,7 +261,7 @@ async fn who_does_not_lead_asks_and_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_since_a_bundle_was_published_is_that_of_this_bundle() {
+async fn time_since_publication_restarts_with_each_bundle() {
     let mut memory = Memory::default();
     let one = configuration(Some(b"one"));
     let second = Duration::from_secs(1);

@@ -18,7 +18,7 @@ fn garbage() -> ByteString {
 }
 
 #[test]
-fn what_is_made_can_be_read_and_is_signed() {
+fn generated_material_is_readable_and_signed() {
     let now = SystemTime::now();
     let data = made(now);
     let contents = contents(&data, &names());
@@ -34,13 +34,13 @@ fn what_is_made_can_be_read_and_is_signed() {
 }
 
 #[test]
-fn another_name_is_noticed() {
+fn other_service_name_is_detected() {
     let other = vec!["other.system.svc".to_owned()];
     assert!(!contents(&made(SystemTime::now()), &other).leaf.unwrap().names);
 }
 
 #[test]
-fn a_new_authority_beside_the_old_leaves_the_certificate() {
+fn new_authority_next_to_old_keeps_certificate() {
     let now = SystemTime::now();
     let mut data = made(now);
     let before = data.clone();
@@ -55,7 +55,7 @@ fn a_new_authority_beside_the_old_leaves_the_certificate() {
 }
 
 #[test]
-fn the_bundle_is_the_authority_and_the_one_before() {
+fn bundle_contains_current_and_previous_authority() {
     let now = SystemTime::now();
     let mut data = made(now);
     assert_eq!(CertificateDer::pem_slice_iter(&bundle(&data)).count(), 1);
@@ -66,7 +66,7 @@ fn the_bundle_is_the_authority_and_the_one_before() {
 }
 
 #[test]
-fn a_certificate_does_not_outlive_its_authority() {
+fn certificate_does_not_outlive_its_authority() {
     let now = SystemTime::now();
     let mut data = Data::new();
     new_authority(&mut data, now, DAY, false).unwrap();
@@ -76,7 +76,7 @@ fn a_certificate_does_not_outlive_its_authority() {
 }
 
 #[test]
-fn garbage_is_no_certificate_and_no_key() {
+fn garbage_is_neither_certificate_nor_key() {
     let data = made(SystemTime::now());
     let with = |key: &str, value: ByteString| {
         let mut data = data.clone();
@@ -95,7 +95,7 @@ fn garbage_is_no_certificate_and_no_key() {
 }
 
 #[test]
-fn keys_of_something_else_do_not_fit() {
+fn mismatched_keys_are_rejected() {
     let (data, other) = (made(SystemTime::now()), made(SystemTime::now()));
     let with = |key: &str| {
         let mut data = data.clone();
@@ -112,7 +112,7 @@ fn keys_of_something_else_do_not_fit() {
 }
 
 #[test]
-fn errors_name_the_key_and_never_show_it() {
+fn errors_name_secret_key_without_its_value() {
     let mut data = made(SystemTime::now());
     data.insert(keys::KEY.to_owned(), ByteString(b"sesame".to_vec()));
     let error = served(&data).err().unwrap().to_string();

@@ -31,48 +31,48 @@ fn next(now: SystemTime, contents: Contents) -> Action {
 }
 
 #[test]
-fn what_is_not_there_is_made() {
+fn missing_secret_is_created() {
     let missing = Action::Replace(Reason::Missing);
     assert_eq!(plan(day(0), &Held::Nothing, Published::Differs, &Policy::default()), missing);
 }
 
 #[test]
-fn without_a_caller_nothing_is_made() {
+fn missing_secret_without_webhook_configuration_waits() {
     assert_eq!(plan(day(0), &Held::Nothing, Published::NoConfiguration, &Policy::default()), Action::Wait);
 }
 
 #[test]
-fn somebody_elses_secret_is_left_alone() {
+fn foreign_secret_is_refused() {
     assert_eq!(plan(day(0), &Held::Foreign, Published::Differs, &Policy::default()), Action::Refuse);
 }
 
 #[test]
-fn a_fresh_pair_that_is_trusted_needs_nothing() {
+fn fresh_trusted_pair_needs_no_action() {
     assert_eq!(next(day(1), fresh()), Action::Wait);
     let no_caller = plan(day(1), &Held::Ours(fresh()), Published::NoConfiguration, &Policy::default());
     assert_eq!(no_caller, Action::Wait);
 }
 
 #[test]
-fn the_api_server_is_told_whenever_it_knows_something_else() {
+fn differing_published_bundle_is_republished() {
     let told = plan(day(1), &Held::Ours(fresh()), Published::Differs, &Policy::default());
     assert_eq!(told, Action::Publish);
 }
 
 #[test]
-fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
+fn certificate_is_renewed_after_two_thirds_of_lifetime() {
     assert_eq!(next(day(60) - HOUR, fresh()), Action::Wait);
     assert_eq!(next(day(60), fresh()), Action::NewLeaf(Reason::Due));
 }
 
 #[test]
-fn a_certificate_that_ended_is_renewed_before_anything_is_published() {
+fn expired_certificate_is_renewed_before_publishing() {
     let action = plan(day(91), &Held::Ours(fresh()), Published::Differs, &Policy::default());
     assert_eq!(action, Action::NewLeaf(Reason::LeafNotValid));
 }
 
 #[test]
-fn after_a_clock_that_was_ahead_the_certificate_is_made_again() {
+fn not_yet_valid_certificate_is_replaced() {
     let ahead = Contents { leaf: leaf(life(10, 100), Some(Signer::Current)), ..fresh() };
     assert_eq!(next(day(5), ahead), Action::NewLeaf(Reason::LeafNotValid));
     let authority_too = Contents { authority: Some(life(10, 3660)), ..ahead };
@@ -80,7 +80,7 @@ fn after_a_clock_that_was_ahead_the_certificate_is_made_again() {
 }
 
 #[test]
-fn a_service_of_another_name_needs_another_certificate() {
+fn other_service_name_requires_new_certificate() {
     let renamed = Leaf { validity: life(0, 90), signer: Some(Signer::Current), names: false };
     assert_eq!(next(day(1), Contents { leaf: Some(renamed), ..fresh() }), Action::NewLeaf(Reason::Names));
 }
@@ -96,19 +96,19 @@ fn garbage_is_replaced() {
 }
 
 #[test]
-fn an_authority_that_ended_is_replaced() {
+fn expired_authority_is_replaced() {
     let ended = Contents { authority: Some(life(0, 50)), ..fresh() };
     assert_eq!(next(day(50), ended), Action::Replace(Reason::AuthorityNotValid));
 }
 
 #[test]
-fn an_authority_without_its_key_gets_a_successor_beside_it() {
+fn authority_without_key_gets_successor() {
     assert_eq!(next(day(1), Contents { can_sign: false, ..fresh() }), Action::NewAuthority(Reason::KeyLost));
 }
 
 /// The complete renewal of an authority, each step on the state that the previous one left.
 #[test]
-fn a_new_authority_is_trusted_before_it_is_used_and_the_old_one_goes_last() {
+fn new_authority_is_trusted_before_use() {
     let policy = Policy::default();
     let now = day(2434);
     let at_two_thirds = Contents { leaf: leaf(life(2400, 2490), Some(Signer::Current)), ..fresh() };
@@ -135,7 +135,7 @@ fn a_new_authority_is_trusted_before_it_is_used_and_the_old_one_goes_last() {
 }
 
 #[test]
-fn the_certificate_is_renewed_before_the_authority_so_that_it_lasts() {
+fn certificate_is_renewed_before_due_authority() {
     let both_due = Contents { leaf: leaf(life(2400, 2490), Some(Signer::Current)), ..fresh() };
     assert_eq!(next(day(2470), both_due), Action::NewLeaf(Reason::Due));
 }
@@ -143,7 +143,7 @@ fn the_certificate_is_renewed_before_the_authority_so_that_it_lasts() {
 /// A certificate that was shortened to its authority's end would be followed by one with the same end: renewing it
 /// would never finish.
 #[test]
-fn a_certificate_that_ends_with_its_authority_waits_for_the_next_authority() {
+fn certificate_limited_by_authority_waits_for_next_authority() {
     let last = Contents { leaf: leaf(life(3560, 3650), Some(Signer::Current)), ..fresh() };
     assert_eq!(next(day(3640), last), Action::NewAuthority(Reason::Due));
     // The configured lifetime has grown since: the authority has time left, but not beyond the end of the certificate.
@@ -156,14 +156,14 @@ fn a_certificate_that_ends_with_its_authority_waits_for_the_next_authority() {
 }
 
 #[test]
-fn without_a_caller_a_new_authority_is_used_at_once() {
+fn new_authority_without_webhook_configuration_is_used_immediately() {
     let beside = Contents { previous: fresh().authority, leaf: leaf(life(0, 90), Some(Signer::Previous)), ..fresh() };
     let action = plan(day(1), &Held::Ours(beside), Published::NoConfiguration, &Policy::default());
     assert_eq!(action, Action::NewLeaf(Reason::AuthorityTrusted));
 }
 
 #[test]
-fn an_old_authority_that_ended_is_forgotten_at_once() {
+fn expired_previous_authority_is_forgotten_immediately() {
     let ended = Contents { previous: Some(life(0, 1)), ..fresh() };
     assert_eq!(next(day(1), ended), Action::ForgetPrevious);
 }

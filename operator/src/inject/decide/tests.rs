@@ -61,7 +61,7 @@ fn settled(pod: &Value) -> Option<&'static str> {
 }
 
 #[test]
-fn only_a_labelled_pod_without_a_worker_is_looked_into() {
+fn only_labelled_pod_without_worker_is_examined() {
     assert_eq!(settled(&labelled("llama")), None);
     assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("it carries no pool's label"));
     assert_eq!(settled(&labelled("none")), Some("it opts out"));
@@ -77,7 +77,7 @@ fn only_a_labelled_pod_without_a_worker_is_looked_into() {
 }
 
 #[test]
-fn only_the_creation_of_a_pod_is_looked_into() {
+fn only_pod_creation_is_examined() {
     for (key, value) in [
         ("operation", json!("UPDATE")),
         ("subResource", json!("ephemeralcontainers")),
@@ -92,7 +92,7 @@ fn only_the_creation_of_a_pod_is_looked_into() {
 }
 
 #[test]
-fn a_pod_of_a_pool_gets_its_worker_and_its_warnings() {
+fn labelled_pod_gets_worker_and_warnings() {
     let mut pod = labelled("llama");
     pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 5}}});
     let Decision::Injected { pod, warnings } = decided(&pod, &found(&json!({}))) else { panic!("not injected") };
@@ -104,7 +104,7 @@ fn a_pod_of_a_pool_gets_its_worker_and_its_warnings() {
 }
 
 #[test]
-fn what_a_worker_would_break_is_refused_in_the_pools_name() {
+fn incompatible_pod_is_refused_with_pool_name() {
     let mut pod = labelled("llama");
     pod["spec"]["hostNetwork"] = json!(true);
     let Decision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
@@ -112,7 +112,7 @@ fn what_a_worker_would_break_is_refused_in_the_pools_name() {
 }
 
 #[test]
-fn pools_that_make_their_own_pods_take_no_others() {
+fn pools_with_own_pods_refuse_injection() {
     for (spec, word) in [
         (json!({"standalone": {}, "backend": {"url": "http://gpu:8000"}}), "without standalone"),
         (json!({"template": {"spec": {"containers": []}}}), "without template"),
@@ -123,7 +123,7 @@ fn pools_that_make_their_own_pods_take_no_others() {
 }
 
 #[test]
-fn without_its_pool_a_single_pod_is_refused_by_names() {
+fn bare_pod_without_pool_is_refused_by_name() {
     let Decision::Refused(message) = decided(&labelled("llama"), &Lookup::Missing) else { panic!("not refused") };
     assert_eq!(message, "namespace llm has no WorkerPool llama: create it, or set label modelrelay.io/pool to none");
     let Decision::Refused(message) = decided(&labelled(""), &Lookup::Missing) else { panic!("not refused") };
@@ -131,7 +131,7 @@ fn without_its_pool_a_single_pod_is_refused_by_names() {
 }
 
 #[test]
-fn without_its_pool_a_controllers_pod_waits() {
+fn controlled_pod_without_pool_is_gated() {
     let mut pod = controlled("llama");
     pod["spec"]["schedulingGates"] = json!([{"name": "theirs"}]);
     let Decision::Gated { pod: gated, .. } = decided(&pod, &Lookup::Missing) else { panic!("not gated") };
@@ -152,14 +152,14 @@ fn kept_out(pool: &Value) -> String {
 }
 
 #[test]
-fn a_pool_that_is_being_deleted_is_none() {
+fn deleting_pool_is_treated_as_missing() {
     let mut going = pool(&json!({}));
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert!(kept_out(&going).starts_with("namespace llm has no WorkerPool llama"));
 }
 
 #[test]
-fn a_pool_whose_workers_get_no_configuration_is_waited_for() {
+fn unusable_pool_gates_pod() {
     let why = kept_out(&pool(&json!({"multiplexer": {"loadTimeout": "5m"}})));
     assert!(why.starts_with("WorkerPool llama: spec.multiplexer.slots: 0 slots"), "{why}");
     let stalled = |status: &str, reason: &str| {
@@ -178,14 +178,14 @@ fn a_pool_whose_workers_get_no_configuration_is_waited_for() {
 }
 
 #[test]
-fn a_pod_that_is_bound_already_cannot_wait() {
+fn bound_pod_cannot_be_gated() {
     let mut pod = controlled("llama");
     pod["spec"]["nodeName"] = json!("gpu-1");
     assert!(matches!(decided(&pod, &Lookup::Missing), Decision::Refused(_)));
 }
 
 #[test]
-fn names_that_no_pool_can_have_are_not_asked_for() {
+fn impossible_pool_names_are_not_looked_up() {
     for pool in ["", "../secrets/x", "a/b", "a.b", "A", "-a", "a-", "a?watch=1", "ä", &"a".repeat(53)] {
         assert!(!may_exist("llm", pool), "{pool}");
         assert!(!may_exist(pool, "llama") || pool.len() == 53, "{pool}");
@@ -269,7 +269,7 @@ fn leaves(value: &Value, pointer: &str, into: &mut Vec<(String, Value)>) {
 
 proptest! {
     #[test]
-    fn nothing_that_is_sent_makes_it_panic(object in any_json(), spec in any_json(), lists in any_json(), gone: bool) {
+    fn malformed_pods_cause_no_panic(object in any_json(), spec in any_json(), lists in any_json(), gone: bool) {
         let lookup = if gone { Lookup::Missing } else { found(&json!({})) };
         decided(&object, &lookup);
         for mut pod in [labelled("llama"), controlled("llama")] {
@@ -285,7 +285,7 @@ proptest! {
     }
 
     #[test]
-    fn the_patch_makes_exactly_the_pod_that_was_decided_and_loses_nothing(pod in any_pod(), gone: bool) {
+    fn patch_yields_decided_pod_without_losses(pod in any_pod(), gone: bool) {
         let lookup = if gone { Lookup::Missing } else { found(&json!({})) };
         let decision = decided(&pod, &lookup);
         let answer = review(&pod).answer(&decision);

@@ -60,7 +60,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn nothing_is_answered_until_there_is_a_certificate() {
+async fn server_without_certificate_accepts_no_handshake() {
     let scene = scene().await;
     let data = data();
     let client = scene.client(&data);
@@ -72,7 +72,7 @@ async fn nothing_is_answered_until_there_is_a_certificate() {
 }
 
 #[tokio::test]
-async fn another_certificate_is_served_from_the_next_handshake_on() {
+async fn replaced_certificate_is_served_on_next_handshake() {
     let scene = scene().await;
     let (old, new) = (data(), data());
     scene.serve(&old);
@@ -86,7 +86,7 @@ async fn another_certificate_is_served_from_the_next_handshake_on() {
 }
 
 #[tokio::test]
-async fn peers_that_say_nothing_keep_nobody_out() {
+async fn silent_peers_do_not_block_others() {
     let scene = scene().await;
     let data = data();
     scene.serve(&data);
@@ -102,7 +102,7 @@ async fn peers_that_say_nothing_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn before_the_end_answers_go_on_and_are_the_last_on_their_connection() {
+async fn shutdown_answers_last_requests_and_closes_connections() {
     let scene = scene().await;
     let data = data();
     scene.serve(&data);

@@ -67,7 +67,7 @@ fn snapshot(name: &str, value: &Value) {
 }
 
 #[test]
-fn a_native_sidecar_comes_after_the_init_containers() {
+fn native_sidecar_follows_init_containers() {
     let (pod, notes) = added(vllm_pod(), &json!({}));
     assert_eq!(hooked(&pod), ["vllm"]);
     snapshot("sidecar-native", &pod);
@@ -75,7 +75,7 @@ fn a_native_sidecar_comes_after_the_init_containers() {
 }
 
 #[test]
-fn a_plain_container_comes_last_and_has_no_restart_policy() {
+fn plain_container_is_last_without_restart_policy() {
     let (pod, _) = added(vllm_pod(), &json!({"injectMode": "Container"}));
     let last = pod["spec"]["containers"].as_array().unwrap().last().unwrap();
     assert_eq!((&last["name"], last.get("restartPolicy")), (&json!("modelrelay-worker"), None));
@@ -83,7 +83,7 @@ fn a_plain_container_comes_last_and_has_no_restart_policy() {
 }
 
 #[test]
-fn a_pod_whose_resources_are_given_as_a_whole_shares_them_with_its_worker() {
+fn pod_level_resources_are_shared_with_worker() {
     let defaults = WorkerDefaults { resources: RawObject(json!({"requests": {"cpu": "50m"}})), ..defaults() };
     let whole = |spec: &Value| {
         let mut pod = vllm_pod();
@@ -98,7 +98,7 @@ fn a_pod_whose_resources_are_given_as_a_whole_shares_them_with_its_worker() {
 }
 
 #[test]
-fn everything_that_a_pool_may_say_reaches_the_container() {
+fn every_pool_setting_reaches_container() {
     let pool = pool(&json!({
         "backend": {"engine": "sglang", "apiKeySecretRef": {"name": "engine", "key": "token"}},
         "shutdownTimeout": "5m",
@@ -118,7 +118,7 @@ fn everything_that_a_pool_may_say_reaches_the_container() {
 }
 
 #[test]
-fn alone_the_worker_is_no_sidecar() {
+fn standalone_worker_is_no_sidecar() {
     let pool = pool(&json!({"standalone": {}, "backend": {"url": "http://gpu.example:8000"}}));
     let defaults = defaults();
     let inputs = Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN };
@@ -136,7 +136,7 @@ fn backend_env(spec: &Value, alone: bool) -> Vec<(String, String)> {
 }
 
 #[test]
-fn where_its_backend_is_stays_as_it_was_for_the_life_of_a_pod() {
+fn backend_location_is_fixed_for_pod_lifetime() {
     let env = |url: &str, engine: &str| {
         [("BACKEND_URL", url), ("BACKEND_ENGINE", engine)].map(|(name, value)| (name.to_owned(), value.to_owned()))
     };
@@ -146,13 +146,13 @@ fn where_its_backend_is_stays_as_it_was_for_the_life_of_a_pod() {
 }
 
 #[test]
-fn alone_the_worker_follows_its_backend_without_a_new_pod() {
+fn standalone_worker_follows_backend_without_new_pod() {
     let elsewhere = json!({"standalone": {}, "backend": {"url": "http://gpu.example:8000"}});
     assert_eq!(backend_env(&elsewhere, true), []);
 }
 
 #[test]
-fn a_rollout_of_a_template_waits_for_each_backend_and_a_pod_of_somebody_elses_for_none() {
+fn only_template_rollout_waits_for_backend_readiness() {
     let probes = |spec: &Value, alone: bool| {
         let (pool, defaults) = (pool(spec), defaults());
         let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
@@ -168,13 +168,13 @@ fn a_rollout_of_a_template_waits_for_each_backend_and_a_pod_of_somebody_elses_fo
 }
 
 #[test]
-fn a_multiplexer_has_backends_of_its_own() {
+fn multiplexer_has_no_backend_environment() {
     let slots = json!([{"id": "a", "driver": "static", "models": [{"id": "m", "url": "http://127.0.0.1:8001"}]}]);
     assert_eq!(backend_env(&json!({"multiplexer": {"slots": slots}}), false), []);
 }
 
 #[test]
-fn a_pod_that_has_a_worker_stays_as_it_is() {
+fn pod_with_worker_is_unchanged() {
     let (once, _) = added(vllm_pod(), &json!({}));
     let (twice, notes) = added(once.clone(), &json!({"sidecar": {"port": 18000}}));
     assert_eq!((&twice, notes), (&once, vec![]));
@@ -182,7 +182,7 @@ fn a_pod_that_has_a_worker_stays_as_it_is() {
 }
 
 #[test]
-fn only_what_the_worker_needs_is_added_and_all_else_stays() {
+fn injection_adds_only_worker_fields() {
     let mut pod = vllm_pod();
     pod["spec"]["unheardOf"] = json!({"a": [1, null, {"b": 1.5}]});
     pod["spec"]["containers"][1]["resizePolicy"] = json!([{"resourceName": "cpu"}]);
@@ -203,14 +203,14 @@ fn only_what_the_worker_needs_is_added_and_all_else_stays() {
 }
 
 #[test]
-fn the_backend_is_the_container_that_names_the_port() {
+fn backend_is_container_declaring_port() {
     assert_eq!(hooked(&added(vllm_pod(), &json!({})).0), ["vllm"]);
     // No container declares 11434 and there is no annotation: the first one is chosen.
     assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"engine": "ollama"}})).0), ["logs"]);
 }
 
 #[test]
-fn the_backend_is_the_default_container_when_none_names_the_port() {
+fn backend_defaults_to_default_container_annotation() {
     let mut pod = vllm_pod();
     pod["spec"]["containers"][1].as_object_mut().unwrap().remove("ports");
     pod["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/default-container": "vllm"});
@@ -220,21 +220,21 @@ fn the_backend_is_the_default_container_when_none_names_the_port() {
 }
 
 #[test]
-fn the_backend_is_the_one_that_the_pool_names_before_all() {
+fn pool_container_name_selects_backend() {
     assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"container": "logs"}})).0), ["logs"]);
     let refusal = refused(vllm_pod(), &json!({"backend": {"container": "engine"}}));
     assert_eq!(refusal.to_string(), "spec.backend.container of the pool names engine, and the Pod has logs, vllm");
 }
 
 #[test]
-fn a_backend_may_be_an_init_container_that_stays() {
+fn backend_may_be_restartable_init_container() {
     let mut pod = vllm_pod();
     pod["spec"]["initContainers"] = json!([{"name": "engine", "restartPolicy": "Always"}]);
     assert_eq!(hooked(&added(pod, &json!({"backend": {"container": "engine"}})).0), ["engine"]);
 }
 
 #[test]
-fn a_hook_of_the_backends_own_stays_and_is_told() {
+fn backend_hook_is_kept_and_reported() {
     let mut pod = vllm_pod();
     let own = json!({"exec": {"command": ["sleep", "5"]}});
     pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": own});
@@ -245,7 +245,7 @@ fn a_hook_of_the_backends_own_stays_and_is_told() {
 }
 
 #[test]
-fn every_container_that_names_a_slots_port_waits() {
+fn every_container_with_slot_port_waits() {
     let model = |port: u16| json!([{"id": format!("m{port}"), "url": format!("http://127.0.0.1:{port}")}]);
     let slots = json!({"multiplexer": {"slots": [
         {"id": "a", "driver": "vllm-sleep", "models": model(8001)},
@@ -266,7 +266,7 @@ fn every_container_that_names_a_slots_port_waits() {
 }
 
 #[test]
-fn the_grace_period_only_grows() {
+fn grace_period_is_never_reduced() {
     let seconds = |given: Value, timeout: &str| {
         let mut pod = vllm_pod();
         pod["spec"]["terminationGracePeriodSeconds"] = given;
@@ -281,7 +281,7 @@ fn the_grace_period_only_grows() {
 }
 
 #[test]
-fn a_pod_that_is_scraped_in_its_own_way_stays_so() {
+fn existing_scrape_annotations_are_kept() {
     let mut pod = vllm_pod();
     pod["metadata"]["annotations"] = json!({"prometheus.io/scrape": "false", "other": "x"});
     let (after, _) = added(pod.clone(), &json!({}));
@@ -289,7 +289,7 @@ fn a_pod_that_is_scraped_in_its_own_way_stays_so() {
 }
 
 #[test]
-fn a_pull_secret_is_not_doubled() {
+fn pull_secret_is_not_duplicated() {
     let defaults = WorkerDefaults { image_pull_secrets: vec![NamedRef { name: "pull".to_owned() }], ..defaults() };
     let mut pod = vllm_pod();
     pod["spec"]["imagePullSecrets"] = json!([{"name": "pull"}]);
@@ -299,7 +299,7 @@ fn a_pull_secret_is_not_doubled() {
 }
 
 #[test]
-fn a_port_that_another_container_declares_is_refused() {
+fn port_declared_by_other_container_is_refused() {
     let mut pod = vllm_pod();
     pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 17990}]);
     let refusal = refused(pod.clone(), &json!({}));
@@ -314,12 +314,12 @@ fn a_port_that_another_container_declares_is_refused() {
 }
 
 #[test]
-fn a_backend_on_the_workers_own_port_is_refused() {
+fn backend_on_worker_port_is_refused() {
     assert_eq!(refused(vllm_pod(), &json!({"sidecar": {"port": 8000}})), Refusal::BackendPort { port: 8000 });
 }
 
 #[test]
-fn the_hosts_network_needs_a_port_that_somebody_chose() {
+fn host_network_requires_explicit_port() {
     let mut pod = vllm_pod();
     pod["spec"]["hostNetwork"] = json!(true);
     assert_eq!(refused(pod.clone(), &json!({})), Refusal::HostNetwork);
@@ -327,13 +327,13 @@ fn the_hosts_network_needs_a_port_that_somebody_chose() {
 }
 
 #[test]
-fn what_a_field_decides_cannot_be_set_in_the_environment() {
+fn environment_cannot_override_pool_field() {
     let refusal = refused(vllm_pod(), &json!({"sidecar": {"env": [{"name": "MODELS", "value": "x"}]}}));
     assert_eq!(refusal.to_string(), "spec.sidecar.env of the pool sets MODELS, which comes from spec.models");
 }
 
 #[test]
-fn windows_is_refused() {
+fn windows_pod_is_refused() {
     for spec in [json!({"os": {"name": "windows"}}), json!({"nodeSelector": {"kubernetes.io/os": "windows"}})] {
         let mut pod = vllm_pod();
         pod["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
@@ -342,14 +342,14 @@ fn windows_is_refused() {
 }
 
 #[test]
-fn a_volume_of_the_same_name_is_refused() {
+fn duplicate_volume_name_is_refused() {
     let mut pod = vllm_pod();
     pod["spec"]["volumes"] = json!([{"name": "modelrelay-secret", "emptyDir": {}}]);
     assert_eq!(refused(pod, &json!({})), Refusal::VolumeTaken { name: "modelrelay-secret".to_owned() });
 }
 
 #[test]
-fn a_worker_that_shows_a_token_mounts_no_secret() {
+fn worker_with_token_mounts_no_secret() {
     let pod = added(vllm_pod(), &json!({"credential": "ServiceAccountToken"})).0;
     let worker = worker(&pod).unwrap();
     let variable = json!({"name": "WORKER_TOKEN_FILE", "value": "/etc/modelrelay/token/token"});
@@ -375,7 +375,7 @@ fn a_worker_that_shows_a_token_mounts_no_secret() {
 }
 
 #[test]
-fn a_pod_that_is_none_is_refused() {
+fn invalid_pod_is_refused() {
     for (pod, message) in [
         (json!([]), "the Pod must be an object"),
         (json!({"spec": []}), "spec must be an object"),
@@ -391,7 +391,7 @@ fn a_pod_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_plain_container_in_a_pod_that_should_complete_is_told() {
+fn plain_container_in_completing_pod_is_reported() {
     let mut pod = vllm_pod();
     pod["spec"]["restartPolicy"] = json!("OnFailure");
     assert_eq!(added(pod.clone(), &json!({})).1, []);
@@ -399,7 +399,7 @@ fn a_plain_container_in_a_pod_that_should_complete_is_told() {
 }
 
 #[test]
-fn a_pod_that_is_guaranteed_no_longer_is_told() {
+fn loss_of_guaranteed_qos_is_reported() {
     let equal = json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}, "requests": {"cpu": "4"}});
     let mut pod = json!({"spec": {"containers": [{"name": "vllm", "resources": equal}]}});
     assert_eq!(added(pod.clone(), &json!({})).1, [Note::LosesGuaranteed]);
@@ -410,7 +410,7 @@ fn a_pod_that_is_guaranteed_no_longer_is_told() {
 }
 
 #[test]
-fn members_of_a_group_that_answer_no_requests_are_exempt() {
+fn group_members_without_requests_are_exempt() {
     let exempt = |labels: Value| exemption(Some(&labels)).is_some();
     assert!(exempt(json!({"leaderworkerset.sigs.k8s.io/worker-index": "1"})));
     assert!(!exempt(json!({"leaderworkerset.sigs.k8s.io/worker-index": "0"})));
@@ -420,7 +420,7 @@ fn members_of_a_group_that_answer_no_requests_are_exempt() {
 }
 
 #[test]
-fn the_order_of_slots_and_models_restarts_no_worker() {
+fn slot_and_model_order_restarts_no_worker() {
     let model = |id: &str| json!({"id": id, "url": format!("http://127.0.0.1:{}", 8000 + id.len())});
     let slot = |id: &str, models: Value| json!({"id": id, "driver": "static", "models": models});
     let hash = |slots: Value| {

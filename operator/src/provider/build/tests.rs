@@ -83,19 +83,19 @@ fn page(desired: &Desired) -> String {
 }
 
 #[test]
-fn an_empty_spec() {
+fn empty_spec_matches_snapshot() {
     let desired = built(json!({}), &[], &steady(), &defaults());
     snapshot::check("provider-empty", &page(&desired));
 }
 
 #[test]
-fn a_certificate() {
+fn certificate_matches_snapshot() {
     let spec = json!({"relay": {"tls": {"secretName": "local-tls"}, "service": {"workers": true}}});
     snapshot::check("provider-tls", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
 #[test]
-fn everything_set() {
+fn full_spec_matches_snapshot() {
     let spec = json!({
         "models": [{"id": "meta-llama/Llama-3.1-8B-Instruct", "aliases": ["llama3"]}],
         "aliases": {"gpt-4o": "llama3"}, "defaultModel": "llama3", "fallbackModel": "gpt-4o",
@@ -136,7 +136,7 @@ fn body_budgets(relay: Value, defaults: Value) -> Vec<Value> {
 }
 
 #[test]
-fn bodies_take_half_of_the_relays_memory() {
+fn body_budget_is_half_of_relay_memory() {
     let limit = |memory: &str| json!({"limits": {"memory": memory}});
     assert_eq!(body_budgets(json!({}), limit("1Gi")), ["536870912"]);
     assert_eq!(body_budgets(json!({"resources": limit("3G")}), limit("1Gi")), ["1500000000"]);
@@ -150,12 +150,12 @@ fn bodies_take_half_of_the_relays_memory() {
 }
 
 #[test]
-fn disabled() {
+fn disabled_provider_matches_snapshot() {
     snapshot::check("provider-disabled", &page(&built(json!({"enabled": false}), &[], &steady(), &defaults())));
 }
 
 #[test]
-fn with_api_keys_and_the_charts_defaults() {
+fn api_keys_with_chart_defaults_match_snapshot() {
     let text = "relay:\n  image: r:1\n  imagePullPolicy: Never\n  imagePullSecrets: [{name: p}]\n  nodeSelector: {a: b}\n  \
                 tolerations: [{key: t}]\n  affinity: {x: {}}\n  resources: {limits: {memory: 64Mi}}\n  \
                 priorityClassName: low\n  logLevel: warn\n  logFormat: text\nworker: {image: w:1}\n";
@@ -165,13 +165,13 @@ fn with_api_keys_and_the_charts_defaults() {
 }
 
 #[test]
-fn workers_by_their_accounts() {
+fn worker_accounts_match_snapshot() {
     let spec = json!({"workerServiceAccounts": ["gpu-workers", "research/gpu"]});
     snapshot::check("provider-worker-accounts", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
 #[test]
-fn rotation_under_way() {
+fn rotation_in_progress_matches_snapshot() {
     let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {
         current: Secret::new("new-value"),
@@ -184,7 +184,7 @@ fn rotation_under_way() {
 }
 
 #[test]
-fn a_load_balancer_that_workers_use_too() {
+fn load_balancer_for_workers_matches_snapshot() {
     let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
     let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
@@ -204,13 +204,13 @@ fn operator_peer() -> Value {
 }
 
 #[test]
-fn admin_port_admits_the_operator_alone_by_default() {
+fn admin_port_admits_only_operator_by_default() {
     let place = Place::in_namespace("mr-system");
     assert_eq!(admin_peers(&json!([]), &RelayDefaults::default(), &place), Some(json!([operator_peer()])));
 }
 
 #[test]
-fn listed_metrics_peers_replace_those_of_the_chart() {
+fn listed_metrics_peers_replace_chart_peers() {
     let place = Place::in_namespace("mr-system");
     let (chart, own) = (json!({"podSelector": {}}), json!({"namespaceSelector": {}}));
     let defaults = RelayDefaults { metrics_from: vec![chart.clone()], ..RelayDefaults::default() };
@@ -219,7 +219,7 @@ fn listed_metrics_peers_replace_those_of_the_chart() {
 }
 
 #[test]
-fn operator_on_host_network_reaches_the_admin_port() {
+fn operator_on_host_network_reaches_admin_port() {
     let on_node = Place { host_network: true, ..Place::in_namespace("mr-system") };
     let none = RelayDefaults::default();
     assert_eq!(admin_peers(&json!([]), &none, &on_node), None);
@@ -231,7 +231,7 @@ fn operator_on_host_network_reaches_the_admin_port() {
 }
 
 #[test]
-fn models_of_pools_that_may_be_at_zero_are_known_and_workers_are_not_waited_for() {
+fn pools_at_zero_add_cold_models() {
     let template = json!({"spec": {"containers": []}});
     let held = json!([{"id": "in-a-slot", "aliases": ["alias"], "url": "http://127.0.0.1:1"}]);
     let slots = json!({"slots": [{"id": "gpu0", "driver": "static", "models": held}]});
@@ -250,7 +250,7 @@ fn models_of_pools_that_may_be_at_zero_are_known_and_workers_are_not_waited_for(
 }
 
 #[test]
-fn the_same_input_gives_the_same_bytes_and_any_change_another_hash() {
+fn configuration_hash_changes_only_with_input() {
     let build = |spec: Value| built(spec, &[], &steady(), &defaults());
     let (one, same) = (build(json!({})), build(json!({})));
     assert_eq!(page(&one), page(&same));

@@ -14,14 +14,14 @@ fn told(before: &[Wanted], after: &[Wanted]) -> Vec<(bool, String)> {
 }
 
 #[test]
-fn only_changes_are_told() {
+fn only_changes_cause_events() {
     let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
     assert_eq!(told(&[], &ready), [(false, "Ready".to_owned())]);
     assert_eq!(told(&ready, &ready), []);
 }
 
 #[test]
-fn a_provider_that_is_switched_off_is_no_warning_and_one_that_fails_is() {
+fn disabled_provider_causes_no_warning() {
     let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
     let off = [Wanted::new(READY, false, reasons::DISABLED, "")];
     let lost = [Wanted::new(READY, false, reasons::NO_RELAY_READY, "")];
@@ -31,7 +31,7 @@ fn a_provider_that_is_switched_off_is_no_warning_and_one_that_fails_is() {
 }
 
 #[test]
-fn what_stalls_is_told_by_its_reason_and_again_when_the_reason_changes() {
+fn stall_is_reported_once_per_reason() {
     let taken = [Wanted::new(STALLED, true, reasons::NAME_TAKEN, "")];
     let invalid = [Wanted::new(STALLED, true, reasons::INVALID_SPEC, "")];
     assert_eq!(told(&[], &taken), [(true, "NameTaken".to_owned())]);
@@ -40,7 +40,7 @@ fn what_stalls_is_told_by_its_reason_and_again_when_the_reason_changes() {
 }
 
 #[test]
-fn configurations_are_told_when_they_are_applied_and_when_they_are_refused() {
+fn applied_and_refused_configurations_are_reported() {
     let waiting = [Wanted::new(PROGRAMMED, false, reasons::WAITING_FOR_RELAYS, "")];
     let applied = [Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, "")];
     let refused = [Wanted::new(PROGRAMMED, false, reasons::CONFIGURATION_REFUSED, "")];

@@ -66,7 +66,7 @@ fn old(plan: &Plan) -> Vec<(&str, Option<i64>)> {
 }
 
 #[test]
-fn a_new_provider_gets_one_value_and_no_rotation() {
+fn new_provider_gets_one_value_without_rotation() {
     let known = Known { annotation: Some("from the manifest".into()), ..Known::default() };
     let plan = plan(at(0), &known, &secret("one"));
     assert_eq!(shape(&plan), ("one", None, "one", None));
@@ -74,7 +74,7 @@ fn a_new_provider_gets_one_value_and_no_rotation() {
 }
 
 #[test]
-fn a_provider_made_again_keeps_what_its_workers_have() {
+fn recreated_provider_keeps_worker_value() {
     let mut cluster = Cluster::settled();
     cluster.known.relay = None;
     let plan = cluster.step(at(50), "other");
@@ -83,7 +83,7 @@ fn a_provider_made_again_keeps_what_its_workers_have() {
 }
 
 #[test]
-fn nothing_asked_nothing_done() {
+fn unchanged_annotation_causes_no_rotation() {
     let mut cluster = Cluster::settled();
     assert_eq!(shape(&cluster.step(at(1), "other")), ("one", None, "one", None));
 }
@@ -105,7 +105,7 @@ fn relays_accept_both_values_before_workers_change() {
 }
 
 #[test]
-fn the_old_value_ends_after_a_day() {
+fn previous_value_expires_after_one_day() {
     let mut cluster = Cluster::published();
     assert_eq!(shape(&cluster.step(at(101 + 86_399), "x")), ("two", Some("one"), "two", None));
     assert_eq!(shape(&cluster.step(at(101 + 86_400), "x")), ("two", None, "two", Some(News::Ended)));
@@ -113,7 +113,7 @@ fn the_old_value_ends_after_a_day() {
 }
 
 #[test]
-fn a_restart_in_any_step_repeats_nothing() {
+fn restart_in_any_step_repeats_nothing() {
     for mut cluster in [Cluster::settled(), Cluster::rotating(), Cluster::published()] {
         cluster.known.confirmed = false;
         let before = cluster.known.relay.clone().unwrap();
@@ -126,7 +126,7 @@ fn a_restart_in_any_step_repeats_nothing() {
 }
 
 #[test]
-fn workers_get_a_new_value_before_the_old_one_gets_its_end_and_not_before_relays_accept_it() {
+fn workers_receive_new_value_before_old_one_expires() {
     let mut cluster = Cluster::settled();
     assert!(!cluster.step(at(1), "x").tells_workers_first());
     cluster.known.annotation = Some("a".into());
@@ -138,7 +138,7 @@ fn workers_get_a_new_value_before_the_old_one_gets_its_end_and_not_before_relays
 }
 
 #[test]
-fn a_stop_between_the_two_writes_of_publishing_publishes_again() {
+fn interrupted_publishing_is_repeated() {
     let mut cluster = Cluster::rotating();
     // A relay that has just started has not reported yet, which revokes nothing from workers.
     cluster.known.confirmed = false;
@@ -149,7 +149,7 @@ fn a_stop_between_the_two_writes_of_publishing_publishes_again() {
 }
 
 #[test]
-fn another_wish_while_relays_are_awaited_needs_no_other_value() {
+fn second_rotation_while_awaiting_relays_keeps_value() {
     let mut cluster = Cluster::rotating();
     cluster.known.annotation = Some("b".into());
     let plan = cluster.step(at(110), "three");
@@ -158,7 +158,7 @@ fn another_wish_while_relays_are_awaited_needs_no_other_value() {
 }
 
 #[test]
-fn another_wish_right_after_publishing_waits_until_every_kubelet_has_the_value() {
+fn rotation_after_publishing_waits_for_kubelets() {
     let mut cluster = Cluster::published();
     cluster.known.annotation = Some("b".into());
     let early = cluster.step(at(150), "three");
@@ -182,7 +182,7 @@ fn rotated_to(values: &[&str]) -> (Cluster, Plan) {
 }
 
 #[test]
-fn every_rotation_leaves_the_value_before_it_a_day_of_its_own() {
+fn each_rotated_value_expires_after_its_own_day() {
     let (mut cluster, published) = rotated_to(&["two", "three"]);
     assert_eq!(shape(&published), ("three", Some("two"), "three", Some(News::Published)));
     assert_eq!(old(&published), [("two", Some(200 + 86_400)), ("one", Some(100 + 86_400))]);
@@ -194,7 +194,7 @@ fn every_rotation_leaves_the_value_before_it_a_day_of_its_own() {
 }
 
 #[test]
-fn while_relays_are_awaited_older_values_keep_their_time() {
+fn older_values_keep_expiry_while_awaiting_relays() {
     let (mut cluster, _) = rotated_to(&["two"]);
     cluster.known.confirmed = false;
     cluster.known.annotation = Some("next".into());
@@ -204,7 +204,7 @@ fn while_relays_are_awaited_older_values_keep_their_time() {
 }
 
 #[test]
-fn revoking_ends_every_old_value() {
+fn revoking_ends_every_previous_value() {
     let (mut cluster, _) = rotated_to(&["two", "three"]);
     cluster.known.annotation = Some("revoke".into());
     let revoked = cluster.step(at(300), "x");
@@ -212,7 +212,7 @@ fn revoking_ends_every_old_value() {
 }
 
 #[test]
-fn more_rotations_than_relays_can_hold_end_the_oldest_value_and_say_so() {
+fn excess_rotations_end_oldest_value_with_event() {
     let values = ["2", "3", "4", "5", "6", "7", "8", "9"];
     let (mut cluster, published) = rotated_to(&values);
     assert_eq!((published.previous.len(), published.previous[7].value.expose()), (MAX_PREVIOUS, "one"));
@@ -223,7 +223,7 @@ fn more_rotations_than_relays_can_hold_end_the_oldest_value_and_say_so() {
 }
 
 #[test]
-fn a_user_who_goes_back_to_an_old_value_and_off_again_breaks_no_promise() {
+fn user_returning_to_old_value_keeps_promised_expiries() {
     let mut cluster = Cluster::default();
     for (now, own) in [(0, "a"), (100, "b")] {
         cluster.known.own = Some(secret(own));
@@ -241,7 +241,7 @@ fn a_user_who_goes_back_to_an_old_value_and_off_again_breaks_no_promise() {
 }
 
 #[test]
-fn a_clock_that_was_wrong_neither_keeps_an_old_value_for_ever_nor_holds_up_a_rotation() {
+fn clock_error_neither_extends_expiry_nor_blocks_rotation() {
     let mut cluster = Cluster::published();
     let month = 30 * 86_400;
     let relay = cluster.known.relay.as_mut().unwrap();
@@ -254,7 +254,7 @@ fn a_clock_that_was_wrong_neither_keeps_an_old_value_for_ever_nor_holds_up_a_rot
 }
 
 #[test]
-fn revoking_makes_a_new_value_and_ends_the_old_one_at_once() {
+fn revoking_creates_new_value_and_ends_old_one() {
     let mut cluster = Cluster::settled();
     cluster.known.annotation = Some("revoke".into());
     assert_eq!(shape(&cluster.step(at(100), "two")), ("two", None, "two", Some(News::Revoked)));
@@ -264,7 +264,7 @@ fn revoking_makes_a_new_value_and_ends_the_old_one_at_once() {
 }
 
 #[test]
-fn revoking_during_a_rotation_ends_the_old_value_and_keeps_the_new_one() {
+fn revoking_during_rotation_keeps_new_value() {
     for (mut cluster, worker_had) in [(Cluster::rotating(), "one"), (Cluster::published(), "two")] {
         assert_eq!(cluster.known.worker.as_ref().unwrap().value.expose(), worker_had);
         cluster.known.annotation = Some("revoke".into());
@@ -273,7 +273,7 @@ fn revoking_during_a_rotation_ends_the_old_value_and_keeps_the_new_one() {
 }
 
 #[test]
-fn the_same_wish_after_the_annotation_went_is_a_new_one() {
+fn repeated_annotation_after_removal_is_new_request() {
     let mut cluster = Cluster::settled();
     cluster.known.annotation = Some("revoke".into());
     cluster.step(at(100), "two");
@@ -284,7 +284,7 @@ fn the_same_wish_after_the_annotation_went_is_a_new_one() {
 }
 
 #[test]
-fn a_users_new_value_is_a_rotation() {
+fn changed_user_value_starts_rotation() {
     let mut cluster = Cluster::default();
     cluster.known.own = Some(secret("mine"));
     assert_eq!(shape(&cluster.step(at(0), "x")), ("mine", None, "mine", None));
@@ -295,7 +295,7 @@ fn a_users_new_value_is_a_rotation() {
 }
 
 #[test]
-fn an_annotation_alone_does_not_change_a_users_value() {
+fn annotation_alone_does_not_change_user_value() {
     let mut cluster = Cluster::default();
     cluster.known.own = Some(secret("mine"));
     cluster.step(at(0), "x");
@@ -311,7 +311,7 @@ fn an_annotation_alone_does_not_change_a_users_value() {
 }
 
 #[test]
-fn a_user_who_goes_back_before_workers_changed_leaves_them_as_they_are() {
+fn user_reverting_before_rollout_leaves_workers_unchanged() {
     let mut cluster = Cluster::default();
     cluster.known.own = Some(secret("mine"));
     cluster.step(at(0), "x");
@@ -322,7 +322,7 @@ fn a_user_who_goes_back_before_workers_changed_leaves_them_as_they_are() {
 }
 
 #[test]
-fn a_user_who_is_faster_than_the_relays_replaces_what_nobody_presents() {
+fn second_user_change_replaces_undistributed_value() {
     let mut cluster = Cluster::default();
     cluster.known.own = Some(secret("mine"));
     cluster.step(at(0), "x");
@@ -333,7 +333,7 @@ fn a_user_who_is_faster_than_the_relays_replaces_what_nobody_presents() {
 }
 
 #[test]
-fn taking_a_users_secret_over_a_generated_one_is_a_rotation_and_giving_it_up_is_none() {
+fn adopting_user_secret_rotates_and_releasing_does_not() {
     let mut cluster = Cluster::settled();
     cluster.known.own = Some(secret("mine"));
     assert_eq!(shape(&cluster.step(at(1), "x")), ("mine", Some("one"), "one", Some(News::Started)));
@@ -344,7 +344,7 @@ fn taking_a_users_secret_over_a_generated_one_is_a_rotation_and_giving_it_up_is_
 }
 
 #[test]
-fn the_workers_secret_comes_back_when_somebody_deletes_it() {
+fn deleted_worker_secret_is_restored() {
     let mut cluster = Cluster::settled();
     cluster.known.worker = None;
     let plan = cluster.step(at(60), "x");

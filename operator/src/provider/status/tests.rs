@@ -92,13 +92,13 @@ const FINE: (&str, &str) = ("False", "AsExpected");
 const APPLIED: (&str, &str) = ("True", "ConfigurationApplied");
 
 #[test]
-fn a_relay_that_runs_the_configuration_serves() {
+fn relay_with_applied_configuration_serves() {
     let found = conditions(json!({}), &serving(), &applied());
     assert_eq!(found, expect(("True", "Serving"), APPLIED, FINE, FINE));
 }
 
 #[test]
-fn the_first_pass_says_everything() {
+fn first_pass_sets_every_condition() {
     let look = Look {
         relay_pods: Vec::new(),
         deployment: None,
@@ -111,7 +111,7 @@ fn the_first_pass_says_everything() {
 }
 
 #[test]
-fn an_older_configuration_in_one_relay_is_named() {
+fn outdated_relay_is_named() {
     let look = Look {
         relay_pods: vec![pod("a", true), pod("b", true)],
         deployment: Some(deployment(2, 2)),
@@ -131,7 +131,7 @@ fn an_older_configuration_in_one_relay_is_named() {
 }
 
 #[test]
-fn a_relay_that_refuses_its_configuration_says_why() {
+fn relay_refusing_configuration_reports_reason() {
     let refused = RelayReport {
         config_hash: Some("old".into()),
         config_error: Some("providers[0].queue: no".into()),
@@ -145,7 +145,7 @@ fn a_relay_that_refuses_its_configuration_says_why() {
 }
 
 #[test]
-fn what_a_person_must_change_stalls() {
+fn invalid_spec_stalls() {
     let failure = Failure::from(&InvalidSpec(vec!["spec.models[1].id: twice".into()]));
     let found = conditions(json!({}), &serving(), &Outcome { failure: Some(failure), ..applied() });
     let invalid = "InvalidSpec";
@@ -153,7 +153,7 @@ fn what_a_person_must_change_stalls() {
 }
 
 #[test]
-fn a_passing_error_leaves_a_serving_provider_ready() {
+fn transient_error_leaves_serving_provider_ready() {
     let failure =
         Failure { reason: reasons::API_ERROR, message: "later".into(), kind: FailureKind::Transient, word: "api" };
     let outcome = Outcome { failure: Some(failure.clone()), ..applied() };
@@ -164,7 +164,7 @@ fn a_passing_error_leaves_a_serving_provider_ready() {
 }
 
 #[test]
-fn wishes_are_no_failures() {
+fn intentional_shutdown_is_no_failure() {
     let disabled = conditions(json!({"enabled": false}), &serving(), &applied());
     assert_eq!(disabled, expect(("False", "Disabled"), APPLIED, FINE, FINE));
     let none = Look { relay_pods: Vec::new(), deployment: Some(deployment(0, 0)), ..serving() };
@@ -173,13 +173,13 @@ fn wishes_are_no_failures() {
 }
 
 #[test]
-fn a_pool_at_zero_explains_why_workers_are_not_waited_for() {
+fn pool_at_zero_explains_ignored_expect_workers() {
     let outcome = Outcome { ignores_expect_workers: true, ..applied() };
     assert_eq!(conditions(json!({}), &serving(), &outcome)[0].2, "ScalesFromZero");
 }
 
 #[test]
-fn a_roll_out_that_does_not_get_on_stalls_and_what_runs_serves() {
+fn stuck_rollout_stalls_while_relays_serve() {
     let mut deployment = deployment(1, 1);
     let changed = Arc::make_mut(&mut deployment);
     let condition = json!([{"type": "Progressing", "status": "False", "message": "timed out progressing"}]);
@@ -191,7 +191,7 @@ fn a_roll_out_that_does_not_get_on_stalls_and_what_runs_serves() {
 }
 
 #[test]
-fn one_relay_is_spoken_of_as_one() {
+fn single_relay_uses_singular() {
     let messages = |wanted: i32, relays: &[&str], available: i32| {
         let hashes: Vec<(&str, &str)> = relays.iter().map(|name| (*name, "new")).collect();
         let look = Look {
@@ -238,7 +238,7 @@ fn why_unready(spec: Value, look: &Look, outcome: &Outcome) -> String {
 }
 
 #[test]
-fn a_relay_that_waits_for_its_first_worker_is_said_to() {
+fn relay_awaiting_first_worker_is_reported() {
     let fresh = Look { relay_pods: vec![started(-18)], ..serving() };
     let patience = "; it has no worker, and waits 15 s for the first after its start";
     assert_eq!(why_unready(json!({}), &fresh, &applied()), patience);
@@ -252,7 +252,7 @@ fn a_relay_that_waits_for_its_first_worker_is_said_to() {
 }
 
 #[test]
-fn a_relay_that_is_unready_later_does_not_wait_for_its_first_worker() {
+fn later_unready_relay_does_not_await_first_worker() {
     let later = Look { relay_pods: vec![started(-20)], ..serving() };
     assert_eq!(why_unready(json!({}), &later, &applied()), "; it has no worker");
     let saturates = json!({"relay": {"unreadyWhenSaturated": true}});
@@ -269,7 +269,7 @@ fn a_relay_that_is_unready_later_does_not_wait_for_its_first_worker() {
 }
 
 #[test]
-fn a_secret_that_relays_do_not_know_yet_is_under_way() {
+fn unknown_worker_secret_is_reported_as_rotating() {
     let secret = WorkerSecret {
         version: None,
         changed_at: Timestamp::from_second(1).unwrap(),
@@ -281,7 +281,7 @@ fn a_secret_that_relays_do_not_know_yet_is_under_way() {
 }
 
 #[test]
-fn numbers_come_from_all_relays_and_models_only_where_a_worker_serves_them() {
+fn numbers_sum_relays_and_models_need_workers() {
     let served = ModelReport { workers: 1, ..ModelReport::default() };
     let snapshot = RelaySnapshot {
         workers: [("i1".to_owned(), WorkerReport::default()), ("i2".to_owned(), WorkerReport::default())].into(),
@@ -301,7 +301,7 @@ fn numbers_come_from_all_relays_and_models_only_where_a_worker_serves_them() {
 }
 
 #[test]
-fn endpoints_say_what_is_spoken_and_no_port_that_goes_without_saying() {
+fn endpoints_show_scheme_and_omit_default_port() {
     for (relay, expected) in [
         (json!({}), "http://local.llm.svc/v1"),
         (json!({"service": {"port": 443}}), "http://local.llm.svc:443/v1"),
@@ -316,7 +316,7 @@ fn endpoints_say_what_is_spoken_and_no_port_that_goes_without_saying() {
 }
 
 #[test]
-fn the_same_facts_are_the_same_status() {
+fn same_facts_give_same_status() {
     let (provider, look, outcome) = (provider(json!({})), serving(), applied());
     let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
     let first = status(&facts, &ProviderStatus::default(), &now());

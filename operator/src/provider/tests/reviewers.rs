@@ -9,7 +9,7 @@ fn by_token() -> Provider {
 }
 
 #[tokio::test]
-async fn an_operator_that_may_let_nobody_review_tokens_says_so_and_the_relay_serves_all_the_same() {
+async fn missing_right_to_bind_reviewers_is_reported() {
     let world = World::new();
     world.pass(&by_token()).await.unwrap_err();
     assert_eq!(world.condition("Reconciling"), ("True".into(), "Forbidden".into()));
@@ -24,7 +24,7 @@ async fn an_operator_that_may_let_nobody_review_tokens_says_so_and_the_relay_ser
 }
 
 #[tokio::test]
-async fn a_relay_is_let_review_tokens_by_the_one_binding_and_only_while_it_has_to() {
+async fn relay_reviews_tokens_only_while_accounts_are_listed() {
     let world = World::with_binding("reviews");
     let elsewhere = json!({"kind": "ServiceAccount", "name": "other-relay", "namespace": "research"});
     let binding = |version: &str, subjects: Value| {

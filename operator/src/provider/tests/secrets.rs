@@ -12,7 +12,7 @@ async fn rotate(world: &mut World, annotation: &str) {
 }
 
 #[tokio::test]
-async fn a_second_rotation_within_a_day_leaves_the_first_ones_promise_as_an_older_operator_wrote_it() {
+async fn second_rotation_keeps_expiry_written_by_older_operator() {
     let mut world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     let first = world.value("local-worker", "worker-secret").unwrap();
@@ -37,7 +37,7 @@ async fn a_second_rotation_within_a_day_leaves_the_first_ones_promise_as_an_olde
 }
 
 #[tokio::test]
-async fn workers_get_a_new_value_before_the_old_one_gets_its_end() {
+async fn workers_receive_new_value_before_old_one_expires() {
     let mut world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": "monday"}}), json!({}));
@@ -69,7 +69,7 @@ fn relay_beside(world: &mut World, state: Value) {
 }
 
 #[tokio::test]
-async fn a_relay_that_cannot_start_holds_up_no_rotation_and_one_that_starts_does() {
+async fn only_starting_relay_delays_rotation() {
     let states = [
         (json!({"waiting": {"reason": "ImagePullBackOff"}}), true),
         (json!({"waiting": {"reason": "CrashLoopBackOff"}}), true),
@@ -97,7 +97,7 @@ fn salt_of(yaml: &str) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn a_guessed_secret_cannot_be_compared_to_the_hash_that_everybody_may_read() {
+async fn salted_configuration_hash_prevents_guessing_secret() {
     let mut world = World::new();
     let provider = provider(json!({}));
     world.changed(&provider).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_guessed_secret_cannot_be_compared_to_the_hash_that_everybody_may_read
 }
 
 #[tokio::test]
-async fn a_configuration_of_an_operator_that_knew_no_salt_gets_one_and_no_rotation() {
+async fn unsalted_configuration_gets_salt_without_rotation() {
     let mut world = World::new();
     let provider = provider(json!({}));
     world.changed(&provider).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_configuration_of_an_operator_that_knew_no_salt_gets_one_and_no_rotati
 }
 
 #[tokio::test]
-async fn a_strangers_secret_is_neither_read_nor_mounted() {
+async fn foreign_secret_is_neither_read_nor_mounted() {
     let world = World::new();
     let mut theirs = foreign("Secret", "local-admin");
     theirs["data"] = json!({"token": ByteString(b"theirs".to_vec())});
@@ -155,7 +155,7 @@ async fn a_strangers_secret_is_neither_read_nor_mounted() {
 }
 
 #[tokio::test]
-async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
+async fn client_keys_stay_mounted_while_not_required() {
     let world = World::new();
     let mut keys = foreign("Secret", "local-api-keys");
     keys["metadata"]["labels"] =
@@ -175,7 +175,7 @@ async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
 }
 
 #[tokio::test]
-async fn a_users_secret_is_awaited_and_its_change_rotates() {
+async fn user_secret_is_awaited_and_its_change_rotates() {
     let mut world = World::new();
     let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
     let action = world.changed(&provider).await.unwrap();

@@ -21,7 +21,7 @@ fn speaks_tls(world: &World) -> bool {
 }
 
 #[tokio::test]
-async fn a_relay_takes_to_tls_once_its_secret_is_good_and_not_before() {
+async fn relay_enables_tls_only_with_valid_secret() {
     let mut world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
     let hash = world.expected_hash();
@@ -58,7 +58,7 @@ async fn a_relay_takes_to_tls_once_its_secret_is_good_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_hurried_to_the_relays_and_rolls_nothing() {
+async fn renewed_certificate_reaches_relays_without_rollout() {
     let mut world = World::new();
     let (certificate, key) = pair(&[HOST]);
     world.api.put(SECRET, json_of(&[("tls.crt", &certificate), ("tls.key", &key)]));

@@ -12,12 +12,12 @@ fn problems(spec: Value) -> Vec<String> {
 }
 
 #[test]
-fn an_empty_spec_is_valid() {
+fn empty_spec_is_valid() {
     assert_eq!(problems(json!({})), Vec::<String>::new());
 }
 
 #[test]
-fn each_refusal_names_its_place() {
+fn each_refusal_names_its_field() {
     let cases = [
         (json!({"models": [{"id": "a", "aliases": ["b", "b"]}]}), "spec.models[0].aliases[1]: \"b\" is there already"),
         (
@@ -70,13 +70,13 @@ fn each_refusal_names_its_place() {
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_together() {
     let spec = json!({"models": [{"id": "a"}, {"id": "a"}], "relay": {"logLevel": ""}});
     assert_eq!(problems(spec).len(), 2);
 }
 
 #[test]
-fn directives_are_log_levels_too() {
+fn tracing_directives_are_valid_log_levels() {
     for level in ["info", "WARN", "off", "info,modelrelay_relay=debug"] {
         assert_eq!(problems(json!({"relay": {"logLevel": level}})), Vec::<String>::new(), "{level}");
     }

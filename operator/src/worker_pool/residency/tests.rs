@@ -56,7 +56,7 @@ fn pool() -> WorkerPool {
 }
 
 #[test]
-fn the_first_slots_are_listed_by_worker_and_all_are_counted() {
+fn listed_slots_are_truncated_and_all_are_counted() {
     let many: Vec<_> = (0..40).map(|i| format!("w{i:02}")).collect();
     let workers: Vec<_> = many.iter().rev().map(|name| (name.as_str(), slot(SlotState::Ready, &[]))).collect();
     let summary = Residency::status(Some(&residency(&workers)), &pool(), &WorkerPoolStatus::default());
@@ -70,7 +70,7 @@ fn the_first_slots_are_listed_by_worker_and_all_are_counted() {
 }
 
 #[test]
-fn a_state_that_lasts_began_when_it_was_first_said_to() {
+fn unchanged_state_keeps_its_first_start_time() {
     let since = |second: i64, before: &WorkerPoolStatus| {
         let later = SlotReport { since: Since(at(second)), ..slot(SlotState::Ready, &[]) };
         let summary = Residency::status(Some(&residency(&[("w", later)])), &pool(), before);
@@ -83,7 +83,7 @@ fn a_state_that_lasts_began_when_it_was_first_said_to() {
 }
 
 #[test]
-fn what_is_not_known_stays_and_without_a_multiplexer_there_is_none() {
+fn slots_are_kept_while_relays_are_silent() {
     let summary = Residency::status(
         Some(&residency(&[("w", slot(SlotState::Ready, &[]))])),
         &pool(),
@@ -101,7 +101,7 @@ fn what_is_not_known_stays_and_without_a_multiplexer_there_is_none() {
 }
 
 #[test]
-fn a_failed_load_is_told_once_for_all_workers_and_again_after_ten_minutes() {
+fn failed_load_is_reported_once_per_ten_minutes() {
     let failing = residency(&[
         ("w1", slot(SlotState::Ready, &[("bad", "backend_unavailable")])),
         ("w2", slot(SlotState::Backoff, &[("bad", "backend_unavailable")])),
@@ -127,7 +127,7 @@ fn passed(code: &str, message: &str, second: i64) -> SlotReport {
 }
 
 #[test]
-fn a_failure_whose_back_off_is_over_is_told_once_with_its_age() {
+fn failure_after_backoff_is_reported_once_with_age() {
     let failed = residency(&[
         ("w1", passed("backend_unavailable", "no Pod", NOON - 200)),
         ("w2", passed("backend_unavailable", "no Pod", NOON - 30)),
@@ -143,7 +143,7 @@ fn a_failure_whose_back_off_is_over_is_told_once_with_its_age() {
 }
 
 #[test]
-fn a_failure_since_it_was_told_is_told_after_ten_minutes() {
+fn repeated_failure_is_reported_after_ten_minutes() {
     let (mut told, now) = (Told::default(), Instant::now());
     let at_noon = residency(&[("w1", passed("backend_unavailable", "no Pod", NOON))]);
     assert_eq!(told.news(&at_noon, now, at(NOON)).len(), 1);
@@ -154,7 +154,7 @@ fn a_failure_since_it_was_told_is_told_after_ten_minutes() {
 }
 
 #[test]
-fn a_failure_without_words_ends_without_a_colon() {
+fn failure_without_message_ends_without_colon() {
     let wordless = residency(&[("w1", passed("backend_unavailable", "", NOON))]);
     let news = Told::default().news(&wordless, Instant::now(), at(NOON));
     let note = "model bad could not be loaded into slot gpu0 of worker w1: backend_unavailable";
@@ -165,7 +165,7 @@ fn a_failure_without_words_ends_without_a_colon() {
 }
 
 #[test]
-fn the_status_has_the_last_failure_and_it_is_news() {
+fn last_failure_appears_in_status_and_fingerprint() {
     let (fine, failed) = (slot(SlotState::Ready, &[]), passed("backend_unavailable", "no Pod", NOON));
     let prints = [fine, failed.clone()].map(|slot| fingerprint("llama", Some(&snapshot(&[("w", slot)]))));
     assert_ne!(prints[0], prints[1]);
@@ -175,7 +175,7 @@ fn the_status_has_the_last_failure_and_it_is_news() {
 }
 
 #[test]
-fn each_quarantine_is_told() {
+fn each_quarantine_is_reported() {
     let quarantined = slot(SlotState::Quarantined, &[]);
     let both = residency(&[("w1", quarantined.clone()), ("w2", quarantined)]);
     let (mut told, now) = (Told::default(), Instant::now());
@@ -186,7 +186,7 @@ fn each_quarantine_is_told() {
 }
 
 #[test]
-fn the_age_of_a_state_is_no_news() {
+fn state_age_does_not_change_fingerprint() {
     let later = SlotReport { since: Since(at(NOON + 1)), ..slot(SlotState::Ready, &[]) };
     let (one, other) = (snapshot(&[("w", slot(SlotState::Ready, &[]))]), snapshot(&[("w", later)]));
     assert_eq!(one, other);

@@ -53,7 +53,7 @@ impl Looks {
 }
 
 #[test]
-fn a_rival_is_whoever_took_the_number_over() {
+fn latest_other_owner_of_replicas_is_rival() {
     let ours = json!({
         "manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}, "f:template": {}}},
     });
@@ -80,14 +80,14 @@ fn a_rival_is_whoever_took_the_number_over() {
 }
 
 #[test]
-fn a_number_that_the_pool_asked_for_before_is_no_dispute() {
+fn replicas_previously_requested_by_pool_are_no_dispute() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, None, 2, 5), None);
     assert_eq!(looks.at(1, None, 5, 5), None);
 }
 
 #[test]
-fn a_person_is_corrected_once_and_that_is_said_for_a_while() {
+fn user_is_corrected_once_and_temporarily_reported() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, rival("kubectl", 1), 5, 2), settled("kubectl"));
     assert_eq!(looks.at(1, None, 2, 2), settled("kubectl"));
@@ -96,7 +96,7 @@ fn a_person_is_corrected_once_and_that_is_said_for_a_while() {
 }
 
 #[test]
-fn who_undoes_a_correction_keeps_the_number_until_there_is_peace() {
+fn writer_undoing_correction_keeps_replicas_until_quiet() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, rival("argocd", 1), 5, 2), settled("argocd"));
     assert_eq!(looks.at(1, None, 2, 2), settled("argocd"));
@@ -112,7 +112,7 @@ fn who_undoes_a_correction_keeps_the_number_until_there_is_peace() {
 }
 
 #[test]
-fn an_autoscaler_keeps_its_number_until_the_pool_asks_for_another() {
+fn autoscaler_keeps_replicas_until_pool_requests_others() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
     assert_eq!(looks.at(86_400, None, 4, 2), left(HPA));
@@ -124,7 +124,7 @@ fn an_autoscaler_keeps_its_number_until_the_pool_asks_for_another() {
 }
 
 #[test]
-fn an_autoscaler_that_comes_by_the_pools_number_has_not_gone() {
+fn autoscaler_matching_pool_replicas_is_still_present() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
     assert_eq!(looks.at(15, hpa(2), 2, 2), left(HPA));
@@ -137,7 +137,7 @@ fn an_autoscaler_that_comes_by_the_pools_number_has_not_gone() {
 }
 
 #[test]
-fn an_autoscaler_that_undoes_the_pools_next_number_is_left_alone_again() {
+fn autoscaler_undoing_next_replicas_is_left_alone() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
     assert_eq!(looks.at(10, None, 4, 3), settled(HPA));
@@ -149,7 +149,7 @@ fn an_autoscaler_that_undoes_the_pools_next_number_is_left_alone_again() {
 }
 
 #[test]
-fn a_pool_that_asks_for_another_number_than_both_wrote_gets_it() {
+fn pool_requesting_third_number_gets_it() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, hpa(1), 4, 4), None);
     assert_eq!(looks.at(1, hpa(1), 4, 5), None);
@@ -160,7 +160,7 @@ fn a_pool_that_asks_for_another_number_than_both_wrote_gets_it() {
 }
 
 #[test]
-fn a_correction_that_could_not_be_written_was_not_undone() {
+fn unwritten_correction_is_not_treated_as_undone() {
     let mut looks = Looks::new();
     assert_eq!(looks.at(0, rival("kubectl", 1), 5, 2), settled("kubectl"));
     assert_eq!(looks.at(1, rival("kubectl", 1), 5, 2), settled("kubectl"));
@@ -168,6 +168,6 @@ fn a_correction_that_could_not_be_written_was_not_undone() {
 }
 
 #[test]
-fn a_new_leader_leaves_an_autoscalers_number_alone_too() {
+fn new_leader_leaves_replicas_to_autoscaler() {
     assert_eq!(Looks::new().at(0, hpa(1), 4, 2), left(HPA));
 }

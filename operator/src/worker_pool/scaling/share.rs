@@ -72,32 +72,32 @@ mod tests {
     }
 
     #[test]
-    fn one_request_wakes_one_pool() {
+    fn single_request_wakes_one_pool() {
         let pools = [pool("b", &["m"], true, 128), pool("a", &["m"], true, 128)];
         assert_eq!(shares(&[("m", 1)], &pools), are(&[("a", 1)]));
     }
 
     #[test]
-    fn what_runs_comes_before_what_sleeps() {
+    fn running_pools_precede_sleeping_ones() {
         let pools = [pool("a", &["m"], true, 128), pool("b", &["m"], false, 128)];
         assert_eq!(shares(&[("m", 5)], &pools), are(&[("b", 5)]));
     }
 
     #[test]
-    fn what_one_pool_has_no_room_for_goes_to_the_next() {
+    fn requests_beyond_capacity_go_to_next_pool() {
         let pools = [pool("a", &["m"], false, 10), pool("b", &["m"], true, 10), pool("c", &["m"], true, 10)];
         assert_eq!(shares(&[("m", 15)], &pools), are(&[("a", 10), ("b", 5)]));
         assert_eq!(shares(&[("m", 99)], &pools), are(&[("a", 10), ("b", 10), ("c", 10)]));
     }
 
     #[test]
-    fn only_pools_of_the_model_count() {
+    fn only_pools_with_model_get_shares() {
         let pools = [pool("a", &["m"], false, 10), pool("b", &["n"], true, 10)];
         assert_eq!(shares(&[("n", 1), ("other", 7)], &pools), are(&[("b", 1)]));
     }
 
     #[test]
-    fn room_for_one_model_is_none_for_another() {
+    fn capacity_for_one_model_is_unavailable_to_another() {
         let fixed =
             Sharer { places: vec![place(&["m"], 4), place(&["n"], 1), place(&["m"], 2)], ..pool("a", &[], false, 0) };
         let pools = [fixed, pool("b", &["m", "n"], true, 10)];
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_shared_between_models() {
+    fn capacity_is_shared_between_models() {
         let pools = [pool("a", &["m", "n"], false, 10), pool("b", &["n"], true, 10)];
         assert_eq!(shares(&[("m", 8), ("n", 5)], &pools), are(&[("a", 10), ("b", 3)]));
     }

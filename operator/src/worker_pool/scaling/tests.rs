@@ -44,14 +44,14 @@ fn incomplete(waiting: u64) -> Option<Load> {
 }
 
 #[test]
-fn the_first_waiting_request_wakes_a_pool_at_zero_at_once() {
+fn first_waiting_request_wakes_pool_at_zero() {
     let mut pool = Pool::at(0);
     assert_eq!(pool.look(load(0, 0)).replicas, 0);
     assert_eq!(pool.look(load(1, 0)), Decision { replicas: 1, why: Why::Load, next_look: None });
 }
 
 #[test]
-fn each_pod_gets_its_target_of_queued_and_running_requests() {
+fn replicas_follow_target_of_queued_and_running_requests() {
     let mut pool = Pool::at(1);
     assert_eq!(pool.look(load(0, 16)).replicas, 1);
     assert_eq!(pool.look(load(1, 16)).replicas, 2);
@@ -60,7 +60,7 @@ fn each_pod_gets_its_target_of_queued_and_running_requests() {
 }
 
 #[test]
-fn it_goes_down_when_fewer_were_enough_for_the_whole_delay_to_the_most_that_was_needed() {
+fn scale_down_waits_delay_and_uses_highest_need() {
     let mut pool = Pool::at(0);
     pool.watch(600, load(0, 100));
     assert_eq!(pool.current, 7);
@@ -73,7 +73,7 @@ fn it_goes_down_when_fewer_were_enough_for_the_whole_delay_to_the_most_that_was_
 }
 
 #[test]
-fn a_burst_within_the_delay_starts_it_again() {
+fn burst_within_delay_restarts_delay() {
     let mut pool = Pool::at(4);
     pool.watch(599, load(0, 1));
     pool.watch(1, load(0, 64));
@@ -82,7 +82,7 @@ fn a_burst_within_the_delay_starts_it_again() {
 }
 
 #[test]
-fn a_new_leader_holds_for_one_whole_delay() {
+fn new_leader_holds_for_whole_delay() {
     let mut pool = Pool::at(5);
     let first = pool.look(load(0, 0));
     assert_eq!(first, Decision { replicas: 5, why: Why::Delay, next_look: Some(CONFIG.delay) });
@@ -91,7 +91,7 @@ fn a_new_leader_holds_for_one_whole_delay() {
 }
 
 #[test]
-fn what_is_not_known_scales_up_but_never_down() {
+fn unknown_load_scales_up_but_never_down() {
     let mut pool = Pool::at(3);
     assert_eq!(pool.watch(2000, None), 3);
     assert_eq!(pool.watch(2000, incomplete(0)), 3);
@@ -102,7 +102,7 @@ fn what_is_not_known_scales_up_but_never_down() {
 }
 
 #[test]
-fn a_pause_in_looking_proves_nothing() {
+fn observation_gap_restarts_delay() {
     let mut pool = Pool::at(3);
     pool.watch(500, load(0, 0));
     pool.now += Duration::from_secs(3600);
@@ -112,7 +112,7 @@ fn a_pause_in_looking_proves_nothing() {
 }
 
 #[test]
-fn it_is_not_at_zero_while_anything_runs() {
+fn running_requests_prevent_scaling_to_zero() {
     let mut pool = Pool::at(1);
     assert_eq!(pool.watch(2000, load(0, 1)), 1);
     let ending = Some(Load { ending: 1, complete: true, ..Load::default() });
@@ -120,7 +120,7 @@ fn it_is_not_at_zero_while_anything_runs() {
 }
 
 #[test]
-fn it_does_not_sleep_when_nothing_could_wake_it() {
+fn pool_without_known_models_does_not_sleep() {
     let mut pool = Pool::at(1);
     pool.wakeable = false;
     assert_eq!(pool.watch(2000, load(0, 0)), 1);
@@ -130,7 +130,7 @@ fn it_does_not_sleep_when_nothing_could_wake_it() {
 }
 
 #[test]
-fn a_number_outside_of_the_bounds_is_put_right_at_once() {
+fn replicas_out_of_bounds_are_corrected_immediately() {
     let mut pool = Pool::at(20);
     assert_eq!(pool.look(load(0, 0)), Decision { replicas: 8, why: Why::Bounds, next_look: Some(CONFIG.delay) });
     pool.config.min = 2;
@@ -139,7 +139,7 @@ fn a_number_outside_of_the_bounds_is_put_right_at_once() {
 }
 
 #[test]
-fn somebody_elses_number_gets_a_whole_delay() {
+fn externally_set_replicas_hold_for_whole_delay() {
     let mut pool = Pool::at(0);
     pool.watch(1000, load(0, 0));
     pool.current = 6;
@@ -169,7 +169,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
 
 proptest! {
     #[test]
-    fn any_history_stays_in_bounds_and_goes_down_only_after_the_delay(
+    fn any_history_stays_in_bounds_and_respects_delay(
         min in 0..4i32, more in 1..8i32, start in 0..12i32, target in 1..20u32, delay in 1..120u64, steps in steps(),
     ) {
         let config = Config { min, max: min + more, target, delay: Duration::from_secs(delay) };

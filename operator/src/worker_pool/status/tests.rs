@@ -101,7 +101,7 @@ impl Case {
 }
 
 #[test]
-fn a_pool_with_a_worker_serves() {
+fn pool_with_worker_serves() {
     Case::default().is("TFF", Reason::Serving);
     let status = Case::default().status();
     assert_eq!(
@@ -111,12 +111,12 @@ fn a_pool_with_a_worker_serves() {
 }
 
 #[test]
-fn a_pool_that_serves_is_reconciling_while_pods_are_replaced() {
+fn serving_pool_is_reconciling_while_pods_are_replaced() {
     Case { rollout: rollout(2, false), ..Case::default() }.is("TTF", Reason::Serving);
 }
 
 #[test]
-fn without_its_provider_a_pool_waits() {
+fn pool_without_provider_waits() {
     let case = Case { provider: ProviderState::Missing, workers: Workers::Unknown, rollout: None, ..Case::default() };
     case.is("FTF", Reason::ProviderNotFound);
     Case { provider: ProviderState::Disabled, workers: known(0, &[]), ..Case::default() }
@@ -124,7 +124,7 @@ fn without_its_provider_a_pool_waits() {
 }
 
 #[test]
-fn a_pool_whose_slots_all_take_nothing_serves_nothing() {
+fn pool_with_all_slots_quarantined_serves_nothing() {
     let held = |worker: &str, state| Held {
         worker: worker.to_owned(),
         slot: "gpu0".to_owned(),
@@ -154,7 +154,7 @@ fn a_pool_whose_slots_all_take_nothing_serves_nothing() {
 }
 
 #[test]
-fn zero_on_purpose_is_ready() {
+fn intentional_zero_is_ready() {
     let zero = || Case { rollout: rollout(0, true), census: census(0), workers: known(0, &[]), ..Case::default() };
     zero().is("TFF", Reason::ScaledToZero);
     Case { pool: pool(&json!({"scaling": null, "replicas": 0})), ..zero() }.is("TFF", Reason::ScaledToZero);
@@ -179,7 +179,7 @@ fn models_are_kept_while_no_worker_advertises_any() {
 }
 
 #[test]
-fn the_first_32_models_are_listed_and_all_are_counted() {
+fn first_32_models_are_listed_and_all_counted() {
     let models: Vec<String> = (0..40).map(|number| format!("m{number:02}")).collect();
     let workers = known(1, &models.iter().map(String::as_str).collect::<Vec<_>>());
     let status = Case { workers, ..Case::default() }.status();
@@ -187,7 +187,7 @@ fn the_first_32_models_are_listed_and_all_are_counted() {
 }
 
 #[test]
-fn a_new_operator_that_has_heard_nothing_changes_nothing() {
+fn new_operator_without_reports_changes_nothing() {
     let before = Case::default().status();
     let mut case = Case { previous: before.clone(), workers: Workers::Unknown, ..Case::default() };
     assert_eq!(case.status(), before);
@@ -198,7 +198,7 @@ fn a_new_operator_that_has_heard_nothing_changes_nothing() {
 }
 
 #[test]
-fn pods_without_a_connection_are_a_matter_of_time_first() {
+fn unconnected_pods_are_first_treated_as_starting() {
     let loading = Census { settled: 0, ..census(2) };
     Case { workers: known(0, &[]), census: loading, rollout: rollout(2, false), ..Case::default() }
         .is("FTF", Reason::WaitingForWorkers);
@@ -206,13 +206,13 @@ fn pods_without_a_connection_are_a_matter_of_time_first() {
 }
 
 #[test]
-fn a_worker_that_leaves_serves_no_more() {
+fn draining_worker_no_longer_serves() {
     let workers = Workers::Known { connected: 1, serving: 0, idle: 0, models: BTreeSet::new() };
     Case { workers, ..Case::default() }.is("FFF", Reason::NotConnected);
 }
 
 #[test]
-fn workers_whose_backends_do_not_answer_serve_nothing() {
+fn workers_with_unresponsive_backends_serve_nothing() {
     use crate::relay_state::{RelayReport, WorkerReport};
     let linked = WorkerReport { pool: Some("llama".into()), ..WorkerReport::default() };
     let snapshot = RelaySnapshot {
@@ -233,7 +233,7 @@ fn workers_whose_backends_do_not_answer_serve_nothing() {
 }
 
 #[test]
-fn a_backend_that_never_loads_is_named_once_it_had_its_time() {
+fn never_loading_backend_is_named_after_its_timeout() {
     let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
     let waiting = |silent| Case {
         workers: workers.clone(),
@@ -254,7 +254,7 @@ fn a_backend_that_never_loads_is_named_once_it_had_its_time() {
 }
 
 #[test]
-fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_something() {
+fn injecting_pool_reports_missing_and_uninjected_pods() {
     let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
     Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
     let lacking = |injected| Census { injected, not_injected: vec!["a".into(), "b".into()], ..census(2) };
@@ -268,7 +268,7 @@ fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_someth
 }
 
 #[test]
-fn one_is_singular() {
+fn singular_is_used_for_one() {
     let message = |census: Census, workers: Workers| {
         Case { census, workers, ..Case::default() }.status().conditions.swap_remove(0).message
     };
@@ -283,14 +283,14 @@ fn one_is_singular() {
 }
 
 #[test]
-fn why_no_pod_can_be_created_is_said() {
+fn pod_creation_failure_is_reported() {
     let failed = Rollout { failure: Some("exceeded quota".into()), ..rollout(2, false).unwrap() };
     let case = Case { census: census(0), workers: known(0, &[]), rollout: Some(failed), ..Case::default() };
     case.is("FTF", Reason::PodsNotCreated);
 }
 
 #[test]
-fn what_stalls_is_not_ready_even_where_old_pods_serve() {
+fn stalled_pool_with_serving_pods_is_not_ready() {
     let stall = Some((Reason::TemplateInvalid, "spec.containers: no".to_owned()));
     let case = Case { stall, ..Case::default() };
     case.is("FFT", Reason::TemplateInvalid);
@@ -298,7 +298,7 @@ fn what_stalls_is_not_ready_even_where_old_pods_serve() {
 }
 
 #[test]
-fn another_writer_is_named_and_one_that_goes_on_stalls_the_scaling() {
+fn other_writer_is_named_and_persistent_one_stalls() {
     Case { standing: Standing::Shared, ..Case::default() }.is("TFF", Reason::ScalingConflict);
     let loading = Case {
         standing: Standing::Shared,
@@ -314,7 +314,7 @@ fn another_writer_is_named_and_one_that_goes_on_stalls_the_scaling() {
 }
 
 #[test]
-fn workers_are_those_of_the_pool_and_nothing_is_known_of_silent_relays() {
+fn only_own_workers_of_reporting_relays_are_known() {
     use crate::relay_state::{RelayReport, WorkerReport};
     let worker = |pool: &str, draining| WorkerReport {
         pool: Some(pool.into()),

@@ -23,7 +23,7 @@ pub(super) fn change(scene: &Scene, change: &Value) {
 }
 
 #[tokio::test]
-async fn what_a_worker_may_do_comes_before_it_and_goes_with_the_driver() {
+async fn worker_rights_precede_worker_and_end_with_driver() {
     let scene = Scene::new(&scaling("qwen"));
     scene.look().await.unwrap();
     let first = [CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, WORKERS, STATUS];
@@ -50,7 +50,7 @@ async fn what_a_worker_may_do_comes_before_it_and_goes_with_the_driver() {
 }
 
 #[tokio::test]
-async fn an_account_that_may_not_be_deleted_makes_no_pool_forbidden() {
+async fn undeletable_account_does_not_make_pool_forbidden() {
     let scene = Scene::new(&scaling("qwen"));
     scene.look().await.unwrap();
     scene.fail(Method::DELETE, SERVICE_ACCOUNT, 403, "serviceaccounts is forbidden: cannot delete");
@@ -60,7 +60,7 @@ async fn an_account_that_may_not_be_deleted_makes_no_pool_forbidden() {
 }
 
 #[tokio::test]
-async fn an_account_of_somebody_elses_is_neither_taken_over_nor_deleted() {
+async fn foreign_account_is_neither_adopted_nor_deleted() {
     let theirs = json!({"metadata": {"name": "llama-worker", "namespace": "llm", "uid": "theirs"}});
     let scene = Scene::new(&json!({
         "template": null, "replicas": null, "standalone": {}, "backend": {"url": "http://gpu:8000"},
@@ -74,7 +74,7 @@ async fn an_account_of_somebody_elses_is_neither_taken_over_nor_deleted() {
 }
 
 #[tokio::test]
-async fn an_operator_that_may_not_grant_it_says_so() {
+async fn missing_right_to_grant_is_reported() {
     let scene = Scene::new(&scaling("qwen"));
     scene.fail(Method::PATCH, ROLE, 403, "user is attempting to grant RBAC permissions not currently held");
     scene.look().await.unwrap_err();
@@ -84,7 +84,7 @@ async fn an_operator_that_may_not_grant_it_says_so() {
 }
 
 #[tokio::test]
-async fn loads_that_fail_are_told_and_slots_are_in_the_status() {
+async fn failed_loads_and_slots_are_reported() {
     use crate::crd::worker_pool::{SlotFailure, SlotState};
     use crate::relay_state::{Since, SlotReport};
 

@@ -75,7 +75,7 @@ impl Scene {
 const NOON: i64 = 1_790_000_000;
 
 #[tokio::test]
-async fn a_deployment_that_a_pool_drops_is_scaled_to_zero_once_the_former_worker_is_gone() {
+async fn dropped_deployment_is_scaled_down_after_former_worker() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -103,7 +103,7 @@ async fn a_deployment_that_a_pool_drops_is_scaled_to_zero_once_the_former_worker
 }
 
 #[tokio::test]
-async fn a_pool_at_zero_leaves_no_model_loaded() {
+async fn pool_at_zero_leaves_no_model_loaded() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -122,7 +122,7 @@ async fn a_pool_at_zero_leaves_no_model_loaded() {
 }
 
 #[tokio::test]
-async fn without_the_driver_its_deployments_are_scaled_to_zero() {
+async fn removed_driver_scales_its_deployments_to_zero() {
     let scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -132,7 +132,7 @@ async fn without_the_driver_its_deployments_are_scaled_to_zero() {
 }
 
 #[tokio::test]
-async fn the_worker_of_another_driver_is_not_waited_for() {
+async fn worker_of_other_driver_is_not_awaited() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -149,7 +149,7 @@ async fn the_worker_of_another_driver_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_deployment_that_went_to_another_pool_is_left_to_it() {
+async fn deployment_moved_to_other_pool_is_left_alone() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -160,7 +160,7 @@ async fn a_deployment_that_went_to_another_pool_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn a_deployment_that_may_not_be_scaled_holds_nothing_up() {
+async fn unscalable_deployment_does_not_block_pool() {
     let scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -173,7 +173,7 @@ async fn a_deployment_that_may_not_be_scaled_holds_nothing_up() {
 }
 
 #[tokio::test]
-async fn of_two_pools_that_name_one_deployment_the_older_has_it() {
+async fn deployment_named_by_two_pools_belongs_to_older() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.another("first", "qwen", -60);
     scene.look().await.unwrap_err();
@@ -191,7 +191,7 @@ async fn of_two_pools_that_name_one_deployment_the_older_has_it() {
 }
 
 #[tokio::test]
-async fn a_younger_pool_that_runs_loses_the_right_to_what_an_older_one_names() {
+async fn younger_pool_loses_right_to_contested_deployment() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.run("qwen");
     scene.look().await.unwrap();
@@ -203,7 +203,7 @@ async fn a_younger_pool_that_runs_loses_the_right_to_what_an_older_one_names() {
 }
 
 #[tokio::test]
-async fn a_deployment_of_modelrelays_own_is_no_model() {
+async fn modelrelay_deployment_is_not_accepted_as_model() {
     let mut scene = Scene::new(&scaling("local-relay"));
     let labels = json!({"app.kubernetes.io/managed-by": names::MANAGED_BY});
     let own = serde_json::from_value(deployment("local-relay", &labels, 1)).unwrap();

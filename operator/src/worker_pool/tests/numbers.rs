@@ -11,7 +11,7 @@ fn replicas(scene: &Scene) -> Value {
 }
 
 #[tokio::test]
-async fn an_autoscaler_of_the_deployment_is_named_and_not_fought() {
+async fn autoscaler_of_deployment_is_named_and_not_fought() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
     scene.look().await.unwrap();
@@ -40,7 +40,7 @@ async fn an_autoscaler_of_the_deployment_is_named_and_not_fought() {
 }
 
 #[tokio::test]
-async fn a_person_who_scales_the_deployment_is_corrected_and_told() {
+async fn user_scaling_deployment_is_corrected_and_reported() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
     scene.look().await.unwrap();
@@ -70,7 +70,7 @@ fn successor(scene: &Scene) -> Arc<Shared> {
 }
 
 #[tokio::test]
-async fn a_new_leader_leaves_a_fleet_to_the_autoscaler_that_made_it() {
+async fn new_leader_leaves_fleet_to_its_autoscaler() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
     scene.look().await.unwrap();
@@ -90,7 +90,7 @@ async fn a_new_leader_leaves_a_fleet_to_the_autoscaler_that_made_it() {
 
 /// An earlier operator applied the autoscaler's number too.
 #[tokio::test]
-async fn a_number_that_the_operator_owns_too_is_given_up_where_an_autoscaler_wrote_it() {
+async fn shared_ownership_is_released_to_autoscaler() {
     let scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     scaled_by(&scene, HPA, 8);
@@ -106,7 +106,7 @@ async fn a_number_that_the_operator_owns_too_is_given_up_where_an_autoscaler_wro
 }
 
 #[tokio::test]
-async fn an_autoscaler_that_is_left_alone_is_not_forced_back_by_what_was_read_before_it_wrote() {
+async fn stale_read_does_not_overwrite_autoscaler() {
     let scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     scaled_by(&scene, HPA, 8);
@@ -118,7 +118,7 @@ async fn an_autoscaler_that_is_left_alone_is_not_forced_back_by_what_was_read_be
 
 /// Otherwise the API server would set it to 1.
 #[tokio::test]
-async fn a_number_that_nobody_else_owns_any_more_is_kept() {
+async fn replicas_without_other_owner_are_kept() {
     let scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     scaled_by(&scene, HPA, 8);
@@ -137,7 +137,7 @@ async fn a_number_that_nobody_else_owns_any_more_is_kept() {
 
 /// The last report is seconds old, and a Pod that received a request meanwhile must not be the first to go.
 #[tokio::test(start_paused = true)]
-async fn relays_are_asked_once_more_before_pods_go() {
+async fn relays_are_polled_again_before_pods_are_removed() {
     let mut scene = Scene::new(&json!({}));
     for name in ["llama-1", "llama-2"] {
         let pod = json!({"metadata": {"name": name, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}}});

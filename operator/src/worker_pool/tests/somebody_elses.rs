@@ -27,7 +27,7 @@ fn injected(scene: &Scene, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
+async fn injected_pods_are_outdated_when_rendering_changes() {
     let outdated = |change: Value| async move {
         let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
         // Two Pods, because each has its own drain token.
@@ -59,7 +59,7 @@ async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
 }
 
 #[tokio::test]
-async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_can() {
+async fn gated_pods_are_released_when_pool_becomes_usable() {
     const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
     let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));
     let change = |scene: &Scene, change: Value| {
@@ -93,7 +93,7 @@ async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_c
 }
 
 #[tokio::test]
-async fn why_a_deployment_of_somebody_elses_gets_no_pods_is_said() {
+async fn foreign_deployment_without_pods_is_explained() {
     let scene = Scene::new(&json!({"template": null, "replicas": null}));
     scene.report(RelaySnapshot { workers: BTreeMap::default(), ..serving() });
     let why =

@@ -19,7 +19,7 @@ fn dialled(scene: &Scene) -> (String, Option<String>) {
 }
 
 #[tokio::test]
-async fn workers_follow_a_relay_to_tls_and_to_a_renewed_authority_without_new_pods() {
+async fn workers_follow_relay_tls_without_new_pods() {
     let mut scene = Scene::new(&json!({}));
     scene.look().await.unwrap();
     assert_eq!(dialled(&scene), ("dns+http://local-workers.llm.svc:8081".into(), None));
@@ -39,7 +39,7 @@ async fn workers_follow_a_relay_to_tls_and_to_a_renewed_authority_without_new_po
 }
 
 #[tokio::test]
-async fn while_no_relay_can_serve_with_the_secret_workers_stay_with_what_they_have() {
+async fn workers_keep_configuration_while_tls_secret_is_unusable() {
     let mut scene = Scene::new(&json!({}));
     let (certificate, key) = pair(&[HOST]);
     scene.certify();

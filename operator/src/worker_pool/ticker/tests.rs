@@ -41,7 +41,7 @@ fn are(expected: &[(&str, i32)]) -> Vec<(String, i32)> {
 }
 
 #[tokio::test]
-async fn one_request_wakes_one_of_two_pools() {
+async fn single_request_wakes_one_of_two_pools() {
     let scene = Scene::new(&json!({}));
     let pools = [pool("b", 0, &json!({})), pool("a", 0, &json!({}))];
     scene.report(waiting("qwen", 1));
@@ -52,7 +52,7 @@ async fn one_request_wakes_one_of_two_pools() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_model_of_a_slot_wakes_a_pool_by_each_of_its_names() {
+async fn request_for_any_slot_model_name_wakes_pool() {
     let models = json!([{"id": "llama", "aliases": ["llama3"], "url": "http://127.0.0.1:8000"}]);
     let slots = json!([{"id": "gpu0", "driver": "static", "models": models}]);
     // It will not serve models that it advertised before its slots were changed.
@@ -68,7 +68,7 @@ async fn a_request_for_a_model_of_a_slot_wakes_a_pool_by_each_of_its_names() {
 }
 
 #[tokio::test]
-async fn only_a_request_for_its_models_wakes_a_pool() {
+async fn only_request_for_its_models_wakes_pool() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("other", 1));
     assert_eq!(planned(&scene, &[pool("a", 0, &json!({}))], Instant::now()), []);
@@ -80,7 +80,7 @@ async fn only_a_request_for_its_models_wakes_a_pool() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_stuck_keeps_no_other_asleep() {
+async fn stuck_pool_does_not_keep_others_asleep() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("qwen", 1));
     let mut stuck = (*pool("a", 1, &json!({}))).clone();
@@ -94,7 +94,7 @@ async fn a_pool_that_is_stuck_keeps_no_other_asleep() {
 }
 
 #[tokio::test]
-async fn a_pool_of_fixed_size_takes_what_its_workers_have_room_for() {
+async fn fixed_pool_absorbs_requests_up_to_its_capacity() {
     let scene = Scene::new(&json!({}));
     let mut snapshot = waiting("qwen", 3);
     let worker = WorkerReport {
@@ -114,7 +114,7 @@ async fn a_pool_of_fixed_size_takes_what_its_workers_have_room_for() {
 }
 
 #[tokio::test]
-async fn a_pool_of_fixed_size_keeps_none_asleep_for_what_its_workers_do_not_serve() {
+async fn fixed_pool_without_model_lets_others_wake() {
     let scene = Scene::new(&json!({}));
     let pools = [pool("fixed", 1, &json!({"scaling": null})), pool("b", 0, &json!({}))];
     let worker = |models: &[&str], draining| WorkerReport {
@@ -138,7 +138,7 @@ async fn a_pool_of_fixed_size_keeps_none_asleep_for_what_its_workers_do_not_serv
 }
 
 #[tokio::test]
-async fn what_a_pool_served_before_its_list_was_changed_does_not_wake_it() {
+async fn formerly_served_model_does_not_wake_pool() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("old", 1));
     let mut changed = (*pool("a", 0, &json!({}))).clone();
@@ -147,7 +147,7 @@ async fn what_a_pool_served_before_its_list_was_changed_does_not_wake_it() {
 }
 
 #[tokio::test]
-async fn before_a_relay_has_reported_only_the_bounds_count() {
+async fn only_bounds_apply_before_first_relay_report() {
     let scene = Scene::new(&json!({}));
     assert_eq!(
         planned(&scene, &[pool("a", 2, &json!({})), pool("b", 9, &json!({}))], Instant::now()),
@@ -156,7 +156,7 @@ async fn before_a_relay_has_reported_only_the_bounds_count() {
 }
 
 #[tokio::test]
-async fn somebody_who_keeps_writing_is_left_to_it() {
+async fn persistent_writer_is_left_alone() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("qwen", 8));
     let at = |generation: i64, replicas: i32| {
@@ -175,7 +175,7 @@ async fn somebody_who_keeps_writing_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
+async fn change_is_applied_once_and_failure_is_delayed() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 4, "targetRequestsPerReplica": 4});
     let scene = Scene::new(&json!({"replicas": 0, "models": ["qwen"], "scaling": scaling}));
     scene.report(waiting("qwen", 8));
@@ -199,14 +199,14 @@ async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
 }
 
 #[test]
-fn one_request_is_spoken_of_as_one() {
+fn single_request_uses_singular() {
     let said = |waiting, running| why(Why::Load, Some(Load { waiting, running, ..Load::default() }));
     assert_eq!(said(1, 0), "1 request waits and 0 run");
     assert_eq!(said(2, 1), "2 requests wait and 1 runs");
 }
 
 #[tokio::test]
-async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request() {
+async fn pool_is_reconciled_when_its_workers_change() {
     let scene = Scene::new(&json!({}));
     let ticker = Ticker::new(scene.shared.clone());
     let pools = [pool("a", 1, &json!({}))];
@@ -231,7 +231,7 @@ async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request(
 }
 
 #[tokio::test]
-async fn a_pool_is_looked_at_when_its_provider_takes_to_tls() {
+async fn pool_is_reconciled_when_its_provider_enables_tls() {
     let mut scene = Scene::new(&json!({}));
     let pool = pool("a", 1, &json!({}));
     let before = fingerprint(&scene.shared, &pool, None);

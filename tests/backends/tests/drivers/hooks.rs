@@ -27,7 +27,7 @@ fn hooked_with(load: &str, evict: &str, alive: Option<Vec<String>>) -> Hooks {
 }
 
 #[tokio::test]
-async fn an_alive_that_cannot_run_is_named_before_anything_is_done_and_is_no_answer() {
+async fn unrunnable_alive_command_is_reported_before_loading() {
     let folder = folder();
     let seen = folder.path().join("evicted");
     let no_program = vec!["/no/such/alive".to_owned()];
@@ -51,7 +51,7 @@ async fn an_alive_that_cannot_run_is_named_before_anything_is_done_and_is_no_ans
 }
 
 #[tokio::test]
-async fn an_alive_that_was_killed_is_no_answer() {
+async fn killed_alive_command_gives_no_result() {
     let alive = ["sh", "-c", "kill -KILL $$"].map(str::to_owned).to_vec();
     let driver = hooked_with("true", "true", Some(alive));
     let unknown = driver.probe(&"m".into()).await.expect_err("a model that nobody knows to be gone").to_string();
@@ -59,7 +59,7 @@ async fn an_alive_that_was_killed_is_no_answer() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_says_why() {
+async fn failed_command_reports_its_output() {
     let driver = hooked("echo cannot connect to the Docker daemon >&2; exit 125", "true");
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err();
     assert!(
@@ -69,7 +69,7 @@ async fn a_command_that_fails_says_why() {
 }
 
 #[tokio::test]
-async fn an_abandoned_command_ends_with_what_it_started() {
+async fn abandoned_command_ends_with_its_children() {
     let folder = folder();
     let seen = folder.path().join("pid");
     let driver = hooked(&format!("sh -c 'echo $$ > {}; exec sleep 1000'; true", seen.display()), "true");
@@ -82,7 +82,7 @@ async fn an_abandoned_command_ends_with_what_it_started() {
 }
 
 #[tokio::test]
-async fn commands_know_their_model() {
+async fn commands_receive_their_model() {
     let folder = folder();
     let seen = folder.path().join("model");
     let driver = hooked("true", &format!("echo $MODELRELAY_MODEL > {}", seen.display()));
@@ -91,7 +91,7 @@ async fn commands_know_their_model() {
 }
 
 #[tokio::test]
-async fn what_dies_while_it_gets_ready_is_not_waited_for() {
+async fn backend_dying_during_load_fails_it_early() {
     let folder = folder();
     let (lives, asked) = (folder.path().join("lives"), folder.path().join("asked"));
     let alive = format!("test -e {} && echo yes >> {}", lives.display(), asked.display());
@@ -109,7 +109,7 @@ async fn what_dies_while_it_gets_ready_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn without_alive_a_model_is_there_as_long_as_somebody_listens() {
+async fn model_without_alive_exists_while_port_listens() {
     let folder = folder();
     let seen = folder.path().join("evicted");
     let driver = hooked("true", &format!("echo done > {}", seen.display()));

@@ -84,7 +84,7 @@ fn waiting(reason: &str, last: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn nothing_is_asked_but_what_its_role_allows() {
+async fn driver_uses_only_rights_of_its_role() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.check(&a).await.unwrap();
@@ -99,7 +99,7 @@ async fn nothing_is_asked_but_what_its_role_allows() {
 }
 
 #[tokio::test]
-async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
+async fn next_model_loads_only_after_former_pod_ended() {
     // Longer than the wait for a Pod that may still be created.
     let lingers = Duration::from_millis(2500);
     let lingering = Deployment { lingers, ..engine("a") };
@@ -117,7 +117,7 @@ async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
 }
 
 #[tokio::test]
-async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
+async fn eviction_awaits_late_pod_of_abandoned_load() {
     for do_watches_end in [false, true] {
         let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
         let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
@@ -134,7 +134,7 @@ async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_pod_that_comes_late_is_waited_for_by_a_second_attempt_to_unload_too() {
+async fn second_eviction_awaits_late_pod() {
     let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
     let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
     let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
@@ -152,7 +152,7 @@ async fn a_pod_that_comes_late_is_waited_for_by_a_second_attempt_to_unload_too()
 }
 
 #[tokio::test]
-async fn what_may_not_be_scaled_down_is_not_unloaded_and_what_is_not_there_is() {
+async fn eviction_fails_when_scaling_down_is_forbidden() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -163,7 +163,7 @@ async fn what_may_not_be_scaled_down_is_not_unloaded_and_what_is_not_there_is() 
 }
 
 #[tokio::test]
-async fn a_model_that_is_scaled_up_again_while_it_is_unloaded_is_not_gone() {
+async fn model_scaled_up_during_eviction_is_not_gone() {
     let slow = Deployment { created_after: Duration::from_secs(5), ..engine("a") };
     let cluster = Cluster::start(vec![("a", slow)]).await;
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
@@ -174,7 +174,7 @@ async fn a_model_that_is_scaled_up_again_while_it_is_unloaded_is_not_gone() {
 }
 
 #[tokio::test]
-async fn what_has_a_pod_or_should_have_one_is_not_gone() {
+async fn model_with_running_or_expected_pod_exists() {
     let slow = Duration::from_secs(5);
     let deployment = Deployment { created_after: slow, lingers: slow, ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
@@ -189,7 +189,7 @@ async fn what_has_a_pod_or_should_have_one_is_not_gone() {
 }
 
 #[tokio::test]
-async fn a_crash_loop_fails_the_load_at_once_and_says_how_it_ended() {
+async fn crash_loop_fails_load_early_with_exit_reason() {
     let last = json!({"terminated": {"exitCode": 1, "reason": "Error"}});
     let began = Instant::now();
     let failure = failure_of(waiting("CrashLoopBackOff", &last), modelrelay_harness::PATIENCE).await;
@@ -203,7 +203,7 @@ async fn a_crash_loop_fails_the_load_at_once_and_says_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_container_that_dies_while_loading_fails_the_load_too() {
+async fn container_dying_during_load_fails_it() {
     let port = free_port();
     let dying = Fake::new(FAKE, Kind::Vllm, "a", &port.to_string()).with("fails-to-start").command();
     let cluster = Cluster::start(vec![("a", Deployment::new(dying, port))]).await;
@@ -213,7 +213,7 @@ async fn a_container_that_dies_while_loading_fails_the_load_too() {
 }
 
 #[tokio::test]
-async fn a_pod_that_goes_before_its_model_is_ready_is_asked_no_more() {
+async fn pod_removed_during_load_is_not_probed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
@@ -236,7 +236,7 @@ async fn a_pod_that_goes_before_its_model_is_ready_is_asked_no_more() {
 }
 
 #[tokio::test]
-async fn an_image_that_cannot_be_pulled_fails_the_load_at_once() {
+async fn unpullable_image_fails_load_early() {
     let failure = failure_of(waiting("ImagePullBackOff", &json!({})), modelrelay_harness::PATIENCE).await.to_string();
     assert!(
         failure.contains("ImagePullBackOff: the kubelet's message") && failure.contains("Deployment a"),
@@ -245,7 +245,7 @@ async fn an_image_that_cannot_be_pulled_fails_the_load_at_once() {
 }
 
 #[tokio::test]
-async fn a_pod_that_finds_no_node_is_waited_for_and_told_of_when_the_time_is_over() {
+async fn unschedulable_pod_is_awaited_and_reported_at_timeout() {
     let condition =
         json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU is free"});
     let status = json!({"phase": "Pending", "conditions": [condition]});
@@ -256,7 +256,7 @@ async fn a_pod_that_finds_no_node_is_waited_for_and_told_of_when_the_time_is_ove
 }
 
 #[tokio::test]
-async fn a_missing_right_is_known_beforehand_and_named() {
+async fn missing_right_is_named_by_check() {
     for right in ["patch deployments/scale", "list pods"] {
         let (cluster, driver) = two().await;
         cluster.forbid(right);
@@ -272,7 +272,7 @@ async fn a_missing_right_is_known_beforehand_and_named() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_watch_pods_are_listed_now_and_then() {
+async fn pods_are_listed_when_watching_is_forbidden() {
     let slow = Deployment { created_after: Duration::from_millis(1500), ..engine("a") };
     let cluster = Cluster::start(vec![("a", slow)]).await;
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
@@ -285,7 +285,7 @@ async fn without_the_right_to_watch_pods_are_listed_now_and_then() {
 }
 
 #[tokio::test]
-async fn watches_that_expire_are_begun_anew() {
+async fn expired_watches_are_reopened() {
     let (cluster, driver) = two().await;
     cluster.expire_watches();
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
@@ -294,7 +294,7 @@ async fn watches_that_expire_are_begun_anew() {
 }
 
 #[tokio::test]
-async fn a_deployment_that_does_not_exist_is_named_beforehand() {
+async fn missing_deployment_is_named_by_check() {
     let cluster = Cluster::start(vec![]).await;
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     let refusal = driver.check(&"a".into()).await.unwrap_err().to_string();
@@ -304,7 +304,7 @@ async fn a_deployment_that_does_not_exist_is_named_beforehand() {
 }
 
 #[tokio::test]
-async fn a_deployment_that_does_not_exist_has_no_pods_and_keeps_no_other_from_its_slot() {
+async fn missing_deployment_does_not_block_its_slot() {
     let cluster = Cluster::start(vec![("a", engine("a"))]).await;
     let driver = driver(&cluster, &["a", "absent"], modelrelay_harness::PATIENCE);
     let slot = SlotDriver::new(Arc::new(driver), SlotMemory::new(Arc::new(NoMeter)));
@@ -317,7 +317,7 @@ async fn a_deployment_that_does_not_exist_has_no_pods_and_keeps_no_other_from_it
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
+async fn unreachable_api_server_ends_no_model() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     cluster.set_away(true);
@@ -344,7 +344,7 @@ async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
 }
 
 #[tokio::test]
-async fn rights_that_are_taken_away_end_no_model() {
+async fn revoked_rights_end_no_model() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -361,7 +361,7 @@ fn messages() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_api_server_that_does_not_say_how_a_model_is_is_told_once_whenever_it_refuses() {
+async fn refusing_api_server_is_reported_once_per_refusal() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -382,7 +382,7 @@ async fn an_api_server_that_does_not_say_how_a_model_is_is_told_once_whenever_it
 }
 
 #[tokio::test]
-async fn a_token_that_the_kubelet_has_replaced_is_read_again() {
+async fn rotated_token_is_reread() {
     let (cluster, driver) = two().await;
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     cluster.rotate_token();
@@ -390,7 +390,7 @@ async fn a_token_that_the_kubelet_has_replaced_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_look_that_ends_after_an_eviction_began_has_found_nothing() {
+async fn probe_ending_after_eviction_start_is_discarded() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -406,27 +406,27 @@ async fn a_look_that_ends_after_an_eviction_began_has_found_nothing() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() {
+async fn transient_api_server_error_fails_no_eviction() {
     let (cluster, driver) = lingering().await;
     evicted_while(&cluster, &driver, || cluster.fail_next("get deployments/scale")).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_model_whose_deployment_is_deleted_while_it_is_unloaded_is_gone() {
+async fn deployment_deleted_during_eviction_is_gone() {
     let (cluster, driver) = lingering().await;
     assert_eq!(evicted_while(&cluster, &driver, || cluster.delete("a")).await, Ok(Left::Nothing));
     assert_eq!(cluster.pods(), 0);
 }
 
 #[tokio::test]
-async fn an_eviction_that_cannot_be_confirmed_has_failed() {
+async fn unconfirmed_eviction_fails() {
     let (cluster, driver) = lingering().await;
     let evicted = evicted_while(&cluster, &driver, || cluster.forbid("get deployments/scale")).await;
     assert!(matches!(evicted, Err(DriverError::NotOurs(_))), "{evicted:?}");
 }
 
 #[tokio::test]
-async fn another_load_timeout_holds_for_the_next_load() {
+async fn changed_load_timeout_applies_to_next_load() {
     let status = json!({"phase": "Pending", "conditions": []});
     let deployment = Deployment { trouble: Some(status), ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
@@ -438,7 +438,7 @@ async fn another_load_timeout_holds_for_the_next_load() {
 }
 
 #[tokio::test]
-async fn requests_go_to_the_given_address_and_else_to_the_pod() {
+async fn requests_prefer_configured_address_over_pod_address() {
     let engine = engine("a");
     let port = engine.port;
     let cluster = Cluster::start(vec![("a", engine)]).await;

@@ -9,7 +9,7 @@ use modelrelay_worker::multiplexer::estimate::LoadKind;
 use crate::rig;
 
 #[tokio::test]
-async fn a_model_whose_process_ends_fails_at_once_with_its_exit_code() {
+async fn ended_model_process_fails_load_with_exit_code() {
     let Some(rig) = rig::llama_router().await else { return };
     let failure = rig.driver.load(&"broken".into(), LoadKind::Cold).await.unwrap_err();
     assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("exit code 1")), "{failure:?}");
@@ -17,7 +17,7 @@ async fn a_model_whose_process_ends_fails_at_once_with_its_exit_code() {
 }
 
 #[tokio::test]
-async fn a_load_that_was_abandoned_before_it_was_told_is_taken_back_all_the_same() {
+async fn load_abandoned_before_sending_is_reverted() {
     let Some(rig) = rig::llama_router().await else { return };
     for micros in [0, 200, 1_000, 5_000, 50_000] {
         let load = rig.driver.load(&rig.models[0], LoadKind::Cold);
@@ -28,7 +28,7 @@ async fn a_load_that_was_abandoned_before_it_was_told_is_taken_back_all_the_same
 }
 
 #[tokio::test]
-async fn a_model_that_the_router_does_not_have_is_known_beforehand() {
+async fn unknown_router_model_is_rejected_by_check() {
     let Some(rig) = rig::llama_router().await else { return };
     let checked = rig.driver.check(&rig.wrong).await;
     assert!(matches!(&checked, Err(DriverError::WrongModel { .. })), "{checked:?}");
@@ -37,7 +37,7 @@ async fn a_model_that_the_router_does_not_have_is_known_beforehand() {
 }
 
 #[tokio::test]
-async fn a_llama_server_of_one_model_is_told_from_a_router() {
+async fn single_model_llama_server_is_rejected() {
     let folder = rig::folder();
     let Some(weights) = engines::weights(folder.path(), "", &["tiny-a"]) else { return };
     let Some(server) = engines::llama_server(&weights[0], "tiny-a", 1).await else { return };

@@ -17,11 +17,11 @@ mod vllm;
 macro_rules! every_driver {
     ($($driver:ident),* $(,)?) => {
         $(mod $driver {
-            every_driver!(@rows $driver: a_loaded_model_serves, loading_again_changes_nothing,
-                an_unloaded_model_is_gone_and_unloading_again_is_no_error, what_was_never_loaded_can_be_unloaded,
-                another_model_takes_the_place_and_the_first_comes_back, the_wrong_model_is_a_load_failure,
-                a_model_that_nobody_configured_is_named, a_backend_that_cannot_be_reached_is_known_beforehand, a_dead_backend_is_noticed,
-                a_forced_eviction_works_from_every_state, an_abandoned_load_leaves_nothing);
+            every_driver!(@rows $driver: loaded_model_serves, repeated_load_changes_nothing,
+                repeated_eviction_succeeds_and_model_is_gone, eviction_of_unloaded_model_succeeds,
+                models_swap_and_swap_back, wrong_model_fails_load,
+                unconfigured_model_is_named, unreachable_backend_is_reported_by_check, dead_backend_is_detected,
+                forced_eviction_works_in_every_state, abandoned_load_leaves_nothing_behind);
         })*
     };
     (@rows $driver:ident: $($row:ident),*) => {

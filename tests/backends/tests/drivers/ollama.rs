@@ -5,7 +5,7 @@ use modelrelay_worker::multiplexer::driver::DriverError;
 use crate::rig;
 
 #[tokio::test]
-async fn a_model_that_was_never_pulled_is_known_beforehand() {
+async fn unpulled_model_is_rejected_by_check() {
     let Some(rig) = rig::ollama().await else { return };
     let checked = rig.driver.check(&rig.wrong).await;
     assert!(

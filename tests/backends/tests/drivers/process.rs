@@ -33,7 +33,7 @@ fn pid(text: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_while_loading_fails_the_load_at_once_with_its_code_and_last_words() {
+async fn process_ending_during_load_reports_code_and_output() {
     let (driver, model) = shell("echo starting; echo 'no such file: model.gguf' >&2; exit 7");
     let began = Instant::now();
     let failure = driver.load(&model, LoadKind::Cold).await.unwrap_err();
@@ -43,7 +43,7 @@ async fn a_process_that_ends_while_loading_fails_the_load_at_once_with_its_code_
 }
 
 #[tokio::test]
-async fn a_command_that_does_not_exist_is_named() {
+async fn missing_command_is_named() {
     let launch = Launch { command: vec!["/no/such/program".to_owned()], ..Launch::default() };
     let model = ProcessModel { served: Served::new("m"), launch, url: None };
     let driver = Process::new(vec![model], worker_program());
@@ -52,7 +52,7 @@ async fn a_command_that_does_not_exist_is_named() {
 }
 
 #[tokio::test]
-async fn a_port_that_somebody_else_has_is_not_taken_for_ours() {
+async fn port_of_foreign_process_is_not_adopted() {
     let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = stranger.local_addr().unwrap().port();
     let launch = Launch { command: vec!["true".to_owned()], ..Launch::default() };
@@ -62,7 +62,7 @@ async fn a_port_that_somebody_else_has_is_not_taken_for_ours() {
 }
 
 #[tokio::test]
-async fn port_and_environment_reach_the_command() {
+async fn port_and_environment_reach_command() {
     let folder = folder();
     let seen = folder.path().join("seen");
     let script = format!("echo ${{PORT}} $ADDRESS > {}; sleep 1000", seen.display());
@@ -91,7 +91,7 @@ async fn loaded(script: &str, folder: &Path) -> (Process, Model) {
 }
 
 #[tokio::test]
-async fn eviction_takes_what_left_the_process_group_too() {
+async fn eviction_kills_processes_outside_process_group() {
     let folder = folder();
     // A daemon: in its own session, and its parent is gone.
     let script = "(setsid sh -c 'echo $$ > PIDS/daemon; exec sleep 1000' &); echo $$ > PIDS/main; exec SERVER";
@@ -104,7 +104,7 @@ async fn eviction_takes_what_left_the_process_group_too() {
 }
 
 #[tokio::test]
-async fn what_does_not_end_on_sigterm_is_killed_after_its_grace() {
+async fn process_ignoring_sigterm_is_killed_after_grace() {
     let folder = folder();
     let script = "trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000";
     let (driver, model) = loaded(script, folder.path()).await;
@@ -116,7 +116,7 @@ async fn what_does_not_end_on_sigterm_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
-async fn a_forced_eviction_gives_no_grace() {
+async fn forced_eviction_skips_grace() {
     let folder = folder();
     let (driver, model) = loaded("trap '' TERM; SERVER & wait", folder.path()).await;
     let began = Instant::now();
@@ -126,7 +126,7 @@ async fn a_forced_eviction_gives_no_grace() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_dropped_leaves_nothing() {
+async fn dropped_driver_leaves_no_process() {
     let folder = folder();
     let (driver, _) = loaded("echo $$ > PIDS/main; exec SERVER", folder.path()).await;
     let main = pid(&line_of(&folder.path().join("main")).await);
@@ -136,7 +136,7 @@ async fn a_driver_that_is_dropped_leaves_nothing() {
 
 /// Simulates a killed worker: a shell holds the supervisor's standard input, as a worker would.
 #[tokio::test]
-async fn a_killed_parent_leaves_no_orphan() {
+async fn killed_parent_leaves_no_orphan() {
     let folder = folder();
     let (fifo, seen) = (folder.path().join("input"), folder.path().join("grandchild"));
     let script = format!(
@@ -156,7 +156,7 @@ async fn a_killed_parent_leaves_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_killed_supervisor_takes_its_command_with_it() {
+async fn killed_supervisor_ends_its_command() {
     let folder = folder();
     let seen = folder.path().join("command");
     let mut supervisor = Command::new(worker_program());
@@ -170,7 +170,7 @@ async fn a_killed_supervisor_takes_its_command_with_it() {
 }
 
 #[tokio::test]
-async fn a_process_that_was_told_to_end_is_not_taken_for_a_loaded_one() {
+async fn ending_process_is_not_reused_for_load() {
     let folder = folder();
     let main = folder.path().join("main");
     let (driver, model) = loaded("trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000", folder.path()).await;
@@ -183,7 +183,7 @@ async fn a_process_that_was_told_to_end_is_not_taken_for_a_loaded_one() {
 }
 
 #[tokio::test]
-async fn a_supervisor_tells_how_its_command_ended() {
+async fn supervisor_exits_with_status_of_command() {
     let ended = async |script: &str| {
         let mut supervisor = Command::new(worker_program());
         supervisor.args(["supervise", "--", "sh", "-c", script]).stdin(Stdio::piped());
@@ -197,7 +197,7 @@ async fn a_supervisor_tells_how_its_command_ended() {
 
 /// A service manager may signal every process of a service; only the worker decides when its backends end.
 #[tokio::test]
-async fn a_supervisor_that_is_signalled_leaves_its_command_alone() {
+async fn signalled_supervisor_does_not_signal_its_command() {
     let folder = folder();
     let seen = folder.path().join("command");
     let script = format!("trap 'exit 3' TERM; echo $$ > {}; sleep 1000 & wait", seen.display());
@@ -216,7 +216,7 @@ async fn a_supervisor_that_is_signalled_leaves_its_command_alone() {
 
 /// A second signal makes some servers abort what they were finishing.
 #[tokio::test]
-async fn a_stop_that_follows_an_abandoned_eviction_grants_what_is_left_to_finish() {
+async fn stop_after_abandoned_eviction_sends_no_second_signal() {
     let folder = folder();
     let script =
         "trap 'echo told >> PIDS/told; sleep 2; echo clean > PIDS/clean; exit 0' TERM; SERVER & while :; do wait; done";
@@ -233,7 +233,7 @@ async fn a_stop_that_follows_an_abandoned_eviction_grants_what_is_left_to_finish
 }
 
 #[tokio::test]
-async fn a_busy_or_hanging_server_can_be_given_up_while_it_loads() {
+async fn unready_server_can_be_evicted_during_load() {
     let folder = folder();
     let seen = folder.path().join("pid");
     let (driver, model) = shell(&format!("echo $$ > {}; exec sleep 1000; : ${{PORT}}", seen.display()));

@@ -38,7 +38,7 @@ async fn foreign(defects: &[&str], reload_from: Option<&str>) -> (Server, Sglang
 }
 
 #[tokio::test]
-async fn a_request_that_runs_is_ended_before_memory_is_released() {
+async fn running_request_ends_before_memory_is_released() {
     let (server, driver) = foreign(&[], None).await;
     let model = "m".into();
     let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 5});
@@ -49,7 +49,7 @@ async fn a_request_that_runs_is_ended_before_memory_is_released() {
 }
 
 #[tokio::test]
-async fn weights_that_were_not_kept_are_found_to_be_garbage_or_read_again() {
+async fn unpreserved_weights_are_rejected_or_reread() {
     let model = "m".into();
     let (_server, driver) = foreign(&["no-backup"], None).await;
     driver.evict(&model).await.unwrap();
@@ -72,7 +72,7 @@ async fn successor() -> (Server, Sglang) {
 }
 
 #[tokio::test]
-async fn a_foreign_engine_that_was_released_before_is_not_taken_for_one_that_serves() {
+async fn released_foreign_engine_is_not_treated_as_serving() {
     let (_server, driver) = successor().await;
     let seen = driver.probe(&"m".into()).await;
     assert!(!seen.is_ok_and(|probed| probed.ready), "its health is good, and it generates nothing");
@@ -83,7 +83,7 @@ async fn a_foreign_engine_that_was_released_before_is_not_taken_for_one_that_ser
 }
 
 #[tokio::test]
-async fn a_foreign_engine_that_serves_is_found() {
+async fn serving_foreign_engine_is_found() {
     let (_server, driver) = foreign(&[], None).await;
     assert!(driver.probe(&"m".into()).await.unwrap().ready);
 }
@@ -92,7 +92,7 @@ async fn a_foreign_engine_that_serves_is_found() {
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 #[tokio::test]
-async fn paused_fake_is_mute_but_for_ready() {
+async fn paused_fake_answers_only_readiness() {
     let (server, driver) = foreign(&[], None).await;
     driver.evict(&"m".into()).await.unwrap();
     assert_eq!(get(&server.url, "/ready").await.map(|(status, _)| status), Some(503));
@@ -142,7 +142,7 @@ async fn eviction_releases_cuda_graphs_too() {
 }
 
 #[tokio::test]
-async fn admin_key_of_the_command_is_shown() {
+async fn admin_key_of_command_is_sent() {
     let command = Fake::new(FAKE, Kind::Sglang, "m", PORT).with("--admin-api-key").with("a").command();
     let launch = Some(Launch { command, ..Launch::default() });
     let model = SaverModel { served: Served::new("m"), url: on_port(free_port()), launch, reload_from: None };
@@ -155,7 +155,7 @@ async fn admin_key_of_the_command_is_shown() {
 }
 
 #[tokio::test]
-async fn refused_key_names_the_admin_key() {
+async fn refused_key_error_names_admin_key() {
     let (_server, driver) = foreign(&["--admin-api-key", "a"], None).await;
     let error = driver.evict(&"m".into()).await.unwrap_err();
     assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
@@ -177,7 +177,7 @@ async fn load_of_paused_foreign_server_fails_soon() {
 }
 
 #[tokio::test]
-async fn fake_dies_of_a_second_release() {
+async fn fake_dies_of_second_release() {
     let (server, driver) = foreign(&[], None).await;
     driver.evict(&"m".into()).await.unwrap();
     post(&server.url, "/release_memory_occupation", &json!({})).await;

@@ -30,7 +30,7 @@ impl Meter for NoMeter {
     }
 }
 
-pub(crate) async fn a_loaded_model_serves(rig: Rig) {
+pub(crate) async fn loaded_model_serves(rig: Rig) {
     load(&rig, 0).await;
     let probed = rig.driver.probe(&rig.models[0]).await.unwrap();
     assert!(probed.ready, "{probed:?}");
@@ -38,7 +38,7 @@ pub(crate) async fn a_loaded_model_serves(rig: Rig) {
     assert_serves(&rig, 0).await;
 }
 
-pub(crate) async fn loading_again_changes_nothing(rig: Rig) {
+pub(crate) async fn repeated_load_changes_nothing(rig: Rig) {
     load(&rig, 0).await;
     let before = (rig.driver.url(&rig.models[0]), processes_with(&rig.mark));
     load(&rig, 0).await;
@@ -46,7 +46,7 @@ pub(crate) async fn loading_again_changes_nothing(rig: Rig) {
     assert_serves(&rig, 0).await;
 }
 
-pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(rig: Rig) {
+pub(crate) async fn repeated_eviction_succeeds_and_model_is_gone(rig: Rig) {
     load(&rig, 0).await;
     for _ in 0..2 {
         let left = rig.driver.evict(&rig.models[0]).await.unwrap();
@@ -60,12 +60,12 @@ pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(ri
     }
 }
 
-pub(crate) async fn what_was_never_loaded_can_be_unloaded(rig: Rig) {
+pub(crate) async fn eviction_of_unloaded_model_succeeds(rig: Rig) {
     rig.driver.evict(&rig.models[0]).await.unwrap();
     assert_eq!(is_ready(&rig, 0).await, rig.stays);
 }
 
-pub(crate) async fn another_model_takes_the_place_and_the_first_comes_back(rig: Rig) {
+pub(crate) async fn models_swap_and_swap_back(rig: Rig) {
     for (round, nth) in [0, 1, 0, 1].into_iter().enumerate() {
         let kind = if round > 1 && rig.driver.capabilities().leaves != Left::Nothing {
             LoadKind::Wake
@@ -78,7 +78,7 @@ pub(crate) async fn another_model_takes_the_place_and_the_first_comes_back(rig: 
     }
 }
 
-pub(crate) async fn the_wrong_model_is_a_load_failure(rig: Rig) {
+pub(crate) async fn wrong_model_fails_load(rig: Rig) {
     let failure = rig.driver.load(&rig.wrong, LoadKind::Cold).await.unwrap_err();
     let says_so = match &failure {
         LoadFailure::WrongModel { expected, found } => *expected == *rig.wrong && !found.is_empty(),
@@ -92,7 +92,7 @@ pub(crate) async fn the_wrong_model_is_a_load_failure(rig: Rig) {
     rig.driver.force_evict(&rig.wrong).await.unwrap();
 }
 
-pub(crate) async fn a_model_that_nobody_configured_is_named(rig: Rig) {
+pub(crate) async fn unconfigured_model_is_named(rig: Rig) {
     let stranger = Model::from("stranger");
     let unknown = DriverError::UnknownModel("stranger".to_owned());
     assert_eq!(rig.driver.check(&stranger).await, Err(unknown.clone()));
@@ -103,7 +103,7 @@ pub(crate) async fn a_model_that_nobody_configured_is_named(rig: Rig) {
     assert_eq!(rig.driver.url(&stranger), None);
 }
 
-pub(crate) async fn a_backend_that_cannot_be_reached_is_known_beforehand(mut rig: Rig) {
+pub(crate) async fn unreachable_backend_is_reported_by_check(mut rig: Rig) {
     assert_eq!(rig.driver.check(&rig.models[0]).await, Ok(()));
     rig.kill_backends().await;
     let checked = rig.driver.check(&rig.models[0]).await;
@@ -114,7 +114,7 @@ pub(crate) async fn a_backend_that_cannot_be_reached_is_known_beforehand(mut rig
     }
 }
 
-pub(crate) async fn a_dead_backend_is_noticed(mut rig: Rig) {
+pub(crate) async fn dead_backend_is_detected(mut rig: Rig) {
     load(&rig, 0).await;
     let is_over = tokio::select! {
         biased;
@@ -139,7 +139,7 @@ pub(crate) async fn a_dead_backend_is_noticed(mut rig: Rig) {
     rig.driver.force_evict(&rig.models[0]).await.unwrap();
 }
 
-pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
+pub(crate) async fn forced_eviction_works_in_every_state(rig: Rig) {
     let model = &rig.models[0];
     // Never loaded; loaded; evicted; already forced.
     rig.driver.force_evict(model).await.unwrap();
@@ -159,7 +159,7 @@ pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
     assert_serves(&rig, 0).await;
 }
 
-pub(crate) async fn an_abandoned_load_leaves_nothing(rig: Rig) {
+pub(crate) async fn abandoned_load_leaves_nothing_behind(rig: Rig) {
     // A router and Ollama load quickly, so these loads are abandoned very early.
     let (midway, is_fast) = if rig.slow == rig.models[0] { (Duration::from_millis(3), true) } else { (MIDWAY, false) };
     let abandoned = tokio::time::timeout(midway, rig.driver.load(&rig.slow, LoadKind::Cold)).await;

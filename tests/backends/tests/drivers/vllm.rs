@@ -120,7 +120,7 @@ async fn while_sleep_waits<T>(server: &Server, while_it_waits: impl Future<Outpu
 }
 
 #[tokio::test]
-async fn waiting_sleep_is_no_proof_until_it_ends() {
+async fn waiting_sleep_proves_nothing_until_it_ends() {
     for defects in [&[][..], &["no-sleep-state"]] {
         let (server, driver) = foreign(defects).await;
         let model = "m".into();
@@ -136,7 +136,7 @@ async fn waiting_sleep_is_no_proof_until_it_ends() {
 }
 
 #[tokio::test]
-async fn load_given_up_during_sleep_does_not_delay_abort() {
+async fn load_abandoned_during_sleep_does_not_delay_abort() {
     let (server, driver) = foreign(&[]).await;
     let model = "m".into();
     let (given_up, forced) = while_sleep_waits(&server, async {
@@ -170,7 +170,7 @@ async fn sleeper_with_hidden_request() -> url::Url {
 }
 
 #[tokio::test]
-async fn eviction_given_up_does_not_delay_abort() {
+async fn abandoned_eviction_does_not_delay_abort() {
     let url = sleeper_with_hidden_request().await;
     let model = SleeperModel { served: Served::new("m"), url, launch: None };
     let (driver, model) = (VllmSleep::new([model], Level::One, worker_program()), "m".into());
@@ -180,7 +180,7 @@ async fn eviction_given_up_does_not_delay_abort() {
 }
 
 #[tokio::test]
-async fn answer_of_sleep_outweighs_stale_count() {
+async fn sleep_response_outweighs_stale_count() {
     let (server, driver) = foreign(&["no-sleep-state", "stale-count"]).await;
     let (model, body) = ("m".into(), endless());
     let (_, forced) = tokio::join!(post(&server.url, "/v1/completions", &body), async {
@@ -235,7 +235,7 @@ async fn load_during_waiting_sleep_ends_awake() {
 }
 
 #[tokio::test]
-async fn server_whose_wake_was_interrupted_releases_everything() {
+async fn interrupted_wake_releases_all_memory_on_eviction() {
     for is_forced in [false, true] {
         let (server, driver) = foreign(&[]).await;
         let model = "m".into();
@@ -254,7 +254,7 @@ async fn server_whose_wake_was_interrupted_releases_everything() {
 }
 
 #[tokio::test]
-async fn running_requests_are_waited_for_before_it_is_put_to_sleep() {
+async fn running_requests_finish_before_sleep() {
     let (server, driver) = foreign(&[]).await;
     let model = "m".into();
     let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 10});
@@ -268,7 +268,7 @@ async fn running_requests_are_waited_for_before_it_is_put_to_sleep() {
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_end_is_not_slept_upon() {
+async fn unending_request_prevents_sleep() {
     let (server, driver) = foreign(&[]).await;
     let model = "m".into();
     let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 1000});
@@ -284,7 +284,7 @@ async fn a_request_that_does_not_end_is_not_slept_upon() {
 }
 
 #[tokio::test]
-async fn a_server_that_only_says_that_it_sleeps_is_not_believed() {
+async fn server_falsely_reporting_sleep_fails_eviction() {
     let (_server, driver) = foreign(&["deaf"]).await;
     let error = driver.evict(&"m".into()).await.unwrap_err();
     assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
@@ -294,7 +294,7 @@ async fn a_server_that_only_says_that_it_sleeps_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
+async fn abandoned_wake_does_not_overtake_its_eviction() {
     let (server, driver) = foreign(&["slow-wake"]).await;
     let model = "m".into();
     driver.evict(&model).await.unwrap();
@@ -306,7 +306,7 @@ async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
 }
 
 #[tokio::test]
-async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settings() {
+async fn missing_developer_mode_fails_load_naming_settings() {
     let (_server, driver) = foreign(&["no-dev-mode"]).await;
     let checked = driver.check(&"m".into()).await.unwrap_err().to_string();
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
@@ -317,7 +317,7 @@ async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settin
 }
 
 #[tokio::test]
-async fn an_address_that_may_not_be_told_is_named_beforehand() {
+async fn forbidden_address_is_rejected_by_check() {
     let list = json!({"data": [{"id": "m", "status": {"value": "unloaded"}}]});
     let models = get(move || std::future::ready(Json(list.clone())));
     let mut url = serve(Router::new().route("/health", get(async || "ok")).route("/models", models)).await;
@@ -335,7 +335,7 @@ async fn an_address_that_may_not_be_told_is_named_beforehand() {
 }
 
 #[tokio::test]
-async fn a_sleeper_whose_process_has_ended_is_not_started_as_if_it_woke() {
+async fn ended_sleeper_process_is_not_woken() {
     let command = Fake::new(FAKE, Kind::Vllm, "m", PORT).command();
     let launch = Some(Launch { command, ..Launch::default() });
     let model = SleeperModel { served: Served::new("m"), url: on_port(free_port()), launch };
@@ -346,7 +346,7 @@ async fn a_sleeper_whose_process_has_ended_is_not_started_as_if_it_woke() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_start_says_why_at_once() {
+async fn failed_server_start_reports_reason_early() {
     let command = Fake::new(FAKE, Kind::Vllm, "m", PORT).with("fails-to-start").command();
     let launch = Some(Launch { command, ..Launch::default() });
     let model = SleeperModel { served: Served::new("m"), url: on_port(free_port()), launch };

@@ -6,7 +6,7 @@ use crate::rig::{LONG, Stack, Weights, eventually};
 use crate::stream::{end_of, events, expected, stream};
 
 #[tokio::test]
-async fn a_killed_worker_leaves_no_server_behind() {
+async fn killed_worker_leaves_no_server_behind() {
     let Some(weights) = Weights::new() else { return };
     let Some(slot) = weights.slot(1) else { return };
     let mut stack = Stack::start(&json!({}), &slot).await;
@@ -20,7 +20,7 @@ async fn a_killed_worker_leaves_no_server_behind() {
 }
 
 #[tokio::test]
-async fn sigterm_under_load_ends_no_stream_early_and_loses_no_request() {
+async fn sigterm_under_load_cuts_no_stream() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[30, 2000]).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
     let mut stack = Stack::start(&json!({}), &slot).await;

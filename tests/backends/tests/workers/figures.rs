@@ -9,7 +9,7 @@ use crate::rig::{LONG, Stack, Weights};
 use crate::stream::{answer, stream};
 
 #[tokio::test]
-async fn a_dozen_requests_for_two_models_behind_a_running_one_take_two_swaps_at_most() {
+async fn queued_requests_for_two_models_need_two_swaps() {
     let Some(weights) = Weights::new() else { return };
     let Some(slot) = weights.slot(1) else { return };
     let stack = Stack::start(&json!({}), &slot).await;
@@ -28,7 +28,7 @@ async fn a_dozen_requests_for_two_models_behind_a_running_one_take_two_swaps_at_
 }
 
 #[tokio::test]
-async fn eight_clients_that_alternate_between_two_models_take_at_most_25_loads_for_160_requests() {
+async fn alternating_clients_need_at_most_25_loads() {
     let Some(weights) = Weights::new() else { return };
     let Some(slot) = weights.slot(4) else { return };
     let stack = Stack::start(&json!({}), &slot).await;
@@ -47,14 +47,14 @@ async fn eight_clients_that_alternate_between_two_models_take_at_most_25_loads_f
 }
 
 #[tokio::test]
-async fn a_lone_request_beside_a_saturated_model_is_served_and_costs_the_others_little() {
+async fn lone_request_next_to_saturated_model_is_served() {
     saturated(Duration::from_secs(8)).await;
 }
 
 /// The same over the documented minute.
 #[tokio::test]
 #[ignore = "takes two minutes; run by scripts/test saturated"]
-async fn a_lone_request_in_a_minute_beside_a_saturated_model_is_served_and_costs_the_others_little() {
+async fn lone_request_during_saturated_minute_is_served() {
     saturated(Duration::from_secs(60)).await;
 }
 

@@ -14,7 +14,7 @@ const ENDLESS: u32 = 30_000;
 const SWAP: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_stream_that_outlasts_the_drain_says_so_in_its_dialect_and_breaks_off() {
+async fn stream_outlasting_drain_ends_with_dialect_error() {
     let Some(weights) = Weights::new() else { return };
     let Some(slot) = weights.slot(2) else { return };
     let knobs = json!({"minResidency": "1ms", "maxWait": "1ms", "drainTimeout": "200ms"});
@@ -38,7 +38,7 @@ async fn a_stream_that_outlasts_the_drain_says_so_in_its_dialect_and_breaks_off(
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_anything_is_unloaded_causes_no_swap() {
+async fn client_leaving_before_eviction_causes_no_swap() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[4000]).await) else { return };
     let Some(slot) = weights.slot(1) else { return };
     let stack = Stack::start(&json!({"minResidency": "1ms", "maxWait": "1ms"}), &slot).await;
@@ -54,7 +54,7 @@ async fn a_client_that_leaves_before_anything_is_unloaded_causes_no_swap() {
 }
 
 #[tokio::test]
-async fn a_model_whose_file_is_missing_is_refused_with_the_reason_and_the_former_one_comes_back() {
+async fn missing_model_file_rolls_back_swap() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
     let Some(slot) = weights.slot(1) else { return };
     let stack = Stack::start(&json!({"minResidency": "1ms"}), &slot).await;
@@ -74,7 +74,7 @@ async fn a_model_whose_file_is_missing_is_refused_with_the_reason_and_the_former
 }
 
 #[tokio::test]
-async fn a_server_that_died_is_noticed_by_what_it_served_and_by_the_next_request() {
+async fn dead_server_is_detected_and_restarted() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
     let stack = Stack::start(&json!({}), &slot).await;

@@ -21,7 +21,7 @@ async fn loaded(ollama: &Url) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn ollama_has_one_model_at_a_time_and_its_streams_come_whole() {
+async fn ollama_holds_one_model_and_streams_arrive_whole() {
     let Some(folder) = Weights::new() else { return };
     let Some(mut ollama) = engines::ollama(folder.folder(), &["tiny-a", "tiny-b"]).await else { return };
     let model = |id: &str| json!({"id": id, "maxConcurrency": 2});

@@ -13,7 +13,7 @@ use crate::rig::{Stack, Weights, eventually, start_worker};
 use crate::stream::{events, expected, stream};
 
 #[tokio::test]
-async fn streams_of_models_that_take_turns_are_those_of_their_servers_byte_by_byte() {
+async fn streams_across_swaps_match_servers_byte_by_byte() {
     let lengths = [40, 150, 400];
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&lengths).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
@@ -36,7 +36,7 @@ async fn streams_of_models_that_take_turns_are_those_of_their_servers_byte_by_by
 }
 
 #[tokio::test]
-async fn a_stream_that_runs_when_another_model_is_asked_for_ends_whole() {
+async fn stream_during_swap_demand_ends_whole() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[30, 4000]).await) else { return };
     let Some(slot) = weights.slot(1) else { return };
     let stack = Stack::start(&json!({"minResidency": "1ms", "maxWait": "1ms"}), &slot).await;
@@ -51,7 +51,7 @@ async fn a_stream_that_runs_when_another_model_is_asked_for_ends_whole() {
 }
 
 #[tokio::test]
-async fn two_relays_share_what_one_worker_has_loaded() {
+async fn two_relays_share_loaded_model_of_one_worker() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
     let relay = || Relay::builder().env("RELAY_COUNT", "2").start();

@@ -23,7 +23,7 @@ fn body(answer: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_router_has_one_model_at_a_time_and_streams_are_those_of_its_servers() {
+async fn router_holds_one_model_and_streams_match_servers() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60, 300]).await) else { return };
     let section = |id: &str, file: &str| {
         let file = weights.folder().join(file);

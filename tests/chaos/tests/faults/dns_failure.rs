@@ -8,8 +8,8 @@ use modelrelay_chaos::{
 use crate::{RELAYS, inside, two_relays};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_fails_and_then_changes_loses_no_request() {
-    inside("dns_failure::a_name_that_fails_and_then_changes_loses_no_request", |namespace| async move {
+async fn failing_then_changed_name_loses_no_request() {
+    inside("dns_failure::failing_then_changed_name_loses_no_request", |namespace| async move {
         let mut site = two_relays(&namespace, 2, |relay| relay).await;
         let load = site.load(Plan::mixed(16)).await;
 

@@ -29,7 +29,7 @@ async fn freeze(process: &Process, dice: &mut Dice, long: bool, load: &Load) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_wakes_up_repeats_nothing() {
+async fn resumed_worker_repeats_nothing() {
     let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
     for round in 0..form::times(4) {
@@ -43,7 +43,7 @@ async fn a_worker_that_wakes_up_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backend_that_wakes_up_repeats_nothing() {
+async fn resumed_backend_repeats_nothing() {
     let mut site =
         Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", TIMEOUT_SECS), |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
@@ -58,7 +58,7 @@ async fn a_backend_that_wakes_up_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_wakes_up_repeats_nothing() {
+async fn resumed_relay_repeats_nothing() {
     let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
     for round in 0..form::times(4) {
@@ -73,7 +73,7 @@ async fn a_relay_that_wakes_up_repeats_nothing() {
 /// Requests that a relay had sent to a frozen worker are in the worker's socket when it resumes, long after another
 /// worker has served them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_wakes_up_executes_nothing_that_waited_in_its_socket() {
+async fn resumed_worker_executes_no_stale_socket_data() {
     let mut site = Site::with_workers(BACKEND, 2, |relay| relay, |worker| worker.concurrency(100)).await;
     // More messages than a worker reads in one batch.
     let load = site.load(Plan::of(150, |nonce, _| Ask::plain(nonce, 10).upload(3_000))).await;

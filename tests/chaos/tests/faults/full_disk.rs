@@ -36,8 +36,8 @@ fn fill(dir: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_refuses_new_keys_and_spoils_none() {
-    inside("full_disk::a_full_disk_refuses_new_keys_and_spoils_none", |namespace| async move {
+async fn full_disk_rejects_new_keys_and_corrupts_none() {
+    inside("full_disk::full_disk_rejects_new_keys_and_corrupts_none", |namespace| async move {
         let disk = namespace.dir().join("disk");
         std::fs::create_dir(&disk).expect("a folder");
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk).status().await;

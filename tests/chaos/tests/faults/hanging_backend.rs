@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const ENDED: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {
+async fn hanging_backend_does_not_delay_other_requests() {
     let seconds = TIMEOUT.as_secs().to_string();
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
     // Six clients, and at most five hanging requests: a slot is always free.
@@ -56,7 +56,7 @@ async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backend_that_accepts_nothing_is_answered_with_a_timeout() {
+async fn backend_accepting_no_connection_leads_to_timeout() {
     let seconds = TIMEOUT.as_secs().to_string();
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
     let load = site.load(Plan::of(6, Ask::mixed)).await;

@@ -5,7 +5,7 @@ use modelrelay_chaos::{form, load::Plan, site::Site};
 use crate::BACKEND;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn backends_that_are_killed_lose_no_request() {
+async fn killed_backends_lose_no_request() {
     let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
     for _ in 0..form::times(12) {

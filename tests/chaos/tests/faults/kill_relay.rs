@@ -5,8 +5,8 @@ use modelrelay_chaos::{form, load::Plan};
 use crate::{inside, two_relays};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_is_killed_takes_nobody_elses_requests_along() {
-    let test = "kill_relay::a_relay_that_is_killed_takes_nobody_elses_requests_along";
+async fn killed_relay_ends_only_its_own_requests() {
+    let test = "kill_relay::killed_relay_ends_only_its_own_requests";
     inside(test, |namespace| async move {
         let mut site = two_relays(&namespace, 3, |relay| relay).await;
         let load = site.load(Plan::mixed(24)).await;

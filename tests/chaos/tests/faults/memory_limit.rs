@@ -14,7 +14,7 @@ const CLIENTS: usize = 200;
 const UPLOAD: usize = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uploads_beyond_the_memory_are_refused_and_the_relay_lives() {
+async fn uploads_beyond_memory_are_refused_and_relay_survives() {
     let cage = match Cage::new(LIMIT) {
         Ok(cage) => cage,
         Err(why) => return cannot_run(&why),

@@ -16,7 +16,7 @@ use crate::BACKEND;
 const CLIENTS: usize = 12;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_without_descriptors_finishes_what_runs_and_takes_the_rest_later() {
+async fn relay_without_descriptors_finishes_running_requests() {
     let few = ["sh", "-c", "ulimit -n 80 && exec \"$@\"", "sh"];
     let mut site = Site::with_workers(BACKEND, 2, |relay| relay.under(few), |worker| worker).await;
     let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::stream(nonce, 40, 50))).await;
@@ -40,7 +40,7 @@ async fn a_relay_without_descriptors_finishes_what_runs_and_takes_the_rest_later
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_without_descriptors_says_so_and_goes_on() {
+async fn worker_without_descriptors_reports_it_and_recovers() {
     let few = ["sh", "-c", "ulimit -n 40 && exec \"$@\"", "sh"];
     let mut site = Site::with_workers(BACKEND, 1, |relay| relay, |worker| worker.concurrency(64).under(few)).await;
     let load = site.load(Plan::of(60, |nonce, _| Ask::stream(nonce, 10, 50))).await;

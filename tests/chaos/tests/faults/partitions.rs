@@ -34,8 +34,8 @@ pub(crate) async fn site_with_far_worker(far: &FarSide, near_workers: usize) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_of_any_kind_loses_and_repeats_nothing() {
-    inside("partitions::a_partition_of_any_kind_loses_and_repeats_nothing", |_namespace| async move {
+async fn partition_loses_and_repeats_nothing() {
+    inside("partitions::partition_loses_and_repeats_nothing", |_namespace| async move {
         if let Some(why) = missing().await {
             return cannot_run(&why);
         }

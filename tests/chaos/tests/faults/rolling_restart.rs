@@ -28,8 +28,8 @@ async fn a_hundred_streams(site: &mut Site) -> Load {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_restart_of_relays_cuts_no_stream() {
-    inside("rolling_restart::a_rolling_restart_of_relays_cuts_no_stream", |namespace| async move {
+async fn rolling_relay_restart_cuts_no_stream() {
+    inside("rolling_restart::rolling_relay_restart_cuts_no_stream", |namespace| async move {
         let mut site = two_relays(&namespace, 8, |relay| relay.env("SHUTDOWN_GRACE_SECS", "1")).await;
         let load = a_hundred_streams(&mut site).await;
         for number in 0..2 {
@@ -53,7 +53,7 @@ async fn a_rolling_restart_of_relays_cuts_no_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_restart_of_workers_cuts_no_stream() {
+async fn rolling_worker_restart_cuts_no_stream() {
     let mut site = Site::with_workers(BACKEND, 8, |relay| relay, |worker| worker.concurrency(16)).await;
     let load = a_hundred_streams(&mut site).await;
     load.ledger().fault();

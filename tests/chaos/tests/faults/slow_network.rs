@@ -41,8 +41,8 @@ async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> Ask) -> (
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_share_a_narrow_cable_and_arrive_whole() {
-    inside("slow_network::streams_share_a_narrow_cable_and_arrive_whole", |_namespace| async move {
+async fn streams_over_slow_network_arrive_whole() {
+    inside("slow_network::streams_over_slow_network_arrive_whole", |_namespace| async move {
         if let Some(why) = missing().await {
             return cannot_run(&why);
         }

@@ -71,7 +71,7 @@ async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_times_the_capacity_is_answered_at_full_speed_and_refused_at_once() {
+async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     let site = Site::with_workers(BACKEND, 2, |relay| relay.env("MAX_QUEUE_LEN", QUEUE), |worker| worker).await;
     let ledger = Arc::new(Ledger::default());
     let once = offer(&site, &ledger, CAPACITY).await;

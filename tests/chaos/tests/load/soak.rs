@@ -80,7 +80,7 @@ async fn fault(site: &mut Site) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_grows_and_nothing_is_lost() {
+async fn long_run_leaks_nothing_and_loses_no_request() {
     let minutes: f64 = std::env::var(MINUTES).map_or(1.0, |minutes| minutes.parse().expect("a number of minutes"));
     let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
     let plan = Plan { leave_percent: 1, pause: Duration::from_millis(30), ..Plan::mixed(CLIENTS) };

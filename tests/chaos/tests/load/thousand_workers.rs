@@ -32,7 +32,7 @@ fn busiest(dials: &mut [Instant]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_workers_are_back_within_ten_seconds_and_are_no_herd() {
+async fn thousand_workers_reconnect_within_ten_seconds() {
     if !may_open(OPEN_FILES) {
         return;
     }

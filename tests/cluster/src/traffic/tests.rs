@@ -9,7 +9,7 @@ fn chunk(content: &str) -> String {
 }
 
 #[test]
-fn only_the_whole_and_right_answer_counts() {
+fn only_complete_and_correct_response_is_answered() {
     let whole = chunk("You said:") + &chunk(" hi") + "data: [DONE]\n\n";
     assert_eq!(judge(&whole, "You said: hi"), Outcome::Answered);
     assert!(matches!(judge(&whole, "You said: ho"), Outcome::Failed(_)));
@@ -55,7 +55,7 @@ async fn refusals_are_judged_as_sdks_do() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_told_from_a_refusal() {
+async fn truncated_response_is_distinguished_from_refusal() {
     let cut = counts_of("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n").await;
     assert!(!cut.cut.is_empty() && cut.failed.is_empty() && cut.underway == 0, "{cut}");
 }

@@ -5,7 +5,7 @@ use super::stack::Stack;
 const CLIENTS: usize = 50;
 
 #[tokio::test]
-async fn deleting_a_backend_pod_fails_no_request() {
+async fn deleting_backend_pod_fails_no_request() {
     let stack = Stack::start("delete", 2, 2).await;
     let traffic = stack.traffic().streams(CLIENTS).words(80).start();
     traffic.wait_for_underway(CLIENTS).await;
@@ -17,7 +17,7 @@ async fn deleting_a_backend_pod_fails_no_request() {
 }
 
 #[tokio::test]
-async fn rolling_the_backend_and_then_the_relay_fails_no_request() {
+async fn rolling_backend_then_relay_fails_no_request() {
     let stack = Stack::start("roll", 1, 1).await;
     let traffic = stack.traffic().streams(CLIENTS).words(80).start();
     for deployment in ["deployment/vllm", "deployment/relay"] {
@@ -31,7 +31,7 @@ async fn rolling_the_backend_and_then_the_relay_fails_no_request() {
 }
 
 #[tokio::test]
-async fn killing_a_relay_fails_no_request_for_good() {
+async fn killing_relay_fails_no_request_permanently() {
     let stack = Stack::start("kill", 2, 1).await;
     let traffic = stack.traffic().streams(CLIENTS).words(80).start();
     traffic.wait_for_underway(CLIENTS).await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::setup::{POOL_LABEL, Setup, pod, pool, worker};
 
 #[tokio::test]
-async fn a_pod_of_no_such_pool_is_refused_by_name() {
+async fn pod_of_missing_pool_is_refused_by_name() {
     let setup = Setup::empty().await;
     let said = setup.refused(&pod("vllm", "nowhere")).await;
     let wanted = format!(
@@ -24,7 +24,7 @@ async fn a_pod_of_no_such_pool_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_pod_can_opt_out() {
+async fn pod_can_opt_out() {
     let setup = Setup::pool(&json!({})).await;
     let given = setup.admitted(&pod("vllm", "none")).await;
     assert_eq!((worker(&given), given["spec"].get("initContainers")), (None, None));
@@ -36,7 +36,7 @@ async fn a_pod_can_opt_out() {
 }
 
 #[tokio::test]
-async fn a_dry_run_shows_the_worker_and_leaves_nothing() {
+async fn dry_run_shows_worker_without_side_effects() {
     let setup = Setup::provided(&json!({})).await;
     let everything = "get pods,secrets,configmaps,services,deployments,serviceaccounts,events.v1. --output name";
     let before = setup.namespace.kubectl(everything).await;
@@ -59,7 +59,7 @@ async fn a_dry_run_shows_the_worker_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_the_workers_own_is_refused_until_the_pool_names_another() {
+async fn pod_declaring_worker_port_is_refused() {
     let setup = Setup::pool(&json!({})).await;
     let mut clash = pod("vllm", "llama");
     clash["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8000}, {"containerPort": 17990}]);
@@ -76,7 +76,7 @@ async fn a_port_that_is_the_workers_own_is_refused_until_the_pool_names_another(
 }
 
 #[tokio::test]
-async fn a_pool_that_makes_its_own_pods_takes_no_others() {
+async fn pool_with_own_pods_refuses_injection() {
     let setup = Setup::empty().await;
     let template = json!({"spec": {"containers": [modelrelay_cluster::manifests::demo_container()]}});
     setup.namespace.apply(&[pool("llama", &json!({"template": template, "replicas": 0}))]).await;
@@ -85,7 +85,7 @@ async fn a_pool_that_makes_its_own_pods_takes_no_others() {
 }
 
 #[tokio::test]
-async fn a_worker_is_put_in_only_once() {
+async fn worker_is_injected_only_once() {
     let setup = Setup::pool(&json!({})).await;
     let once = setup.admitted(&pod("vllm", "llama")).await;
     let mut again = once.clone();

@@ -153,7 +153,7 @@ fn take_hash(pod: &mut Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_pod_with_many_fields_of_its_own_keeps_them_byte_for_byte() {
+async fn foreign_pod_fields_are_kept_byte_for_byte() {
     let setup = Setup::pool(&json!({})).await;
     let plain = rich("plain");
     let mut labelled = rich("labelled");
@@ -179,7 +179,7 @@ async fn a_pod_with_many_fields_of_its_own_keeps_them_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_hook_of_its_own_is_kept_and_the_user_is_warned() {
+async fn own_hook_is_kept_and_user_is_warned() {
     let setup = Setup::pool(&json!({})).await;
     let mut own = pod("vllm", "llama");
     let hook = json!({"preStop": {"sleep": {"seconds": 3}}});
@@ -194,7 +194,7 @@ async fn a_hook_of_its_own_is_kept_and_the_user_is_warned() {
 }
 
 #[tokio::test]
-async fn a_pod_is_scraped_as_it_says_itself() {
+async fn own_scrape_annotations_are_kept() {
     let setup = Setup::pool(&json!({"sidecar": {"port": 18000}})).await;
     let mut scraped = setup.admitted(&pod("vllm", "llama")).await;
     assert!(take_hash(&mut scraped));
@@ -210,7 +210,7 @@ async fn a_pod_is_scraped_as_it_says_itself() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_resources_are_given_as_a_whole_gets_its_worker_too() {
+async fn pod_with_pod_level_resources_gets_worker() {
     let setup = Setup::pool(&json!({})).await;
     let mut whole = pod("vllm", "llama");
     whole["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "1Gi"}});

@@ -14,7 +14,7 @@ use super::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injecte
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn a_pool_without_its_provider_waits_and_comes_alive_with_it() {
+async fn pool_without_provider_serves_once_provider_exists() {
     let setup = Setup::pool(&json!({})).await;
     let alone = setup.reason("False", "ProviderNotFound").await;
     assert_eq!(ready_of(&alone)["message"], "there is no Provider local in this namespace");
@@ -30,7 +30,7 @@ async fn a_pool_without_its_provider_waits_and_comes_alive_with_it() {
 }
 
 #[tokio::test]
-async fn pods_of_a_deployment_wait_for_their_pool() {
+async fn deployment_pods_wait_for_their_pool() {
     let setup = Setup::empty().await;
     setup.provide().await;
     setup.namespace.apply(&[deployment("vllm", "llama", 2)]).await;
@@ -55,7 +55,7 @@ async fn pods_of_a_deployment_wait_for_their_pool() {
 }
 
 #[tokio::test]
-async fn an_empty_label_waits_too_where_a_controller_made_the_pod() {
+async fn controlled_pod_with_empty_label_waits() {
     let setup = Setup::pool(&json!({})).await;
     setup.namespace.apply(&[deployment("vllm", "", 1)]).await;
     let gated = async || setup.namespace.pods("app=vllm").await.iter().filter(|pod| is_gated(pod)).count();
@@ -66,7 +66,7 @@ async fn an_empty_label_waits_too_where_a_controller_made_the_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_that_the_webhook_did_not_see_is_listed() {
+async fn pod_missed_by_webhook_is_listed() {
     let setup = Setup::provided(&json!({})).await;
     let mut late = pod("late", "llama");
     late["metadata"]["labels"] = json!({"app": "vllm"});

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::setup::{Setup, deployment, drain_token, json_of, pod, worker};
 
 #[tokio::test]
-async fn a_labelled_pod_gets_a_sidecar_and_serves() {
+async fn labelled_pod_gets_sidecar_and_serves() {
     let setup = Setup::provided(&json!({})).await;
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
     let running = json_of(&setup.running("vllm").await);
@@ -40,7 +40,7 @@ async fn a_labelled_pod_gets_a_sidecar_and_serves() {
 }
 
 #[tokio::test]
-async fn a_worker_may_be_a_plain_container() {
+async fn worker_may_be_plain_container() {
     let setup = Setup::provided(&json!({"injectMode": "Container"})).await;
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
     let running = json_of(&setup.running("vllm").await);
@@ -53,7 +53,7 @@ async fn a_worker_may_be_a_plain_container() {
 }
 
 #[tokio::test]
-async fn a_backend_that_stops_in_a_way_of_its_own_gets_nothing_new_meanwhile() {
+async fn backend_with_own_hook_receives_no_new_requests() {
     let setup = Setup::provided(&json!({"maxConcurrency": 16})).await;
     let mut backend = deployment("vllm", "llama", 2);
     // Longer than one response takes, and shorter than two in sequence.
@@ -69,7 +69,7 @@ async fn a_backend_that_stops_in_a_way_of_its_own_gets_nothing_new_meanwhile() {
 }
 
 #[tokio::test]
-async fn each_pod_is_drained_only_by_who_knows_its_own_token() {
+async fn pod_drain_requires_its_own_token() {
     let setup = Setup::provided(&json!({})).await;
     setup.namespace.apply(&[deployment("vllm", "llama", 2)]).await;
     setup.namespace.rolled_out("deployment/vllm").await;

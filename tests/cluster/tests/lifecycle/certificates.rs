@@ -14,7 +14,7 @@ use super::shared::Away;
 const SECRET: &str = "from-elsewhere";
 
 #[tokio::test]
-async fn somebody_elses_certificate_is_served_and_its_successor_too() {
+async fn external_certificate_and_its_successor_are_served() {
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let release = Release::prepare(&cluster, 4, "external").await;

@@ -11,7 +11,7 @@ const LOCAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kustomize
 const NAMESPACE: &str = "modelrelay-system";
 
 #[tokio::test]
-async fn kustomize_installs_an_operator_that_works() {
+async fn kustomize_installs_working_operator() {
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let installed = Installed::apply(&cluster).await;

@@ -10,7 +10,7 @@ use super::release::Release;
 use super::shared::Away;
 
 #[tokio::test]
-async fn a_release_for_one_namespace_has_no_rights_in_others() {
+async fn release_for_one_namespace_has_no_other_rights() {
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let (watched, other) = (cluster.namespace("watched").await, cluster.namespace("other").await);

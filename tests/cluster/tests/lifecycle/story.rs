@@ -14,7 +14,7 @@ const NEXT: &str = "next";
 const DEMO: &str = "--set demo.enabled=true";
 
 #[tokio::test]
-async fn releases_come_change_and_go_and_a_users_provider_serves_on() {
+async fn provider_keeps_serving_across_release_lifecycle() {
     let cluster = Cluster::connect().await;
     for program in ["relay", "worker", "operator"] {
         let image = format!("localhost/modelrelay-{program}");

@@ -14,7 +14,7 @@ async fn two_models(name: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn clients_of_two_deployments_stream_while_they_take_turns() {
+async fn streams_across_deployment_swaps_arrive_whole() {
     let setup = two_models("mux-deployments").await;
     let census = Census::begin(&setup.namespace);
     setup.swaps_between("alpha", "beta", 6).await;
@@ -26,7 +26,7 @@ async fn clients_of_two_deployments_stream_while_they_take_turns() {
 }
 
 #[tokio::test]
-async fn a_new_worker_goes_on_with_the_model_that_it_finds() {
+async fn new_worker_adopts_running_model() {
     let setup = two_models("mux-adopt").await;
     setup.answers("alpha").await;
     let before = setup.uids().await;
@@ -39,7 +39,7 @@ async fn a_new_worker_goes_on_with_the_model_that_it_finds() {
 }
 
 #[tokio::test]
-async fn what_others_do_to_the_replicas_is_put_right() {
+async fn external_replica_changes_are_reverted() {
     let setup = two_models("mux-others").await;
     setup.answers("alpha").await;
     setup.namespace.kubectl("scale deployment/beta --replicas 1").await;
@@ -54,7 +54,7 @@ async fn what_others_do_to_the_replicas_is_put_right() {
 }
 
 #[tokio::test]
-async fn a_model_whose_pod_is_deleted_is_there_again() {
+async fn model_with_deleted_pod_serves_again() {
     let setup = two_models("mux-deleted").await;
     setup.answers("alpha").await;
     let pod = setup.namespace.pod_names("app=alpha").await.remove(0);

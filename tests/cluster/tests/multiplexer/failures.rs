@@ -35,7 +35,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn a_model_without_a_deployment_costs_the_loaded_one_nothing() {
+async fn model_without_deployment_does_not_disturb_resident() {
     let setup = start("mux-absent").await;
     setup.answers("alpha").await;
     let before = setup.uids().await;
@@ -48,7 +48,7 @@ async fn a_model_without_a_deployment_costs_the_loaded_one_nothing() {
 }
 
 #[tokio::test]
-async fn a_model_without_its_image_gives_the_slot_back() {
+async fn model_without_image_releases_slot() {
     let setup = start("mux-broken").await;
     setup.answers("alpha").await;
     let (status, error) = setup.refused("broken").await;

@@ -25,7 +25,7 @@ fn two_engines(pool: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_injected_worker_takes_turns_between_the_containers_of_its_pod() {
+async fn injected_worker_swaps_between_containers_of_its_pod() {
     let model = |id: &str, port: u16| json!({"id": id, "url": format!("http://127.0.0.1:{port}"), "maxConcurrency": 4});
     let slot = json!({"id": "gpu0", "driver": "static", "models": [model("alpha", 8001), model("beta", 8002)]});
     let pool = json!({"provider": "local", "shutdownTimeout": "10s", "multiplexer": quick(&slot)});
@@ -60,7 +60,7 @@ fn processes() -> Value {
 }
 
 #[tokio::test]
-async fn a_templates_worker_starts_and_ends_the_engines_itself() {
+async fn template_worker_starts_and_ends_engines() {
     let setup = Setup::start("mux-process", &processes(), &[]).await;
     setup.resident("alpha").await;
     setup.swaps_between("alpha", "beta", 4).await;
@@ -70,7 +70,7 @@ async fn a_templates_worker_starts_and_ends_the_engines_itself() {
 
 /// Without a catalogue, a worker that serves it could still connect.
 #[tokio::test]
-async fn a_name_that_no_slot_has_is_refused_and_unloads_nothing() {
+async fn unknown_model_is_rejected_and_unloads_nothing() {
     let provider = json!({"queue": {"timeout": "60s"}});
     let setup = Setup::start_at(&provider, "mux-open", &processes(), &[]).await;
     setup.resident("alpha").await;
@@ -83,7 +83,7 @@ async fn a_name_that_no_slot_has_is_refused_and_unloads_nothing() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_in_the_catalogue_is_refused_at_once() {
+async fn model_outside_catalogue_is_rejected_immediately() {
     let provider =
         json!({"models": [{"id": "alpha", "aliases": ["first"]}, {"id": "beta"}], "queue": {"timeout": "60s"}});
     let setup = Setup::start_at(&provider, "mux-catalogue", &processes(), &[]).await;

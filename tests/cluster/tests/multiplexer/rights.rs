@@ -33,7 +33,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn a_worker_may_scale_its_models_and_see_pods_and_nothing_else() {
+async fn worker_may_only_scale_models_and_see_pods() {
     let beside = [model("alpha"), model("beta"), model("other")].concat();
     let setup = Setup::start("mux-rights", &standalone(&["alpha", "beta"]), &beside).await;
     let scale = |verb: &str, deployment: &str| format!("{verb} deployments.apps/{deployment} --subresource scale");
@@ -59,7 +59,7 @@ async fn a_worker_may_scale_its_models_and_see_pods_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn only_a_pool_that_scales_deployments_has_an_account_with_rights() {
+async fn only_pool_scaling_deployments_has_account_with_rights() {
     let setup = Setup::start("mux-accounts", &standalone(&["alpha"]), &model("alpha")).await;
     assert!(setup.has::<ServiceAccount>(WORKER).await && setup.has::<Role>(WORKER).await);
     assert!(setup.has::<RoleBinding>(WORKER).await);

@@ -21,7 +21,7 @@ const LIFETIME: &str = "CERTIFICATE_LIFETIME=30s";
 const PACE: Duration = Duration::from_millis(250);
 
 #[tokio::test]
-async fn certificates_change_and_no_pod_fails() {
+async fn certificate_renewal_fails_no_pod() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("certificates").await;
     Operator::settled(&cluster).await;

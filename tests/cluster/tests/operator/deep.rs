@@ -10,7 +10,7 @@ use super::replicas::{OPERATOR, Operator};
 const LEVELS: usize = 300;
 
 #[tokio::test]
-async fn a_pool_that_is_nested_too_deep_stops_no_other() {
+async fn too_deeply_nested_pool_blocks_no_other() {
     let cluster = Cluster::connect().await;
     Operator::settled(&cluster).await;
     // In its own namespace: the tests' own watches could not parse it either.

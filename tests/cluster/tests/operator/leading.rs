@@ -15,7 +15,7 @@ use super::replicas::{OPERATOR, Operator, REPLICAS};
 const FAILOVER: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn one_replica_leads_and_every_replica_serves_the_webhook() {
+async fn one_replica_leads_and_all_serve_webhook() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("replicas").await;
     let operator = Operator::settled(&cluster).await;
@@ -34,7 +34,7 @@ async fn one_replica_leads_and_every_replica_serves_the_webhook() {
 }
 
 #[tokio::test]
-async fn a_lost_leader_is_replaced_within_20_s_by_one_that_works() {
+async fn lost_leader_is_replaced_within_20_seconds() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("failover").await;
     let operator = Operator::settled(&cluster).await;
@@ -54,7 +54,7 @@ async fn a_lost_leader_is_replaced_within_20_s_by_one_that_works() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_was_away_is_not_stormed() {
+async fn returning_api_server_is_not_flooded() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("apiserver").await;
     namespace.apply(&[provider("local", &json!({}))]).await;

@@ -22,7 +22,7 @@ const AT_ONCE: usize = 8;
 const MEMORY: u64 = 64 << 20;
 
 #[tokio::test]
-async fn nothing_is_written_while_nothing_happens() {
+async fn idle_operator_writes_nothing() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("idle").await;
     let mut backend = demo_backend("vllm", 1);

@@ -17,7 +17,7 @@ const WRONG_KEY: &str = "sk-mr-9f7d11aa0c5e4b73b6e2wrongkey";
 const WRONG_TOKEN: &str = "7c1fb0e2d9a94835wrongtoken";
 
 #[tokio::test]
-async fn no_secret_is_told() {
+async fn no_secret_is_exposed() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("secrets").await;
     let operator = Operator::settled(&cluster).await;

@@ -118,7 +118,7 @@ async fn backends(setup: &Setup) -> Vec<(Option<String>, i32)> {
 }
 
 #[tokio::test]
-async fn a_provider_takes_to_tls_and_serves_a_renewed_certificate_and_no_backend_restarts() {
+async fn provider_serves_renewed_certificate_without_backend_restart() {
     let setup = Setup::serving(&json!({})).await;
     let backends_before = backends(&setup).await;
     let authority = Authority::make();

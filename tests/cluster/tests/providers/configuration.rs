@@ -35,7 +35,7 @@ async fn hashes(setup: &Setup, pods: &[Pod]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_change_reaches_every_relay_at_once_and_restarts_none() {
+async fn change_reaches_every_relay_without_restart() {
     let setup = Setup::ready(&json!({"relay": {"replicas": 2}})).await;
     setup.namespace.rolled_out("deployment/local-relay").await;
     setup.condition("Programmed", "True").await;
@@ -58,7 +58,7 @@ async fn a_change_reaches_every_relay_at_once_and_restarts_none() {
 }
 
 #[tokio::test]
-async fn a_spec_that_cannot_be_stalls_and_the_configuration_before_it_keeps_serving() {
+async fn invalid_spec_stalls_while_previous_configuration_serves() {
     let setup = Setup::serving(&json!({"models": [{"id": "demo", "aliases": ["llama3"]}]})).await;
     let traffic =
         Traffic::to(setup.namespace.service_address(LOCAL).await).streams(4).model("llama3").words(20).start();

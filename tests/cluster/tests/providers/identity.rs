@@ -65,7 +65,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn workers_come_in_by_the_token_of_their_account_and_by_no_other() {
+async fn workers_register_only_with_token_of_their_account() {
     let setup = Setup::by_token().await;
     setup.answers(None).await;
     let relay = setup.relay().await;
@@ -93,7 +93,7 @@ async fn workers_come_in_by_the_token_of_their_account_and_by_no_other() {
 }
 
 #[tokio::test]
-async fn a_relay_may_review_tokens_while_its_provider_lists_accounts() {
+async fn relay_reviews_tokens_while_provider_lists_accounts() {
     let setup = Setup::ready(&json!({})).await;
     assert!(!setup.may_review().await);
     setup.patch(&json!({"workerServiceAccounts": [WORKERS]})).await;

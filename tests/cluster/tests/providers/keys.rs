@@ -7,7 +7,7 @@ use super::setup::{Setup, address_of};
 use modelrelay_cluster::http::fetch;
 
 #[tokio::test]
-async fn a_key_made_at_one_relay_works_at_the_other_until_it_is_revoked_there() {
+async fn key_works_at_both_relays_until_revoked() {
     let setup = Setup::ready(&json!({"relay": {"replicas": 2, "requireApiKeys": true}})).await;
     setup.namespace.rolled_out("deployment/local-relay").await;
     let relays = setup.relays().await;
@@ -29,7 +29,7 @@ async fn a_key_made_at_one_relay_works_at_the_other_until_it_is_revoked_there() 
 }
 
 #[tokio::test]
-async fn the_admin_api_wants_its_token() {
+async fn admin_api_requires_its_token() {
     let setup = Setup::ready(&json!({})).await;
     let relays = setup.relays().await;
     let address = address_of(relays.first().expect("a relay"), 8082);

@@ -13,7 +13,7 @@ use super::setup::{LOCAL, Setup, message_of};
 const SECRETS: [&str; 3] = ["local-worker", "local-admin", "local-api-keys"];
 
 #[tokio::test]
-async fn a_provider_that_is_made_again_keeps_its_clients_keys() {
+async fn recreated_provider_keeps_client_keys() {
     let spec = json!({"relay": {"requireApiKeys": true, "drainTimeout": "1s"}});
     let setup = Setup::serving(&spec).await;
     let (id, key) = setup.make_key(&setup.relays().await[0]).await;
@@ -52,7 +52,7 @@ async fn a_provider_that_is_made_again_keeps_its_clients_keys() {
 }
 
 #[tokio::test]
-async fn secrets_go_with_the_provider_where_it_says_so() {
+async fn secrets_are_deleted_with_provider_if_configured() {
     let spec = |policy: &str| json!({"secretsPolicy": policy, "relay": {"replicas": 0, "requireApiKeys": true}});
     let setup = Setup::empty().await;
     let secrets = setup.namespace.api::<Secret>();
@@ -70,7 +70,7 @@ async fn secrets_go_with_the_provider_where_it_says_so() {
 }
 
 #[tokio::test]
-async fn a_worker_secret_of_the_users_own_is_waited_for_and_never_written_to() {
+async fn user_worker_secret_is_awaited_and_never_written() {
     let setup = Setup::empty().await;
     setup.provide(&json!({"workerSecretRef": {"name": "own", "key": "value"}})).await;
     setup.namespace.apply(&[manifests::worker_pool("llama", &manifests::demo_pool(LOCAL))]).await;

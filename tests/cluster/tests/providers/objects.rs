@@ -28,7 +28,7 @@ async fn at_zero(relay: &Value) -> Setup {
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_stalls_the_provider_until_it_is_free() {
+async fn taken_name_stalls_provider_until_it_is_free() {
     let setup = Setup::empty().await;
     setup.namespace.apply(&[manifests::service(LOCAL, "somebody", 80, 8080)]).await;
     let services = setup.namespace.api::<Service>();
@@ -46,7 +46,7 @@ async fn a_name_that_is_taken_stalls_the_provider_until_it_is_free() {
 }
 
 #[tokio::test]
-async fn a_secret_of_a_needed_name_is_not_taken_over_either() {
+async fn foreign_secret_with_needed_name_is_not_adopted() {
     let setup = Setup::empty().await;
     let theirs = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "local-admin"}, "stringData": {"token": "theirs"},
@@ -74,7 +74,7 @@ where
 }
 
 #[tokio::test]
-async fn what_is_deleted_comes_back() {
+async fn deleted_objects_are_recreated() {
     let setup = at_zero(&json!({})).await;
     comes_back::<Service>(&setup, "local").await;
     comes_back::<Service>(&setup, "local-workers").await;
@@ -85,7 +85,7 @@ async fn what_is_deleted_comes_back() {
 }
 
 #[tokio::test]
-async fn what_is_changed_is_put_right() {
+async fn changed_objects_are_restored() {
     let setup = at_zero(&json!({})).await;
     let patch = r#"{"spec": {"publishNotReadyAddresses": false}}"#;
     setup.namespace.kubectl("patch service local-workers --type merge --patch").arg(patch).await;
@@ -131,7 +131,7 @@ fn operator() -> Value {
 }
 
 #[tokio::test]
-async fn objects_have_the_shapes_that_a_cluster_enforces() {
+async fn objects_have_shapes_enforced_by_cluster() {
     let setup = at_zero(&json!({})).await;
     let port = |number: u16| json!([{"port": number, "protocol": "TCP"}]);
     let policy = seen(&setup, "networkpolicy local-relay").await;
@@ -203,7 +203,7 @@ async fn assert_owned(setup: &Setup) {
 }
 
 #[tokio::test]
-async fn what_the_spec_says_about_the_network_is_in_the_objects() {
+async fn network_settings_of_spec_reach_objects() {
     let setup = at_zero(&json!({
         "service": {"type": "NodePort", "port": 8000, "workers": true, "annotations": {"example.com/lb": "internal"}},
         "networkPolicy": {
@@ -233,7 +233,7 @@ async fn what_the_spec_says_about_the_network_is_in_the_objects() {
 }
 
 #[tokio::test]
-async fn only_where_keys_are_kept_has_a_relay_rights() {
+async fn relay_has_rights_only_with_api_keys() {
     let setup = at_zero(&json!({"requireApiKeys": true})).await;
     let role = seen(&setup, "role local-relay").await;
     let rule = json!({

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::setup::{LOCAL, Setup};
 
 #[tokio::test]
-async fn an_empty_spec_becomes_ready_and_answers_through_its_service() {
+async fn empty_spec_becomes_ready_and_serves() {
     let setup = Setup::empty().await;
     setup.provide(&json!({})).await;
     setup.namespace.apply(&[manifests::worker_pool("llama", &manifests::demo_pool(LOCAL))]).await;
@@ -47,7 +47,7 @@ fn is_age(text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn every_column_of_both_kinds_is_right() {
+async fn every_column_of_both_kinds_is_correct() {
     let setup = Setup::empty().await;
     let mut pool = manifests::demo_pool(LOCAL);
     pool["maxConcurrency"] = json!(1);
@@ -70,7 +70,7 @@ async fn every_column_of_both_kinds_is_right() {
 }
 
 #[tokio::test]
-async fn a_disabled_provider_says_so_and_loses_nothing() {
+async fn disabled_provider_reports_it_and_loses_nothing() {
     let setup = Setup::serving(&json!({})).await;
     setup.answers(None).await;
     let before = setup.everything().await;

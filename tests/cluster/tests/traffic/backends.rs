@@ -27,6 +27,6 @@ async fn replacing_injected_backends_fails_no_request() {
 }
 
 #[tokio::test]
-async fn replacing_a_templates_backends_fails_no_request() {
+async fn replacing_template_backends_fails_no_request() {
     backends_come_and_go("traffic-template", Backends::Template, "deployment/llama-backend").await;
 }

@@ -6,7 +6,7 @@ use modelrelay_cluster::SYSTEM_NAMESPACE;
 use serde_json::json;
 
 #[tokio::test]
-async fn deleting_the_operator_fails_no_request() {
+async fn deleting_operator_fails_no_request() {
     let stack = Stack::start("traffic-operator", Backends::Injected, 2).await;
     let lives = stack.lives().await;
     let traffic = stack.load().await;

@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use super::stack::{PROVIDER, Stack, provider};
 
 #[tokio::test]
-async fn a_worker_outside_reaches_every_relay_through_one_address() {
+async fn external_worker_reaches_every_relay_through_one_address() {
     let outside = Outside::start().await;
     let traffic = Traffic::to(outside.stack.service).streams(20).start();
     traffic.wait_for_underway(20).await;
@@ -27,7 +27,7 @@ async fn a_worker_outside_reaches_every_relay_through_one_address() {
 }
 
 #[tokio::test]
-async fn a_relay_that_joins_under_load_starves_no_other() {
+async fn relay_joining_under_load_starves_no_other() {
     let outside = Outside::start().await;
     let traffic = Traffic::to(outside.stack.service).streams(20).start();
     traffic.wait_for_underway(20).await;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::stack::{POOL, POOL_PODS, PROVIDER, Stack, provider};
 
 #[tokio::test]
-async fn scaling_down_takes_idle_pods_and_cuts_nothing() {
+async fn scaling_down_removes_idle_pods_and_cuts_nothing() {
     let namespace = Cluster::connect().await.namespace("traffic-scale").await;
     let mut pool = manifests::demo_pool(PROVIDER);
     pool["replicas"] = json!(3);
@@ -38,7 +38,7 @@ async fn scaling_down_takes_idle_pods_and_cuts_nothing() {
 
 /// The old Pod has to end before the new one gets a GPU, and requests wait meanwhile.
 #[tokio::test]
-async fn a_rollout_on_a_one_gpu_node_ends() {
+async fn rollout_on_single_gpu_node_completes() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("traffic-gpu").await;
     // A resource of this test alone.

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
 
 #[tokio::test]
-async fn replacing_relays_and_changing_their_number_fails_no_request() {
+async fn replacing_and_rescaling_relays_fails_no_request() {
     let stack = Stack::start("traffic-relays", Backends::Injected, 2).await;
     let traffic = stack.load().await;
     let before = stack.namespace.pod_names(RELAY_PODS).await;
@@ -33,7 +33,7 @@ async fn replacing_relays_and_changing_their_number_fails_no_request() {
 
 /// Only the requests that the relay held are lost, and those sent to it before the Service was updated.
 #[tokio::test]
-async fn a_killed_relay_breaks_only_its_own_requests() {
+async fn killed_relay_breaks_only_its_own_requests() {
     let stack = Stack::start("traffic-kill", Backends::Injected, 2).await;
     let traffic = stack.load().await;
     let pods = stack.namespace.pods(RELAY_PODS).await;

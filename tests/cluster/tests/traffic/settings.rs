@@ -13,7 +13,7 @@ use super::stack::{Backends, CLIENTS, PROVIDER, Stack, expect_no_failure};
 type Data = BTreeMap<String, Vec<u8>>;
 
 #[tokio::test]
-async fn rotating_and_revoking_the_worker_secret_fails_no_request() {
+async fn rotating_and_revoking_worker_secret_fails_no_request() {
     let stack = Stack::start("traffic-rotate", Backends::Injected, 2).await;
     let lives = stack.lives().await;
     let first = secret(&stack, "local-worker").await;
@@ -56,7 +56,7 @@ async fn rotating_and_revoking_the_worker_secret_fails_no_request() {
 }
 
 #[tokio::test]
-async fn changing_the_configuration_fails_no_request() {
+async fn changing_configuration_fails_no_request() {
     let stack = Stack::start("traffic-config", Backends::Injected, 2).await;
     let lives = stack.lives().await;
     let hashes = hashes(&stack).await;

@@ -99,7 +99,7 @@ async fn a_killed_one_is_restarted(machine: &Machine, unit: &str) {
 }
 
 #[tokio::test]
-async fn relay_and_worker_of_the_documentation_come_up_drain_and_come_back() {
+async fn documented_relay_and_worker_start_drain_and_restart() {
     let Some((machine, key)) = with_relay().await else { return };
     let install = block(SERVICES, "enable --now modelrelay-worker@vllm");
     let edit = replaced(install, &[("sudoedit", format!("{EDIT_WORKER} -e s/:8000/:8001/"))]);
@@ -144,7 +144,7 @@ fn web_modules() -> TempDir {
 }
 
 #[tokio::test]
-async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
+async fn worker_of_setup_page_starts_drains_and_restarts() {
     let Some(node) = on_path("node") else { return cannot_run("node is not installed") };
     let lasting = |backend: &str, secret: &str| {
         let settings = json!({
@@ -184,7 +184,7 @@ async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_worker_with_a_worker_yaml_gets_its_files_and_lets_its_servers_finish() {
+async fn worker_with_worker_yaml_lets_its_servers_finish() {
     let Some((machine, key)) = with_relay().await else { return };
     machine
         .run(
@@ -222,7 +222,7 @@ async fn a_worker_with_a_worker_yaml_gets_its_files_and_lets_its_servers_finish(
 }
 
 #[tokio::test]
-async fn a_relay_reads_and_writes_where_the_documentation_says() {
+async fn relay_uses_documented_file_locations() {
     let Some((machine, _)) = with_relay().await else { return };
     let certificates = Certificates::make();
     let unit = "modelrelay-relay";

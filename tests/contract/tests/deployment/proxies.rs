@@ -241,21 +241,21 @@ async fn caddy_passes_whole_requests_streams_and_addresses() {
 }
 
 #[tokio::test]
-async fn a_reload_of_nginx_cuts_no_stream_and_loses_no_worker_for_long() {
+async fn nginx_reload_cuts_no_stream_and_workers_return() {
     a_reload_cuts_no_stream_and_loses_no_worker_for_long(Kind::Nginx).await;
 }
 
 #[tokio::test]
-async fn a_reload_of_caddy_loses_no_worker_for_long() {
+async fn workers_return_soon_after_caddy_reload() {
     a_reload_cuts_no_stream_and_loses_no_worker_for_long(Kind::Caddy).await;
 }
 
 #[tokio::test]
-async fn a_worker_is_back_after_a_restart_of_nginx() {
+async fn worker_reconnects_after_nginx_restart() {
     a_worker_is_back_after_a_restart_of_the_proxy(Kind::Nginx).await;
 }
 
 #[tokio::test]
-async fn a_worker_is_back_after_a_restart_of_caddy() {
+async fn worker_reconnects_after_caddy_restart() {
     a_worker_is_back_after_a_restart_of_the_proxy(Kind::Caddy).await;
 }

@@ -35,7 +35,7 @@ fn systemd_understands_every_line() {
 }
 
 #[test]
-fn every_variable_is_one_that_the_program_knows_and_a_stop_drains() {
+fn every_variable_is_known_and_stop_drains() {
     for ((unit, program), file) in UNITS.into_iter().zip(["relay.env", "worker.env"]) {
         let help = Command::new(path_of(program)).arg("--help").output().expect("it is built");
         // Independent of the line width.

@@ -22,7 +22,7 @@ async fn withdrawn(stack: &Stack) {
 }
 
 #[tokio::test]
-async fn a_request_that_meets_a_dead_backend_is_answered_by_another_worker() {
+async fn request_at_dead_backend_is_retried_elsewhere() {
     let mut stack = Stack::start().await;
     let other = FakeBackend::start().await;
     other.answer_with(|_, _| Answer::json(200, &json!({"by": "the other"})));
@@ -35,7 +35,7 @@ async fn a_request_that_meets_a_dead_backend_is_answered_by_another_worker() {
 }
 
 #[tokio::test]
-async fn a_dead_backend_is_withdrawn_and_returns_within_two_seconds_of_its_recovery() {
+async fn recovered_backend_returns_within_two_seconds() {
     let mut stack = Stack::with(|relay| relay.env("QUEUE_TIMEOUT_SECS", "1"), |worker| worker).await;
     stack.backend.refuse().await;
     let reply = stack.relay.fetch(chat()).await;
@@ -50,7 +50,7 @@ async fn a_dead_backend_is_withdrawn_and_returns_within_two_seconds_of_its_recov
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_backend_that_comes_back() {
+async fn request_waits_for_returning_backend() {
     let mut stack = Stack::start().await;
     stack.backend.refuse().await;
     let client = stack.relay.begin(chat());
@@ -61,7 +61,7 @@ async fn a_request_waits_for_a_backend_that_comes_back() {
 }
 
 #[tokio::test]
-async fn request_to_a_loading_backend_goes_elsewhere() {
+async fn request_to_loading_backend_is_requeued() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(chat());
     let call = stack.backend.call().await;
@@ -88,7 +88,7 @@ async fn request_waits_while_its_backend_loads() {
 }
 
 #[tokio::test]
-async fn a_model_appears_with_its_backend() {
+async fn model_appears_with_its_backend() {
     let stack = Stack::start().await;
     let mut late = FakeBackend::refusing().await;
     late.set_models(&["late"]);
@@ -100,7 +100,7 @@ async fn a_model_appears_with_its_backend() {
 }
 
 #[tokio::test]
-async fn a_request_queued_for_a_model_is_sent_in_the_instant_it_is_advertised() {
+async fn queued_request_is_dispatched_when_model_is_advertised() {
     let mut stack = Stack::start().await;
     stack.backend.set_models(&[]);
     let _worker = Stack::worker_of(&stack.relay, &stack.backend).models("*").start().await;
@@ -113,7 +113,7 @@ async fn a_request_queued_for_a_model_is_sent_in_the_instant_it_is_advertised() 
 }
 
 #[tokio::test]
-async fn broken_connection_of_the_only_backend_is_tried_again() {
+async fn broken_connection_of_only_backend_is_retried() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(chat());
     for _ in 0..2 {
@@ -126,7 +126,7 @@ async fn broken_connection_of_the_only_backend_is_tried_again() {
 }
 
 #[tokio::test]
-async fn backend_that_breaks_every_connection_is_soon_an_error() {
+async fn backend_breaking_every_connection_leads_to_error() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(chat());
     for _ in 0..4 {
@@ -138,7 +138,7 @@ async fn backend_that_breaks_every_connection_is_soon_an_error() {
 }
 
 #[tokio::test]
-async fn garbage_from_the_backend_is_a_clear_error() {
+async fn garbage_from_backend_leads_to_clear_error() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(chat());
     let mut call = stack.backend.call().await;
@@ -158,7 +158,7 @@ async fn garbage_from_the_backend_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn relay_is_refused_as_a_backend() {
+async fn relay_as_backend_is_refused() {
     let stack = Stack::start().await;
     let looped = Stack::worker_of(&stack.relay, &stack.backend).backend(stack.relay.url()).models("looped");
     let looped = looped.start().await;

@@ -17,7 +17,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_answer_of_twenty_megabytes_passes_exactly() {
+async fn response_of_twenty_megabytes_passes_exactly() {
     let stack = Stack::start().await;
     stack.backend.answer_with(|_, _| Answer::new(200, &[("content-type", "audio/mpeg")], &noise(20 << 20)));
     let reply = stack.relay.fetch(chat()).await;
@@ -25,7 +25,7 @@ async fn an_answer_of_twenty_megabytes_passes_exactly() {
 }
 
 #[tokio::test]
-async fn an_event_of_a_megabyte_passes_exactly() {
+async fn event_of_one_megabyte_passes_exactly() {
     let mut stack = Stack::start().await;
     let answering = stack.relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})));
     let mut call = stack.backend.call().await;
@@ -42,7 +42,7 @@ async fn an_event_of_a_megabyte_passes_exactly() {
 }
 
 #[tokio::test]
-async fn a_prompt_of_control_characters_as_large_as_allowed_arrives_exactly() {
+async fn largest_prompt_of_control_characters_arrives_exactly() {
     let mut stack = Stack::start().await;
     let mut body = b"{\"model\":\"m\",\"prompt\":\"".to_vec();
     let escapes = ((32 << 20) - body.len() - 2) / 6;
@@ -56,7 +56,7 @@ async fn a_prompt_of_control_characters_as_large_as_allowed_arrives_exactly() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_reaches_nobody() {
+async fn body_over_limit_is_rejected_unforwarded() {
     let stack = Stack::start().await;
     let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "p".repeat(32 << 20));
     let reply = stack.relay.fetch(Request::new("POST", "/v1/completions").body(body)).await;
@@ -65,7 +65,7 @@ async fn a_body_over_the_limit_reaches_nobody() {
 }
 
 #[tokio::test]
-async fn a_multipart_body_arrives_exactly() {
+async fn multipart_body_arrives_exactly() {
     let mut stack = Stack::start().await;
     let mut body = b"--xYz\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n".to_vec();
     body.extend(noise(200_000));
@@ -81,7 +81,7 @@ async fn a_multipart_body_arrives_exactly() {
 }
 
 #[tokio::test]
-async fn large_uploads_disturb_no_neighbour() {
+async fn large_uploads_do_not_disturb_neighbours() {
     let mut stack = Stack::start().await;
     let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "p".repeat(16 << 20));
     let _stuck = stack.relay.begin(Request::new("POST", "/v1/completions").body(body));
@@ -92,7 +92,7 @@ async fn large_uploads_disturb_no_neighbour() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_slows_nobody_else() {
+async fn client_not_reading_does_not_slow_others() {
     let mut stack = Stack::start().await;
     let slow = stack.relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})).small_receive_buffer());
     let mut call = stack.backend.call().await;
@@ -110,7 +110,7 @@ async fn a_client_that_stops_reading_slows_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_stops_its_backend() {
+async fn client_not_reading_stops_its_backend() {
     let mut stack = Stack::start().await;
     let slow = stack.relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})).small_receive_buffer());
     let mut call = stack.backend.call().await;
@@ -127,7 +127,7 @@ async fn a_client_that_stops_reading_stops_its_backend() {
 }
 
 #[tokio::test]
-async fn many_requests_at_once_get_their_own_answers() {
+async fn concurrent_requests_get_their_own_responses() {
     let stack = Stack::with(|relay| relay, |worker| worker.concurrency(16)).await;
     stack.backend.answer_with(|_, body| Answer::new(200, &[], body));
     let bodies: Vec<_> =

@@ -17,7 +17,7 @@ fn stream() -> Request {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_first_byte_frees_the_backend_at_once() {
+async fn client_leaving_before_first_byte_frees_backend_immediately() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream());
     let mut call = stack.backend.call().await;
@@ -28,7 +28,7 @@ async fn a_client_that_leaves_before_the_first_byte_frees_the_backend_at_once() 
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_of_a_stream_frees_the_backend_at_once() {
+async fn client_leaving_during_stream_frees_backend_immediately() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream());
     let mut call = stack.backend.call().await;
@@ -43,7 +43,7 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_frees_the_backend_at_onc
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_its_slot_for_the_next_one() {
+async fn client_leaving_frees_its_slot() {
     let mut stack = Stack::with(|relay| relay, |worker| worker.concurrency(1)).await;
     for _ in 0..5 {
         let client = stack.relay.begin(stream());
@@ -57,7 +57,7 @@ async fn a_client_that_leaves_frees_its_slot_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_cancel_is_not_delayed_by_large_bodies_in_both_directions() {
+async fn large_bodies_do_not_delay_cancel() {
     let mut stack = Stack::start().await;
     let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "p".repeat((32 << 20) - 64));
     let upload = stack.relay.begin(Request::new("POST", "/v1/completions").body(body));
@@ -84,7 +84,7 @@ async fn a_cancel_is_not_delayed_by_large_bodies_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_request_that_takes_too_long_is_cancelled_at_the_backend() {
+async fn timed_out_request_is_cancelled_at_backend() {
     let mut stack = Stack::with(|relay| relay.env("REQUEST_TIMEOUT_SECS", "1"), |worker| worker).await;
     let client = stack.relay.begin(stream());
     let mut call = stack.backend.call().await;
@@ -94,7 +94,7 @@ async fn a_request_that_takes_too_long_is_cancelled_at_the_backend() {
 }
 
 #[tokio::test]
-async fn stream_that_takes_too_long_ends_with_an_error() {
+async fn timed_out_stream_ends_with_error() {
     let mut stack = Stack::with(|relay| relay.env("REQUEST_TIMEOUT_SECS", "1"), |worker| worker).await;
     let client = stack.relay.begin(stream());
     let mut call = stack.backend.call().await;

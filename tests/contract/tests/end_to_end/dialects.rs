@@ -52,42 +52,42 @@ async fn streamed(path: &str, events: &str) {
 }
 
 #[tokio::test]
-async fn a_chat_completion_passes_byte_for_byte() {
+async fn chat_completion_passes_byte_for_byte() {
     unary(CHAT).await;
 }
 
 #[tokio::test]
-async fn a_response_passes_byte_for_byte() {
+async fn response_passes_byte_for_byte() {
     unary(RESPONSES).await;
 }
 
 #[tokio::test]
-async fn a_message_passes_byte_for_byte() {
+async fn message_passes_byte_for_byte() {
     unary(MESSAGES).await;
 }
 
 #[tokio::test]
-async fn a_chat_stream_passes_byte_for_byte() {
+async fn chat_stream_passes_byte_for_byte() {
     let events = "data: {\"choices\":[{\"delta\":{\"content\":\"zażółć 🦙\"}}]}\n\n: odd comment\n\ndata: [DONE]\n\n";
     streamed(CHAT, events).await;
 }
 
 #[tokio::test]
-async fn a_responses_stream_passes_byte_for_byte() {
+async fn responses_stream_passes_byte_for_byte() {
     let events = "event: response.created\ndata: {\"response\":{\"id\":\"resp_1\"}}\n\n\
                   event: response.completed\r\ndata: {\"response\":{\"id\":\"resp_1\",\"text\":\"żółw\"}}\r\n\r\n";
     streamed(RESPONSES, events).await;
 }
 
 #[tokio::test]
-async fn a_messages_stream_passes_byte_for_byte() {
+async fn messages_stream_passes_byte_for_byte() {
     let events = "event: message_start\ndata: {\"type\":\"message_start\"}\n\nevent: ping\ndata: {\"type\": \"ping\"}\n\n\
                   event: message_stop\ndata: {\"type\":\"message_stop\",\"x\":\"🦙\"}\n\n";
     streamed(MESSAGES, events).await;
 }
 
 #[tokio::test]
-async fn backend_errors_pass_untouched_unary_and_streamed() {
+async fn backend_errors_pass_unchanged_unary_and_streamed() {
     let stack = Stack::start().await;
     stack.backend.answer_with(|head, _| {
         let status = head.header("x-request-id").and_then(|id| id.parse().ok()).unwrap_or(200);
@@ -104,7 +104,7 @@ async fn backend_errors_pass_untouched_unary_and_streamed() {
 }
 
 #[tokio::test]
-async fn a_client_that_asks_for_gzip_gets_plain_bytes() {
+async fn client_accepting_gzip_receives_uncompressed_bytes() {
     let mut stack = Stack::start().await;
     let request = Request::post(CHAT, &json!({"model": "m"})).header("accept-encoding", "gzip, br, zstd");
     let answering = stack.relay.begin(request);
@@ -116,7 +116,7 @@ async fn a_client_that_asks_for_gzip_gets_plain_bytes() {
 }
 
 #[tokio::test]
-async fn headers_that_the_backend_repeats_reach_the_client_repeated() {
+async fn repeated_backend_headers_reach_client_repeated() {
     let stack = Stack::start().await;
     stack.backend.answer_with(|_, _| Answer::new(200, &[("vary", "accept"), ("vary", "origin")], b"{}"));
     let reply = stack.relay.fetch(Request::post(CHAT, &json!({"model": "m"}))).await;
@@ -124,7 +124,7 @@ async fn headers_that_the_backend_repeats_reach_the_client_repeated() {
 }
 
 #[tokio::test]
-async fn a_stored_response_comes_from_the_worker_that_made_it() {
+async fn stored_response_comes_from_worker_that_created_it() {
     let mut stack = Stack::start().await;
     let answering = stack.relay.begin(Request::post(RESPONSES, &json!({"model": "m"})));
     stack.backend.call().await.answer_json(200, &json!({"id": "resp_77", "object": "response"})).await;
@@ -137,7 +137,7 @@ async fn a_stored_response_comes_from_the_worker_that_made_it() {
 }
 
 #[tokio::test]
-async fn tokens_that_the_backend_counted_are_counted_by_the_relay() {
+async fn backend_token_counts_reach_relay_metrics() {
     let stack = Stack::start().await;
     let usage = json!({"prompt_tokens": 40, "completion_tokens": 2, "total_tokens": 42});
     stack.backend.answer_with(move |_, _| Answer::json(200, &json!({"choices": [], "usage": usage})));
@@ -152,7 +152,7 @@ async fn tokens_that_the_backend_counted_are_counted_by_the_relay() {
 }
 
 #[tokio::test]
-async fn a_model_of_nobody_is_unknown_with_and_without_a_catalogue() {
+async fn unserved_model_is_unknown_regardless_of_catalogue() {
     let catalogue =
         "providers:\n- name: local\n  workerSecrets: [{value: worker-secret-of-the-tests}]\n  models: [{id: m}]\n";
     for stack in [Stack::start().await, Stack::with(|relay| relay.config(catalogue), |worker| worker).await] {
@@ -162,7 +162,7 @@ async fn a_model_of_nobody_is_unknown_with_and_without_a_catalogue() {
 }
 
 #[tokio::test]
-async fn an_alias_reaches_the_backend_as_the_models_id() {
+async fn alias_reaches_backend_as_model_id() {
     let catalogue = "providers:\n- name: local\n  workerSecrets: [{value: worker-secret-of-the-tests}]\n  \
                      models: [{id: m, aliases: [claude-x]}]\n";
     let mut stack = Stack::with(|relay| relay.config(catalogue), |worker| worker).await;

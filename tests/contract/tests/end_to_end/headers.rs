@@ -26,14 +26,14 @@ async fn received(stack: &mut Stack) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn headers_of_the_setting_reach_the_backend() {
+async fn configured_headers_reach_backend() {
     let relay_headers = "User-Agent, x-tenant, x-secret";
     let mut stack = Stack::with(|relay| relay.env("REQUEST_HEADERS", relay_headers), |worker| worker).await;
     assert_eq!(received(&mut stack).await, ["user-agent", "x-tenant", "anthropic-beta"]);
 }
 
 #[tokio::test]
-async fn no_further_header_reaches_the_backend_by_default() {
+async fn no_further_header_reaches_backend_by_default() {
     let mut stack = Stack::start().await;
     assert_eq!(received(&mut stack).await, ["anthropic-beta"]);
 }

@@ -40,7 +40,7 @@ async fn details_of_two_backends_are_merged() {
 }
 
 #[tokio::test]
-async fn change_of_details_alone_reaches_the_relay() {
+async fn change_of_details_alone_reaches_relay() {
     let relay = Relay::start().await;
     let backend = backend(&json!({"meta": {"n_ctx": 4096}})).await;
     let worker = worker_of(&relay, &backend).start().await;

@@ -41,7 +41,7 @@ async fn wait_for_failing(stack: &Stack, failing: &Value) {
 }
 
 #[tokio::test]
-async fn backend_that_fails_every_request_is_ejected() {
+async fn backend_failing_every_request_is_ejected() {
     let (stack, _sound, _backend) = one_fails().await;
     let mut statuses = Vec::new();
     for _ in 0..60 {
@@ -73,7 +73,7 @@ async fn only_worker_is_never_ejected() {
 }
 
 #[tokio::test]
-async fn ejected_worker_returns_when_the_sound_one_leaves() {
+async fn ejected_worker_returns_when_sound_one_leaves() {
     let (stack, sound, _backend) = one_fails().await;
     while !stack.worker.log().contains("the backend fails every request") {
         status(&stack).await;

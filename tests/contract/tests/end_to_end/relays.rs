@@ -32,7 +32,7 @@ async fn two_relays(slots: u32) -> (Relay, Relay, WorkerProcess, FakeBackend) {
 }
 
 #[tokio::test]
-async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
+async fn worker_behind_balancer_reaches_every_added_relay() {
     let yaml = |count: u32| {
         format!("relayCount: {count}\nproviders:\n- name: local\n  workerSecrets: [{{value: {WORKER_SECRET}}}]\n")
     };
@@ -57,7 +57,7 @@ async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
 }
 
 #[tokio::test]
-async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon() {
+async fn late_relay_receives_worker_soon() {
     let relay = || Relay::builder().env("RELAY_COUNT", "3").start();
     let (one, two, late) = tokio::join!(relay(), relay(), relay());
     let backend = FakeBackend::start().await;
@@ -79,7 +79,7 @@ async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon(
 }
 
 #[tokio::test]
-async fn a_relay_that_joins_two_busy_ones_starves_nobody_and_is_not_starved() {
+async fn relay_joining_busy_ones_causes_no_starvation() {
     // First more requests than slots, then fewer.
     for slots in [1, 2, 7, 40] {
         joined_under_load(slots).await;
@@ -112,7 +112,7 @@ fn chat(number: usize) -> Request {
 }
 
 #[tokio::test]
-async fn a_worker_behind_a_load_balancer_finds_both_relays() {
+async fn worker_behind_balancer_finds_both_relays() {
     let (one, two, _worker, backend) = two_relays(4).await;
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     assert_eq!(one.fetch(chat(1)).await.with_status(200).json()["number"], 1);
@@ -120,7 +120,7 @@ async fn a_worker_behind_a_load_balancer_finds_both_relays() {
 }
 
 #[tokio::test]
-async fn a_balancer_that_returns_to_the_same_relay_is_asked_again() {
+async fn balancer_returning_same_relay_is_dialled_again() {
     let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
     let backend = FakeBackend::start().await;
     let front = Balancer::start(&[&one, &one, &two]).await;
@@ -132,7 +132,7 @@ async fn a_balancer_that_returns_to_the_same_relay_is_asked_again() {
 }
 
 #[tokio::test]
-async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
+async fn one_slot_serves_queues_of_both_relays_alternately() {
     const EACH: usize = 6;
     let (one, two, worker, mut backend) = two_relays(1).await;
     let ones: Vec<_> = (0..EACH).map(|_| one.begin(chat(1))).collect();
@@ -170,7 +170,7 @@ async fn number(call: &mut modelrelay_harness::fake_backend::Call) -> u64 {
 }
 
 #[tokio::test]
-async fn capacity_is_never_exceeded_and_nothing_fails_under_two_busy_relays() {
+async fn two_busy_relays_never_exceed_capacity() {
     let (one, two, worker, backend) = two_relays(3).await;
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (running_there, most_there) = (Arc::clone(&running), Arc::clone(&most));
@@ -190,7 +190,7 @@ async fn capacity_is_never_exceeded_and_nothing_fails_under_two_busy_relays() {
 }
 
 #[tokio::test]
-async fn a_relay_that_is_killed_leaves_the_other_one_serving() {
+async fn killed_relay_leaves_other_one_serving() {
     let (one, two, _worker, backend) = two_relays(1).await;
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     drop(one);
@@ -200,7 +200,7 @@ async fn a_relay_that_is_killed_leaves_the_other_one_serving() {
 }
 
 #[tokio::test]
-async fn a_slot_held_by_one_relay_is_waited_for_at_the_other() {
+async fn request_waits_for_slot_held_by_other_relay() {
     let (one, two, _worker, mut backend) = two_relays(1).await;
     let first = one.begin(chat(1));
     let held = backend.call().await;

@@ -80,7 +80,7 @@ impl Rotation {
 }
 
 #[tokio::test]
-async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request_is_lost() {
+async fn worker_adopts_new_secret_without_losing_requests() {
     let Rotation { mount, relay, worker, secret, streamed, mut call, load, backend: _backend, directory: _directory } =
         Rotation::begin().await;
     // The worker has it before the relay does: the secret is rejected, and the worker keeps its link.
@@ -109,7 +109,7 @@ async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request
 
 /// The older link may close at the very moment at which the newer one is accepted.
 #[tokio::test]
-async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
+async fn idle_worker_adopts_new_secret_without_losing_links() {
     let mount = Mount::new();
     let secrets = [("worker-secret", "the-second-secret"), ("worker-secret-previous", "the-first-secret")];
     mount.show(&data(&[("relay.yaml", BOTH), secrets[0], secrets[1]]));
@@ -134,7 +134,7 @@ async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
 }
 
 #[tokio::test]
-async fn a_rotated_worker_secret_costs_no_request() {
+async fn worker_secret_rotation_fails_no_request() {
     let Rotation { mount, relay, worker, secret, streamed, mut call, load, backend: _backend, directory: _directory } =
         Rotation::begin().await;
     // Both are accepted; then workers get the new one; then the old one is no longer accepted.

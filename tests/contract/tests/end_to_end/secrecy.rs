@@ -45,7 +45,7 @@ async fn eventful_life(stack: &mut Stack) {
 }
 
 #[tokio::test]
-async fn nothing_secret_is_logged_by_either_program() {
+async fn neither_program_logs_secrets() {
     let mut stack = Stack::with(|relay| relay, |worker| worker).await;
     eventful_life(&mut stack).await;
     let client = stack.relay.begin(prompt(false));

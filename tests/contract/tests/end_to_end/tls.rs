@@ -15,7 +15,7 @@ fn chat(stream: bool) -> Request {
 }
 
 #[tokio::test]
-async fn answers_and_streams_pass_byte_for_byte() {
+async fn responses_and_streams_pass_byte_for_byte() {
     let mut stack = start(&Certificates::make()).await;
     // More than any buffer on the way, both ways.
     let large = "x".repeat(3_000_000);
@@ -41,7 +41,7 @@ async fn answers_and_streams_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_cancels() {
+async fn vanished_client_cancels_request() {
     let mut stack = start(&Certificates::make()).await;
     let client = stack.relay.begin(chat(true));
     let mut call = stack.backend.call().await;
@@ -51,7 +51,7 @@ async fn a_client_that_vanishes_cancels() {
 }
 
 #[tokio::test]
-async fn a_stream_that_runs_goes_on_while_the_certificate_is_renewed() {
+async fn running_stream_continues_during_certificate_renewal() {
     let (old, new) = (Certificates::make(), Certificates::make());
     let mut stack = start(&old).await;
     let client = stack.relay.begin(chat(true));

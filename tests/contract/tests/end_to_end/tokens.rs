@@ -33,7 +33,7 @@ async fn worker_of(relay: &Relay, backend: &FakeBackend, directory: &Path) -> Wo
 }
 
 #[tokio::test]
-async fn a_renewed_token_costs_no_request_and_the_old_one_may_end() {
+async fn token_renewal_fails_no_request() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).await;
     let mut backend = FakeBackend::start().await;
@@ -72,7 +72,7 @@ async fn a_renewed_token_costs_no_request_and_the_old_one_may_end() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_pod_is_gone_is_told_why_it_does_not_come_in_again() {
+async fn worker_of_deleted_pod_logs_rejection_reason() {
     let kubernetes = FakeKubernetes::start().await;
     let relay = relay_in(&kubernetes).await;
     let backend = FakeBackend::start().await;

@@ -68,7 +68,7 @@ fn only<'a>(spans: &'a [Span], name: &str) -> &'a Span {
 }
 
 #[tokio::test]
-async fn one_trace_leads_from_the_client_over_both_programs_to_the_backend() {
+async fn one_trace_spans_client_relay_worker_and_backend() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
     let request = chat().header("traceparent", parent(TRACE, "01")).header("tracestate", "vendor=1");
@@ -113,7 +113,7 @@ async fn one_trace_leads_from_the_client_over_both_programs_to_the_backend() {
 }
 
 #[tokio::test]
-async fn a_malformed_parent_is_ignored_and_a_new_trace_begins() {
+async fn malformed_parent_is_ignored_and_starts_new_trace() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
     let malformed = format!("00-{}-{CLIENT_SPAN}-01", TRACE.to_uppercase());
@@ -128,7 +128,7 @@ async fn a_malformed_parent_is_ignored_and_a_new_trace_begins() {
 }
 
 #[tokio::test]
-async fn a_parent_that_is_not_sampled_exports_nothing_and_is_passed_on_as_such() {
+async fn unsampled_parent_is_passed_on_and_exports_nothing() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
     let (told, _) = ask(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
@@ -142,7 +142,7 @@ async fn a_parent_that_is_not_sampled_exports_nothing_and_is_passed_on_as_such()
 }
 
 #[tokio::test]
-async fn a_refused_and_a_failed_request_are_spans_too() {
+async fn refused_and_failed_requests_are_spans() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
     let nameless = Request::post("/v1/chat/completions", &json!({}));
@@ -160,7 +160,7 @@ async fn a_refused_and_a_failed_request_are_spans_too() {
 }
 
 #[tokio::test]
-async fn a_wait_in_the_queue_is_a_span_of_its_own() {
+async fn queue_wait_is_its_own_span() {
     let collector = Collector::start().await;
     let relay = exporting_relay(&collector).env("QUEUE_TIMEOUT_SECS", "0.2").start().await;
     relay.fetch(chat().header("traceparent", parent(TRACE, "01"))).await.with_status(504);
@@ -186,7 +186,7 @@ async fn a_wait_in_the_queue_is_a_span_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_wait_that_ends_unsent_after_a_requeue_is_a_span_too() {
+async fn queue_wait_after_requeue_is_its_own_span() {
     let collector = Collector::start().await;
     let relay = exporting_relay(&collector).env("QUEUE_TIMEOUT_SECS", "0.2").start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
@@ -202,7 +202,7 @@ async fn a_wait_that_ends_unsent_after_a_requeue_is_a_span_too() {
 }
 
 #[tokio::test]
-async fn each_sending_of_a_requeued_request_is_a_span_linked_to_the_one_before() {
+async fn attempts_of_requeued_request_are_linked_spans() {
     let collector = Collector::start().await;
     let relay = exporting_relay(&collector).start().await;
     let mut first = relay.core1_worker(&["m"], 1).await;
@@ -231,7 +231,7 @@ async fn each_sending_of_a_requeued_request_is_a_span_linked_to_the_one_before()
 
 /// The worker of the response is between two connections and is awaited: nothing else ends this request.
 #[tokio::test]
-async fn a_client_that_leaves_before_its_request_has_a_place_ends_its_span() {
+async fn client_leaving_before_queueing_ends_span() {
     let collector = Collector::start().await;
     let relay = exporting_relay(&collector).start().await;
     let mut maker = relay.core1_worker(&["m"], 1).await;
@@ -256,7 +256,7 @@ async fn a_client_that_leaves_before_its_request_has_a_place_ends_its_span() {
 }
 
 #[tokio::test]
-async fn a_relay_that_breaks_the_rules_of_its_stream_has_failed_its_request() {
+async fn stream_protocol_violation_marks_span_as_failed() {
     let collector = Collector::start().await;
     let url = collector.http.url();
     let exporting = |worker: WorkerBuilder| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1);
@@ -277,7 +277,7 @@ async fn a_relay_that_breaks_the_rules_of_its_stream_has_failed_its_request() {
 }
 
 #[tokio::test]
-async fn nothing_secret_is_exported() {
+async fn no_secret_is_exported() {
     const PLANTED: [&str; 4] = ["planted-prompt-31", "planted-answer-32", "planted-client-key-33", "planted-query-34"];
     const COLLECTOR_KEY: &str = "planted-collector-key-36";
     let collector = Collector::start().await;
@@ -310,7 +310,7 @@ async fn nothing_secret_is_exported() {
 
 /// A TLS relay plays the collector. It has no such route, but its response arrives over TLS.
 #[tokio::test]
-async fn a_collector_that_speaks_tls_is_trusted_by_its_certificate() {
+async fn tls_collector_is_trusted_by_its_certificate() {
     let certificates = Certificates::make();
     let collector = Relay::builder().tls(&certificates).start().await;
     let said = |line: &str| line.contains("traces cannot be exported").then(|| line.to_owned());
@@ -327,7 +327,7 @@ async fn a_collector_that_speaks_tls_is_trusted_by_its_certificate() {
 }
 
 #[tokio::test]
-async fn without_the_setting_the_headers_pass_as_they_came_and_nothing_is_started() {
+async fn without_endpoint_headers_pass_and_no_exporter_starts() {
     let mut stack = Stack::start().await;
     assert_untouched(&mut stack).await;
     for process in [stack.relay.process(), &mut stack.worker.process] {
@@ -343,7 +343,7 @@ async fn without_the_setting_the_headers_pass_as_they_came_and_nothing_is_starte
 }
 
 #[tokio::test]
-async fn opentelemetrys_own_switch_turns_it_off() {
+async fn sdk_disabled_variable_turns_tracing_off() {
     let collector = Collector::start().await;
     let endpoint = collector.http.url();
     let off = ("OTEL_SDK_DISABLED", "true");
@@ -378,7 +378,7 @@ fn threads(process: &Process) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn batches_are_packed_where_that_is_asked_for() {
+async fn batches_are_compressed_if_configured() {
     let collector = Collector::start().await;
     let url = collector.http.url();
     let gzip = ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip");
@@ -394,7 +394,7 @@ async fn batches_are_packed_where_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_is_left_is_exported_at_the_end() {
+async fn remaining_spans_are_exported_at_shutdown() {
     let collector = Collector::start().await;
     let endpoint = collector.http.url();
     let far = ("OTEL_BSP_SCHEDULE_DELAY", "3600000");
@@ -412,7 +412,7 @@ async fn what_is_left_is_exported_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_workers_file_says_where_its_traces_go_and_a_variable_wins_over_it() {
+async fn variable_overrides_trace_endpoint_of_worker_file() {
     let (collector, away) = (Collector::start().await, FakeBackend::refusing().await);
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("worker.yaml");
@@ -440,7 +440,7 @@ async fn a_workers_file_says_where_its_traces_go_and_a_variable_wins_over_it() {
 }
 
 #[tokio::test]
-async fn an_address_that_cannot_be_used_ends_the_program_with_one_line_without_it() {
+async fn invalid_endpoint_ends_program_without_leaking_it() {
     const WRONG: &str = "http://me:planted-password-35@collector:4318";
     let (status, log) = Relay::builder().env(ENDPOINT, WRONG).start_and_exit().await;
     let relay = (status.code(), log.lines());

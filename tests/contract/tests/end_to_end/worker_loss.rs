@@ -13,7 +13,7 @@ fn stream(path: &str) -> Request {
 }
 
 #[tokio::test]
-async fn a_worker_killed_before_the_first_byte_is_replaced_by_another() {
+async fn worker_killed_before_first_byte_is_replaced() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream(CHAT));
     let _lost = stack.backend.call().await;
@@ -27,7 +27,7 @@ async fn a_worker_killed_before_the_first_byte_is_replaced_by_another() {
 }
 
 #[tokio::test]
-async fn a_worker_killed_before_the_first_byte_is_waited_for() {
+async fn request_waits_after_only_worker_is_killed() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream(CHAT));
     let _lost = stack.backend.call().await;
@@ -61,14 +61,14 @@ fn error_of(frame: &str) -> Value {
 }
 
 #[tokio::test]
-async fn stream_of_a_killed_worker_ends_with_an_error() {
+async fn stream_of_killed_worker_ends_with_error() {
     let text = killed_in_the_middle(CHAT).await;
     let frame = text.strip_prefix("data: first\n\n").expect("the bytes that came");
     assert!(error_of(frame)["error"]["message"].is_string(), "{frame}");
 }
 
 #[tokio::test]
-async fn message_of_a_killed_worker_ends_with_an_error() {
+async fn message_of_killed_worker_ends_with_error() {
     let text = killed_in_the_middle(MESSAGES).await;
     let frame = text.strip_prefix("data: first\n\n").expect("the bytes that came");
     assert!(frame.starts_with("event: error\n"), "{frame}");
@@ -76,7 +76,7 @@ async fn message_of_a_killed_worker_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_backend_that_resets_before_the_first_byte_is_replaced_by_another() {
+async fn backend_reset_before_first_byte_is_retried_elsewhere() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream(CHAT));
     let call = stack.backend.call().await;
@@ -92,7 +92,7 @@ async fn a_backend_that_resets_before_the_first_byte_is_replaced_by_another() {
 }
 
 #[tokio::test]
-async fn stream_of_a_reset_backend_ends_with_an_error() {
+async fn stream_of_reset_backend_ends_with_error() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream(CHAT));
     let mut call = stack.backend.call().await;
@@ -108,7 +108,7 @@ async fn stream_of_a_reset_backend_ends_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_unary_answer_that_breaks_off_is_aborted() {
+async fn truncated_unary_response_is_aborted() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(Request::post(CHAT, &json!({"model": "m"})));
     let mut call = stack.backend.call().await;
@@ -123,7 +123,7 @@ async fn a_unary_answer_that_breaks_off_is_aborted() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_terminated_finishes_what_it_has() {
+async fn terminated_worker_finishes_running_requests() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(stream(CHAT));
     let mut call = stack.backend.call().await;
@@ -139,7 +139,7 @@ async fn a_worker_that_is_terminated_finishes_what_it_has() {
 }
 
 #[tokio::test]
-async fn requests_move_to_the_other_worker_while_one_is_drained() {
+async fn requests_move_to_other_worker_during_drain() {
     let mut stack = Stack::start().await;
     stack.backend.answer_with(|_, _| Answer::json(200, &json!({})));
     let _second = Stack::worker_of(&stack.relay, &stack.backend).start().await;
@@ -153,7 +153,7 @@ async fn requests_move_to_the_other_worker_while_one_is_drained() {
 }
 
 #[tokio::test]
-async fn a_worker_reconnects_to_a_relay_that_was_restarted() {
+async fn worker_reconnects_to_restarted_relay() {
     let Stack { mut relay, worker, backend } = Stack::start().await;
     let addr = relay.addr();
     // Its port is free again only once it is gone.

@@ -18,7 +18,7 @@ fn children_of(pid: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn sigterm_ends_the_backend_too() {
+async fn sigterm_ends_backend_too() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
     let asked = rig.link.ask(&chat("a"));
     assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
@@ -55,7 +55,7 @@ async fn end(rig: &mut Rig) -> Duration {
 }
 
 #[tokio::test]
-async fn a_backend_is_asked_to_end_when_its_worker_ends_and_may_finish_what_it_has_to() {
+async fn terminated_worker_lets_backend_finish() {
     let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
     end(&mut rig).await;
     assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
@@ -64,7 +64,7 @@ async fn a_backend_is_asked_to_end_when_its_worker_ends_and_may_finish_what_it_h
 }
 
 #[tokio::test]
-async fn a_backend_that_does_not_end_when_asked_to_is_killed_after_its_grace() {
+async fn backend_ignoring_sigterm_is_killed_after_grace() {
     let (mut rig, _folder) = with_trap("").await;
     let started = descendants_of(rig.worker.process.pid().expect("it runs"));
     let took = end(&mut rig).await;
@@ -81,7 +81,7 @@ fn variables_of(pid: u32) -> Vec<String> {
 /// A container engine that receives systemd's notification socket would make systemd wait for the container's own
 /// message.
 #[tokio::test]
-async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_systemd() {
+async fn child_processes_inherit_neither_secrets_nor_notify_socket() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("notify");
     let systemd = tokio::net::UnixDatagram::bind(&place).expect("a socket");
@@ -108,7 +108,7 @@ async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_system
 
 /// The output of a command that runs every few seconds would fill the log.
 #[tokio::test]
-async fn the_log_has_what_a_load_says_and_not_what_alive_says() {
+async fn log_contains_output_of_load_but_not_alive() {
     let folder = tempfile::tempdir().expect("a folder");
     let mark = folder.path().join("loaded");
     let command = |script: &str| json!(["sh", "-c", script.replace("MARK", &mark.to_string_lossy())]);
@@ -127,7 +127,7 @@ async fn the_log_has_what_a_load_says_and_not_what_alive_says() {
 
 /// The worker accepts being scheduled as a batch process; a model's server must not inherit that.
 #[tokio::test]
-async fn what_a_worker_starts_is_scheduled_as_usual() {
+async fn child_processes_have_normal_scheduling_policy() {
     let own = std::process::id();
     if (field(own, 41), field(own, 19)) != ("0".to_owned(), "0".to_owned()) {
         return cannot_run("whoever runs this has chosen another scheduling policy or nice value");
@@ -166,7 +166,7 @@ pub(crate) async fn gone(children: &[u32]) {
 }
 
 #[tokio::test]
-async fn sigterm_lets_a_stream_end_whole_before_its_backend_ends() {
+async fn sigterm_lets_stream_end_before_its_backend() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = crate::rig::ask_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
@@ -180,7 +180,7 @@ async fn sigterm_lets_a_stream_end_whole_before_its_backend_ends() {
 }
 
 #[tokio::test]
-async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
+async fn sigterm_during_load_leaves_no_process_behind() {
     // A backend that never becomes ready.
     let yaml = Slot::default().yaml().replace("\"demo\",\"--listen\"", "\"demo\",\"--delay\",\"1ms\",\"--listen\"");
     let yaml = yaml.replace("127.0.0.1:${PORT}", "127.0.0.1:0").replace("\"NAME\":", "\"NAME\":\"${PORT}\",\"N\":");
@@ -198,7 +198,7 @@ async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_slot_loads_its_default_by_itself_and_is_ready_for_rollouts_then() {
+async fn slot_loads_its_default_and_becomes_ready() {
     let slot = Slot { slot: "default: b", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     gate(&mut rig.link, "b").await;

@@ -20,7 +20,7 @@ fn key_of(backend: &FakeBackend, path: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_slots_backend_is_shown_its_key_with_looks_and_requests_and_the_next_one_without_a_restart() {
+async fn backend_key_is_sent_and_reloaded_without_restart() {
     let backend = FakeBackend::start().await;
     backend.answer_with(|_, _| Answer::json(200, &json!({"served": true})));
     let mut file = NamedTempFile::new().expect("a file");
@@ -56,7 +56,7 @@ fn dying() -> String {
 }
 
 #[tokio::test]
-async fn what_a_backend_says_before_it_dies_is_in_the_log_and_in_health_and_nowhere_else() {
+async fn output_of_dying_backend_stays_on_worker() {
     for ack in [slots1(), Ack::core1(), Ack::old()] {
         let mut rig = Rig::with(&ack, &dying()).await;
         if ack.capabilities.iter().any(|known| known == "slots1") {

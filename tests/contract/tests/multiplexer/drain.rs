@@ -18,7 +18,7 @@ async fn serving(backend: &FakeBackend) -> Rig {
 }
 
 #[tokio::test]
-async fn a_drain_is_undone_when_the_slots_backend_was_down_and_is_back() {
+async fn drain_is_reverted_after_backend_of_slot_returns() {
     let mut backend = FakeBackend::start().await;
     let mut rig = serving(&backend).await;
     let told = async {
@@ -41,7 +41,7 @@ async fn a_drain_is_undone_when_the_slots_backend_was_down_and_is_back() {
 }
 
 #[tokio::test]
-async fn a_resident_that_was_lost_is_taken_up_again_when_its_backend_comes_back() {
+async fn lost_resident_is_adopted_when_its_backend_returns() {
     let mut backend = FakeBackend::start().await;
     let mut rig = serving(&backend).await;
     let asked = rig.link.ask(&chat("m"));

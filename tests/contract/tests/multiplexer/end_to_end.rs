@@ -47,7 +47,7 @@ fn chat(model: &str) -> Request {
 }
 
 #[tokio::test]
-async fn clients_of_both_models_are_served_by_turns() {
+async fn clients_of_both_models_are_served_alternately() {
     let (a, b) = (backend("a").await, backend("b").await);
     let Both { relay, worker, _config } = Both::start("30s", &a, &b).await;
     for model in ["a", "b", "a"] {
@@ -63,7 +63,7 @@ async fn clients_of_both_models_are_served_by_turns() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_severed_before_its_answer_is_sent_again() {
+async fn request_severed_before_its_response_is_requeued() {
     let (mut a, b) = (FakeBackend::with_models(&["a"]).await, backend("b").await);
     let Both { relay, worker, _config } = Both::start("0s", &a, &b).await;
     let pending = relay.begin(chat("a"));
@@ -78,7 +78,7 @@ async fn a_request_that_is_severed_before_its_answer_is_sent_again() {
 /// The relay treats its only worker as failed for the request until the worker reports that its backend works after
 /// all.
 #[tokio::test]
-async fn a_request_whose_connection_broke_is_sent_again_to_a_backend_that_still_serves() {
+async fn request_with_broken_connection_is_requeued() {
     let (mut a, b) = (FakeBackend::with_models(&["a"]).await, backend("b").await);
     let Both { relay, worker: _worker, _config } = Both::start("30s", &a, &b).await;
     let pending = relay.begin(chat("a"));
@@ -89,7 +89,7 @@ async fn a_request_whose_connection_broke_is_sent_again_to_a_backend_that_still_
 }
 
 #[tokio::test]
-async fn a_stream_that_is_severed_says_so_in_the_clients_dialect() {
+async fn severed_stream_reports_error_in_client_dialect() {
     let (mut a, b) = (FakeBackend::with_models(&["a"]).await, backend("b").await);
     let Both { relay, worker: _worker, _config } = Both::start("0s", &a, &b).await;
     for (path, code) in [("/v1/chat/completions", "severed_by_swap"), ("/v1/messages", "overloaded_error")] {

@@ -66,7 +66,7 @@ async fn load(rig: &mut Rig, model: &str) {
 }
 
 #[tokio::test]
-async fn sigterm_while_draining_lets_the_stream_end_and_loads_nothing_more() {
+async fn sigterm_while_draining_ends_stream_and_prevents_loads() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -83,7 +83,7 @@ async fn sigterm_while_draining_lets_the_stream_end_and_loads_nothing_more() {
 }
 
 #[tokio::test]
-async fn sigterm_while_evicting_ends_the_command_that_hangs() {
+async fn sigterm_while_evicting_ends_hanging_command() {
     let (mut rig, _folder, _backends) = Hooks { evict_a: "exec sleep 1000", ..Hooks::default() }.start().await;
     load(&mut rig, "a").await;
     demand(&rig.link, "b", 1);
@@ -92,7 +92,7 @@ async fn sigterm_while_evicting_ends_the_command_that_hangs() {
 }
 
 #[tokio::test]
-async fn sigterm_while_rolling_back_ends_the_load_of_the_former_model() {
+async fn sigterm_while_rolling_back_ends_former_model_load() {
     let first = "test -e $FOLDER/once && exec sleep 1000; touch $FOLDER/once $FOLDER/a";
     let (mut rig, folder, _backends) = Hooks { load_a: first, load_b: "exit 3", ..Hooks::default() }.start().await;
     load(&mut rig, "a").await;
@@ -103,7 +103,7 @@ async fn sigterm_while_rolling_back_ends_the_load_of_the_former_model() {
 }
 
 #[tokio::test]
-async fn sigterm_ends_a_worker_whose_slot_is_quarantined() {
+async fn sigterm_ends_worker_with_quarantined_slot() {
     let (mut rig, _folder, _backends) = Hooks { evict_a: "exit 1", ..Hooks::default() }.start().await;
     load(&mut rig, "a").await;
     demand(&rig.link, "b", 1);
@@ -113,7 +113,7 @@ async fn sigterm_ends_a_worker_whose_slot_is_quarantined() {
 }
 
 #[tokio::test]
-async fn sigterm_ends_a_worker_whose_slot_waits_before_it_tries_again() {
+async fn sigterm_ends_worker_with_slot_in_backoff() {
     let (mut rig, _folder, _backends) = Hooks { load_b: "exit 3", ..Hooks::default() }.start().await;
     demand(&rig.link, "b", 1);
     reaches(&mut rig, "backoff").await;

@@ -17,7 +17,7 @@ async fn slot(relay: &Relay) -> Value {
 }
 
 #[tokio::test]
-async fn a_load_that_failed_once_is_known_until_the_model_has_been_loaded() {
+async fn failed_load_is_reported_until_model_is_loaded() {
     let relay = Relay::start().await;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let backend = FakeBackend::with_models(&["a"]).await;

@@ -174,7 +174,7 @@ async fn check_settles(relays: &[&Relay], nodes: &[Node], most: f64) {
 }
 
 #[tokio::test]
-async fn two_workers_settle_to_a_model_each_and_swap_no_more() {
+async fn two_workers_settle_on_one_model_each() {
     let relay = Relay::start().await;
     let mut nodes = Vec::new();
     for name in ["one", "two"] {
@@ -186,7 +186,7 @@ async fn two_workers_settle_to_a_model_each_and_swap_no_more() {
 
 /// Each relay chooses by itself. The workers' reports, and the common order, make their choices consistent.
 #[tokio::test]
-async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
+async fn workers_of_two_relays_settle_on_models() {
     let relay = || Relay::builder().env("RELAY_COUNT", "2").start();
     let (one, two) = tokio::join!(relay(), relay());
     let front = Balancer::start(&[&one, &two]).await;
@@ -207,7 +207,7 @@ async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
 
 /// The swap continues while the link is down, and requests that waited at the relay are served over the next one.
 #[tokio::test]
-async fn a_link_that_is_lost_in_the_middle_of_a_swap_costs_nobody_an_answer() {
+async fn link_lost_during_swap_loses_no_response() {
     let relay = Relay::start().await;
     let front = Balancer::start(&[&relay]).await;
     let node = Node::start("one", front.url(), &json!({})).await;
@@ -227,7 +227,7 @@ async fn a_link_that_is_lost_in_the_middle_of_a_swap_costs_nobody_an_answer() {
 
 /// Another worker has the model too, and could have served it.
 #[tokio::test]
-async fn an_answer_that_has_begun_is_never_asked_for_again() {
+async fn begun_response_is_never_requested_again() {
     let relay = Relay::start().await;
     let mut one = Node::with("one", url(&relay), &json!({}), FakeBackend::with_models(&MODELS).await).await;
     wait_for_model(&relay, "a").await;
@@ -284,7 +284,7 @@ pub(crate) async fn id_at(relay: &Relay, name: &str) -> String {
 
 /// An older worker holds its model permanently: nothing is loaded for what it can serve, and nothing is sent twice.
 #[tokio::test]
-async fn nothing_is_loaded_for_what_an_older_worker_serves() {
+async fn model_served_by_older_worker_is_not_loaded() {
     let relay = Relay::start().await;
     let node = Node::start("one", url(&relay), &json!({})).await;
     wait_for_model(&relay, "b").await;

@@ -21,7 +21,7 @@ async fn two_relays() -> (Relay, Relay, Balancer, Node) {
 }
 
 #[tokio::test]
-async fn what_one_relay_orders_all_of_them_see() {
+async fn order_of_one_relay_is_visible_everywhere() {
     let (one, two, _front, _node) = two_relays().await;
     load_once_it_has_started(&one, &id_at(&one, "one").await, "b").await;
     for relay in [&one, &two] {
@@ -43,7 +43,7 @@ async fn what_one_relay_orders_all_of_them_see() {
 }
 
 #[tokio::test]
-async fn a_pin_of_one_relay_holds_against_the_demand_of_the_other() {
+async fn pin_of_one_relay_withstands_demand_of_other() {
     let (one, two, _front, _node) = two_relays().await;
     one.fetch(chat("a")).await.with_status(200);
     order(&one, &id_at(&one, "one").await, &json!({"command": "pin", "model": "a"})).await;
@@ -61,7 +61,7 @@ async fn a_pin_of_one_relay_holds_against_the_demand_of_the_other() {
 }
 
 #[tokio::test]
-async fn an_order_that_the_worker_cannot_carry_out_says_why() {
+async fn rejected_order_reports_reason() {
     let (one, _two, _front, node) = two_relays().await;
     load_once_it_has_started(&one, &id_at(&one, "one").await, "a").await;
     order(&one, &id_at(&one, "one").await, &json!({"command": "pin", "model": "a"})).await;

@@ -8,7 +8,7 @@ use modelrelay_harness::fake_relay::FakeRelay;
 use crate::rig::{Slot, slots1, worker_with};
 
 #[tokio::test]
-async fn a_worker_starts_though_its_gpus_driver_hangs() {
+async fn worker_starts_despite_hanging_gpu_driver() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nvidia-smi");
     // Written by another process: a concurrent test that forks meanwhile would keep the file open for writing.

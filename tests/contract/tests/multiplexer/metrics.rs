@@ -127,7 +127,7 @@ fn asked() -> Vec<(String, Vec<Matcher>)> {
 }
 
 #[tokio::test]
-async fn what_is_documented_and_asked_for_is_in_a_real_scrape() {
+async fn documented_and_queried_metrics_are_in_real_scrape() {
     let scrape = scrape().await;
     let manual = read("docs/multiplexer/worker.md");
     let names = manual.split("Metrics, all with").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("a list");

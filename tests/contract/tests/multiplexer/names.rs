@@ -62,7 +62,7 @@ fn chat(model: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_name_of_a_model_reaches_its_backend_as_the_backends_own() {
+async fn every_model_name_reaches_backend_as_its_own() {
     let Named { relay, worker, _backends, _config } = Named::start().await;
     let listed = relay.get("/v1/models").await.json();
     let listed: Vec<_> = listed["data"].as_array().into_iter().flatten().map(|model| model["id"].clone()).collect();
@@ -87,7 +87,7 @@ async fn every_name_of_a_model_reaches_its_backend_as_the_backends_own() {
 }
 
 #[tokio::test]
-async fn requests_by_id_and_by_alias_at_once_are_refused_by_nobody() {
+async fn concurrent_requests_by_id_and_alias_are_served() {
     let Named { relay, worker, _backends, _config } = Named::start().await;
     let names = ["qwen", "qwen3", "claude-sonnet-4-5"];
     let pending: Vec<_> =
@@ -101,7 +101,7 @@ async fn requests_by_id_and_by_alias_at_once_are_refused_by_nobody() {
 }
 
 #[tokio::test]
-async fn a_long_body_is_renamed_while_it_passes() {
+async fn long_body_is_renamed_while_streaming() {
     let Named { relay, worker: _worker, _backends, _config } = Named::start().await;
     let text = "x\\\"".repeat(3 << 20);
     for body in [
@@ -116,7 +116,7 @@ async fn a_long_body_is_renamed_while_it_passes() {
 }
 
 #[tokio::test]
-async fn the_model_of_a_form_is_renamed_too() {
+async fn model_of_form_is_renamed() {
     let Named { relay, worker: _worker, _backends, _config } = Named::start().await;
     let form = |model: &str| {
         format!(
@@ -133,7 +133,7 @@ async fn the_model_of_a_form_is_renamed_too() {
 }
 
 #[tokio::test]
-async fn relays_that_know_nothing_of_slots_ask_by_any_name() {
+async fn relays_without_slots_may_use_any_name() {
     let (qwen, b) = (backend("Qwen/Qwen3-8B").await, backend("b").await);
     for ack in [Ack::old(), Ack::core1()] {
         let mut rig = Rig::with(&ack, &yaml(&qwen, &b)).await;
@@ -147,7 +147,7 @@ async fn relays_that_know_nothing_of_slots_ask_by_any_name() {
 }
 
 #[tokio::test]
-async fn the_worker_says_which_names_share_a_gate() {
+async fn worker_reports_names_sharing_one_gate() {
     let (qwen, b) = (backend("Qwen/Qwen3-8B").await, backend("b").await);
     let mut rig = Rig::with(&slots1(), &yaml(&qwen, &b)).await;
     assert_eq!(rig.link.registration["slots"][0]["models"][1]["aliases"], json!(["qwen3", "claude-sonnet-4-5"]));
@@ -162,7 +162,7 @@ async fn the_worker_says_which_names_share_a_gate() {
 }
 
 #[tokio::test]
-async fn two_meanings_of_a_name_are_refused_at_the_start() {
+async fn ambiguous_name_is_rejected_at_startup() {
     let (qwen, b) = (backend("Qwen/Qwen3-8B").await, backend("b").await);
     let yaml = yaml(&qwen, &b).replace("\"bee\"", "\"qwen3\"");
     let (_config, builder) = worker_with(&yaml);
@@ -173,7 +173,7 @@ async fn two_meanings_of_a_name_are_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn as_many_slots_models_and_names_as_a_file_may_have_are_accepted() {
+async fn maximum_slots_models_and_names_are_accepted() {
     for (slots, models, aliases, last) in [(8, 20, 3, "m19-2"), (9, 64, 0, "m63")] {
         let model = |slot: usize, model: usize| {
             let names: Vec<_> = (0..aliases).map(|alias| format!("m{model}-{alias}")).collect();

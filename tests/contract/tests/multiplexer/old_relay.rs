@@ -5,7 +5,7 @@ use modelrelay_harness::fake_relay::Ack;
 use crate::rig::{LONG, Rig, Slot, chat, stream, text};
 
 #[tokio::test]
-async fn requests_for_both_models_are_held_and_served_in_turn() {
+async fn requests_for_both_models_are_held_and_alternate() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
     let asked: Vec<_> = ["a", "b", "a", "b"].into_iter().map(|model| rig.link.ask(&chat(model))).collect();
     for asked in &asked {
@@ -17,7 +17,7 @@ async fn requests_for_both_models_are_held_and_served_in_turn() {
 }
 
 #[tokio::test]
-async fn a_severed_stream_ends_with_an_error_frame_and_the_link_lives() {
+async fn severed_stream_ends_with_error_frame() {
     let slot = Slot { knobs: "minResidency: 1ms\n  drainTimeout: 200ms", delay: "2s", ..Slot::default() };
     let mut rig = Rig::start(&Ack::old(), &slot).await;
     let streamed = rig.link.ask(&stream("a"));
@@ -32,7 +32,7 @@ async fn a_severed_stream_ends_with_an_error_frame_and_the_link_lives() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_be_loaded_is_answered_with_503() {
+async fn unloadable_model_leads_to_503() {
     let yaml = Slot::default().yaml().replacen("\"expectModel\":\"demo\"", "\"expectModel\":\"another\"", 1);
     let mut rig = Rig::with(&Ack::old(), &yaml).await;
     let asked = rig.link.ask(&chat("a"));

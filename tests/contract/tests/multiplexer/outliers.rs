@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::rig::worker_with;
 
 #[tokio::test]
-async fn slot_that_fails_every_request_is_ejected() {
+async fn slot_failing_every_request_is_ejected() {
     let relay = Relay::start().await;
     let failing = FakeBackend::start().await;
     failing.answer_with(|_, _| Answer::json(500, &json!({"error": {"message": "CUDA error"}})));

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::rig::{Rig, Slot, ask_once_loaded, chat, slots1};
 
 #[tokio::test]
-async fn health_and_metrics_say_what_is_resident() {
+async fn health_and_metrics_report_resident() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     for path in ["/livez", "/readyz", "/backendz"] {
         assert_eq!(rig.worker.probe(path).await.status, 200, "{path}");

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::rig::{Rig, Slot, chat, slots1, worker_with};
 
 #[tokio::test]
-async fn a_worker_registers_its_slots_and_all_their_models() {
+async fn worker_registers_its_slots_and_all_their_models() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     let register = &rig.link.registration;
     assert_eq!(register["capabilities"], json!(["core1", "slots1"]));
@@ -20,7 +20,7 @@ async fn a_worker_registers_its_slots_and_all_their_models() {
 }
 
 #[tokio::test]
-async fn a_relay_that_knows_no_slots_is_told_of_none() {
+async fn relay_without_slot_support_receives_no_slots() {
     let mut rig = Rig::start(&Ack::core1(), &Slot::default()).await;
     let grant = rig.link.grant(4).await;
     assert!(grant.body.get("models").is_none_or(Value::is_null), "{}", grant.body);
@@ -30,7 +30,7 @@ async fn a_relay_that_knows_no_slots_is_told_of_none() {
 }
 
 #[tokio::test]
-async fn a_relay_that_gives_up_before_a_model_can_have_its_turn_is_warned_of() {
+async fn too_short_cold_timeout_of_relay_causes_warning() {
     let slow = Slot { knobs: "minResidency: 5m", ..Slot::default() };
     let rig = Rig::start(&slots1(), &slow).await;
     let warning = rig.worker.process.wait_for_line("raise the relay's cold timeout").await;
@@ -41,7 +41,7 @@ async fn a_relay_that_gives_up_before_a_model_can_have_its_turn_is_warned_of() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_model_that_no_slot_has_is_answered_with_those_that_there_are() {
+async fn unknown_model_is_rejected_with_available_models() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     let reply = rig.link.exchange(&chat("c")).await;
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (404, &json!("model_not_found")));
@@ -49,13 +49,13 @@ async fn a_request_for_a_model_that_no_slot_has_is_answered_with_those_that_ther
 }
 
 #[tokio::test]
-async fn a_request_whose_gate_is_shut_goes_back() {
+async fn request_at_closed_gate_returns_to_relay() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     assert_eq!(rig.link.exchange(&chat("a")).await.error_code(), Some("at_capacity"));
 }
 
 #[tokio::test]
-async fn a_setting_that_cannot_be_used_is_named_in_one_line() {
+async fn invalid_setting_is_named_in_one_line() {
     for (from, to, parts) in [
         ("driver: process", "driver: kubernetes", ["multiplexer.slots.gpu0", "kubernetes"]),
         ("\"id\":\"b\"", "\"id\":\"a\"", ["multiplexer.slots.gpu0.models", "\"a\""]),

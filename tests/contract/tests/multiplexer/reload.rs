@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1, stream, text};
 
 #[tokio::test]
-async fn a_model_that_leaves_the_file_is_advertised_no_more_and_capacities_change() {
+async fn removed_model_is_withdrawn_and_capacities_change() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &chat("a"), "a").await;
@@ -54,7 +54,7 @@ fn slow() -> Slot {
 }
 
 #[tokio::test]
-async fn added_model_is_loaded_after_a_running_stream() {
+async fn added_model_is_loaded_after_running_stream() {
     let slot = slow();
     let mut rig = Rig::with(&slots1(), &without(&slot.yaml(), "b")).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -88,7 +88,7 @@ async fn removed_model_ends_its_stream_and_is_unloaded() {
 }
 
 #[tokio::test]
-async fn changed_command_is_used_from_the_next_load() {
+async fn changed_command_is_used_from_next_load() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &chat("a"), "a").await;
@@ -106,7 +106,7 @@ async fn changed_command_is_used_from_the_next_load() {
 }
 
 #[tokio::test]
-async fn corrected_command_is_tried_at_the_next_request() {
+async fn corrected_command_is_tried_at_next_request() {
     let slot = Slot::default();
     let broken = with_other_command(&slot.yaml()).replacen("second life;", "broken; exit 3;", 1);
     let mut rig = Rig::with(&slots1(), &broken).await;
@@ -121,7 +121,7 @@ async fn corrected_command_is_tried_at_the_next_request() {
 }
 
 #[tokio::test]
-async fn fixed_settings_wait_for_the_next_start() {
+async fn fixed_settings_wait_for_next_start() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
     rig.rewrite(&slot.yaml().replace("driver: process", "driver: process\n    devices: ['7']"));

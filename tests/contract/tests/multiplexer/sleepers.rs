@@ -77,7 +77,7 @@ fn slot_of(driver: &str, a: &Engine, b: &Engine, more: &Value) -> String {
 }
 
 #[tokio::test]
-async fn model_loads_only_after_waiting_sleep_has_ended() {
+async fn model_loads_only_after_waiting_sleep_ends() {
     let (a, b) = (Engine::start("vllm", "a").await, Engine::start("vllm", "b").await);
     a.begin("/sleep", &json!({}));
     a.until_page("/is_sleeping", "true").await;
@@ -97,7 +97,7 @@ async fn model_loads_only_after_waiting_sleep_has_ended() {
 }
 
 #[tokio::test]
-async fn interrupted_wake_is_taken_back_before_a_load() {
+async fn interrupted_wake_is_reverted_before_load() {
     let (a, b) = (Engine::start("vllm", "a").await, Engine::start("vllm", "b").await);
     for engine in [&a, &b] {
         engine.send("/sleep?level=2&mode=wait").await;

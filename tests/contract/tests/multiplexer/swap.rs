@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1, stream, text};
 
 #[tokio::test]
-async fn demand_loads_a_model_and_demand_for_another_swaps_it() {
+async fn demand_loads_model_and_other_demand_swaps_it() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     for model in ["a", "b", "a"] {
         let asked = ask_once_loaded(&mut rig.link, &chat(model), model).await;
@@ -21,7 +21,7 @@ async fn demand_loads_a_model_and_demand_for_another_swaps_it() {
 }
 
 #[tokio::test]
-async fn a_stream_ends_whole_before_its_model_is_unloaded() {
+async fn stream_ends_whole_before_its_model_is_unloaded() {
     let slot = Slot { delay: "300ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -35,7 +35,7 @@ async fn a_stream_ends_whole_before_its_model_is_unloaded() {
 }
 
 #[tokio::test]
-async fn the_gate_is_shut_before_the_answer_that_lets_the_swap_begin() {
+async fn gate_closes_before_last_response_lets_swap_begin() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -49,7 +49,7 @@ async fn the_gate_is_shut_before_the_answer_that_lets_the_swap_begin() {
 }
 
 #[tokio::test]
-async fn a_stream_that_outlasts_the_drain_is_severed_and_says_why() {
+async fn stream_outlasting_drain_is_severed_with_reason() {
     let slot = Slot { knobs: "minResidency: 1ms\n  drainTimeout: 200ms", delay: "2s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -62,7 +62,7 @@ async fn a_stream_that_outlasts_the_drain_is_severed_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_cancelled_request_makes_way_at_once() {
+async fn cancelled_request_releases_its_lease_immediately() {
     let slot = Slot { delay: "1s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -73,7 +73,7 @@ async fn a_cancelled_request_makes_way_at_once() {
 }
 
 #[tokio::test]
-async fn a_link_that_breaks_in_the_middle_of_a_swap_finds_the_slots_as_they_are() {
+async fn link_broken_during_swap_receives_current_slot_state() {
     let slot = Slot { delay: "1s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
     let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
@@ -91,7 +91,7 @@ async fn a_link_that_breaks_in_the_middle_of_a_swap_finds_the_slots_as_they_are(
 }
 
 #[tokio::test]
-async fn two_relays_share_what_is_resident_and_each_can_have_it_swapped() {
+async fn two_relays_share_resident_and_either_can_swap() {
     let mut rig = Rig::start(&Ack { relay_count: 2, ..slots1() }, &Slot::default()).await;
     let second = Ack { relay_id: "relay-b".to_owned(), relay_count: 2, ..slots1() };
     let mut second = rig.relay.accept_with(&second).await;
@@ -112,7 +112,7 @@ async fn two_relays_share_what_is_resident_and_each_can_have_it_swapped() {
 }
 
 #[tokio::test]
-async fn an_operators_order_loads_and_unloads() {
+async fn admin_order_loads_and_unloads() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     for (command, model, is_ok) in [("load", "b", true), ("unload", "b", true), ("load", "c", false)] {
         let order = json!({"type": "command", "op_id": command, "command": command, "model": model});

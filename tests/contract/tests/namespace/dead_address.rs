@@ -14,8 +14,8 @@ const DEAD: &str = "10.9.9.9";
 const ALIVE: &str = "127.0.0.1";
 
 #[tokio::test]
-async fn worker_links_to_the_address_that_answers() {
-    inside("dead_address::worker_links_to_the_address_that_answers", |namespace| async move {
+async fn worker_links_to_responsive_address() {
+    inside("dead_address::worker_links_to_responsive_address", |namespace| async move {
         namespace.add_dead_network().await;
         namespace.set_addresses(&[DEAD, ALIVE]);
         let (relay, backend) = (Relay::start().await, FakeBackend::start().await);
@@ -32,8 +32,8 @@ async fn worker_links_to_the_address_that_answers() {
 }
 
 #[tokio::test]
-async fn backend_is_reached_at_the_address_that_answers() {
-    inside("dead_address::backend_is_reached_at_the_address_that_answers", |namespace| async move {
+async fn backend_is_reached_at_responsive_address() {
+    inside("dead_address::backend_is_reached_at_responsive_address", |namespace| async move {
         namespace.add_dead_network().await;
         namespace.set_addresses(&[DEAD, ALIVE]);
         let (relay, mut backend) = (Relay::start().await, FakeBackend::start().await);

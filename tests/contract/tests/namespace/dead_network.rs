@@ -34,8 +34,8 @@ async fn answers_again(stack: &Stack) {
 }
 
 #[tokio::test]
-async fn both_sides_find_an_idle_link_dead_within_three_heartbeats_and_link_again() {
-    let test = "dead_network::both_sides_find_an_idle_link_dead_within_three_heartbeats_and_link_again";
+async fn dead_idle_link_is_detected_and_replaced() {
+    let test = "dead_network::dead_idle_link_is_detected_and_replaced";
     inside(test, |namespace| async move {
         let stack = stack().await;
         let dead = Instant::now();
@@ -48,8 +48,8 @@ async fn both_sides_find_an_idle_link_dead_within_three_heartbeats_and_link_agai
 }
 
 #[tokio::test]
-async fn both_sides_find_a_link_dead_in_the_middle_of_a_body() {
-    let test = "dead_network::both_sides_find_a_link_dead_in_the_middle_of_a_body";
+async fn link_dying_during_body_is_detected() {
+    let test = "dead_network::link_dying_during_body_is_detected";
     inside(test, |namespace| async move {
         let mut stack = stack().await;
         let client = stack.relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})));

@@ -71,8 +71,8 @@ impl Pair {
 }
 
 #[tokio::test]
-async fn a_worker_links_to_every_relay_behind_a_name() {
-    inside("dns::a_worker_links_to_every_relay_behind_a_name", |namespace| async move {
+async fn worker_links_to_every_relay_behind_name() {
+    inside("dns::worker_links_to_every_relay_behind_name", |namespace| async move {
         namespace.set_addresses(&[A, B]);
         let relay = |address: &str| Relay::builder().env("LISTEN_ADDR", &format!("{address}:{PORT}")).start();
         let (a, b) = (relay(A).await, relay(B).await);
@@ -90,8 +90,8 @@ async fn a_worker_links_to_every_relay_behind_a_name() {
 }
 
 #[tokio::test]
-async fn an_address_that_leaves_keeps_its_live_link_and_is_not_dialled_again() {
-    inside("dns::an_address_that_leaves_keeps_its_live_link_and_is_not_dialled_again", |namespace| async move {
+async fn removed_address_keeps_its_link_without_new_dial() {
+    inside("dns::removed_address_keeps_its_link_without_new_dial", |namespace| async move {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
@@ -108,8 +108,8 @@ async fn an_address_that_leaves_keeps_its_live_link_and_is_not_dialled_again() {
 }
 
 #[tokio::test]
-async fn an_address_that_returns_is_dialled_again() {
-    inside("dns::an_address_that_returns_is_dialled_again", |namespace| async move {
+async fn returning_address_is_dialled_again() {
+    inside("dns::returning_address_is_dialled_again", |namespace| async move {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
@@ -122,8 +122,8 @@ async fn an_address_that_returns_is_dialled_again() {
 }
 
 #[tokio::test]
-async fn an_address_that_returns_under_its_live_link_gets_no_second_one() {
-    inside("dns::an_address_that_returns_under_its_live_link_gets_no_second_one", |namespace| async move {
+async fn returning_address_with_live_link_gets_no_second() {
+    inside("dns::returning_address_with_live_link_gets_no_second", |namespace| async move {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
@@ -138,8 +138,8 @@ async fn an_address_that_returns_under_its_live_link_gets_no_second_one() {
 }
 
 #[tokio::test]
-async fn a_new_address_is_dialled_within_the_lookup_interval() {
-    inside("dns::a_new_address_is_dialled_within_the_lookup_interval", |namespace| async move {
+async fn new_address_is_dialled_within_lookup_interval() {
+    inside("dns::new_address_is_dialled_within_lookup_interval", |namespace| async move {
         let mut pair = pair(&namespace, &[A]).await;
         let mut to_a = link(&mut pair.a, "a").await;
         let added = Instant::now();
@@ -155,8 +155,8 @@ async fn a_new_address_is_dialled_within_the_lookup_interval() {
 }
 
 #[tokio::test]
-async fn a_failed_lookup_keeps_the_list() {
-    inside("dns::a_failed_lookup_keeps_the_list", |namespace| async move {
+async fn failed_lookup_keeps_address_list() {
+    inside("dns::failed_lookup_keeps_address_list", |namespace| async move {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[]);
@@ -169,8 +169,8 @@ async fn a_failed_lookup_keeps_the_list() {
 }
 
 #[tokio::test]
-async fn a_name_without_addresses_is_asked_again() {
-    inside("dns::a_name_without_addresses_is_asked_again", |namespace| async move {
+async fn name_without_addresses_is_looked_up_again() {
+    inside("dns::name_without_addresses_is_looked_up_again", |namespace| async move {
         let mut pair = pair(&namespace, &[]).await;
         pair.worker.process.wait_for_line("cannot be looked up").await;
         namespace.set_addresses(&[B]);
@@ -180,8 +180,8 @@ async fn a_name_without_addresses_is_asked_again() {
 }
 
 #[tokio::test]
-async fn two_addresses_of_one_relay_make_one_link_while_it_lives() {
-    inside("dns::two_addresses_of_one_relay_make_one_link_while_it_lives", |namespace| async move {
+async fn two_addresses_of_one_relay_share_one_link() {
+    inside("dns::two_addresses_of_one_relay_share_one_link", |namespace| async move {
         namespace.set_addresses(&[A, B]);
         let mut relay = fake_relay("0.0.0.0").await;
         let backend = FakeBackend::start().await;
@@ -198,8 +198,8 @@ async fn two_addresses_of_one_relay_make_one_link_while_it_lives() {
 }
 
 #[tokio::test]
-async fn a_lookup_that_hangs_does_not_hold_the_exit() {
-    inside("dns::a_lookup_that_hangs_does_not_hold_the_exit", |namespace| async move {
+async fn hanging_lookup_does_not_delay_exit() {
+    inside("dns::hanging_lookup_does_not_delay_exit", |namespace| async move {
         // It receives every query and replies to none.
         let _resolver = std::net::UdpSocket::bind(format!("{RESOLVER}:53")).expect("a port of a network of our own");
         let mut pair = pair(&namespace, &[]).await;

@@ -86,7 +86,7 @@ async fn warm_relay(heartbeat: &str) -> (Relay, Usage) {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
+async fn thousand_idle_workers_need_little_memory_and_time() {
     if !may_open(OPEN_FILES) {
         return;
     }
@@ -119,7 +119,7 @@ async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
 }
 
 #[tokio::test]
-async fn between_heartbeats_a_thousand_workers_cost_nothing() {
+async fn thousand_workers_cost_nothing_between_heartbeats() {
     if !may_open(OPEN_FILES) {
         return;
     }

@@ -145,7 +145,7 @@ async fn busy_stack() -> (Stack, Traffic) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_reaches_the_backend_at_once_while_large_bodies_move_both_ways() {
+async fn large_bodies_both_ways_do_not_delay_cancel() {
     let (stack, mut traffic) = busy_stack().await;
     let mut slowest = Duration::ZERO;
     for _ in 0..ROUNDS {
@@ -167,7 +167,7 @@ async fn a_cancel_reaches_the_backend_at_once_while_large_bodies_move_both_ways(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_neighbour_of_large_bodies_is_answered_at_once() {
+async fn large_bodies_do_not_delay_neighbour() {
     let (stack, mut traffic) = busy_stack().await;
     let mut slowest = Duration::ZERO;
     for _ in 0..ROUNDS {

@@ -7,7 +7,7 @@ use modelrelay_harness::{
 use serde_json::json;
 
 #[tokio::test]
-async fn the_relay_takes_more_connections_than_the_soft_limit_of_open_files() {
+async fn relay_accepts_connections_beyond_soft_file_limit() {
     let relay = Relay::builder().under(["sh", "-c", "ulimit -Sn 64 && exec \"$@\"", "sh"]).start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let mut silent = Vec::new();

@@ -73,7 +73,7 @@ async fn budget_is_free(relay: &Relay) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_thousand_uploads_at_once_stay_inside_the_memory_budget() {
+async fn two_thousand_concurrent_uploads_stay_within_memory_budget() {
     if !may_open(OPEN_FILES) {
         return;
     }
@@ -105,7 +105,7 @@ async fn two_thousand_uploads_at_once_stay_inside_the_memory_budget() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_thousand_uploads_that_break_off_leave_nothing_behind() {
+async fn two_thousand_aborted_uploads_leave_nothing_behind() {
     if !may_open(OPEN_FILES) {
         return;
     }

@@ -57,7 +57,7 @@ async fn quick_run(json: &std::path::Path) -> Output {
 }
 
 #[tokio::test]
-async fn a_quick_run_has_every_figure_and_compared_every_byte() {
+async fn quick_run_reports_every_figure_and_compares_bytes() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("speed.json");
     let output = quick_run(&json).await;

@@ -141,7 +141,7 @@ fn baseline() -> Value {
 }
 
 #[tokio::test]
-async fn a_request_and_a_token_take_no_more_instructions_than_they_did() {
+async fn request_and_token_stay_within_instruction_baseline() {
     if !cfg!(target_arch = "x86_64") {
         return cannot_run("the baseline of instructions is of x86_64");
     }

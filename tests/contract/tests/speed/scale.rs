@@ -34,7 +34,7 @@ fn check_figures(what: &Value, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_quick_run_measures_every_part_and_leaves_nothing_behind() {
+async fn quick_run_measures_every_part_and_cleans_up() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("scale.json");
     let output = quick_run(&json).await;

@@ -34,7 +34,7 @@ fn stream() -> Request {
 }
 
 #[tokio::test]
-async fn chunks_that_came_together_go_to_the_client_in_few_writes() {
+async fn chunks_received_together_reach_client_in_few_writes() {
     let Some(trace) = Trace::new() else { return };
     let relay = Relay::builder().traced(&trace, SOCKETS).start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
@@ -53,7 +53,7 @@ async fn chunks_that_came_together_go_to_the_client_in_few_writes() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_together_go_to_the_worker_in_few_writes() {
+async fn queued_requests_reach_worker_in_few_writes() {
     let Some(trace) = Trace::new() else { return };
     let relay = Relay::builder().traced(&trace, SOCKETS).start().await;
     let mut worker = relay.dial().open().await;
@@ -74,7 +74,7 @@ async fn requests_that_wait_together_go_to_the_worker_in_few_writes() {
 }
 
 #[tokio::test]
-async fn chunks_that_came_together_go_to_the_relay_in_few_writes() {
+async fn chunks_received_together_reach_relay_in_few_writes() {
     let Some(trace) = Trace::new() else { return };
     let mut relay = FakeRelay::start().await;
     let mut backend = FakeBackend::start().await;

@@ -64,7 +64,7 @@ fn summary(calls: &[Call]) -> String {
 }
 
 #[tokio::test]
-async fn an_idle_relay_makes_a_few_calls_for_each_heartbeat() {
+async fn idle_relay_makes_few_calls_per_heartbeat() {
     let Some(trace) = Trace::new() else { return };
     let relay = Relay::builder().traced(&trace, "all").env("HEARTBEAT_INTERVAL", "1").start().await;
     let mut workers =
@@ -80,7 +80,7 @@ async fn an_idle_relay_makes_a_few_calls_for_each_heartbeat() {
 }
 
 #[tokio::test]
-async fn an_idle_worker_makes_a_few_calls_for_each_heartbeat() {
+async fn idle_worker_makes_few_calls_per_heartbeat() {
     let Some(trace) = Trace::new() else { return };
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;
@@ -107,7 +107,7 @@ async fn an_idle_worker_makes_a_few_calls_for_each_heartbeat() {
 }
 
 #[tokio::test]
-async fn no_clock_wakes_an_idle_relay_more_often_than_its_heartbeat() {
+async fn no_timer_wakes_idle_relay_between_heartbeats() {
     let Some(trace) = Trace::new() else { return };
     let seconds = LONG_HEARTBEAT.as_secs().to_string();
     let relay = Relay::builder().traced(&trace, "all").env("HEARTBEAT_INTERVAL", &seconds).start().await;
@@ -132,7 +132,7 @@ async fn no_clock_wakes_an_idle_relay_more_often_than_its_heartbeat() {
 }
 
 #[tokio::test]
-async fn no_clock_wakes_an_idle_worker_more_often_than_its_heartbeat() {
+async fn no_timer_wakes_idle_worker_between_heartbeats() {
     let Some(trace) = Trace::new() else { return };
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;

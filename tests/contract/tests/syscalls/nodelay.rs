@@ -46,7 +46,7 @@ fn checked_connections(calls: &[Call]) -> usize {
 }
 
 #[tokio::test]
-async fn the_relay_sets_it_on_what_it_accepts() {
+async fn relay_sets_nodelay_on_accepted_connections() {
     let Some(trace) = Trace::new() else { return };
     let relay = Relay::builder()
         .traced(&trace, SOCKETS)
@@ -68,7 +68,7 @@ async fn the_relay_sets_it_on_what_it_accepts() {
 }
 
 #[tokio::test]
-async fn the_worker_sets_it_on_what_it_dials_and_accepts() {
+async fn worker_sets_nodelay_on_dialled_and_accepted_connections() {
     let Some(trace) = Trace::new() else { return };
     let mut relay = FakeRelay::start().await;
     let mut backend = FakeBackend::start().await;
@@ -96,7 +96,7 @@ fn call(name: &str, args: &str, result: &str) -> Call {
 
 #[test]
 #[should_panic(expected = "sent without TCP_NODELAY")]
-fn a_descriptor_used_again_needs_the_option_again() {
+fn reused_descriptor_needs_option_again() {
     checked_connections(&[
         call("accept4", "9, {sa_family=AF_INET}, [16], SOCK_CLOEXEC", "12"),
         call("setsockopt", "12, SOL_TCP, TCP_NODELAY, [1], 4", "0"),

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use modelrelay_harness::process::path_of;
 
 #[test]
-fn words_select_relay_and_worker() {
+fn subcommands_select_relay_and_worker() {
     for (words, start) in [
         (&["relay", "--version"][..], "modelrelay-relay "),
         (&["worker", "--version"], "modelrelay-worker "),
@@ -22,13 +22,13 @@ fn words_select_relay_and_worker() {
 }
 
 #[test]
-fn worker_supervises_commands_by_the_same_file() {
+fn worker_supervises_commands_with_same_file() {
     let ended = run(path_of("modelrelay"), &["worker", "supervise", "--", "sh", "-c", "echo out; exit 3"]);
     assert_eq!(ended, (Some(3), "out\n".to_owned()));
 }
 
 #[test]
-fn installed_copy_is_a_worker() {
+fn installed_copy_is_worker() {
     let folder = tempfile::tempdir().expect("a folder");
     let installed = run(path_of("modelrelay"), &["worker", "install", folder.path().to_str().expect("a path of text")]);
     assert_eq!(installed.0, Some(0), "{}", installed.1);

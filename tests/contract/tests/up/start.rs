@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use crate::rig::{NO_BACKEND, START_TIMEOUT, Up, spawn};
 
 #[tokio::test]
-async fn demo_streams_an_answer_to_the_printed_line() {
+async fn printed_command_receives_streamed_demo_response() {
     let up = Up::start(&[NO_BACKEND]).await;
     assert!(up.printed("backend: none found on ports 1, so the demo backend runs at http://127.0.0.1:1"));
     let answer = up.paste_curl_line().await;
@@ -27,7 +27,7 @@ async fn demo_streams_an_answer_to_the_printed_line() {
 }
 
 #[tokio::test]
-async fn backend_is_found_behind_a_relay_and_an_empty_one() {
+async fn search_skips_relay_and_backend_without_models() {
     let (relay, empty) = (Relay::start().await, FakeBackend::with_models(&[]).await);
     let (backend, other) = (FakeBackend::with_models(&["org/model:1b"]).await, FakeBackend::start().await);
     let ports =
@@ -42,7 +42,7 @@ async fn backend_is_found_behind_a_relay_and_an_empty_one() {
 }
 
 #[tokio::test]
-async fn backend_that_wants_a_key_is_reported() {
+async fn backend_requiring_key_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     tokio::spawn(async move {
@@ -59,7 +59,7 @@ async fn backend_that_wants_a_key_is_reported() {
 }
 
 #[tokio::test]
-async fn given_backend_is_used_without_a_search() {
+async fn given_backend_is_used_without_search() {
     let (backend, other) = (FakeBackend::with_models(&["given"]).await, FakeBackend::start().await);
     let ports = other.addr().port().to_string();
     let up = Up::start(&[("BACKEND_URL", &backend.url()), ("BACKEND_PORTS", &ports), ("WORKER_SECRET", "")]).await;
@@ -69,7 +69,7 @@ async fn given_backend_is_used_without_a_search() {
 }
 
 #[tokio::test]
-async fn odd_model_name_survives_the_shell() {
+async fn odd_model_name_survives_shell() {
     let name = "it's \"new\" $HOME \\ é";
     let mut backend = FakeBackend::with_models(&[name]).await;
     let up = Up::start(&[("BACKEND_URL", &backend.url())]).await;
@@ -82,7 +82,7 @@ async fn odd_model_name_survives_the_shell() {
 }
 
 #[tokio::test]
-async fn later_runs_take_the_next_ports() {
+async fn later_runs_use_next_ports() {
     let start = || Up::start_on_usual_port(&[NO_BACKEND]);
     let (first, second, third) = tokio::join!(start(), start(), start());
     let urls = [first.url(), second.url(), third.url()];
@@ -96,7 +96,7 @@ async fn later_runs_take_the_next_ports() {
 }
 
 #[tokio::test]
-async fn printed_token_logs_in_at_the_dashboard() {
+async fn printed_token_logs_in_at_dashboard() {
     let up = Up::start(&[NO_BACKEND]).await;
     let line = up.process.log().lines().into_iter().find(|line| line.contains("/dashboard")).expect("a page");
     let (url, token) = line.split_once("   (log in with ").expect("a token");
@@ -115,7 +115,7 @@ async fn printed_token_logs_in_at_the_dashboard() {
 }
 
 #[tokio::test]
-async fn wait_for_a_backend_is_reported_and_ends() {
+async fn wait_for_backend_is_reported_and_ends() {
     let backend = FakeBackend::refusing().await;
     let process = spawn(&[("BACKEND_URL", &backend.url()), ("LISTEN_ADDR", "127.0.0.1:0")]).start();
     let reminder = format!("modelrelay: still waiting for a model of the backend at {}", backend.url());
@@ -124,7 +124,7 @@ async fn wait_for_a_backend_is_reported_and_ends() {
 }
 
 #[tokio::test]
-async fn settings_that_up_cannot_serve_end_it() {
+async fn unsupported_settings_end_up_with_reason() {
     let cases = [
         ("TLS_CERT_FILE", "cert.pem", "TLS_CERT_FILE is set"),
         ("MODELRELAY_REQUIRE_API_KEYS", "1", "requires API keys"),

@@ -11,7 +11,7 @@ use crate::rig::{NO_BACKEND, Up, spawn};
 const SLOW_DEMO: (&str, &str) = ("DEMO_DELAY", "2s");
 
 #[tokio::test]
-async fn running_response_is_finished_at_the_first_signal() {
+async fn running_response_is_finished_at_first_signal() {
     let up = Up::start(&[NO_BACKEND]).await;
     let curl = up.spawn_curl();
     up.process.wait_for_line("request dispatched").await;
@@ -39,7 +39,7 @@ async fn terminal_interrupt_stops_in_order() {
 }
 
 #[tokio::test]
-async fn second_signal_ends_everything_at_once() {
+async fn second_signal_ends_everything_immediately() {
     let mut up = Up::start(&[NO_BACKEND, SLOW_DEMO]).await;
     let curl = up.spawn_curl();
     up.process.wait_for_line("request dispatched").await;
@@ -52,7 +52,7 @@ async fn second_signal_ends_everything_at_once() {
 }
 
 #[tokio::test]
-async fn part_that_ends_is_named_and_ends_the_run() {
+async fn ended_part_is_named_and_ends_run() {
     for (words, name) in [("part relay", "relay"), ("part worker$", "worker"), ("part worker demo", "demo")] {
         let mut up = Up::start(&[NO_BACKEND]).await;
         signal("KILL", &up.part(words));
@@ -66,7 +66,7 @@ async fn part_that_ends_is_named_and_ends_the_run() {
 }
 
 #[tokio::test]
-async fn part_that_cannot_start_ends_the_run() {
+async fn part_failing_to_start_ends_run() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     let mut process = spawn(&[NO_BACKEND, ("LISTEN_ADDR", &address)]).start();

@@ -19,19 +19,19 @@ async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
 }
 
 #[tokio::test]
-async fn a_reset_before_the_first_byte_may_be_tried_elsewhere() {
+async fn reset_before_first_byte_may_be_retried_elsewhere() {
     let reply = ruined(async |call| call.reset()).await;
     assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
 }
 
 #[tokio::test]
-async fn a_close_before_the_first_byte_may_be_tried_elsewhere() {
+async fn close_before_first_byte_may_be_retried_elsewhere() {
     let reply = ruined(async |call| drop(call)).await;
     assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
 }
 
 #[tokio::test]
-async fn a_reset_within_the_head_may_be_tried_elsewhere() {
+async fn reset_within_head_may_be_retried_elsewhere() {
     let reply = ruined(async |mut call| {
         call.write_raw(b"HTTP/1.1 200 OK\r\ncontent-").await;
         call.reset();
@@ -41,7 +41,7 @@ async fn a_reset_within_the_head_may_be_tried_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_reset_in_the_middle_of_a_stream_is_an_error_after_the_bytes_that_came() {
+async fn reset_during_stream_reports_error_after_received_bytes() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -55,7 +55,7 @@ async fn a_reset_in_the_middle_of_a_stream_is_an_error_after_the_bytes_that_came
 }
 
 #[tokio::test]
-async fn a_chunked_body_without_its_end_is_an_error() {
+async fn chunked_body_without_end_is_error() {
     let reply = ruined(async |mut call| {
         call.start_stream().await;
         call.chunk(&sse("first")).await;
@@ -65,7 +65,7 @@ async fn a_chunked_body_without_its_end_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_body_shorter_than_its_length_is_an_error() {
+async fn body_shorter_than_its_length_is_error() {
     let reply = ruined(async |mut call| {
         call.head(200, &[("content-length", "100")]).await;
         call.write_raw(b"only this").await;
@@ -75,7 +75,7 @@ async fn a_body_shorter_than_its_length_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_broken_chunk_size_is_an_error() {
+async fn broken_chunk_size_is_error() {
     let reply = ruined(async |mut call| {
         call.start_stream().await;
         call.chunk(&sse("first")).await;
@@ -86,7 +86,7 @@ async fn a_broken_chunk_size_is_an_error() {
 }
 
 #[tokio::test]
-async fn garbage_instead_of_http_is_an_error() {
+async fn garbage_instead_of_http_is_error() {
     let reply = ruined(async |mut call| {
         call.write_raw(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await;
     })
@@ -95,7 +95,7 @@ async fn garbage_instead_of_http_is_an_error() {
 }
 
 #[tokio::test]
-async fn an_endless_head_is_an_error() {
+async fn endless_head_is_error() {
     let reply = ruined(async |mut call| {
         call.write_raw(b"HTTP/1.1 200 OK\r\n").await;
         let line = format!("x-filler: {}\r\n", "y".repeat(8_000));
@@ -106,7 +106,7 @@ async fn an_endless_head_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_stalled_backend_delays_nobody_else() {
+async fn stalled_backend_does_not_delay_other_requests() {
     let mut rig = Rig::core1().await;
     let stalled = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -120,7 +120,7 @@ async fn a_stalled_backend_delays_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_reset_backend_stays_advertised() {
+async fn reset_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     rig.backend.call().await.reset();
@@ -129,7 +129,7 @@ async fn a_reset_backend_stays_advertised() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_that_the_backend_closed_costs_no_request() {
+async fn kept_connection_closed_by_backend_fails_no_request() {
     let mut rig = Rig::core1().await;
     for _ in 0..10 {
         let asked = rig.link.ask(&Ask::chat("m"));
@@ -144,7 +144,7 @@ async fn a_kept_connection_that_the_backend_closed_costs_no_request() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_ends_with_its_backend_though_no_request_comes() {
+async fn idle_connection_closes_when_backend_closes_it() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -157,7 +157,7 @@ async fn a_kept_connection_ends_with_its_backend_though_no_request_comes() {
 }
 
 #[tokio::test]
-async fn an_error_names_its_request_and_says_why() {
+async fn error_contains_request_id_and_reason() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     rig.backend.call().await.reset();
@@ -167,7 +167,7 @@ async fn an_error_names_its_request_and_says_why() {
 }
 
 #[tokio::test]
-async fn the_length_of_a_body_that_does_not_come_is_not_announced() {
+async fn length_of_absent_body_is_not_announced() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -180,7 +180,7 @@ async fn the_length_of_a_body_that_does_not_come_is_not_announced() {
 }
 
 #[tokio::test]
-async fn chunks_win_over_a_length_beside_them() {
+async fn chunked_encoding_overrides_content_length() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;

@@ -36,7 +36,7 @@ fn any_model(update: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn nothing_is_advertised_until_the_backend_accepts_connections() {
+async fn no_model_is_advertised_until_backend_accepts_connections() {
     let mut backend = FakeBackend::refusing().await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
     assert_eq!(link.registration["models"], json!([]));
@@ -46,7 +46,7 @@ async fn nothing_is_advertised_until_the_backend_accepts_connections() {
 }
 
 #[tokio::test]
-async fn nothing_is_advertised_until_the_backend_is_healthy() {
+async fn no_model_is_advertised_until_backend_is_healthy() {
     let backend = FakeBackend::start().await;
     backend.set_healthy(false);
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
@@ -57,7 +57,7 @@ async fn nothing_is_advertised_until_the_backend_is_healthy() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_withdraws_the_models_before_it_fails_the_request() {
+async fn refused_connection_withdraws_models_before_failing_request() {
     let mut rig = Rig::core1().await;
     rig.backend.refuse().await;
     let asked = rig.link.ask(&Ask::chat("m"));
@@ -69,7 +69,7 @@ async fn a_refused_connection_withdraws_the_models_before_it_fails_the_request()
 }
 
 #[tokio::test]
-async fn a_recovered_backend_is_advertised_within_two_seconds() {
+async fn recovered_backend_is_advertised_within_two_seconds() {
     let mut rig = Rig::core1().await;
     for _ in 0..2 {
         rig.backend.refuse().await;
@@ -84,7 +84,7 @@ async fn a_recovered_backend_is_advertised_within_two_seconds() {
 }
 
 #[tokio::test]
-async fn a_request_that_meets_a_dead_backend_leaves_its_neighbour_running() {
+async fn request_at_dead_backend_leaves_neighbour_running() {
     let mut rig = Rig::core1().await;
     let kept = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -96,21 +96,21 @@ async fn a_request_that_meets_a_dead_backend_leaves_its_neighbour_running() {
 }
 
 #[tokio::test]
-async fn a_star_asks_the_backend_for_its_models() {
+async fn star_lists_models_of_backend() {
     let backend = FakeBackend::with_models(&["qwen", "llama"]).await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
     link.models(&["qwen", "llama"]).await;
 }
 
 #[tokio::test]
-async fn asking_the_backend_is_the_default() {
+async fn models_are_listed_from_backend_by_default() {
     let backend = FakeBackend::with_models(&["qwen", "llama"]).await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.without("MODELS")).await;
     link.models(&["qwen", "llama"]).await;
 }
 
 #[tokio::test]
-async fn the_catalogue_is_read_until_the_first_success() {
+async fn catalogue_is_read_until_first_success() {
     let mut backend = FakeBackend::refusing().await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
     assert_eq!(link.registration["models"], json!([]));
@@ -120,7 +120,7 @@ async fn the_catalogue_is_read_until_the_first_success() {
 }
 
 #[tokio::test]
-async fn models_refresh_reads_the_catalogue_at_once() {
+async fn models_refresh_reads_catalogue_immediately() {
     let backend = FakeBackend::with_models(&["old"]).await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
     link.models(&["old"]).await;
@@ -131,7 +131,7 @@ async fn models_refresh_reads_the_catalogue_at_once() {
 }
 
 #[tokio::test]
-async fn models_refresh_is_answered_when_nothing_changed_and_keeps_configured_models() {
+async fn models_refresh_reports_unchanged_configured_models() {
     let mut rig = Rig::core1().await;
     rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
     let update = rig.link.expect("models_update").await;
@@ -139,7 +139,7 @@ async fn models_refresh_is_answered_when_nothing_changed_and_keeps_configured_mo
 }
 
 #[tokio::test]
-async fn a_new_link_learns_the_models_of_now() {
+async fn new_link_receives_current_models() {
     let backend = FakeBackend::with_models(&["old"]).await;
     let (_worker, mut relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
     link.models(&["old"]).await;
@@ -151,7 +151,7 @@ async fn a_new_link_learns_the_models_of_now() {
 }
 
 #[tokio::test]
-async fn failed_health_check_withdraws_the_models() {
+async fn failed_health_check_withdraws_models() {
     let mut rig = Rig::core1().await;
     rig.backend.set_healthy(false);
     advertised(&mut rig.link, &[]).await;
@@ -188,7 +188,7 @@ async fn each_change_of_condition_is_logged_once() {
 }
 
 #[tokio::test]
-async fn server_error_of_a_loading_backend_may_be_tried_elsewhere() {
+async fn loading_backend_error_may_be_retried_elsewhere() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -202,7 +202,7 @@ async fn server_error_of_a_loading_backend_may_be_tried_elsewhere() {
 }
 
 #[tokio::test]
-async fn server_error_of_a_healthy_backend_is_passed_on() {
+async fn healthy_backend_error_is_passed_on() {
     let mut rig = Rig::core1().await;
     for status in [500, 503] {
         let answer = Answer::json(status, &json!({"error": {"message": "out of memory"}}));
@@ -213,7 +213,7 @@ async fn server_error_of_a_healthy_backend_is_passed_on() {
 }
 
 #[tokio::test]
-async fn old_relay_gets_a_loading_backends_own_error() {
+async fn old_relay_receives_error_of_loading_backend() {
     let mut rig = Rig::old().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -233,7 +233,7 @@ async fn more_than_256_models_are_advertised() {
 }
 
 #[tokio::test]
-async fn models_that_are_left_out_are_logged() {
+async fn omitted_models_are_logged() {
     let backend = FakeBackend::with_models(&["good", "bad\u{1b}[31m", ""]).await;
     let (worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
     link.models(&["good"]).await;
@@ -244,7 +244,7 @@ async fn models_that_are_left_out_are_logged() {
 }
 
 #[tokio::test]
-async fn default_concurrency_beside_vllm_is_warned_of() {
+async fn default_concurrency_with_vllm_causes_warning() {
     let backend = FakeBackend::start().await;
     let vllm = |worker: WorkerBuilder| worker.env("BACKEND_ENGINE", "vllm");
     let (silent, _relay, mut link) = registered(&backend, |worker| vllm(worker).concurrency(1)).await;
@@ -255,7 +255,7 @@ async fn default_concurrency_beside_vllm_is_warned_of() {
 }
 
 #[tokio::test]
-async fn silent_streams_of_a_closed_backend_are_broken_off() {
+async fn silent_streams_of_closed_backend_are_aborted() {
     let mut backend = FakeBackend::start().await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.env("MAX_CONCURRENCY", "3")).await;
     link.ready(&["m"], 3).await;

@@ -10,7 +10,7 @@ use serde_json::json;
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_cancel_before_the_first_byte_reaches_the_backend_at_once() {
+async fn cancel_before_first_byte_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -22,7 +22,7 @@ async fn a_cancel_before_the_first_byte_reaches_the_backend_at_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_in_the_middle_of_a_stream_reaches_the_backend_at_once() {
+async fn cancel_during_stream_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -35,7 +35,7 @@ async fn a_cancel_in_the_middle_of_a_stream_reaches_the_backend_at_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_in_the_middle_of_an_upload_reaches_the_backend_at_once() {
+async fn cancel_during_upload_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 32 << 20]));
     let mut call = rig.backend.call().await;
@@ -46,7 +46,7 @@ async fn a_cancel_in_the_middle_of_an_upload_reaches_the_backend_at_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_is_not_delayed_by_large_bodies_in_both_directions() {
+async fn large_bodies_do_not_delay_cancel() {
     let mut rig = Rig::core1().await;
     let big = vec![b'b'; 32 << 20];
     let upload = rig.link.ask(&Ask::chat("m").body(&big));
@@ -76,7 +76,7 @@ async fn a_cancel_is_not_delayed_by_large_bodies_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_cancelled_request_frees_its_slot_at_once() {
+async fn cancelled_request_frees_its_slot_immediately() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..5 {
         let asked = rig.link.ask(&Ask::chat("m"));
@@ -87,7 +87,7 @@ async fn a_cancelled_request_frees_its_slot_at_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_touches_only_its_own_request() {
+async fn cancel_affects_only_its_own_request() {
     let mut rig = Rig::core1().await;
     let kept = rig.link.ask(&Ask::chat("m"));
     let kept_call = rig.backend.call().await;
@@ -100,7 +100,7 @@ async fn a_cancel_touches_only_its_own_request() {
 }
 
 #[tokio::test]
-async fn a_request_cancelled_in_the_same_breath_leaves_nothing_behind() {
+async fn immediately_cancelled_request_leaves_nothing_behind() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..20 {
         let asked = rig.link.ask(&Ask::chat("m"));
@@ -110,7 +110,7 @@ async fn a_request_cancelled_in_the_same_breath_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_cancelled_stream_is_sent_after_the_worker_has_read_the_cancel() {
+async fn stream_sends_nothing_after_processed_cancel() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -129,7 +129,7 @@ async fn nothing_of_a_cancelled_stream_is_sent_after_the_worker_has_read_the_can
 }
 
 #[tokio::test]
-async fn every_reason_of_the_seeds_is_understood_and_unknown_ones_too() {
+async fn known_and_unknown_cancel_reasons_are_accepted() {
     let mut rig = Rig::core1().await;
     for reason in ["client_disconnect", "timeout", "graceful_shutdown", "server_shutdown", "invented_tomorrow"] {
         let asked = rig.link.ask(&Ask::chat("m"));

@@ -27,7 +27,7 @@ async fn answer(rig: &mut Rig) {
 }
 
 #[tokio::test]
-async fn a_single_link_is_granted_everything() {
+async fn single_link_is_granted_everything() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
     drop(rig.link);
     rig.link = rig.relay.accept_registered(&["core1"]).await;
@@ -37,7 +37,7 @@ async fn a_single_link_is_granted_everything() {
 }
 
 #[tokio::test]
-async fn nothing_is_granted_before_the_registration_is_acknowledged() {
+async fn registration_acknowledgement_precedes_every_grant() {
     let rig = Rig::core1().await;
     let (mut relay, _worker) = (rig.relay, rig.worker);
     drop(rig.link);
@@ -47,7 +47,7 @@ async fn nothing_is_granted_before_the_registration_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn idle_slots_that_nobody_waits_for_are_granted_to_every_link() {
+async fn idle_slots_are_granted_to_every_link() {
     let (mut rig, mut second) = two_links(4).await;
     let third_of_four = rig.link.ask(&Ask::chat("m"));
     let _held = rig.backend.call().await;
@@ -58,7 +58,7 @@ async fn idle_slots_that_nobody_waits_for_are_granted_to_every_link() {
 }
 
 #[tokio::test]
-async fn the_load_of_other_links_is_told() {
+async fn load_of_other_links_is_reported() {
     let (mut rig, mut second) = two_links(4).await;
     let asked = second.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -70,7 +70,7 @@ async fn the_load_of_other_links_is_told() {
 }
 
 #[tokio::test]
-async fn a_request_over_capacity_is_turned_away_at_once() {
+async fn request_over_capacity_is_rejected_immediately() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     let running = rig.link.ask(&Ask::chat("m"));
     let held = rig.backend.call().await;
@@ -82,7 +82,7 @@ async fn a_request_over_capacity_is_turned_away_at_once() {
 }
 
 #[tokio::test]
-async fn a_grant_is_sent_before_the_refusal_that_it_explains() {
+async fn grant_precedes_refusal_explained_by_it() {
     let (mut rig, mut second) = two_links(1).await;
     rig.link.ask(&Ask::chat("m"));
     let _held = rig.backend.call().await;
@@ -92,7 +92,7 @@ async fn a_grant_is_sent_before_the_refusal_that_it_explains() {
 }
 
 #[tokio::test]
-async fn a_grant_is_sent_before_the_answer_that_frees_the_slot() {
+async fn grant_precedes_response_that_frees_slot() {
     let (mut rig, mut second) = two_links(1).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -108,7 +108,7 @@ async fn a_grant_is_sent_before_the_answer_that_frees_the_slot() {
 }
 
 #[tokio::test]
-async fn a_single_slot_goes_back_and_forth_between_links_that_wait() {
+async fn single_slot_alternates_between_waiting_links() {
     let (mut rig, mut second) = two_links(1).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     second.grant(0).await;
@@ -130,7 +130,7 @@ async fn a_single_slot_goes_back_and_forth_between_links_that_wait() {
 }
 
 #[tokio::test]
-async fn a_busy_relay_leaves_a_trickling_one_its_turn() {
+async fn busy_relay_does_not_starve_other_one() {
     let (mut rig, mut second) = two_links(2).await;
     demand(&rig.link, 50);
     let mut running: Vec<Asked> = (0..2).map(|_| rig.link.ask(&Ask::chat("m"))).collect();
@@ -144,7 +144,7 @@ async fn a_busy_relay_leaves_a_trickling_one_its_turn() {
 }
 
 #[tokio::test]
-async fn a_handed_slot_that_is_not_used_passes_on() {
+async fn unused_granted_slot_passes_to_next_link() {
     let (mut rig, mut second) = two_links(1).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     second.grant(0).await;
@@ -162,7 +162,7 @@ async fn a_handed_slot_that_is_not_used_passes_on() {
 }
 
 #[tokio::test]
-async fn a_link_that_goes_gives_its_slots_to_the_other() {
+async fn closed_link_releases_its_slots_to_other() {
     let (mut rig, second) = two_links(2).await;
     let mut second = second;
     second.ask(&Ask::chat("m"));
@@ -173,7 +173,7 @@ async fn a_link_that_goes_gives_its_slots_to_the_other() {
 }
 
 #[tokio::test]
-async fn an_empty_demand_withdraws_the_wish() {
+async fn empty_demand_withdraws_previous_demand() {
     let (mut rig, mut second) = two_links(1).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     second.grant(0).await;
@@ -190,7 +190,7 @@ async fn an_empty_demand_withdraws_the_wish() {
 }
 
 #[tokio::test]
-async fn a_link_that_only_finishes_is_handed_nothing_whatever_it_asked_for_before() {
+async fn finishing_link_receives_no_grant_despite_earlier_demand() {
     let (mut rig, mut second) = two_links(3).await;
     // The older link of a worker that moves: it holds a long response, and its relay last reported five waiting
     // requests.

@@ -42,7 +42,7 @@ async fn mistakes(command: &mut Command) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn right_settings_come_with_what_a_run_would_do() {
+async fn valid_settings_are_reported_with_run_plan() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "relay: https://relay.example\nname: box-9\nbackend: {url: 'http://127.0.0.1:9000/v1', engine: vllm}\n";
     let said = plan(check(folder.path(), yaml).env("MAX_CONCURRENCY", "3")).await;
@@ -57,7 +57,7 @@ async fn right_settings_come_with_what_a_run_would_do() {
 }
 
 #[tokio::test]
-async fn every_mistake_is_told_and_not_only_the_first() {
+async fn every_mistake_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "relay: ftp://x\nbackend: {url: nonsense, engine: vlm}\nmodels: ['*', a]\nprobeListen: 17990\n";
     let said = mistakes(check(folder.path(), yaml).env("MAX_CONCURRENCY", "0").env("WORKER_SECRET", "")).await;
@@ -67,7 +67,7 @@ async fn every_mistake_is_told_and_not_only_the_first() {
 }
 
 #[tokio::test]
-async fn where_traces_go_is_judged_as_a_run_does() {
+async fn trace_settings_are_checked_as_for_run() {
     let folder = tempfile::tempdir().unwrap();
     let unreadable = folder.path().join("no-ca.pem");
     let to_collector = || {
@@ -81,7 +81,7 @@ async fn where_traces_go_is_judged_as_a_run_does() {
 }
 
 #[tokio::test]
-async fn so_it_is_within_a_multiplexer() {
+async fn multiplexer_settings_are_checked_as_for_run() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "maxConcurrency: 3\nmultiplexer:\n  maxWait: soon\n  slots:\n\
         \x20 - {id: a, driver: static, models: [{id: m, url: nonsense}, {id: n}]}\n\
@@ -103,7 +103,7 @@ async fn so_it_is_within_a_multiplexer() {
 }
 
 #[tokio::test]
-async fn flags_count_before_and_after_the_word_and_win_over_variables() {
+async fn flags_work_anywhere_and_override_variables() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = check(folder.path(), "name: from-file\nmaxConcurrency: 2\n");
     let said = plan(command.env("WORKER_NAME", "from-environment").args(["--worker-name", "from-flag"])).await;
@@ -115,7 +115,7 @@ async fn flags_count_before_and_after_the_word_and_win_over_variables() {
 }
 
 #[tokio::test]
-async fn files_that_are_not_right_are_named() {
+async fn invalid_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = mistakes(&mut check(folder.path(), "relay: http://x\nmaxConcurency: 3\n")).await;
     assert!(said.len() == 1 && said[0].contains("worker.yaml") && said[0].contains("maxConcurency"), "{said:?}");

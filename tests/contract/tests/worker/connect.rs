@@ -150,7 +150,7 @@ impl<'a> Dialogue<'a> {
 }
 
 #[tokio::test]
-async fn at_a_terminal_each_answer_is_tried_and_wrong_ones_are_asked_for_again() {
+async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     if !has_terminal() {
         return;
     }
@@ -187,7 +187,7 @@ async fn at_a_terminal_each_answer_is_tried_and_wrong_ones_are_asked_for_again()
 }
 
 #[tokio::test]
-async fn leaving_at_the_hidden_question_leaves_the_terminal_as_it_was() {
+async fn interrupt_at_hidden_prompt_restores_terminal() {
     if !has_terminal() {
         return;
     }
@@ -202,7 +202,7 @@ async fn leaving_at_the_hidden_question_leaves_the_terminal_as_it_was() {
 }
 
 #[tokio::test]
-async fn at_a_terminal_a_file_is_written_over_only_after_a_yes() {
+async fn terminal_overwrites_file_only_after_confirmation() {
     if !has_terminal() {
         return;
     }
@@ -220,7 +220,7 @@ async fn at_a_terminal_a_file_is_written_over_only_after_a_yes() {
 }
 
 #[tokio::test]
-async fn a_yes_is_for_every_file_that_it_replaces() {
+async fn confirmation_lists_every_file_to_be_replaced() {
     if !has_terminal() {
         return;
     }
@@ -233,7 +233,7 @@ async fn a_yes_is_for_every_file_that_it_replaces() {
 }
 
 #[tokio::test]
-async fn a_secret_that_takes_the_place_of_the_files_replaces_no_other_unasked() {
+async fn replacing_existing_secret_file_requires_confirmation() {
     if !has_terminal() {
         return;
     }
@@ -257,7 +257,7 @@ async fn a_secret_that_takes_the_place_of_the_files_replaces_no_other_unasked() 
 }
 
 #[tokio::test]
-async fn variables_that_would_win_over_the_answers_are_to_be_unset() {
+async fn variables_overriding_answers_are_listed_for_unset() {
     if !has_terminal() {
         return;
     }
@@ -277,7 +277,7 @@ async fn variables_that_would_win_over_the_answers_are_to_be_unset() {
 }
 
 #[tokio::test]
-async fn variables_that_say_what_was_written_are_left_alone() {
+async fn variables_matching_written_values_are_not_listed() {
     let site = Site::new().await;
     let mut command = site.command(&["--yes"]);
     command.env("PROXY_URL", site.relay.url()).env("BACKEND_URL", site.backend.url()).env("WORKER_NAME", "w");
@@ -287,7 +287,7 @@ async fn variables_that_say_what_was_written_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_file_is_written_over_only_by_who_says_so() {
+async fn overwriting_file_requires_force() {
     let site = Site::new().await;
     let (url, backend) = (site.relay.url(), site.backend.url());
     let set_up = |more: &[&str]| {
@@ -308,7 +308,7 @@ async fn a_file_is_written_over_only_by_who_says_so() {
 }
 
 #[tokio::test]
-async fn without_a_terminal_a_missing_answer_names_its_flag() {
+async fn missing_answer_without_terminal_names_its_flag() {
     let site = Site::new().await;
     let (url, backend) = (site.relay.url(), site.backend.url());
     let given = ["--backend", &backend, "--worker-name", "w", "--max-concurrency", "2", &url];
@@ -340,7 +340,7 @@ async fn without_a_terminal_a_missing_answer_names_its_flag() {
 }
 
 #[tokio::test]
-async fn with_yes_the_only_backend_is_taken_and_of_several_none() {
+async fn yes_selects_only_unambiguous_backend() {
     let site = Site::new().await;
     let other = FakeBackend::with_models(&["llama"]).await;
     let both = format!("{},{}", site.ports(), other.addr().port());
@@ -359,7 +359,7 @@ async fn with_yes_the_only_backend_is_taken_and_of_several_none() {
 }
 
 #[tokio::test]
-async fn with_run_the_worker_serves_at_once_from_the_files_it_was_given() {
+async fn run_flag_serves_immediately_from_given_files() {
     let certificates = Certificates::make();
     let site = Site { relay: Relay::builder().tls(&certificates).start().await, ..Site::new().await };
     std::fs::write(site.path("my-secret"), format!("{WORKER_SECRET}\n")).unwrap();
@@ -376,7 +376,7 @@ async fn with_run_the_worker_serves_at_once_from_the_files_it_was_given() {
 }
 
 #[tokio::test]
-async fn a_backend_that_is_not_there_yet_is_waited_for() {
+async fn unavailable_backend_is_awaited() {
     let site = Site::new().await;
     let nobody = FakeBackend::refusing().await;
     let mut command = site.command(&["--yes", "--backend", &nobody.url(), &site.relay.url()]);

@@ -39,7 +39,7 @@ async fn more_comes(link: &mut RelayLink) -> bool {
 }
 
 #[tokio::test]
-async fn no_more_is_sent_than_there_is_credit_for() {
+async fn sent_bytes_never_exceed_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let asked = rig.link.ask(&Ask::stream("m"));
@@ -56,7 +56,7 @@ async fn no_more_is_sent_than_there_is_credit_for() {
 }
 
 #[tokio::test]
-async fn a_request_may_state_a_smaller_window() {
+async fn request_may_set_smaller_window() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let asked = rig.link.ask(&Ask::stream("m").window(65_536));
@@ -67,7 +67,7 @@ async fn a_request_may_state_a_smaller_window() {
 }
 
 #[tokio::test]
-async fn a_stream_without_credit_slows_no_other() {
+async fn stream_without_credit_slows_no_other() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let stuck = rig.link.ask(&Ask::stream("m"));
@@ -80,7 +80,7 @@ async fn a_stream_without_credit_slows_no_other() {
 }
 
 #[tokio::test]
-async fn a_stream_without_credit_stops_reading_from_its_backend() {
+async fn stream_without_credit_stops_reading_from_its_backend() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let asked = rig.link.ask(&Ask::stream("m"));
@@ -98,7 +98,7 @@ async fn a_stream_without_credit_stops_reading_from_its_backend() {
 
 /// A client that sends everything before it reads would wait indefinitely, and so would its backend.
 #[tokio::test]
-async fn a_body_goes_on_while_its_answer_waits_for_credit() {
+async fn body_continues_while_response_waits_for_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let body = vec![b'p'; 8 << 20];
@@ -111,7 +111,7 @@ async fn a_body_goes_on_while_its_answer_waits_for_credit() {
 }
 
 #[tokio::test]
-async fn a_stream_without_credit_can_be_cancelled() {
+async fn stream_without_credit_can_be_cancelled() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let asked = rig.link.ask(&Ask::stream("m"));
@@ -122,7 +122,7 @@ async fn a_stream_without_credit_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn request_credit_is_returned_as_the_backend_reads() {
+async fn request_credit_returns_as_backend_reads() {
     let mut rig = Rig::core1().await;
     let body = vec![b'p'; 8 << 20];
     let asked = rig.link.ask(&Ask::chat("m").body(&body));
@@ -133,7 +133,7 @@ async fn request_credit_is_returned_as_the_backend_reads() {
 }
 
 #[tokio::test]
-async fn a_backend_that_does_not_read_bounds_the_credit() {
+async fn backend_not_reading_limits_credit() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
     let _unread = rig.backend.call().await;
@@ -147,7 +147,7 @@ async fn a_backend_that_does_not_read_bounds_the_credit() {
 }
 
 #[tokio::test]
-async fn an_upload_that_its_backend_does_not_read_slows_no_other() {
+async fn upload_unread_by_its_backend_slows_no_other() {
     let mut rig = Rig::core1().await;
     rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
     let _unread = rig.backend.call().await;
@@ -155,7 +155,7 @@ async fn an_upload_that_its_backend_does_not_read_slows_no_other() {
 }
 
 #[tokio::test]
-async fn overrunning_the_credit_fails_that_request_alone() {
+async fn overrunning_credit_fails_only_that_request() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask_head(&Ask::chat("m").claiming(64 << 20));
     let _unread = rig.backend.call().await;
@@ -168,7 +168,7 @@ async fn overrunning_the_credit_fails_that_request_alone() {
 }
 
 #[tokio::test]
-async fn more_body_than_was_announced_fails_that_request_alone() {
+async fn body_exceeding_announced_length_fails_only_that_request() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m").body(b"twenty bytes of body").claiming(10));
     let reply = rig.link.reply(&asked).await;
@@ -188,7 +188,7 @@ async fn pieces_and_credit_for_unknown_streams_are_ignored() {
 }
 
 #[tokio::test]
-async fn pieces_that_cross_a_cancel_are_ignored() {
+async fn pieces_crossing_cancel_are_ignored() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask_head(&Ask::chat("m").claiming(100_000));
     let mut call = rig.backend.call().await;
@@ -199,7 +199,7 @@ async fn pieces_that_cross_a_cancel_are_ignored() {
 }
 
 #[tokio::test]
-async fn pieces_after_an_answer_are_ignored() {
+async fn pieces_after_response_are_ignored() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({})).await;
@@ -215,35 +215,35 @@ async fn closes_with(frame: Frame, code: u16) {
 }
 
 #[tokio::test]
-async fn a_binary_message_without_a_whole_header_closes_with_1002() {
+async fn binary_message_with_short_header_closes_with_1002() {
     closes_with(Frame::Binary(Bytes::from_static(&[1, 0, 0, 0, 1])), 1002).await;
 }
 
 #[tokio::test]
-async fn a_binary_message_of_unknown_kind_closes_with_1002() {
+async fn binary_message_of_unknown_kind_closes_with_1002() {
     closes_with(Frame::Binary(piece(3, 1, b"x")), 1002).await;
 }
 
 #[tokio::test]
-async fn a_piece_over_64_kib_closes_with_1002() {
+async fn piece_over_64_kib_closes_with_1002() {
     closes_with(Frame::Binary(piece(REQUEST_PIECE, 1, &[0; 65_537])), 1002).await;
 }
 
 #[tokio::test]
-async fn a_binary_message_without_the_capability_closes_with_1002() {
+async fn binary_message_without_capability_closes_with_1002() {
     let mut rig = Rig::old().await;
     rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, 1, b"x")));
     assert_eq!(rig.link.closed().await.0, Some(1002));
 }
 
 #[tokio::test]
-async fn a_text_message_over_a_megabyte_closes_with_1009() {
+async fn text_message_over_one_megabyte_closes_with_1009() {
     let padding = "x".repeat((1 << 20) + 1);
     closes_with(Frame::text(json!({"type": "padding", "padding": padding}).to_string()), 1009).await;
 }
 
 #[tokio::test]
-async fn an_old_relay_may_send_large_text_messages() {
+async fn old_relay_may_send_large_text_messages() {
     let mut rig = Rig::old().await;
     let body = "p".repeat(8 << 20);
     let asked = rig.link.ask(&Ask::chat("m").body(body.as_bytes()));

@@ -16,7 +16,7 @@ fn barrier(link: &RelayLink) {
 }
 
 #[tokio::test]
-async fn an_idle_worker_says_drain_and_exits_after_the_barrier() {
+async fn idle_worker_sends_drain_and_exits_after_barrier() {
     let mut rig = Rig::core1().await;
     rig.worker.terminate().await;
     let drain = rig.link.expect("drain").await;
@@ -28,7 +28,7 @@ async fn an_idle_worker_says_drain_and_exits_after_the_barrier() {
 }
 
 #[tokio::test]
-async fn a_relay_that_never_sends_the_barrier_does_not_hold_the_worker() {
+async fn missing_barrier_does_not_delay_exit() {
     let mut rig = Rig::core1().await;
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
@@ -36,7 +36,7 @@ async fn a_relay_that_never_sends_the_barrier_does_not_hold_the_worker() {
 }
 
 #[tokio::test]
-async fn a_running_request_is_finished_before_the_exit() {
+async fn running_request_is_finished_before_exit() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -54,7 +54,7 @@ async fn a_running_request_is_finished_before_the_exit() {
 }
 
 #[tokio::test]
-async fn a_request_that_crosses_the_drain_is_answered() {
+async fn request_crossing_drain_is_answered() {
     let mut rig = Rig::core1().await;
     rig.backend.answer_with(|_, _| modelrelay_harness::fake_backend::Answer::new(200, &[], b"{}"));
     rig.worker.terminate().await;
@@ -67,7 +67,7 @@ async fn a_request_that_crosses_the_drain_is_answered() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn second_signal_ends_worker_immediately() {
     let mut rig = Rig::core1().await;
     rig.link.ask(&Ask::chat("m"));
     let _never_answers = rig.backend.call().await;
@@ -79,7 +79,7 @@ async fn a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test]
-async fn an_interrupt_drains_too() {
+async fn interrupt_drains_too() {
     let mut rig = Rig::core1().await;
     rig.worker.process.signal("INT").await;
     rig.link.expect("drain").await;
@@ -88,7 +88,7 @@ async fn an_interrupt_drains_too() {
 }
 
 #[tokio::test]
-async fn the_deadline_ends_it_and_says_how_many_were_severed() {
+async fn deadline_ends_worker_and_logs_severed_count() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
     let mut never_answered = Vec::new();
     for _ in 0..2 {
@@ -105,7 +105,7 @@ async fn the_deadline_ends_it_and_says_how_many_were_severed() {
 }
 
 #[tokio::test]
-async fn a_restarting_relay_gets_its_answers_and_is_dialled_again() {
+async fn restarting_relay_receives_responses_and_is_redialled() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -120,7 +120,7 @@ async fn a_restarting_relay_gets_its_answers_and_is_dialled_again() {
 }
 
 #[tokio::test]
-async fn a_graceful_shutdown_without_a_reason_means_dial_again() {
+async fn graceful_shutdown_without_reason_leads_to_redial() {
     let mut rig = Rig::core1().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "drain_timeout_secs": 30}));
     rig.link.closed().await;
@@ -130,7 +130,7 @@ async fn a_graceful_shutdown_without_a_reason_means_dial_again() {
 }
 
 #[tokio::test]
-async fn an_old_relays_graceful_shutdown_is_followed_too() {
+async fn graceful_shutdown_of_old_relay_is_followed() {
     let mut rig = Rig::old().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -142,7 +142,7 @@ async fn an_old_relays_graceful_shutdown_is_followed_too() {
 }
 
 #[tokio::test]
-async fn an_admins_drain_leaves_the_worker_unlinked_and_running() {
+async fn admin_drain_leaves_worker_unlinked_and_running() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -158,7 +158,7 @@ async fn an_admins_drain_leaves_the_worker_unlinked_and_running() {
 }
 
 #[tokio::test]
-async fn an_admins_drain_is_for_every_link() {
+async fn admin_drain_applies_to_every_link() {
     let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, 4, |worker| worker).await;
     let second = Ack { relay_id: "relay-b".to_owned(), relay_count: 2, ..Ack::core1() };
     let mut second = rig.relay.accept_with(&second).await;
@@ -174,7 +174,7 @@ async fn an_admins_drain_is_for_every_link() {
 }
 
 #[tokio::test]
-async fn the_drain_probe_blocks_until_idle_and_tells_the_relay() {
+async fn drain_probe_blocks_until_idle_and_notifies_relay() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -193,7 +193,7 @@ async fn the_drain_probe_blocks_until_idle_and_tells_the_relay() {
 }
 
 #[tokio::test]
-async fn the_drain_probe_does_not_answer_while_a_request_runs() {
+async fn drain_probe_waits_for_running_request() {
     let mut rig = Rig::core1().await;
     rig.link.ask(&Ask::chat("m"));
     let _never_answers = rig.backend.call().await;
@@ -202,7 +202,7 @@ async fn the_drain_probe_does_not_answer_while_a_request_runs() {
 }
 
 #[tokio::test]
-async fn a_drain_is_undone_when_the_backend_was_down_and_is_back() {
+async fn drain_is_reverted_after_backend_returns() {
     let mut rig = Rig::core1().await;
     let worker = &rig.worker;
     let told = async {
@@ -221,7 +221,7 @@ async fn a_drain_is_undone_when_the_backend_was_down_and_is_back() {
 }
 
 #[tokio::test]
-async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
+async fn drain_probe_requires_its_configured_token() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
     assert_eq!(rig.worker.probe("/drain").await.status, 403);
     assert_eq!(rig.worker.probe_with("/drain", &[("x-modelrelay-drain-token", "wrong")]).await.status, 403);
@@ -238,7 +238,7 @@ async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
 }
 
 #[tokio::test]
-async fn page_in_a_browser_cannot_drain() {
+async fn page_in_browser_cannot_drain() {
     let mut rig = Rig::core1().await;
     let ours = ("x-modelrelay-drain", "1");
     for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
@@ -262,7 +262,7 @@ async fn page_in_a_browser_cannot_drain() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_connections_does_not_end_a_hook_that_waits() {
+async fn many_connections_do_not_end_waiting_hook() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -282,7 +282,7 @@ async fn a_crowd_of_connections_does_not_end_a_hook_that_waits() {
 }
 
 #[tokio::test]
-async fn a_kubelets_hook_drains_every_relay() {
+async fn kubelet_hook_drains_every_relay() {
     let ack = Ack { relay_count: 2, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
     let mut second = rig.relay.accept_with(&Ack { relay_id: "relay-b".to_owned(), ..ack }).await;
@@ -305,7 +305,7 @@ async fn a_kubelets_hook_drains_every_relay() {
 }
 
 #[tokio::test]
-async fn the_deadline_is_told_to_a_relay_that_gives_no_credit() {
+async fn relay_withholding_credit_is_notified_of_deadline() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
     rig.link.withhold_credit();
     rig.link.ask(&Ask::stream("m").window(10));
@@ -319,7 +319,7 @@ async fn the_deadline_is_told_to_a_relay_that_gives_no_credit() {
 }
 
 #[tokio::test]
-async fn an_admins_drain_without_end_is_a_drain() {
+async fn admin_drain_without_deadline_is_accepted() {
     let mut rig = Rig::core1().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": u64::MAX}));
     rig.link.expect("drain").await;
@@ -332,7 +332,7 @@ async fn an_admins_drain_without_end_is_a_drain() {
 const SOON: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn a_relay_that_answers_no_handshake_does_not_hold_the_exit() {
+async fn unanswered_handshake_does_not_delay_exit() {
     let mut relay = FakeRelay::start().await;
     let mut worker = WorkerProcess::builder().relay(relay.url()).start().await;
     let _hanging = relay.dial().await;
@@ -341,7 +341,7 @@ async fn a_relay_that_answers_no_handshake_does_not_hold_the_exit() {
 }
 
 #[tokio::test]
-async fn a_relay_that_acknowledges_no_registration_does_not_hold_the_exit() {
+async fn unacknowledged_registration_does_not_delay_exit() {
     let mut relay = FakeRelay::start().await;
     let mut worker = WorkerProcess::builder().relay(relay.url()).start().await;
     let mut hanging = relay.dial().await.upgrade().await;

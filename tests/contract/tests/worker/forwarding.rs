@@ -53,7 +53,7 @@ fn ok() -> Answer {
 }
 
 #[tokio::test]
-async fn every_client_route_is_forwarded_to_the_same_path() {
+async fn every_client_route_is_forwarded_to_same_path() {
     let mut rig = Rig::core1().await;
     for route in ROUTES {
         let asked = rig.link.ask(&Ask::post(route, "m").body(b"{\"model\":\"m\"}"));
@@ -65,7 +65,7 @@ async fn every_client_route_is_forwarded_to_the_same_path() {
 }
 
 #[tokio::test]
-async fn a_stored_response_is_fetched_with_get_and_without_a_body() {
+async fn stored_response_is_fetched_with_bodiless_get() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::post("/v1/responses/resp_1", "m").method("GET"));
     let mut call = rig.backend.call().await;
@@ -76,7 +76,7 @@ async fn a_stored_response_is_fetched_with_get_and_without_a_body() {
 }
 
 #[tokio::test]
-async fn a_path_off_the_list_never_reaches_the_backend() {
+async fn unlisted_path_never_reaches_backend() {
     let mut rig = Rig::core1().await;
     for path in BAD_PATHS {
         let reply = rig.link.exchange(&Ask::chat("m").path(path)).await;
@@ -88,7 +88,7 @@ async fn a_path_off_the_list_never_reaches_the_backend() {
 }
 
 #[tokio::test]
-async fn the_query_string_is_kept_as_it_is() {
+async fn query_string_is_kept_unchanged() {
     let mut rig = Rig::core1().await;
     let target = "/v1/messages?beta=true&q=%20y+z&empty=";
     let asked = rig.link.ask(&Ask::chat("m").path(target));
@@ -99,7 +99,7 @@ async fn the_query_string_is_kept_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_path_in_the_backend_url_is_a_prefix() {
+async fn path_in_backend_url_is_prefix() {
     let (mut relay, mut backend) = (FakeRelay::start().await, FakeBackend::start().await);
     let base = format!("{}/engine/", backend.url());
     let _worker = WorkerProcess::builder().relay(relay.url()).backend(base).start().await;
@@ -112,7 +112,7 @@ async fn a_path_in_the_backend_url_is_a_prefix() {
 }
 
 #[tokio::test]
-async fn exactly_the_listed_headers_reach_the_backend() {
+async fn only_listed_headers_reach_backend() {
     const LISTED: [(&str, &str); 12] = [
         ("content-type", "application/json; charset=utf-8"),
         ("accept", "text/event-stream"),
@@ -162,7 +162,7 @@ async fn exactly_the_listed_headers_reach_the_backend() {
 }
 
 #[tokio::test]
-async fn relay_adds_headers_but_none_of_the_connection() {
+async fn relay_adds_request_headers_except_connection_headers() {
     const REFUSED: [&str; 5] = ["cookie", "host", "te", "content-length", "x-modelrelay-provider"];
     let named = REFUSED.into_iter().chain(["x-tenant", "user-agent"]);
     let ack = Ack { request_headers: named.clone().collect(), ..Ack::core1() };
@@ -177,7 +177,7 @@ async fn relay_adds_headers_but_none_of_the_connection() {
 }
 
 #[tokio::test]
-async fn compressed_answers_are_never_asked_for() {
+async fn compressed_responses_are_never_requested() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -187,7 +187,7 @@ async fn compressed_answers_are_never_asked_for() {
 }
 
 #[tokio::test]
-async fn a_clients_key_for_the_backend_is_forwarded_but_never_one_of_ours() {
+async fn client_backend_key_is_forwarded_unlike_api_key() {
     let mut rig = Rig::core1().await;
     let theirs = Ask::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
     let asked = rig.link.ask(&theirs);
@@ -206,7 +206,7 @@ async fn a_clients_key_for_the_backend_is_forwarded_but_never_one_of_ours() {
 }
 
 #[tokio::test]
-async fn the_backends_own_key_replaces_the_clients() {
+async fn configured_backend_key_replaces_client_key() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), "backend-key\n").expect("a writable file");
     let settings = |worker: WorkerBuilder| worker.file("BACKEND_API_KEY_FILE", file.path()).models("*");
@@ -224,7 +224,7 @@ async fn the_backends_own_key_replaces_the_clients() {
 }
 
 #[tokio::test]
-async fn a_request_body_of_any_bytes_arrives_exactly() {
+async fn request_body_of_any_bytes_arrives_exactly() {
     let mut rig = Rig::core1().await;
     let body: Vec<u8> = (0..300_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let multipart =
@@ -252,7 +252,7 @@ async fn statuses_bodies_and_content_types_pass_verbatim() {
 }
 
 #[tokio::test]
-async fn a_failing_backend_stays_advertised() {
+async fn failing_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
     rig.answered(&Ask::chat("m"), &Answer::json(500, &json!({"error": "broken"}))).await;
     rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
@@ -263,7 +263,7 @@ async fn a_failing_backend_stays_advertised() {
 }
 
 #[tokio::test]
-async fn redirects_are_answers_and_not_followed() {
+async fn redirects_are_passed_and_not_followed() {
     let mut rig = Rig::core1().await;
     for status in [301, 302, 303, 307, 308] {
         let location = format!("{}/v1/completions", rig.backend.url());
@@ -284,7 +284,7 @@ async fn repeated_response_headers_stay_repeated() {
 }
 
 #[tokio::test]
-async fn hop_by_hop_headers_of_an_answer_are_dropped() {
+async fn hop_by_hop_response_headers_are_dropped() {
     let mut rig = Rig::core1().await;
     let hops = [
         ("connection", "keep-alive, x-hop"),
@@ -304,7 +304,7 @@ async fn hop_by_hop_headers_of_an_answer_are_dropped() {
 }
 
 #[tokio::test]
-async fn a_known_length_is_told_beside_the_headers() {
+async fn known_content_length_is_announced() {
     let mut rig = Rig::core1().await;
     let reply = rig.answered(&Ask::chat("m"), &Answer::new(200, &[], b"12345")).await;
     let start = reply.start.expect("a response_start");
@@ -312,7 +312,7 @@ async fn a_known_length_is_told_beside_the_headers() {
 }
 
 #[tokio::test]
-async fn informational_answers_are_passed_over() {
+async fn informational_responses_are_skipped() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -324,7 +324,7 @@ async fn informational_answers_are_passed_over() {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_body_is_complete() {
+async fn response_without_body_is_complete() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -336,7 +336,7 @@ async fn an_answer_without_a_body_is_complete() {
 }
 
 #[tokio::test]
-async fn requests_do_not_wait_for_each_other() {
+async fn concurrent_requests_do_not_block_each_other() {
     let mut rig = Rig::core1().await;
     let slow = rig.link.ask(&Ask::chat("m"));
     let held = rig.backend.call().await;
@@ -346,7 +346,7 @@ async fn requests_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn the_log_tells_of_a_forwarded_request() {
+async fn forwarded_request_is_logged() {
     let mut rig = Rig::core1().await;
     rig.still_serves().await;
     rig.worker.process.wait_for_line("forwarding request").await;

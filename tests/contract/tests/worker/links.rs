@@ -24,7 +24,7 @@ async fn two_links(slots: u32) -> (Rig, RelayLink) {
 }
 
 #[tokio::test]
-async fn a_lost_link_is_dialled_again_after_a_moment() {
+async fn lost_link_is_redialled_after_pause() {
     let mut rig = Rig::core1().await;
     let lost = Instant::now();
     drop(rig.link);
@@ -35,7 +35,7 @@ async fn a_lost_link_is_dialled_again_after_a_moment() {
 }
 
 #[tokio::test]
-async fn a_worker_serves_again_after_its_link_was_lost() {
+async fn worker_serves_again_after_link_loss() {
     let mut rig = Rig::core1().await;
     drop(rig.link);
     rig.link = rig.relay.accept_registered(&["core1"]).await;
@@ -44,7 +44,7 @@ async fn a_worker_serves_again_after_its_link_was_lost() {
 }
 
 #[tokio::test]
-async fn a_worker_started_before_its_relay_finds_it() {
+async fn worker_started_before_its_relay_connects() {
     let absent = FakeRelay::start().await.addr();
     let _worker = WorkerProcess::builder().relay(format!("http://{absent}")).start().await;
     let mut relay = FakeRelay::start_at(absent).await;
@@ -52,7 +52,7 @@ async fn a_worker_started_before_its_relay_finds_it() {
 }
 
 #[tokio::test]
-async fn losing_the_link_aborts_its_requests_at_once() {
+async fn link_loss_aborts_its_requests_immediately() {
     let mut rig = Rig::core1().await;
     rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -63,7 +63,7 @@ async fn losing_the_link_aborts_its_requests_at_once() {
 }
 
 #[tokio::test]
-async fn a_refused_secret_is_told_once_and_tried_again() {
+async fn refused_secret_is_logged_once_and_retried() {
     let mut relay = FakeRelay::start().await;
     let worker = WorkerProcess::builder().relay(relay.url()).start().await;
     for _ in 0..3 {
@@ -78,7 +78,7 @@ async fn a_refused_secret_is_told_once_and_tried_again() {
 }
 
 #[tokio::test]
-async fn the_secret_file_is_read_at_each_dial() {
+async fn secret_file_is_read_at_each_dial() {
     let mut relay = FakeRelay::start().await;
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), "first-secret\n").expect("a writable file");
@@ -92,7 +92,7 @@ async fn the_secret_file_is_read_at_each_dial() {
 }
 
 #[tokio::test]
-async fn a_secret_that_comes_later_is_waited_for() {
+async fn missing_secret_file_is_awaited() {
     let mut relay = FakeRelay::start().await;
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("worker-secret");
@@ -114,7 +114,7 @@ async fn a_secret_that_comes_later_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_worker_that_waits_for_its_secret_can_be_ended() {
+async fn worker_awaiting_secret_can_be_stopped() {
     let worker = WorkerProcess::builder().without("WORKER_SECRET").env("WORKER_SECRET_FILE", "/nowhere/secret");
     let mut worker = worker.start().await;
     worker.process.wait_for_line("there is no worker secret yet").await;
@@ -123,7 +123,7 @@ async fn a_worker_that_waits_for_its_secret_can_be_ended() {
 }
 
 #[tokio::test]
-async fn another_secret_than_the_refused_one_is_tried_at_once() {
+async fn changed_secret_after_refusal_is_tried_immediately() {
     let mut relay = FakeRelay::start().await;
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), "old-secret").expect("a writable file");
@@ -139,7 +139,7 @@ async fn another_secret_than_the_refused_one_is_tried_at_once() {
 }
 
 #[tokio::test]
-async fn a_relay_that_refuses_for_now_is_dialled_again() {
+async fn temporarily_refusing_relay_is_redialled() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).start().await;
     for status in [503, 429] {
@@ -149,7 +149,7 @@ async fn a_relay_that_refuses_for_now_is_dialled_again() {
 }
 
 #[tokio::test]
-async fn a_half_open_relay_is_found_within_three_heartbeats() {
+async fn half_open_relay_is_detected_within_three_heartbeats() {
     let ack = Ack { heartbeat_ms: 300, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 1, |worker| worker).await;
     let frozen = Instant::now();
@@ -160,7 +160,7 @@ async fn a_half_open_relay_is_found_within_three_heartbeats() {
 }
 
 #[tokio::test]
-async fn a_half_open_relay_frees_the_backend() {
+async fn half_open_relay_frees_backend() {
     let ack = Ack { heartbeat_ms: 300, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 1, |worker| worker).await;
     rig.link.ask(&Ask::chat("m"));
@@ -171,7 +171,7 @@ async fn a_half_open_relay_frees_the_backend() {
 
 /// Its relay has given it up meanwhile, and other workers have served its requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket() {
+async fn resumed_worker_executes_no_stale_socket_data() {
     let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker).await;
     // An idle worker polls its clock before its socket; a busy one may poll either first.
@@ -203,7 +203,7 @@ async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket
 }
 
 #[tokio::test]
-async fn a_silent_link_is_pinged_and_kept() {
+async fn silent_link_is_pinged_and_kept() {
     let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker).await;
     rig.link.websocket_pings(8).await;
@@ -211,7 +211,7 @@ async fn a_silent_link_is_pinged_and_kept() {
 }
 
 #[tokio::test]
-async fn a_ping_is_answered_with_the_current_load() {
+async fn ping_is_answered_with_current_load() {
     let mut rig = Rig::core1().await;
     let ping = json!({"type": "ping", "timestamp_unix_ms": 1_700_000_000_000_u64});
     rig.link.send(&ping);
@@ -234,7 +234,7 @@ async fn unknown_messages_and_fields_are_skipped() {
 }
 
 #[tokio::test]
-async fn as_many_links_are_made_as_the_relay_says_there_are_relays() {
+async fn reported_relay_count_determines_number_of_links() {
     let (mut rig, mut second) = two_links(4).await;
     rig.still_serves().await;
     second.grant(4).await;
@@ -244,7 +244,7 @@ async fn as_many_links_are_made_as_the_relay_says_there_are_relays() {
 }
 
 #[tokio::test]
-async fn a_change_of_the_relay_count_brings_a_link_and_never_closes_one() {
+async fn changed_relay_count_adds_but_never_closes_links() {
     let mut rig = Rig::core1().await;
     rig.link.send(&json!({"type": "relays", "relay_count": 2}));
     let mut second = rig.relay.accept_with(&relay_b()).await;
@@ -258,7 +258,7 @@ async fn a_change_of_the_relay_count_brings_a_link_and_never_closes_one() {
 
 /// All workers of a fleet learn of another relay at the same moment.
 #[tokio::test]
-async fn the_links_that_a_raised_count_brings_are_dialled_spread_over_a_second() {
+async fn additional_links_are_dialled_spread_over_one_second() {
     const ADDED: usize = 8;
     let mut spreads = Vec::new();
     // If the machine stalls for a second, one worker's dials look simultaneous, but not those of each of three.
@@ -280,7 +280,7 @@ async fn the_links_that_a_raised_count_brings_are_dialled_spread_over_a_second()
 }
 
 #[tokio::test]
-async fn a_duplicate_leaves_the_live_link_alone_and_is_tried_again() {
+async fn duplicate_keeps_live_link_and_is_retried() {
     let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, 4, |worker| worker).await;
     let twin = rig.relay.accept_with(&Ack { duplicate: true, relay_count: 2, ..Ack::core1() }).await;
     assert_eq!(twin.registration["have"], json!(["relay-a"]));
@@ -292,7 +292,7 @@ async fn a_duplicate_leaves_the_live_link_alone_and_is_tried_again() {
 }
 
 #[tokio::test]
-async fn losing_one_of_two_links_leaves_the_other_ones_requests_alone() {
+async fn losing_one_link_keeps_requests_of_other() {
     let (mut rig, second) = two_links(4).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -303,7 +303,7 @@ async fn losing_one_of_two_links_leaves_the_other_ones_requests_alone() {
 }
 
 #[tokio::test]
-async fn every_address_behind_a_name_is_dialled() {
+async fn every_address_behind_name_is_dialled() {
     let mut relay = FakeRelay::start().await;
     let url = format!("dns+http://localhost:{}", relay.addr().port());
     let backend = FakeBackend::start().await;
@@ -315,7 +315,7 @@ async fn every_address_behind_a_name_is_dialled() {
 }
 
 #[tokio::test]
-async fn a_broken_message_closes_the_link_though_an_answer_waits_for_credit() {
+async fn broken_message_closes_link_despite_missing_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     rig.link.ask(&Ask::stream("m").window(10));

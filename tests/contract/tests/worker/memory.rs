@@ -24,7 +24,7 @@ async fn read_and_hang(mut call: Call) -> Call {
 }
 
 #[tokio::test]
-async fn unread_uploads_stay_in_the_budget() {
+async fn unread_uploads_stay_within_budget() {
     let mut rig = Rig::with(&Ack::core1(), UPLOADS + 1, |worker| worker.env("MAX_BUFFERED_BYTES", "4Mi")).await;
     let pid = rig.worker.process.pid().expect("it runs");
     let before = Usage::of(pid).resident_bytes;

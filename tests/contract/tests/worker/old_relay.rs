@@ -25,7 +25,7 @@ async fn only_seed_messages(link: &mut RelayLink) {
 }
 
 #[tokio::test]
-async fn a_unary_answer_is_one_response_complete() {
+async fn unary_response_is_one_response_complete() {
     let mut rig = Rig::old().await;
     let body = json!({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}});
     let reply = rig.answered(&Ask::chat("m"), &Answer::json(200, &body)).await;
@@ -37,7 +37,7 @@ async fn a_unary_answer_is_one_response_complete() {
 }
 
 #[tokio::test]
-async fn a_backends_error_passes_with_its_status() {
+async fn backend_error_passes_with_its_status() {
     let mut rig = Rig::old().await;
     for status in [400, 404, 429, 500, 503] {
         let answer = Answer::new(status, &[("content-type", "text/plain")], b"the backend's own words");
@@ -47,7 +47,7 @@ async fn a_backends_error_passes_with_its_status() {
 }
 
 #[tokio::test]
-async fn a_stream_becomes_chunks_and_a_completion() {
+async fn stream_becomes_chunks_and_completion() {
     let mut rig = Rig::old().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -62,7 +62,7 @@ async fn a_stream_becomes_chunks_and_a_completion() {
 }
 
 #[tokio::test]
-async fn chunks_end_on_character_boundaries_wherever_the_backend_cuts() {
+async fn chunks_end_on_character_boundaries() {
     let mut rig = Rig::old().await;
     let body = sse("zażółć 🦙 \u{10ffff} ok");
     for cut in 1..body.len() {
@@ -92,7 +92,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 #[tokio::test]
-async fn a_stream_that_the_backend_answers_with_an_error_keeps_its_status() {
+async fn stream_request_failing_at_backend_keeps_status() {
     let mut rig = Rig::old().await;
     let body = json!({"error": {"message": "no such thing"}});
     let reply = rig.answered(&Ask::stream("m"), &Answer::json(404, &body)).await;
@@ -101,7 +101,7 @@ async fn a_stream_that_the_backend_answers_with_an_error_keeps_its_status() {
 }
 
 #[tokio::test]
-async fn an_unreachable_backend_is_an_answer_and_not_an_error_message() {
+async fn unreachable_backend_leads_to_response_without_error_message() {
     let mut rig = Rig::old().await;
     rig.backend.refuse().await;
     let reply = rig.link.exchange(&Ask::chat("m")).await;
@@ -112,7 +112,7 @@ async fn an_unreachable_backend_is_an_answer_and_not_an_error_message() {
 }
 
 #[tokio::test]
-async fn failures_speak_the_dialect_of_the_path() {
+async fn failures_use_dialect_of_path() {
     let mut rig = Rig::old().await;
     rig.backend.refuse().await;
     let reply = rig.link.exchange(&Ask::chat("m").path("/v1/messages")).await;
@@ -121,7 +121,7 @@ async fn failures_speak_the_dialect_of_the_path() {
 }
 
 #[tokio::test]
-async fn a_forbidden_path_is_an_answer_and_not_an_error_message() {
+async fn forbidden_path_leads_to_response_without_error_message() {
     let mut rig = Rig::old().await;
     let reply = rig.link.exchange(&Ask::chat("m").path("/admin")).await;
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (502, &json!("bad_path")));
@@ -142,7 +142,7 @@ async fn broken_stream(rig: &mut Rig, path: &str) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_ends_with_an_error_frame() {
+async fn broken_stream_ends_with_error_frame() {
     let mut rig = Rig::old().await;
     let (frame, end) = broken_stream(&mut rig, "/v1/chat/completions").await;
     let data = frame.trim().strip_prefix("data: ").expect("one data frame");
@@ -154,7 +154,7 @@ async fn a_stream_that_breaks_ends_with_an_error_frame() {
 }
 
 #[tokio::test]
-async fn a_broken_messages_stream_ends_with_anthropics_error_event() {
+async fn broken_messages_stream_ends_with_anthropic_error_event() {
     let mut rig = Rig::old().await;
     let (frame, _) = broken_stream(&mut rig, "/v1/messages").await;
     let data = frame.strip_prefix("event: error\ndata: ").expect("an error event").trim();
@@ -163,7 +163,7 @@ async fn a_broken_messages_stream_ends_with_anthropics_error_event() {
 }
 
 #[tokio::test]
-async fn a_broken_responses_stream_ends_with_the_nested_error_event() {
+async fn broken_responses_stream_ends_with_nested_error_event() {
     let mut rig = Rig::old().await;
     let (frame, _) = broken_stream(&mut rig, "/v1/responses").await;
     let data = frame.split_once("data: ").expect("a data line").1.trim();
@@ -172,7 +172,7 @@ async fn a_broken_responses_stream_ends_with_the_nested_error_event() {
 }
 
 #[tokio::test]
-async fn requests_over_capacity_wait_in_the_order_of_arrival() {
+async fn requests_over_capacity_wait_in_arrival_order() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
     let asked: Vec<_> =
         (0..4).map(|number| rig.link.ask(&Ask::chat("m").body(number.to_string().as_bytes()))).collect();
@@ -188,7 +188,7 @@ async fn requests_over_capacity_wait_in_the_order_of_arrival() {
 }
 
 #[tokio::test]
-async fn a_cancelled_request_is_aborted_and_still_completed() {
+async fn cancelled_request_is_aborted_and_still_completed() {
     let mut rig = Rig::old().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -200,7 +200,7 @@ async fn a_cancelled_request_is_aborted_and_still_completed() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_that_is_cancelled_is_completed_without_reaching_the_backend() {
+async fn cancelled_waiting_request_completes_without_reaching_backend() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
     let first = rig.link.ask(&Ask::chat("m"));
     let held = rig.backend.call().await;
@@ -213,7 +213,7 @@ async fn a_waiting_request_that_is_cancelled_is_completed_without_reaching_the_b
 }
 
 #[tokio::test]
-async fn old_relay_is_sent_no_details_of_models() {
+async fn old_relay_receives_no_model_details() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker.models("*")).await;
     rig.backend.set_details(&json!({"max_model_len": 40960}));
     rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
@@ -222,7 +222,7 @@ async fn old_relay_is_sent_no_details_of_models() {
 }
 
 #[tokio::test]
-async fn a_whole_life_needs_only_messages_of_the_seeds() {
+async fn whole_session_uses_only_seed_messages() {
     let mut rig = Rig::old().await;
     rig.still_serves().await;
     rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
@@ -239,7 +239,7 @@ async fn a_whole_life_needs_only_messages_of_the_seeds() {
 }
 
 #[tokio::test]
-async fn a_request_that_crosses_the_withdrawal_is_served() {
+async fn request_crossing_withdrawal_is_served() {
     let mut rig = Rig::old().await;
     let running = rig.link.ask(&Ask::chat("m"));
     let held = rig.backend.call().await;
@@ -254,7 +254,7 @@ async fn a_request_that_crosses_the_withdrawal_is_served() {
 }
 
 #[tokio::test]
-async fn the_query_string_is_part_of_the_endpoint_path() {
+async fn query_string_is_part_of_endpoint_path() {
     let mut rig = Rig::old().await;
     let asked = rig.link.ask(&Ask::chat("m").path("/v1/messages?beta=true"));
     let call = rig.backend.call().await;
@@ -264,7 +264,7 @@ async fn the_query_string_is_part_of_the_endpoint_path() {
 }
 
 #[tokio::test]
-async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
+async fn drain_pings_only_after_withdrawal() {
     let mut rig = Rig::old().await;
     rig.worker.terminate().await;
     let told = |event: &Event| match event {
@@ -279,7 +279,7 @@ async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
 }
 
 #[tokio::test]
-async fn acknowledged_registration_is_followed_by_the_models() {
+async fn models_follow_acknowledged_registration() {
     let mut rig = Rig::old().await;
     drop(rig.link);
     let mut link = rig.relay.accept_with(&Ack::old()).await;

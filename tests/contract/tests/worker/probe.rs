@@ -41,7 +41,7 @@ pub(super) async fn silent_crowd(worker: &WorkerProcess) -> Vec<RawConnection> {
 }
 
 #[tokio::test]
-async fn a_header_without_an_end_is_waited_for_ten_seconds() {
+async fn unfinished_header_times_out_after_ten_seconds() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut endless = connect(&worker).await;
     endless.write("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: ").await;
@@ -51,7 +51,7 @@ async fn a_header_without_an_end_is_waited_for_ten_seconds() {
 }
 
 #[tokio::test]
-async fn headers_of_more_than_16_kib_are_431() {
+async fn headers_over_16_kib_lead_to_431() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let most = "h".repeat(15 << 10);
     assert_eq!(worker.probe_with("/livez", &[("x-odd", &most)]).await.status, 200);
@@ -63,7 +63,7 @@ async fn headers_of_more_than_16_kib_are_431() {
 }
 
 #[tokio::test]
-async fn connections_without_a_request_do_not_keep_probes_out() {
+async fn connections_without_request_do_not_block_probes() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
     // Before the timeout of any of them.
@@ -73,7 +73,7 @@ async fn connections_without_a_request_do_not_keep_probes_out() {
 }
 
 #[tokio::test]
-async fn liveness_and_readiness_depend_on_nobody_else() {
+async fn liveness_and_readiness_ignore_relay_and_backend() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     assert_eq!(worker.probe("/livez").await.status, 200);
     assert_eq!(worker.probe("/readyz").await.status, 200);
@@ -90,7 +90,7 @@ async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
 }
 
 #[tokio::test]
-async fn backendz_waits_for_a_backend_that_accepts_connections() {
+async fn backendz_waits_until_backend_accepts_connections() {
     let mut backend = FakeBackend::refusing().await;
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).start().await;
     backendz(&worker, 503, "the backend is not ready: ").await;
@@ -100,7 +100,7 @@ async fn backendz_waits_for_a_backend_that_accepts_connections() {
 }
 
 #[tokio::test]
-async fn backendz_waits_for_a_backend_that_has_loaded_its_model() {
+async fn backendz_waits_until_backend_has_loaded_its_model() {
     let backend = FakeBackend::with_models(&["m"]).await;
     backend.set_healthy(false);
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
@@ -110,7 +110,7 @@ async fn backendz_waits_for_a_backend_that_has_loaded_its_model() {
 }
 
 #[tokio::test]
-async fn backendz_waits_for_a_list_of_models_that_can_be_read() {
+async fn backendz_waits_for_readable_model_list() {
     let backend = FakeBackend::start().await;
     backend.set_listing(false);
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
@@ -120,7 +120,7 @@ async fn backendz_waits_for_a_list_of_models_that_can_be_read() {
 }
 
 #[tokio::test]
-async fn backendz_takes_a_healthy_backend_without_a_model_for_one_that_serves() {
+async fn backendz_accepts_healthy_backend_without_models() {
     // An Ollama without any model yet: it has nothing left to load.
     let backend = FakeBackend::with_models(&[]).await;
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
@@ -128,7 +128,7 @@ async fn backendz_takes_a_healthy_backend_without_a_model_for_one_that_serves() 
 }
 
 #[tokio::test]
-async fn backendz_stays_once_the_backend_has_served() {
+async fn backendz_stays_ready_after_backend_loss() {
     let mut rig = Rig::core1().await;
     backendz(&rig.worker, 200, "ok").await;
     rig.backend.refuse().await;
@@ -138,7 +138,7 @@ async fn backendz_stays_once_the_backend_has_served() {
 }
 
 #[tokio::test]
-async fn healthz_tells_everything_as_json() {
+async fn healthz_reports_state_as_json() {
     let rig = Rig::core1().await;
     let health = rig.worker.probe("/healthz").await;
     assert!(health.json().is_object(), "{}", health.body);
@@ -180,7 +180,7 @@ async fn metrics_have_their_published_names() {
 }
 
 #[tokio::test]
-async fn metrics_follow_what_happens() {
+async fn metrics_follow_events() {
     let mut rig = Rig::core1().await;
     assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
@@ -200,7 +200,7 @@ async fn metrics_follow_what_happens() {
 }
 
 #[tokio::test]
-async fn an_explicit_address_that_is_taken_ends_the_program() {
+async fn occupied_explicit_address_ends_program() {
     let taken = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = taken.local_addr().expect("a bound socket").to_string();
     let mut process = WorkerProcess::builder().env("PROBE_ADDR", &addr).spawn();
@@ -209,7 +209,7 @@ async fn an_explicit_address_that_is_taken_ends_the_program() {
 }
 
 #[tokio::test]
-async fn the_default_address_gives_way_when_it_is_taken() {
+async fn occupied_default_address_is_replaced() {
     let _taken = TcpListener::bind("127.0.0.1:17990").await;
     let backend = FakeBackend::start().await;
     let worker = WorkerProcess::builder().backend(backend.url()).without("PROBE_ADDR").start().await;
@@ -219,7 +219,7 @@ async fn the_default_address_gives_way_when_it_is_taken() {
 }
 
 #[tokio::test]
-async fn the_version_is_printed() {
+async fn version_is_printed() {
     let mut process = Spawn::program("modelrelay-worker").arg("--version").start();
     assert_eq!(process.wait_exit().await.code(), Some(0));
     process.wait_for_line("modelrelay-worker").await;

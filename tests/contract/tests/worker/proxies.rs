@@ -11,7 +11,7 @@ fn worker(scheme: &str) -> WorkerBuilder {
 }
 
 #[tokio::test]
-async fn http_proxy_carries_a_plain_link() {
+async fn http_proxy_carries_plain_link() {
     let mut relay = FakeRelay::start().await;
     let mut proxy = ConnectProxy::start(relay.addr()).await;
     let backend = FakeBackend::start().await;
@@ -32,7 +32,7 @@ async fn http_proxy_carries_a_plain_link() {
 }
 
 #[tokio::test]
-async fn https_proxy_carries_an_encrypted_link() {
+async fn https_proxy_carries_encrypted_link() {
     let certificates = Certificates::make();
     let mut relay = FakeRelay::start_tls(&certificates).await;
     let mut proxy = ConnectProxy::start(relay.addr()).await;
@@ -73,7 +73,7 @@ async fn loopback_and_no_proxy_are_dialled_directly() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_the_proxy_and_its_status() {
+async fn refusal_names_proxy_and_its_status() {
     let proxy = ConnectProxy::refusing("407 Proxy Authentication Required").await;
     let worker = worker("https").env("HTTPS_PROXY", format!("me:planted-4711@{}", proxy.addr())).start().await;
     let status = "answered 407 Proxy Authentication Required to CONNECT relay.example:443";
@@ -82,7 +82,7 @@ async fn a_refusal_names_the_proxy_and_its_status() {
 }
 
 #[tokio::test]
-async fn a_proxy_of_another_protocol_is_refused() {
+async fn proxy_of_other_protocol_is_rejected() {
     let process = worker("https").env("ALL_PROXY", "socks5://me:planted-4711@proxy.example").spawn();
     let line = process.wait_for_line("ALL_PROXY: its value (not shown) must be http://HOST:PORT").await;
     assert!(!line.contains("planted-4711"), "{line}");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const VERSION_ERROR: &str = "worker registration protocol error";
 
 #[tokio::test]
-async fn the_dial_names_the_provider_and_carries_the_secret_in_a_header() {
+async fn dial_names_provider_and_sends_secret_in_header() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).env("PROVIDER_NAME", "lab").start().await;
     let dial = relay.dial().await;
@@ -18,14 +18,14 @@ async fn the_dial_names_the_provider_and_carries_the_secret_in_a_header() {
 }
 
 #[tokio::test]
-async fn the_provider_is_local_by_default() {
+async fn provider_is_local_by_default() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).start().await;
     assert_eq!(relay.dial().await.query, "provider=local");
 }
 
 #[tokio::test]
-async fn websocket_addresses_of_relays_are_understood() {
+async fn websocket_relay_addresses_are_accepted() {
     let mut relay = FakeRelay::start().await;
     let url = relay.url().replace("http://", "ws://");
     let _worker = WorkerProcess::builder().relay(url).start().await;
@@ -33,7 +33,7 @@ async fn websocket_addresses_of_relays_are_understood() {
 }
 
 #[tokio::test]
-async fn register_is_the_first_message_and_carries_the_fields_of_the_seeds() {
+async fn register_is_first_message_with_seed_fields() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;
     let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).concurrency(4);
@@ -49,7 +49,7 @@ async fn register_is_the_first_message_and_carries_the_fields_of_the_seeds() {
 }
 
 #[tokio::test]
-async fn register_offers_core1_its_limits_and_its_version() {
+async fn register_offers_core1_its_limits_and_version() {
     let rig = Rig::core1().await;
     let register = &rig.link.registration;
     assert!(register["capabilities"].as_array().is_some_and(|all| all.contains(&json!("core1"))), "{register}");
@@ -60,7 +60,7 @@ async fn register_offers_core1_its_limits_and_its_version() {
 }
 
 #[tokio::test]
-async fn the_instance_id_is_random_per_process_and_stays_over_links() {
+async fn instance_id_is_random_and_stable_across_links() {
     let mut one = Rig::core1().await;
     let two = Rig::core1().await;
     let id = |register: &Value| register["instance_id"].as_str().map(str::to_owned).expect("an instance_id");
@@ -73,7 +73,7 @@ async fn the_instance_id_is_random_per_process_and_stays_over_links() {
 }
 
 #[tokio::test]
-async fn register_lists_the_relays_that_it_already_has() {
+async fn register_lists_already_linked_relays() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).start().await;
@@ -84,7 +84,7 @@ async fn register_lists_the_relays_that_it_already_has() {
 }
 
 #[tokio::test]
-async fn after_a_1002_the_next_dial_speaks_the_published_version() {
+async fn dial_after_1002_uses_published_version() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).start().await;
@@ -96,7 +96,7 @@ async fn after_a_1002_the_next_dial_speaks_the_published_version() {
 }
 
 #[tokio::test]
-async fn a_relay_of_the_published_version_is_served() {
+async fn relay_of_published_version_is_served() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::start().await;
     let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).start().await;
@@ -110,7 +110,7 @@ async fn a_relay_of_the_published_version_is_served() {
 }
 
 #[tokio::test]
-async fn the_worker_is_named_after_its_host_by_default() {
+async fn worker_name_defaults_to_host_name() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_NAME").start().await;
     let link = relay.accept_registered(&["core1"]).await;
@@ -119,7 +119,7 @@ async fn the_worker_is_named_after_its_host_by_default() {
 }
 
 #[tokio::test]
-async fn configured_models_are_a_comma_list() {
+async fn configured_models_are_comma_separated() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::with_models(&["qwen", "llama"]).await;
     let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
@@ -128,7 +128,7 @@ async fn configured_models_are_a_comma_list() {
 }
 
 #[tokio::test]
-async fn the_models_flag_wins_over_the_environment() {
+async fn models_flag_overrides_environment() {
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::with_models(&["qwen", "m"]).await;
     let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
@@ -137,7 +137,7 @@ async fn the_models_flag_wins_over_the_environment() {
 }
 
 #[tokio::test]
-async fn the_log_tells_of_the_connection_and_the_registration() {
+async fn connection_and_registration_are_logged() {
     let rig = Rig::core1().await;
     rig.worker.process.wait_for_line("connected to proxy").await;
     rig.worker.process.wait_for_line("registered").await;

@@ -8,7 +8,7 @@ fn worker(relay: &FakeRelay) -> WorkerBuilder {
 }
 
 #[tokio::test]
-async fn a_dial_has_the_headers_of_the_setting() {
+async fn dial_sends_configured_headers() {
     let mut relay = FakeRelay::start().await;
     let headers = "CF-Access-Client-Id: id.access; Authorization: Basic planted-4711";
     let worker = worker(&relay).env("RELAY_HEADERS", headers).start().await;
@@ -23,7 +23,7 @@ async fn a_dial_has_the_headers_of_the_setting() {
 }
 
 #[tokio::test]
-async fn the_file_is_read_at_each_dial() {
+async fn header_file_is_read_at_each_dial() {
     let mut relay = FakeRelay::start().await;
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), "x-access: one\n").expect("a writable file");
@@ -36,7 +36,7 @@ async fn the_file_is_read_at_each_dial() {
 }
 
 #[tokio::test]
-async fn the_file_of_settings_may_hold_headers() {
+async fn settings_file_may_contain_headers() {
     let mut relay = FakeRelay::start().await;
     let config = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(config.path(), "relayHeaders: {X-Access: one}\n").expect("a writable file");
@@ -45,7 +45,7 @@ async fn the_file_of_settings_may_hold_headers() {
 }
 
 #[tokio::test]
-async fn a_header_of_the_handshake_is_refused() {
+async fn handshake_header_is_rejected() {
     for (headers, told) in [
         ("Host: planted-4711", "RELAY_HEADERS: \"host\" is not allowed"),
         ("sec-websocket-key: planted-4711", "RELAY_HEADERS: \"sec-websocket-key\" is not allowed"),
@@ -58,7 +58,7 @@ async fn a_header_of_the_handshake_is_refused() {
 }
 
 #[tokio::test]
-async fn authorization_beside_a_token_is_refused() {
+async fn authorization_header_with_token_is_rejected() {
     let worker = WorkerProcess::builder().without("WORKER_SECRET").env("WORKER_TOKEN_FILE", "/nowhere/token");
     let process = worker.env("RELAY_HEADERS", "authorization: Basic planted-4711").spawn();
     process.wait_for_line("authorization holds the token of WORKER_TOKEN_FILE").await;

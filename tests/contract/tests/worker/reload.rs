@@ -45,7 +45,7 @@ fn replace(directory: &Path, text: &str) {
 }
 
 #[tokio::test]
-async fn changed_models_are_advertised_on_the_same_link() {
+async fn changed_models_are_advertised_on_same_link() {
     let mut watched = Watched::start("models: [m]").await;
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]");
@@ -53,7 +53,7 @@ async fn changed_models_are_advertised_on_the_same_link() {
 }
 
 #[tokio::test]
-async fn declared_details_are_advertised_on_the_same_link() {
+async fn declared_details_are_advertised_on_same_link() {
     let mut watched = Watched::start("modelDetails: {m: {context_length: 4096}}").await;
     watched.backend.set_details(&json!({"context_length": 8192, "max_tokens": 512}));
     watched.link.models(&["m"]).await;
@@ -66,7 +66,7 @@ async fn declared_details_are_advertised_on_the_same_link() {
 }
 
 #[tokio::test]
-async fn changed_capacity_is_granted_on_the_same_link() {
+async fn changed_capacity_is_granted_on_same_link() {
     let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
     watched.link.ready(&["m"], 2).await;
     watched.change("models: [m]\nmaxConcurrency: 5");
@@ -74,7 +74,7 @@ async fn changed_capacity_is_granted_on_the_same_link() {
 }
 
 #[tokio::test]
-async fn less_capacity_severs_nothing_that_runs() {
+async fn reduced_capacity_severs_no_running_request() {
     let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
     watched.link.ready(&["m"], 2).await;
     let asked = [watched.link.ask(&Ask::chat("m")), watched.link.ask(&Ask::chat("m"))];
@@ -90,7 +90,7 @@ async fn less_capacity_severs_nothing_that_runs() {
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
+async fn broken_file_keeps_previous_settings_and_is_logged() {
     let mut watched = Watched::start("models: [m]").await;
     watched.link.models(&["m"]).await;
     watched.change("maxConcurency: 3");
@@ -101,7 +101,7 @@ async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_model_that_stays_is_never_withdrawn_on_the_way() {
+async fn unchanged_model_is_never_withdrawn_during_reload() {
     let mut watched = Watched::start("models: [m]").await;
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]");
@@ -110,7 +110,7 @@ async fn a_model_that_stays_is_never_withdrawn_on_the_way() {
 }
 
 #[tokio::test]
-async fn another_backend_is_used_without_a_restart() {
+async fn changed_backend_is_used_without_restart() {
     let mut watched = Watched::start("models: [m]").await;
     watched.link.ready(&["m"], 1).await;
     let mut other = FakeBackend::start().await;
@@ -126,7 +126,7 @@ async fn another_backend_is_used_without_a_restart() {
 /// The operator configures Pods with a backend like this: their backends move with the next Pod, and the file changes
 /// at once.
 #[tokio::test]
-async fn a_backend_that_the_environment_names_stays_when_the_file_names_another() {
+async fn backend_from_environment_overrides_changed_file() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (mut relay, other) = (FakeRelay::start().await, FakeBackend::start().await);
     let mut backend = FakeBackend::start().await;
@@ -146,7 +146,7 @@ async fn a_backend_that_the_environment_names_stays_when_the_file_names_another(
 }
 
 #[tokio::test]
-async fn what_needs_a_restart_is_said_and_stays() {
+async fn restart_only_change_is_logged_and_not_applied() {
     let mut watched = Watched::start("models: [m]\npool: before").await;
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]\npool: after");
@@ -156,7 +156,7 @@ async fn what_needs_a_restart_is_said_and_stays() {
 
 /// As on Kubernetes, when a Provider gets a certificate while its workers serve: backends take minutes to load.
 #[tokio::test]
-async fn a_relay_that_takes_to_tls_is_followed_without_a_restart() {
+async fn relay_enabling_tls_is_followed_without_restart() {
     let certificates = Certificates::make();
     let mut watched = Watched::start("models: [m]").await;
     watched.link.models(&["m"]).await;
@@ -170,7 +170,7 @@ async fn a_relay_that_takes_to_tls_is_followed_without_a_restart() {
 }
 
 #[tokio::test]
-async fn an_authority_that_was_renewed_counts_from_the_next_dial_on() {
+async fn renewed_authority_applies_from_next_dial() {
     let (old, new) = (Certificates::make(), Certificates::make());
     let mut watched = Watched::start("models: [m]").await;
     let authority = watched.directory.path().join("ca.crt");
@@ -187,7 +187,7 @@ async fn an_authority_that_was_renewed_counts_from_the_next_dial_on() {
 }
 
 #[tokio::test]
-async fn an_authority_that_cannot_be_read_leaves_the_settings_as_they_were() {
+async fn unreadable_authority_keeps_previous_settings() {
     let mut watched = Watched::start("models: [m]").await;
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]\nrelayCaFile: /nowhere/ca.crt");

@@ -65,19 +65,19 @@ async fn nothing_planted(rig: &Rig) {
 }
 
 #[tokio::test]
-async fn nothing_secret_is_logged_or_shown_on_a_core1_link() {
+async fn core1_link_logs_and_shows_no_secret() {
     let rig = eventful_life(&Ack::core1()).await;
     nothing_planted(&rig).await;
 }
 
 #[tokio::test]
-async fn nothing_secret_is_logged_or_shown_on_an_old_link() {
+async fn old_link_logs_and_shows_no_secret() {
     let rig = eventful_life(&Ack::old()).await;
     nothing_planted(&rig).await;
 }
 
 #[tokio::test]
-async fn a_refused_secret_is_not_logged() {
+async fn refused_secret_is_not_logged() {
     let mut relay = modelrelay_harness::fake_relay::FakeRelay::start().await;
     let worker = modelrelay_harness::worker_process::WorkerProcess::builder().relay(relay.url()).start().await;
     relay.dial().await.refuse(401).await;

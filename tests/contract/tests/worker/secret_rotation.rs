@@ -32,7 +32,7 @@ async fn next_dial(rig: &mut Rig, secret: &str) -> Dial {
 }
 
 #[tokio::test]
-async fn a_new_link_takes_the_place_of_the_old_one_which_finishes_what_it_has() {
+async fn new_link_replaces_old_one_which_finishes_requests() {
     let (mut rig, file) = rig(&Ack::core1()).await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -65,7 +65,7 @@ async fn a_new_link_takes_the_place_of_the_old_one_which_finishes_what_it_has() 
 }
 
 #[tokio::test]
-async fn a_secret_that_the_relay_does_not_take_yet_leaves_the_link_alone() {
+async fn secret_not_yet_accepted_keeps_existing_link() {
     let (mut rig, file) = rig(&Ack::core1()).await;
     write(file.path(), "early-secret");
     next_dial(&mut rig, "early-secret").await.refuse(401).await;
@@ -83,7 +83,7 @@ async fn a_secret_that_the_relay_does_not_take_yet_leaves_the_link_alone() {
 
 /// The relay may have accepted the newer one already, and nothing runs on the older.
 #[tokio::test]
-async fn an_older_link_that_ends_does_not_take_along_the_one_that_is_being_made() {
+async fn ending_older_link_does_not_end_new_one() {
     let (mut rig, file) = rig(&Ack::core1()).await;
     write(file.path(), "second-secret");
     let newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
@@ -98,7 +98,7 @@ async fn an_older_link_that_ends_does_not_take_along_the_one_that_is_being_made(
 }
 
 #[tokio::test]
-async fn a_balancer_that_leads_elsewhere_is_asked_again() {
+async fn balancer_leading_to_other_relay_is_dialled_again() {
     let (mut rig, file) = rig(&Ack::core1()).await;
     write(file.path(), "second-secret");
     let mut stranger = next_dial(&mut rig, "second-secret").await.upgrade().await;
@@ -111,7 +111,7 @@ async fn a_balancer_that_leads_elsewhere_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_relay_of_the_seeds_is_asked_for_no_more_on_the_old_link() {
+async fn old_link_of_seed_relay_receives_no_requests() {
     let (mut rig, file) = rig(&Ack::old()).await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
@@ -128,7 +128,7 @@ async fn a_relay_of_the_seeds_is_asked_for_no_more_on_the_old_link() {
 }
 
 #[tokio::test]
-async fn a_worker_that_drains_moves_no_more() {
+async fn draining_worker_does_not_move_links() {
     let (mut rig, file) = rig(&Ack::core1()).await;
     rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;

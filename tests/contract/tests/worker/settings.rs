@@ -24,13 +24,13 @@ fn names(line: &str, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_missing_secret_is_told_in_one_line() {
+async fn missing_secret_is_reported_in_one_line() {
     let line = refused(WorkerProcess::builder().without("WORKER_SECRET")).await;
     names(&line, &["WORKER_SECRET", "WORKER_SECRET_FILE"]);
 }
 
 #[tokio::test]
-async fn an_empty_secret_is_a_missing_one() {
+async fn empty_secret_is_treated_as_missing() {
     for secret in ["", "  "] {
         let line = refused(WorkerProcess::builder().env("WORKER_SECRET", secret)).await;
         names(&line, &["WORKER_SECRET"]);
@@ -48,7 +48,7 @@ async fn secret_outside_ascii_is_refused() {
 }
 
 #[tokio::test]
-async fn quoted_secret_is_named_as_the_likely_cause() {
+async fn quoted_secret_is_named_as_likely_cause() {
     let mut relay = FakeRelay::start().await;
     let worker =
         WorkerProcess::builder().relay(relay.url()).env("WORKER_SECRET", "'planted-quoted-secret'").start().await;
@@ -57,7 +57,7 @@ async fn quoted_secret_is_named_as_the_likely_cause() {
 }
 
 #[tokio::test]
-async fn a_secret_file_that_cannot_be_one_is_told() {
+async fn invalid_secret_file_is_reported() {
     let worker = || WorkerProcess::builder().without("WORKER_SECRET");
     let directory = tempfile::tempdir().expect("a temporary directory");
     let line = refused(worker().file("WORKER_SECRET_FILE", directory.path())).await;
@@ -68,7 +68,7 @@ async fn a_secret_file_that_cannot_be_one_is_told() {
 }
 
 #[tokio::test]
-async fn a_wrong_value_is_named_with_its_setting_and_what_is_allowed() {
+async fn invalid_value_is_reported_with_setting_and_range() {
     for (setting, value, allowed) in [
         ("MAX_CONCURRENCY", "many", "number"),
         ("MAX_CONCURRENCY", "0", "1"),
@@ -87,7 +87,7 @@ async fn a_wrong_value_is_named_with_its_setting_and_what_is_allowed() {
 }
 
 #[tokio::test]
-async fn files_that_are_missing_are_named_with_their_setting() {
+async fn missing_files_are_named_with_their_setting() {
     for setting in ["RELAY_CA_FILE", "BACKEND_API_KEY_FILE"] {
         let line = refused(WorkerProcess::builder().env(setting, "/nowhere/file")).await;
         names(&line, &[setting, "/nowhere/file"]);
@@ -95,21 +95,21 @@ async fn files_that_are_missing_are_named_with_their_setting() {
 }
 
 #[tokio::test]
-async fn a_ca_file_without_certificates_is_told() {
+async fn ca_file_without_certificates_is_reported() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), "not a certificate").expect("a writable file");
     names(&refused(WorkerProcess::builder().file("RELAY_CA_FILE", file.path())).await, &["RELAY_CA_FILE"]);
 }
 
 #[tokio::test]
-async fn an_unknown_flag_ends_the_program() {
+async fn unknown_flag_ends_program() {
     let mut process = WorkerProcess::builder().arg("--max-concurency").arg("3").spawn();
     assert!(process.wait_exit().await.code().is_some_and(|code| code != 0));
     process.wait_for_line("--max-concurency").await;
 }
 
 #[tokio::test]
-async fn a_wrong_secret_is_never_printed() {
+async fn invalid_setting_never_prints_secret() {
     let line = refused(WorkerProcess::builder().env("MAX_CONCURRENCY", "many")).await;
     assert!(!line.contains(WORKER_SECRET));
 }
@@ -123,7 +123,7 @@ fn config(directory: &Path, text: &str) -> WorkerBuilder {
 }
 
 #[tokio::test]
-async fn a_configuration_file_sets_everything() {
+async fn configuration_file_sets_everything() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut relay = FakeRelay::start().await;
     let backend = FakeBackend::with_models(&["qwen"]).await;
@@ -144,7 +144,7 @@ async fn a_configuration_file_sets_everything() {
 }
 
 #[tokio::test]
-async fn the_environment_wins_over_the_file_and_flags_over_both() {
+async fn environment_overrides_file_and_flags_override_both() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut relay = FakeRelay::start().await;
     let text = format!("relay: {}\nworkerSecret: s\nname: from-file\nmaxConcurrency: 3\n", relay.url());
@@ -156,14 +156,14 @@ async fn the_environment_wins_over_the_file_and_flags_over_both() {
 }
 
 #[tokio::test]
-async fn an_unknown_key_in_the_file_is_an_error() {
+async fn unknown_key_in_file_is_rejected() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let line = refused(config(directory.path(), "workerSecret: s\nmaxConcurency: 3\n")).await;
     names(&line, &["worker.yaml", "maxConcurency"]);
 }
 
 #[tokio::test]
-async fn a_wrong_value_in_the_file_is_named_with_its_key() {
+async fn invalid_value_in_file_is_named_with_key() {
     for (key, value) in [("maxConcurrency", "many"), ("shutdownTimeout", "soon"), ("relay", "ftp://x"), ("models", "7")]
     {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -173,7 +173,7 @@ async fn a_wrong_value_in_the_file_is_named_with_its_key() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_missing_or_no_yaml_is_told() {
+async fn missing_or_malformed_file_is_reported() {
     let worker = WorkerProcess::builder().arg("--config").arg("/nowhere/worker.yaml");
     names(&refused(worker).await, &["/nowhere/worker.yaml"]);
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -181,7 +181,7 @@ async fn a_file_that_is_missing_or_no_yaml_is_told() {
 }
 
 #[tokio::test]
-async fn a_password_within_a_wrong_url_is_never_printed() {
+async fn password_in_invalid_url_is_never_printed() {
     for (setting, value) in [
         ("PROXY_URL", "ftp://worker:planted-88@relay.example"),
         ("PROXY_URL", "https://worker:planted-88@relay.example:port"),
@@ -197,7 +197,7 @@ async fn a_password_within_a_wrong_url_is_never_printed() {
 }
 
 #[tokio::test]
-async fn a_secret_of_the_wrong_type_is_never_printed() {
+async fn secret_of_wrong_type_is_never_printed() {
     for (key, text) in [
         ("workerSecret", "workerSecret: {key: 77778888}"),
         ("drainToken", "workerSecret: s\ndrainToken: [77778888]"),

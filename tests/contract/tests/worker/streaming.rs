@@ -13,7 +13,7 @@ fn events() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_stream_is_exact_wherever_the_backend_cuts_it() {
+async fn stream_is_exact_for_any_chunk_boundary() {
     let mut rig = Rig::core1().await;
     let body = events();
     for cut in 1..body.len() {
@@ -35,7 +35,7 @@ async fn a_stream_is_exact_wherever_the_backend_cuts_it() {
 }
 
 #[tokio::test]
-async fn each_event_is_sent_on_before_the_next_one_exists() {
+async fn each_event_is_forwarded_before_next_exists() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -49,7 +49,7 @@ async fn each_event_is_sent_on_before_the_next_one_exists() {
 }
 
 #[tokio::test]
-async fn the_head_is_sent_on_before_the_first_byte_of_the_body() {
+async fn head_is_forwarded_before_first_body_byte() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -63,7 +63,7 @@ async fn the_head_is_sent_on_before_the_first_byte_of_the_body() {
 }
 
 #[tokio::test]
-async fn chunks_cut_across_socket_writes_are_put_together() {
+async fn chunks_split_across_socket_writes_are_reassembled() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
@@ -78,7 +78,7 @@ async fn chunks_cut_across_socket_writes_are_put_together() {
 }
 
 #[tokio::test]
-async fn a_body_that_ends_with_its_connection_is_complete() {
+async fn body_ending_with_its_connection_is_complete() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     let mut call = rig.backend.call().await;
@@ -91,7 +91,7 @@ async fn a_body_that_ends_with_its_connection_is_complete() {
 }
 
 #[tokio::test]
-async fn binary_answers_pass_exactly() {
+async fn binary_responses_pass_exactly() {
     let mut rig = Rig::core1().await;
     let audio: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let answer = Answer::new(200, &[("content-type", "audio/mpeg")], &audio);
@@ -113,7 +113,7 @@ async fn twenty_megabytes_pass_exactly() {
 }
 
 #[tokio::test]
-async fn one_event_of_a_megabyte_passes_exactly() {
+async fn event_of_one_megabyte_passes_exactly() {
     let mut rig = Rig::core1().await;
     let event = sse(&"ż".repeat(1 << 19));
     let asked = rig.link.ask(&Ask::stream("m"));
@@ -160,7 +160,7 @@ async fn parallel_streams_are_never_mixed() {
 }
 
 #[tokio::test]
-async fn a_request_and_its_answer_may_move_at_once() {
+async fn request_and_response_bodies_may_overlap() {
     let mut rig = Rig::core1().await;
     let body = vec![7_u8; 200_000];
     let asked = rig.link.ask(&Ask::chat("m").body(&body));
@@ -175,7 +175,7 @@ async fn a_request_and_its_answer_may_move_at_once() {
 }
 
 #[tokio::test]
-async fn an_answer_before_the_whole_request_was_read_is_passed() {
+async fn response_before_end_of_request_is_passed() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'x'; 8 << 20]));
     let mut call = rig.backend.call().await;

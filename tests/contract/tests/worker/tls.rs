@@ -7,7 +7,7 @@ use modelrelay_harness::fake_relay::{Certificates, FakeRelay};
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 
 #[tokio::test]
-async fn a_relay_is_trusted_through_relay_ca_file() {
+async fn relay_is_trusted_through_relay_ca_file() {
     let certificates = Certificates::make();
     let mut relay = FakeRelay::start_tls(&certificates).await;
     let backend = FakeBackend::start().await;
@@ -20,7 +20,7 @@ async fn a_relay_is_trusted_through_relay_ca_file() {
 }
 
 #[tokio::test]
-async fn wss_is_understood() {
+async fn wss_address_is_accepted() {
     let certificates = Certificates::make();
     let mut relay = FakeRelay::start_tls(&certificates).await;
     let url = relay.url().replace("https://", "wss://");
@@ -30,7 +30,7 @@ async fn wss_is_understood() {
 }
 
 #[tokio::test]
-async fn an_unknown_authority_is_refused_and_told() {
+async fn unknown_authority_is_rejected_and_logged() {
     let certificates = Certificates::make();
     let mut relay = FakeRelay::start_tls(&certificates).await;
     let worker = WorkerProcess::builder().relay(relay.url()).start().await;
@@ -41,7 +41,7 @@ async fn an_unknown_authority_is_refused_and_told() {
 }
 
 #[tokio::test]
-async fn another_authority_is_refused() {
+async fn other_authority_is_rejected() {
     let (ours, theirs) = (Certificates::make(), Certificates::make());
     let mut relay = FakeRelay::start_tls(&theirs).await;
     let worker = WorkerProcess::builder().relay(relay.url()).file("RELAY_CA_FILE", &ours.ca_file());

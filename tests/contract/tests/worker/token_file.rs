@@ -38,7 +38,7 @@ fn check_shown(dial: &Dial, token: &str) {
 }
 
 #[tokio::test]
-async fn the_token_is_read_at_each_dial_and_shown_in_a_header() {
+async fn token_is_read_at_each_dial_for_header() {
     let mut relay = FakeRelay::start().await;
     let directory = tempfile::tempdir().expect("a temporary directory");
     renew(directory.path(), token(1));
@@ -53,7 +53,7 @@ async fn the_token_is_read_at_each_dial_and_shown_in_a_header() {
 }
 
 #[tokio::test]
-async fn a_token_that_comes_later_is_waited_for() {
+async fn missing_token_file_is_awaited() {
     let mut relay = FakeRelay::start().await;
     let directory = tempfile::tempdir().expect("a temporary directory");
     let worker = with_token(WorkerProcess::builder().relay(relay.url()), &directory).start().await;
@@ -64,7 +64,7 @@ async fn a_token_that_comes_later_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_renewed_token_brings_a_new_link_and_what_runs_is_finished_on_the_old_one() {
+async fn renewed_token_opens_new_link_while_old_finishes() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     renew(directory.path(), token(1));
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| with_token(worker, &directory)).await;
@@ -92,7 +92,7 @@ async fn a_renewed_token_brings_a_new_link_and_what_runs_is_finished_on_the_old_
 }
 
 #[tokio::test]
-async fn a_relay_that_cannot_review_tokens_is_asked_again() {
+async fn relay_unable_to_review_tokens_is_redialled() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     renew(directory.path(), token(1));
     let mut relay = FakeRelay::start().await;
@@ -106,7 +106,7 @@ async fn a_relay_that_cannot_review_tokens_is_asked_again() {
 }
 
 #[tokio::test]
-async fn token_and_secret_together_are_refused_in_one_line() {
+async fn token_and_secret_together_are_rejected() {
     let worker = WorkerProcess::builder().env("WORKER_TOKEN_FILE", "/nowhere/token");
     let mut process = worker.spawn();
     assert_eq!(process.wait_exit().await.code(), Some(1));

@@ -38,13 +38,13 @@ async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
 }
 
 #[tokio::test]
-async fn a_chat_completion_tells_its_tokens() {
+async fn chat_completion_reports_its_tokens() {
     let body = json!({"id": "c", "choices": [{"message": {"content": "hi"}}], "usage": counts(42, 128)});
     assert_eq!(unary("/v1/chat/completions", &body).await["token_counts"], counts(42, 128));
 }
 
 #[tokio::test]
-async fn a_chat_stream_tells_its_tokens() {
+async fn chat_stream_reports_its_tokens() {
     let events = [
         ("", json!({"choices": [{"delta": {"content": "hi"}}]})),
         ("", json!({"choices": [], "usage": counts(7, 3)})),
@@ -54,7 +54,7 @@ async fn a_chat_stream_tells_its_tokens() {
 }
 
 #[tokio::test]
-async fn a_chat_stream_whose_every_event_has_a_null_usage_tells_the_last_one() {
+async fn chat_stream_with_null_usage_reports_last_one() {
     let events = [
         ("", json!({"choices": [{"delta": {"content": "hi"}}], "usage": null})),
         ("", json!({"choices": [], "usage": counts(9, 1)})),
@@ -63,14 +63,14 @@ async fn a_chat_stream_whose_every_event_has_a_null_usage_tells_the_last_one() {
 }
 
 #[tokio::test]
-async fn a_message_tells_its_tokens() {
+async fn message_reports_its_tokens() {
     let body =
         json!({"id": "msg_1", "type": "message", "content": [], "usage": {"input_tokens": 11, "output_tokens": 5}});
     assert_eq!(unary("/v1/messages", &body).await["token_counts"], counts(11, 5));
 }
 
 #[tokio::test]
-async fn a_messages_stream_tells_its_tokens() {
+async fn messages_stream_reports_its_tokens() {
     let usage = json!({"input_tokens": 25, "output_tokens": 1});
     let events = [
         ("message_start", json!({"type": "message_start", "message": {"id": "msg_1", "usage": usage}})),
@@ -82,7 +82,7 @@ async fn a_messages_stream_tells_its_tokens() {
 }
 
 #[tokio::test]
-async fn a_response_tells_its_tokens_and_its_id() {
+async fn response_reports_its_tokens_and_id() {
     let usage = json!({"input_tokens": 30, "output_tokens": 12, "total_tokens": 42});
     let end = unary("/v1/responses", &json!({"id": "resp_abc", "object": "response", "usage": usage})).await;
     assert_eq!(end["token_counts"], counts(30, 12));
@@ -90,7 +90,7 @@ async fn a_response_tells_its_tokens_and_its_id() {
 }
 
 #[tokio::test]
-async fn a_responses_stream_tells_its_tokens_and_its_id() {
+async fn responses_stream_reports_its_tokens_and_id() {
     let usage = json!({"input_tokens": 8, "output_tokens": 4, "total_tokens": 12});
     let created =
         json!({"type": "response.created", "response": {"id": "resp_s", "object": "response", "usage": null}});
@@ -105,7 +105,7 @@ async fn a_responses_stream_tells_its_tokens_and_its_id() {
 }
 
 #[tokio::test]
-async fn counts_are_absent_where_the_backend_gives_none() {
+async fn token_counts_are_absent_without_backend_usage() {
     let end = unary("/v1/chat/completions", &json!({"choices": []})).await;
     assert!(end.get("token_counts").is_none_or(Value::is_null), "{end}");
     assert!(end.get("response_id").is_none_or(Value::is_null), "{end}");
@@ -114,7 +114,7 @@ async fn counts_are_absent_where_the_backend_gives_none() {
 }
 
 #[tokio::test]
-async fn usage_in_an_answers_words_is_not_counted() {
+async fn usage_within_response_text_is_ignored() {
     let words = r#"{"usage":{"prompt_tokens":999,"completion_tokens":999,"total_tokens":1998}}"#;
     let body = json!({"choices": [{"message": {"content": words}}], "usage": counts(2, 3)});
     assert_eq!(unary("/v1/chat/completions", &body).await["token_counts"], counts(2, 3));
@@ -126,7 +126,7 @@ async fn usage_in_an_answers_words_is_not_counted() {
 }
 
 #[tokio::test]
-async fn an_answer_that_only_looks_like_json_passes_without_counts() {
+async fn malformed_json_response_passes_without_token_counts() {
     let mut rig = Rig::core1().await;
     let answer = Answer::new(200, &[("content-type", "application/json")], b"{\"usage\": {\"prompt_tokens\": ");
     let reply = rig.answered(&Ask::chat("m"), &answer).await;
@@ -135,7 +135,7 @@ async fn an_answer_that_only_looks_like_json_passes_without_counts() {
 }
 
 #[tokio::test]
-async fn tokens_of_embeddings_are_counted() {
+async fn embedding_tokens_are_counted() {
     let usage = json!({"prompt_tokens": 6, "total_tokens": 6});
     let end = unary("/v1/embeddings", &json!({"object": "list", "data": [], "usage": usage})).await;
     assert_eq!((&end["token_counts"]["prompt_tokens"], &end["token_counts"]["total_tokens"]), (&json!(6), &json!(6)));

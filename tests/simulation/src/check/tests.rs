@@ -60,14 +60,14 @@ fn line(host: &str, message: &str, id: &str) -> Line {
 }
 
 #[test]
-fn an_answer_is_allowed_and_so_are_stated_reasons_of_load() {
+fn response_and_stated_overload_reasons_are_allowed() {
     for how in [Ending::Answered, Ending::Failed("queue_full".into()), Ending::BrokenStream("request_timeout".into())] {
         assert_eq!(judged(&plan(), &[sent(), began(1, 0), ended(2, how)]), Vec::<String>::new());
     }
 }
 
 #[test]
-fn what_never_ends_ends_twice_or_too_late_is_found() {
+fn missing_duplicate_and_late_endings_are_found() {
     assert!(judged(&plan(), &[sent()])[0].contains("ended 0 times"));
     let twice = [sent(), ended(1, Ending::Answered), ended(2, Ending::Answered)];
     assert!(judged(&plan(), &twice)[0].contains("ended 2 times"));
@@ -76,7 +76,7 @@ fn what_never_ends_ends_twice_or_too_late_is_found() {
 }
 
 #[test]
-fn an_end_without_a_reason_or_for_none_that_there_was_is_found() {
+fn ending_without_valid_reason_is_found() {
     let one = |how| judged(&plan(), &[sent(), ended(1, how)]).join(" ");
     assert!(one(Ending::BrokenOff).contains("without a reason"));
     assert!(one(Ending::Unconnected).contains("lost its relay"));
@@ -86,7 +86,7 @@ fn an_end_without_a_reason_or_for_none_that_there_was_is_found() {
 }
 
 #[test]
-fn a_relay_that_was_gone_excuses_its_clients_and_nobody_elses() {
+fn absent_relay_excuses_only_its_own_clients() {
     let with = |host: &str| {
         let gone = [(1, Event::Gone(host.into())), (3, Event::Started(host.into()))];
         judged(&plan(), &[vec![sent()], gone.into(), vec![ended(2, Ending::Unconnected)]].concat())
@@ -96,7 +96,7 @@ fn a_relay_that_was_gone_excuses_its_clients_and_nobody_elses() {
 }
 
 #[test]
-fn work_behind_the_first_byte_and_too_much_work_are_found() {
+fn repeated_and_excess_execution_are_found() {
     let doubled = [sent(), began(1, 0), (2, Event::FirstByte { nonce: 0 }), began(3, 1), ended(4, Ending::Answered)];
     assert!(judged(&plan(), &doubled).join(" ").contains("begun again behind its first byte"));
     let many: Vec<_> = (0..9).map(|execution| (1, Event::Began { nonce: 0, worker: 0, execution })).collect();
@@ -105,7 +105,7 @@ fn work_behind_the_first_byte_and_too_much_work_are_found() {
 }
 
 #[test]
-fn more_than_a_worker_may_have_is_found_unless_it_is_over_at_once() {
+fn lasting_excess_over_worker_capacity_is_found() {
     let second_ends = |at| {
         let work = [began(1, 0), began(2, 1), (at, Event::Finished { worker: 0, execution: 0 })];
         judged(&plan(), &[vec![sent()], work.into(), vec![ended(9, Ending::Answered)]].concat()).join(" ")
@@ -115,7 +115,7 @@ fn more_than_a_worker_may_have_is_found_unless_it_is_over_at_once() {
 }
 
 #[test]
-fn who_overtakes_is_found_at_each_relay() {
+fn overtaking_is_found_per_relay() {
     let of = |host| [line(host, "request submitted", "a"), line(host, "request submitted", "b")].to_vec();
     let sent = |host, id| line(host, "request dispatched", id);
     let right = [of("r"), vec![sent("r", "a"), sent("r", "b"), sent("r", "a")]].concat();
@@ -125,7 +125,7 @@ fn who_overtakes_is_found_at_each_relay() {
 }
 
 #[test]
-fn a_log_that_says_something_else_than_the_client_saw_is_found() {
+fn log_contradicting_client_is_found() {
     let judged = |how, outcome: &str| {
         let events = [Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how }];
         let entries = events.map(|event| Entry { at: Duration::ZERO, event });
@@ -138,7 +138,7 @@ fn a_log_that_says_something_else_than_the_client_saw_is_found() {
 }
 
 #[test]
-fn an_answer_that_no_log_tells_of_is_found() {
+fn response_missing_from_logs_is_found() {
     let silent = |more: &[Event]| {
         let events = [&[Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how: Ending::Answered }], more].concat();
         let entries: Vec<_> = events.into_iter().map(|event| Entry { at: Duration::ZERO, event }).collect();
@@ -149,7 +149,7 @@ fn an_answer_that_no_log_tells_of_is_found() {
 }
 
 #[test]
-fn a_document_may_break_off_only_where_something_is_wrong() {
+fn truncated_document_is_allowed_only_after_fault() {
     let mut plan = plan();
     plan.requests[0].answer.streams = false;
     let broken = [sent(), ended(1, Ending::BrokenOff)];
@@ -159,14 +159,14 @@ fn a_document_may_break_off_only_where_something_is_wrong() {
 }
 
 #[test]
-fn a_logged_secret_is_found() {
+fn logged_secret_is_found() {
     let mut line = line("r", "request submitted", "a");
     line.text.push_str(secrets::PROMPT);
     assert!(check_secrets(&[line]).is_some_and(|wrong| wrong.contains(secrets::PROMPT)));
 }
 
 #[test]
-fn a_key_that_does_more_than_it_may_is_found() {
+fn key_exceeding_its_permissions_is_found() {
     let with = |key: Option<KeyPlan>, events: &[(u64, Event)]| {
         let mut plan = plan();
         plan.requests[0].key = key.as_ref().map(|_| 0);
@@ -197,7 +197,7 @@ fn a_key_that_does_more_than_it_may_is_found() {
 }
 
 #[test]
-fn more_answers_at_once_than_a_key_may_have_are_found_unless_they_are_over_at_once() {
+fn lasting_excess_over_key_limit_is_found() {
     let first_ends = |at| {
         let mut plan = plan();
         plan.keys = vec![KeyPlan { max_in_flight: Some(1), ..KeyPlan::default() }];
@@ -218,7 +218,7 @@ fn more_answers_at_once_than_a_key_may_have_are_found_unless_they_are_over_at_on
 }
 
 #[test]
-fn a_kept_connection_is_excused_by_its_own_relays_restart_and_by_none_of_before() {
+fn kept_connection_is_excused_only_by_later_restart() {
     let with = |first: Ending, second: Ending| {
         let mut plan = plan();
         plan.requests[0].client = Some(0);

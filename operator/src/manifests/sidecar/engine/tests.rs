@@ -46,7 +46,7 @@ fn rendered(pool: &WorkerPool) -> Result<(Value, Vec<Note>), Refusal> {
 }
 
 #[test]
-fn the_worker_runs_in_the_engines_image() {
+fn worker_runs_in_engine_image() {
     let (pod, notes) = rendered(&pool(&json!({}))).unwrap();
     assert_eq!(notes, []);
     assert!(has_worker(&pod) && drain_token_of(&pod) == Some("t0ken"));
@@ -54,7 +54,7 @@ fn the_worker_runs_in_the_engines_image() {
 }
 
 #[test]
-fn only_a_template_that_starts_programs_without_an_image_of_the_pools_own_is_such_a_pool() {
+fn only_template_with_own_programs_runs_in_engine() {
     let is = |change: Value| runs_in_engine(&pool(&change).spec);
     assert!(is(json!({})));
     assert!(!is(json!({"sidecar": {"image": "mine"}})));
@@ -63,7 +63,7 @@ fn only_a_template_that_starts_programs_without_an_image_of_the_pools_own_is_suc
 }
 
 #[test]
-fn what_the_author_says_of_probes_is_kept_and_our_variables_win() {
+fn user_probes_are_kept_and_worker_variables_win() {
     let probe = json!({"exec": {"command": ["true"]}});
     let mut spec = pool(&json!({"sidecar": {"env": [{"name": "HF_HOME", "value": "/elsewhere"}], "port": 18000}}));
     let template = spec.spec.template.as_mut().unwrap();
@@ -80,7 +80,7 @@ fn what_the_author_says_of_probes_is_kept_and_our_variables_win() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn conflicting_engine_settings_are_refused() {
     let refused = |change: &dyn Fn(&mut Value)| {
         let mut pool = pool(&json!({}));
         change(&mut pool.spec.template.as_mut().unwrap().spec);
@@ -100,7 +100,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn an_engine_beside_it_that_names_a_slots_port_waits_and_the_worker_itself_does_not() {
+fn only_engine_sidecar_with_slot_port_waits() {
     let fixed = json!([{"id": "embed", "url": "http://127.0.0.1:9000"}]);
     let mut both = pool(&json!({}));
     let block = both.spec.multiplexer.as_mut().unwrap();

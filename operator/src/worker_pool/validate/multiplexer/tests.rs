@@ -56,7 +56,7 @@ fn every_driver() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn what_is_accepted_the_workers_own_parser_accepts() {
+fn accepted_spec_is_parsed_by_worker() {
     for (driver, models) in every_driver() {
         let spec = template(&json!([{"id": "gpu0", "driver": driver, "models": models}]));
         assert_eq!(judged(&spec), Ok(()), "{driver}");
@@ -73,7 +73,7 @@ fn what_is_accepted_the_workers_own_parser_accepts() {
 }
 
 #[test]
-fn every_setting_reaches_the_worker() {
+fn every_setting_reaches_worker() {
     let models = json!([
         {"id": "qwen", "aliases": ["q", "qwen3"], "command": ["vllm", "--port", "${PORT}"], "memory": "18Gi", "maxConcurrency": 8, "idleTtl": "30m"},
         {"id": "llama", "command": ["llama-server", "${PORT}"], "memory": 9_663_676_416_u64, "pin": true},
@@ -104,7 +104,7 @@ fn every_setting_reaches_the_worker() {
 }
 
 #[test]
-fn what_is_refused_is_named_with_what_to_change() {
+fn refusal_names_field_and_required_change() {
     let one = |driver: &str, model: &Value| {
         let mut full = json!({"id": "m"});
         json_patch::merge(&mut full, model);
@@ -157,7 +157,7 @@ fn what_is_refused_is_named_with_what_to_change() {
 }
 
 #[test]
-fn the_settings_beside_the_slots_are_judged_too() {
+fn settings_next_to_slots_are_validated() {
     let (_, models) = every_driver().swap_remove(1);
     let slots = json!([{"id": "gpu0", "driver": "process", "models": models}]);
     let block = |key: &str, value: &str| json!({"multiplexer": {key: value}});
@@ -187,7 +187,7 @@ fn the_settings_beside_the_slots_are_judged_too() {
 }
 
 #[test]
-fn one_standalone_worker_scales_deployments_each_for_one_model() {
+fn only_one_standalone_worker_may_scale_deployments() {
     let slots = |deployments: [&str; 2]| {
         let models = deployments.map(|name| json!({"id": format!("model {name}"), "deployment": name}));
         json!([
@@ -300,7 +300,7 @@ fn passes(spec: &Value) -> Result<bool, TestCaseError> {
 }
 
 #[test]
-fn whatever_passes_here_the_worker_accepts() {
+fn random_accepted_spec_is_parsed_by_worker() {
     let config = ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() };
     let mut passed: BTreeMap<String, u32> = BTreeMap::new();
     let wait = maybe(text("90s", &["auto", "off", "0s"]), 2);

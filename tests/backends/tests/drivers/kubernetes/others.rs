@@ -15,7 +15,7 @@ use super::{messages, two};
 use crate::table::NoMeter;
 
 #[tokio::test]
-async fn further_replicas_of_a_loaded_model_are_told_once_until_they_are_gone() {
+async fn extra_replicas_of_loaded_model_are_reported_once() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -35,7 +35,7 @@ async fn further_replicas_of_a_loaded_model_are_told_once_until_they_are_gone() 
 }
 
 #[tokio::test]
-async fn a_model_that_serves_before_its_worker_starts_is_found_with_its_address() {
+async fn model_running_before_worker_start_is_adopted() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     cluster.scale("a", 1);
@@ -46,7 +46,7 @@ async fn a_model_that_serves_before_its_worker_starts_is_found_with_its_address(
 }
 
 #[tokio::test]
-async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone_and_told_once() {
+async fn externally_stopped_model_is_gone_and_reported_once() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone_and_told_o
 }
 
 #[tokio::test]
-async fn a_model_that_somebody_else_scales_up_beside_the_loaded_one_is_scaled_down_again() {
+async fn externally_started_second_model_is_scaled_down() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -71,7 +71,7 @@ async fn a_model_that_somebody_else_scales_up_beside_the_loaded_one_is_scaled_do
 }
 
 #[tokio::test]
-async fn what_others_scaled_up_keeps_no_look_at_the_loaded_one_waiting() {
+async fn external_scaling_does_not_delay_resident_probe() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -85,7 +85,7 @@ async fn what_others_scaled_up_keeps_no_look_at_the_loaded_one_waiting() {
 }
 
 #[tokio::test]
-async fn a_model_that_others_have_put_in_the_place_of_the_loaded_one_keeps_it() {
+async fn model_replacing_resident_externally_keeps_its_slot() {
     let (cluster, driver) = two().await;
     let (a, b) = ("a".into(), "b".into());
     driver.load(&a, LoadKind::Cold).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_model_that_others_have_put_in_the_place_of_the_loaded_one_keeps_it() 
 }
 
 #[tokio::test]
-async fn of_two_that_run_at_the_start_one_is_adopted_and_the_other_ended() {
+async fn only_one_of_two_running_models_is_adopted() {
     let (cluster, driver) = two().await;
     cluster.scale("a", 1);
     cluster.scale("b", 1);

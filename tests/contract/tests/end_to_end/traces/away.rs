@@ -13,7 +13,7 @@ use super::collector::Collector;
 use super::{ENDPOINT, TRACE, ask, chat, exporting, exporting_relay, parent};
 
 #[tokio::test]
-async fn a_collector_that_refuses_is_worth_one_warning_and_its_return_one_line() {
+async fn refusing_collector_causes_one_warning_per_outage() {
     let collector = Collector::answering(|before| if before < 6 { 503 } else { 200 }).await;
     let mut stack = exporting(&collector.http.url()).await;
     let since = Instant::now();
@@ -34,13 +34,13 @@ async fn a_collector_that_refuses_is_worth_one_warning_and_its_return_one_line()
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_slows_neither_requests_nor_the_end() {
+async fn unreachable_collector_delays_neither_requests_nor_exit() {
     let away = FakeBackend::refusing().await;
     assert_unhindered(exporting(&away.url()).await).await;
 }
 
 #[tokio::test]
-async fn a_collector_that_hangs_slows_neither_requests_nor_the_end() {
+async fn hanging_collector_delays_neither_requests_nor_exit() {
     // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     assert_unhindered(exporting(&hanging.url()).await).await;
@@ -58,7 +58,7 @@ async fn end_spans(relay: &Relay, number: usize) {
 }
 
 #[tokio::test]
-async fn every_span_that_the_collector_refuses_is_counted() {
+async fn every_span_refused_by_collector_is_counted() {
     let collector = Collector::answering(|before| if before < 1 { 503 } else { 200 }).await;
     let relay = exporting_relay(&collector).start().await;
     for reason in ["queue_full", "export_failed"] {
@@ -82,7 +82,7 @@ async fn every_span_that_the_collector_refuses_is_counted() {
 }
 
 #[tokio::test]
-async fn every_span_for_which_the_queue_has_no_room_is_counted() {
+async fn every_span_dropped_by_full_queue_is_counted() {
     // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     let relay = Relay::builder()

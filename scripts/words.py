@@ -17,14 +17,14 @@ from rust_source import ROOT, blank, line_of, split, test_spans
 # Words per 1,000 in each area. These limits only fall, and an area at or below the aim always passes.
 AIM = 0.5
 LIMITS = {
-    "comments relay": 2.14,
+    "comments relay": 0.5,
     "comments worker-sidecar": 0.5,
-    "comments operator": 2.96,
+    "comments operator": 2.81,
     "comments tests": 0.5,
-    "comments fuzz": 7.41,
+    "comments fuzz": 0.5,
     "texts": 10.22,
     "names": 20.81,
-    "names of tests": 25.39,
+    "names of tests": 4.6,
     "documentation": 0.61,
 }
 

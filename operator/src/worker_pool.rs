@@ -466,7 +466,7 @@ async fn report(
     let desired = outcome.rollout.as_ref().map_or(census.pods, |rollout| rollout.desired);
     for (state, number) in [("desired", desired), ("ready", census.ready), ("connected", status.connected.unwrap_or(0))]
     {
-        shared.ctx.metrics.pool_replicas.with_label_values(&[&namespace, &name, state]).set(number.into());
+        shared.ctx.metrics.pool_replicas.with_label_values(&[&*namespace, &*name, state]).set(number.into());
     }
     let later = report::write(shared, pool, &previous, status)
         .await

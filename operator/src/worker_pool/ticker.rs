@@ -86,7 +86,7 @@ impl Ticker {
         let there: BTreeSet<Key> = pools.iter().map(|pool| key(pool)).collect();
         for (namespace, name) in self.shared.memory.retain(|key| there.contains(key)) {
             for state in ["desired", "ready", "connected"] {
-                let _ = self.shared.ctx.metrics.pool_replicas.remove_label_values(&[&namespace, &name, state]);
+                let _ = self.shared.ctx.metrics.pool_replicas.remove_label_values(&[&*namespace, &*name, state]);
             }
         }
     }

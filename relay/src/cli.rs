@@ -212,7 +212,7 @@ pub struct Args {
     pub admin_listen_addr: Option<OptionalAddr>,
 
     /// Address at which clients and workers reach this relay, for the commands that the pages show and as a name that it answers to.
-    /// It may have a path, such as https://relay.example/llm, which a proxy in front may strip or keep. [default: as the browser does]
+    /// It may have a path, such as `https://relay.example/llm`, which a proxy in front may strip or keep. [default: as the browser does]
     #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_public_url)]
     pub public_url: Option<OptionalText>,
 

@@ -19,6 +19,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import libraries
+
 CANNOT_RUN = 77
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -320,8 +322,13 @@ def main():
     if free_gb < DISK_GB:
         say(f"only {free_gb:.0f} GB are free on this disk: all suites together take up to {DISK_GB} GB, and fail in odd ways when it is full")
     before = processor_seconds()
+    kept = libraries.store(ROOT)
+    if number := libraries.restore(kept, TARGET):
+        say(f"{number} compiled libraries are taken from {kept}")
     runner = Runner([Run(suite) for suite in with_needs(names)])
     runner.run()
+    if not runner.interrupted:
+        libraries.save(kept, TARGET)
     return report(runner, before)
 
 

@@ -189,7 +189,7 @@ fn config_error_names_path_value_and_allowed_values() {
         ("relayCount: 0\nproviders: []", "relayCount: \"0\" is not allowed"),
         (
             "providers: [{name: a, workerSecrets: [{file: nowhere}]}]",
-            "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: the file cannot be read",
+            "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: cannot read the file",
         ),
         ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: one of file and value"),
         (
@@ -253,7 +253,7 @@ fn queue_of_length_zero_causes_warning() {
     let config = load("providers: [{name: a, workerSecrets: [{value: 0123456789abcdef}], queue: {maxLength: 0}}]")
         .expect("valid");
     assert_eq!(config.warnings.len(), 1);
-    assert!(config.warnings[0].starts_with("provider a has a queue of 0: "), "{:?}", config.warnings);
+    assert!(config.warnings[0].starts_with("provider a has queue length 0: "), "{:?}", config.warnings);
 }
 
 #[test]
@@ -290,9 +290,9 @@ fn service_accounts_require_cluster_and_full_names() {
     );
     assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("at most 64"));
     let line = accounts("[llm/gpu]");
-    assert!(line.starts_with("providers[0].workerServiceAccounts works only in a Pod"), "{line}");
+    assert!(line.starts_with("providers[0].workerServiceAccounts requires a Pod"), "{line}");
     let line = Config::from_args(&args(&["--worker-service-accounts", "llm/gpu"])).expect_err("no cluster").to_string();
-    assert!(line.starts_with("WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) works only in a Pod"), "{line}");
+    assert!(line.starts_with("WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) requires a Pod"), "{line}");
 }
 
 #[test]
@@ -351,5 +351,5 @@ fn hash_depends_only_on_file_and_secrets() {
 #[test]
 fn missing_file_is_named_in_one_line() {
     let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"])).expect_err("missing").to_string();
-    assert!(line.starts_with("--config: /nonexistent/relay.yaml: the file cannot be read"), "{line}");
+    assert!(line.starts_with("--config: /nonexistent/relay.yaml: cannot read the file"), "{line}");
 }

@@ -146,7 +146,7 @@ async fn changed_aliases_apply_without_restart() {
     wait_for_model(&relay, "slow", true).await;
     assert_eq!(sent(&relay, &mut worker, chat("slow")).await.0, "coder");
     relay.replace_file("relay.yaml", &one_provider("  aliases: {slow: fast, fast: slow}"));
-    relay.log().wait_for_line("an alias stands for a model, not for an alias").await;
+    relay.log().wait_for_line("an alias must refer to a model, not to another alias").await;
     assert_eq!(sent(&relay, &mut worker, chat("slow")).await.0, "coder", "the last good settings count");
 }
 

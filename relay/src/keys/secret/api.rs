@@ -102,7 +102,7 @@ impl SecretApi {
         })
     }
 
-    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, said: &str) -> ApiError {
+    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, message: &str) -> ApiError {
         let passing = |why: String, retry_after| ApiError::Passing { why, retry_after };
         match status {
             StatusCode::CONFLICT => ApiError::Conflict,
@@ -111,7 +111,7 @@ impl SecretApi {
                 Some(AFTER_UNAUTHORIZED),
             ),
             StatusCode::FORBIDDEN => ApiError::Refused(format!(
-                "the ServiceAccount may not {} it: grant get and patch on this one Secret in a Role (403: {said})",
+                "the ServiceAccount may not {} it: grant get and patch on this one Secret in a Role (403: {message})",
                 if *method == Method::GET { "get" } else { "patch" },
             )),
             StatusCode::NOT_FOUND => ApiError::Refused(format!(
@@ -119,10 +119,12 @@ impl SecretApi {
                 self.access.secret, self.access.namespace,
             )),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
-                passing(format!("the API server returned {status}: {said}"), retry_after)
+                passing(format!("the API server returned {status}: {message}"), retry_after)
             }
-            _ if status.is_server_error() => passing(format!("the API server returned {status}: {said}"), retry_after),
-            _ => ApiError::Refused(format!("the API server returned {status}: {said}")),
+            _ if status.is_server_error() => {
+                passing(format!("the API server returned {status}: {message}"), retry_after)
+            }
+            _ => ApiError::Refused(format!("the API server returned {status}: {message}")),
         }
     }
 }

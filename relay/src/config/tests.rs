@@ -127,11 +127,11 @@ fn config_error_names_path_value_and_allowed_values() {
     let cases = [
         (
             "providers: [{name: a, aliases: {x: x}}]",
-            "providers[0].aliases.x: \"x\" is not allowed: an alias stands for",
+            "providers[0].aliases.x: \"x\" is not allowed: an alias must refer",
         ),
         (
             "providers: [{name: a, aliases: {x: y, y: z}}]",
-            "providers[0].aliases.x: \"y\" is not allowed: an alias stands",
+            "providers[0].aliases.x: \"y\" is not allowed: an alias must refer",
         ),
         (
             "providers: [{name: a, aliases: {x: y, x: z}}]",
@@ -140,7 +140,7 @@ fn config_error_names_path_value_and_allowed_values() {
         ("providers: [{name: a, aliases: {' x': y}}]", "providers[0].aliases: \" x\" is not allowed: 1 to 256"),
         (
             "providers: [{name: a, models: [{id: m}], aliases: {x: y}}]",
-            "aliases.x: \"y\" is not allowed: the provider has",
+            "aliases.x: \"y\" is not allowed: the model is not in",
         ),
         (
             "providers: [{name: a, models: [{id: m}], aliases: {m: m}}]",
@@ -169,7 +169,7 @@ fn config_error_names_path_value_and_allowed_values() {
         ),
         ("providers: [{name: A b}]", "providers[0].name: \"A b\" is not allowed: at most 52"),
         ("providers: [{name: x-workers}]", "providers[0].name: \"x-workers\" is not allowed"),
-        ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: each provider"),
+        ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: provider names must"),
         (
             "providers: [{name: a, models: [{id: m, aliases: [n]}, {id: n}]}]",
             "providers[0].models[1].id: \"n\" is not allowed: each id",
@@ -191,7 +191,7 @@ fn config_error_names_path_value_and_allowed_values() {
             "providers: [{name: a, workerSecrets: [{file: nowhere}]}]",
             "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: cannot read the file",
         ),
-        ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: one of file and value"),
+        ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: exactly one of file and value"),
         (
             "providers: [{name: a, workerSecrets: [{value: s, notAfter: tomorrow}]}]",
             "providers[0].workerSecrets[0].notAfter: \"tomorrow\" is not allowed",
@@ -244,7 +244,7 @@ fn empty_secret_admits_no_worker_but_is_valid() {
     assert!(!config.providers[0].admits("", SystemTime::now()));
     assert_eq!(
         config.warnings,
-        ["provider a has neither a worker secret nor worker service accounts: no worker can join it"]
+        ["provider a has neither a worker secret nor worker service accounts: no worker can connect to it"]
     );
 }
 

@@ -227,6 +227,6 @@ mod tests {
         let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});
         let problems = problems(&state);
         assert_eq!(problems[0], "invalid configuration file, previous configuration is active: line 3");
-        assert_eq!(problems[1..], ["2 wait for a: no worker serves it", "1 wait for b: no worker has it loaded"]);
+        assert_eq!(problems[1..], ["2 waiting for a: no worker serves it", "1 waiting for b: no worker has it loaded"]);
     }
 }

@@ -66,7 +66,7 @@ async fn unserved_alias_is_404_naming_its_model() {
     let relay = aliased().start().await;
     let _worker = relay.worker(&["qwen"], 1).await;
     let message = openai_error(&relay.fetch(chat("claude")).await, 404, "invalid_request_error", "model_not_found");
-    assert!(message.starts_with("claude is an alias of org/coder, and no provider has"), "{message}");
+    assert!(message.starts_with("claude is an alias of org/coder, but no provider has"), "{message}");
     assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["gpt-4o-mini", "qwen"]);
 }
 

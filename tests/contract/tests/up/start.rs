@@ -36,7 +36,7 @@ async fn search_skips_relay_and_backend_without_models() {
     assert!(up.printed(&format!("not used: port {}: a ModelRelay relay, not a backend", relay.addr().port())));
     assert!(up.printed(&format!("not used: {}  OpenAI-compatible: no model yet", empty.url())));
     assert!(up.printed(&format!("backend: found {}  OpenAI-compatible: org/model:1b", backend.url())));
-    assert!(up.printed(&format!("not used: {}  OpenAI-compatible: m; BACKEND_URL selects it", other.url())));
+    assert!(up.printed(&format!("not used: {}  OpenAI-compatible: m; set BACKEND_URL to use it", other.url())));
     assert!(up.curl_line().contains("\"model\":\"org/model:1b\"") && !up.printed("demo   | "));
     up.stop().await;
 }

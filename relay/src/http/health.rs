@@ -49,9 +49,9 @@ pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
         reasons.push("a queue is full");
     }
     if config.expect_workers && workers == 0 {
-        reasons.push("no worker is connected");
+        reasons.push("no worker is attached");
     } else if workers == 0 && !relay.shared.had_worker() && relay.shared.started_at.elapsed() < FIRST_WORKER_PATIENCE {
-        reasons.push("no worker has connected yet");
+        reasons.push("no worker has attached yet");
     }
     let status = relay.config_watch.status();
     let ready = reasons.is_empty();

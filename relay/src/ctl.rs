@@ -76,7 +76,7 @@ pub enum RequestChange {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// Id
+        /// Request id
         id: String,
     },
 }
@@ -112,7 +112,7 @@ pub enum KeyChange {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// Id
+        /// Key id
         id: String,
     },
 }

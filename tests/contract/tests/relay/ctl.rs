@@ -75,7 +75,7 @@ async fn commands_list_workers_and_cancel_requests() {
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
     let requests = told(&relay, &["requests"]).await;
     assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
-    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one is cancelled\n");
+    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
     let missing = failure(&ask(&relay, &["requests", "cancel", "../keys"]).await);
     assert_eq!(missing, "modelrelay-relay: the relay returned 404: no live request has this id\n");
@@ -117,7 +117,7 @@ async fn drain_waits_until_worker_is_gone() {
     assert_eq!(running.reply().await.status, 200);
     drop(worker);
     let ended = within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played is gone\n");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played disconnected\n");
     let missing = failure(&ask(&relay, &["drain", "hand-played"]).await);
     assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
 }

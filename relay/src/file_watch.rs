@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
         assert!(watch.look().is_none());
         fs::write(&path, "four").expect("written");
-        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("larger than 3 bytes"))));
+        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("exceeds 3 bytes"))));
         fs::write(&path, "one").expect("written");
         assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
     }

@@ -288,7 +288,7 @@ fn service_accounts_require_cluster_and_full_names() {
         line.starts_with("providers[0].workerServiceAccounts[0]: \"llm\" is not allowed: NAMESPACE/NAME"),
         "{line}"
     );
-    assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("at most 64"));
+    assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("exceed the limit of 64"));
     let line = accounts("[llm/gpu]");
     assert!(line.starts_with("providers[0].workerServiceAccounts requires a Pod"), "{line}");
     let line = Config::from_args(&args(&["--worker-service-accounts", "llm/gpu"])).expect_err("no cluster").to_string();

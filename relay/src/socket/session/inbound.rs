@@ -267,7 +267,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
                 warn!(provider = %provider.name, worker = %link.info.name, code, message, unsaid, "worker reported an error");
             }
             None => {
-                debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reported an error")
+                debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reported an error");
             }
         }
         return;

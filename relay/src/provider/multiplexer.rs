@@ -49,7 +49,7 @@ impl Provider {
                 let (provider, worker) = (&self.name, &link.info.name);
                 match link.note_slots_refused() {
                     Some(unsaid) => {
-                        warn!(%provider, %worker, why, unsaid, "invalid slot report; keeping previous slots")
+                        warn!(%provider, %worker, why, unsaid, "invalid slot report; keeping previous slots");
                     }
                     None => debug!(%provider, %worker, why, "invalid slot report; keeping previous slots"),
                 }

@@ -180,7 +180,7 @@ async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     assert!(!said.contains(WORKER_SECRET) && !said.contains("planted-wrong-secret-9"), "{said}");
     assert_eq!((site.read("worker.secret"), mode(&site.path("worker.secret"))), (format!("{WORKER_SECRET}\n"), 0o600));
     assert!(!site.read("worker.yaml").contains(WORKER_SECRET));
-    site.relay.log().wait_for_line("a worker was let in and left before it registered").await;
+    site.relay.log().wait_for_line("worker disconnected before registering").await;
     assert!(!site.relay.log().lines().iter().any(|line| line.contains("registration refused")));
     let worker = site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
     assert_eq!((worker["worker_name"].as_str(), worker["max_concurrent"].as_u64()), (Some("Grace's box"), Some(3)));
@@ -332,7 +332,7 @@ async fn missing_answer_without_terminal_names_its_flag() {
     let said = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
     assert!(said.starts_with("the relay refused the worker secret (401)") && !said.contains("planted"), "{said}");
     let said = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
-    assert!(said.contains("no provider of this name; is this the relay's address, and nobodys a provider"), "{said}");
+    assert!(said.contains("no provider has this name; is this the relay's address, and nobodys a provider"), "{said}");
     let said = site.refused(without(&[&url]).arg(&backend)).await;
     assert!(said.contains("is this the relay's address"), "{said}");
     site.done(&mut without(&[])).await;

@@ -37,18 +37,18 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-const AFTER_HELP: &str = "Relay and worker also read all of their own variables: see `modelrelay relay --help` and `modelrelay worker --help`.";
+const AFTER_HELP: &str = "The relay and the worker also read their own variables: see `modelrelay relay --help` and `modelrelay worker --help`.";
 
 /// Settings of `modelrelay up`. An empty variable means the default.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArgs {
-    /// Inference server to put behind the relay [default: the first with a model on the backend ports, else the demo backend]
+    /// Inference server behind the relay [default: the first on the backend ports that has a model, otherwise the demo backend]
     #[arg(long, env = "BACKEND_URL", value_name = "URL", value_parser = text)]
     backend_url: Option<Text>,
-    /// Ports of this machine to look for an inference server on: vLLM, llama-server, Ollama, SGLang, LM Studio
+    /// Local ports to probe for an inference server: vLLM, llama-server, Ollama, SGLang, LM Studio
     #[arg(long, env = "BACKEND_PORTS", value_name = "LIST", default_value = USUAL_PORTS, value_parser = ports)]
     backend_ports: Ports,
-    /// Address of the relay; port 0 takes any free one [default: 127.0.0.1:8080, or the next free port]
+    /// Address of the relay; port 0 selects a free port [default: 127.0.0.1:8080, or the next free port]
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", value_parser = optional_listen_addr)]
     listen_addr: Option<OptionalAddr>,
     /// Secret between worker and relay [default: a random one]
@@ -57,10 +57,10 @@ pub(crate) struct UpArgs {
     /// Models to serve, separated by commas; * serves what the backend lists [default: *]
     #[arg(long, env = "MODELS", value_name = "LIST", value_parser = text)]
     models: Option<Text>,
-    /// Requests that the backend runs at once [default: 4]
+    /// Maximum number of concurrent requests [default: 4]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N", value_parser = text)]
     max_concurrency: Option<Text>,
-    /// Admin token, which logs in to the dashboard [default: a random one, printed at the start]
+    /// Admin token, also for the dashboard [default: a random one, printed at the start]
     #[arg(
         long,
         env = "MODELRELAY_ADMIN_TOKEN",
@@ -69,7 +69,7 @@ pub(crate) struct UpArgs {
         allow_hyphen_values = true
     )]
     admin_token: Option<SecretText>,
-    /// File that holds the admin token instead [default: none]
+    /// File that holds the admin token [default: none]
     #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = optional_path)]
     admin_token_file: Option<OptionalPath>,
 }
@@ -122,15 +122,11 @@ pub(crate) fn command() -> clap::Command {
         command.name(program.word()).about(about).display_order(2)
     };
     Cli::command()
-        .subcommand(part(
-            Program::Relay,
-            RelayArgs::command(),
-            "Run a relay, or a command for one, as modelrelay-relay",
-        ))
+        .subcommand(part(Program::Relay, RelayArgs::command(), "Run modelrelay-relay: a relay or one of its commands"))
         .subcommand(part(
             Program::Worker,
             modelrelay_worker::cli::command(),
-            "Run a worker, or a command for one, as modelrelay-worker",
+            "Run modelrelay-worker: a worker or one of its commands",
         ))
 }
 

@@ -75,7 +75,7 @@ async fn up(args: &UpArgs) -> Result<(), String> {
     if let Some(why) = &failure {
         say(why);
     }
-    say("stopping: running responses are finished first (Ctrl-C again: at once) …");
+    say("stopping after running responses finish (Ctrl-C again to stop at once) …");
     tokio::select! {
         () = parts.stop() => say("stopped"),
         _ = signals.next() => {
@@ -91,7 +91,7 @@ async fn up(args: &UpArgs) -> Result<(), String> {
 fn check_variables() -> Result<(), String> {
     match std::env::var_os("TLS_CERT_FILE") {
         Some(file) if !file.is_empty() => {
-            Err("TLS_CERT_FILE is set, but `up` reaches its relay by plain HTTP: unset it, or run relay and worker on their own"
+            Err("TLS_CERT_FILE is set, but `up` connects to its relay over plain HTTP: unset it, or run relay and worker separately"
                 .to_owned())
         }
         Some(_) | None => Ok(()),
@@ -170,7 +170,7 @@ async fn start_relay(args: &UpArgs, parts: &mut Parts, secret: &str, login: &Log
         None => {
             let addr = parts.start_on_free_port(Ipv4Addr::LOCALHOST.into(), RELAY_PORT, spec).await?;
             if addr.port() != RELAY_PORT {
-                say(&format!("relay: port {RELAY_PORT} is taken, so it listens on {}", addr.port()));
+                say(&format!("relay: port {RELAY_PORT} is in use, so it listens on {}", addr.port()));
             }
             addr
         }
@@ -223,8 +223,7 @@ async fn first_model(relay: &Backend) -> Result<Option<String>, String> {
     let Ok(mut answer) = relay.ask("/v1/models").await else { return Ok(None) };
     if answer.head.status.as_u16() == 401 {
         return Err(
-            "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run \
-            relay and worker on their own"
+            "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run relay and worker separately"
                 .to_owned(),
         );
     }

@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
                         Verdict::Lost(reason) => self.end("silent", reason.to_owned()),
                         Verdict::Fine(_) | Verdict::Ask(_) => self.end("lost", error.to_string()),
                     },
-                    None => return self.end("lost", "the connection ended".to_owned()),
+                    None => return self.end("lost", "the connection was closed".to_owned()),
                 },
                 wrote = &mut writer.0, if writing => {
                     writing = false;
@@ -131,7 +131,7 @@ impl<'a> Session<'a> {
         let Some(closed) = self.closed else {
             // After the worker's own close frame, how the socket ends does not matter.
             let (label, reason) =
-                if self.closing.is_some() { ("closed", "closed by us".to_owned()) } else { (label, reason) };
+                if self.closing.is_some() { ("closed", "closed by the worker".to_owned()) } else { (label, reason) };
             return End::new(EndKind::Linked, label, reason);
         };
         closed

@@ -53,7 +53,7 @@ async fn backend_requiring_key_is_reported() {
         }
     });
     let up = Up::start(&[("BACKEND_PORTS", &port.to_string())]).await;
-    let reason = "/v1/models answers 401 Unauthorized: it wants an API key, as BACKEND_API_KEY_FILE";
+    let reason = "/v1/models returned 401 Unauthorized: the backend requires an API key; set BACKEND_API_KEY_FILE";
     assert!(up.printed(&format!("not used: port {port}: {reason}")) && up.printed("none found"));
     up.stop().await;
 }
@@ -87,7 +87,7 @@ async fn later_runs_use_next_ports() {
     let (first, second, third) = tokio::join!(start(), start(), start());
     let urls = [first.url(), second.url(), third.url()];
     assert!(urls[0] != urls[1] && urls[1] != urls[2] && urls[2] != urls[0], "{urls:?}");
-    let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is taken, so it listens on"));
+    let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is in use, so it listens on"));
     assert!(moved.count() >= 2);
     first.stop().await;
     assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run lives on its own");

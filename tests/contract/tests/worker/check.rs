@@ -88,7 +88,7 @@ async fn multiplexer_settings_are_checked_as_for_run() {
         \x20 - {id: b, driver: ollama, url: 'http://127.0.0.1:11434', default: q, models: [{id: o, level: 2}]}\n";
     let said = mistakes(&mut check(folder.path(), yaml)).await;
     let places = [
-        "maxConcurrency: cannot stand beside `multiplexer`",
+        "maxConcurrency: conflicts with `multiplexer`",
         "multiplexer.maxWait: ",
         "multiplexer.slots.a.models.m.url: ",
         "multiplexer.slots.a.models.n.url: missing",

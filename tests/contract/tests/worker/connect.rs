@@ -162,7 +162,7 @@ async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     dialogue.asks("cannot reach the relay at http://127.0.0.1:1").await;
     dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
     dialogue.asks("Worker secret of provider local").await.answer("planted-wrong-secret-9\n").await;
-    dialogue.asks("the relay refused the worker secret (401)").await;
+    dialogue.asks("the relay rejected the worker secret (401)").await;
     dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
     dialogue.asks("accepts this worker").await;
     dialogue.asks(&format!("port {}: a ModelRelay relay, not a backend", site.relay.addr().port())).await;
@@ -243,7 +243,7 @@ async fn replacing_existing_secret_file_requires_confirmation() {
     let line = format!("$W connect {} --worker-secret-file mine --backend {}", site.relay.url(), site.backend.url());
     for (answer, code, kept) in [("n\n", 1, "older"), ("y\n", 0, WORKER_SECRET)] {
         let mut dialogue = Dialogue::begin(&site, &line);
-        dialogue.asks("the relay refused the worker secret (401)").await;
+        dialogue.asks("the relay rejected the worker secret (401)").await;
         dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
         dialogue.asks("worker.secret already exists. Overwrite it? [y/N]").await.answer(answer).await;
         if code == 0 {
@@ -330,7 +330,7 @@ async fn missing_answer_without_terminal_names_its_flag() {
     let said = site.refused(without(&[]).env_remove("WORKER_SECRET")).await;
     assert!(said.contains("WORKER_SECRET") && said.contains("--worker-secret-file"), "{said}");
     let said = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
-    assert!(said.starts_with("the relay refused the worker secret (401)") && !said.contains("planted"), "{said}");
+    assert!(said.starts_with("the relay rejected the worker secret (401)") && !said.contains("planted"), "{said}");
     let said = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
     assert!(
         said.contains("no provider of this name; check the relay's address, and that it has a provider nobodys"),

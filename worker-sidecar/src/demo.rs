@@ -189,5 +189,10 @@ async fn no_such_path(uri: Uri) -> Failure {
 
 /// The router adds the `Allow` header.
 async fn wrong_method(uri: Uri) -> Failure {
-    Failure::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
+    Failure::new(
+        Dialect::of_path(uri.path()),
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        "method not allowed",
+    )
 }

@@ -296,7 +296,7 @@ impl<'a> Session<'a> {
         match reason {
             GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,
             GracefulShutdown::WORKER_DRAIN => {
-                tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin drains this worker");
+                tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin is draining this worker");
                 let timeout = shutdown.drain_timeout_secs.map(Duration::from_secs);
                 // The relay itself sends nothing more.
                 self.barrier = true;
@@ -305,7 +305,7 @@ impl<'a> Session<'a> {
             _ => {
                 tracing::info!(
                     relay = %self.link.relay, reason, running = self.link.unanswered(),
-                    "graceful shutdown: finishing what runs on this link"
+                    "graceful shutdown: finishing the requests on this link"
                 );
                 self.finishing = true;
                 self.link.watch();

@@ -259,7 +259,7 @@ impl Api {
                 self.access.namespace(),
             )),
             StatusCode::NOT_FOUND => DriverError::Refused {
-                url: format!("the API server, asked for {about},"),
+                url: format!("the API server, queried for {about},"),
                 status: status.as_u16(),
                 said: "not found; create it there, or correct the model's `deployment`".to_owned(),
             },

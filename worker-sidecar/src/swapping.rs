@@ -139,7 +139,8 @@ impl Swapping {
         {
             tracing::warn!(
                 relay = %link.relay, model, longest_wait_secs = wait.as_secs(), cold_timeout_secs = patience.as_secs(),
-                "a request may wait longer for its model than the relay's cold timeout; raise the cold timeout, or lower maxWait or minResidency"
+                "a request may wait longer for its model than the relay's cold timeout; raise the cold timeout, or \
+                 lower maxWait or minResidency"
             );
         }
     }

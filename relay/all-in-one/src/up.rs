@@ -223,7 +223,8 @@ async fn first_model(relay: &Backend) -> Result<Option<String>, String> {
     let Ok(mut answer) = relay.ask("/v1/models").await else { return Ok(None) };
     if answer.head.status.as_u16() == 401 {
         return Err(
-            "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run relay and worker separately"
+            "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run \
+            relay and worker separately"
                 .to_owned(),
         );
     }

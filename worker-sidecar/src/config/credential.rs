@@ -131,7 +131,8 @@ impl Given<'_> {
 }
 
 pub(super) fn source(args: &Args, file: &File) -> Result<CredentialSource, SettingError> {
-    const MISSING: &str = "missing or empty: set the provider's secret in WORKER_SECRET or WORKER_SECRET_FILE (workerSecret or workerSecretFile in worker.yaml), or a ServiceAccount token of the Pod in WORKER_TOKEN_FILE (workerTokenFile)";
+    const MISSING: &str = "missing or empty: set the provider's secret in WORKER_SECRET or WORKER_SECRET_FILE \
+        (workerSecret or workerSecretFile in worker.yaml), or a ServiceAccount token of the Pod in WORKER_TOKEN_FILE (workerTokenFile)";
     let of_args = Given {
         secret: ("WORKER_SECRET", args.worker_secret.as_ref()),
         secret_file: ("WORKER_SECRET_FILE", args.worker_secret_file.as_deref()),

@@ -167,7 +167,8 @@ impl Server<Memory> {
     fn unproven(&self, why: &str) -> DriverError {
         let url = self.client.base();
         DriverError::NotOurs(format!(
-            "{url} generates nothing ({why}): it may have released its memory before this worker started; restart it, or set a `command` for the model"
+            "{url} generates nothing ({why}): it may have released its memory before this worker started; restart it, \
+            or set a `command` for the model"
         ))
     }
 

@@ -36,7 +36,8 @@ impl Access {
         let Some(host) = variable("KUBERNETES_SERVICE_HOST") else {
             return Err(SettingError::hidden(
                 SETTING,
-                "driver kubernetes works only in a Pod: KUBERNETES_SERVICE_HOST is not set; run the worker in the cluster, or choose another driver",
+                "driver kubernetes works only in a Pod: KUBERNETES_SERVICE_HOST is not set; run the worker in \
+                the cluster, or choose another driver",
             ));
         };
         // An IPv6 address has no brackets here.

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(of("| direct"), "| direct (the backend itself) | 0.100 | (7.0) | – |");
         assert_eq!(of("| **modelrelay**"), "| **modelrelay** (relay and worker) 0.1.0 | 0.200 | 7.0 | 1.50 |");
         assert!(text.contains("| until the relay listens | 12 ms |"));
-        assert!(text.contains("20 answers were compared"), "{text}");
+        assert!(text.contains("20 responses were compared"), "{text}");
     }
 
     #[test]

@@ -264,7 +264,7 @@ impl Worker {
             }
             (Err(_), error) if error == told => {}
             (Err(error), _) if had_one => {
-                tracing::warn!(%error, "cannot read the {noun}; dialling with the previous one")
+                tracing::warn!(%error, "cannot read the {noun}; dialling with the previous one");
             }
             (Err(error), _) => tracing::warn!(%error, "there is no {noun} yet; waiting for it"),
         }

@@ -147,7 +147,7 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
     writeFileSync(join(folder, 'worker.yaml'), `\ufeff${yaml.replaceAll('\n', '\r\n')}\r\n`);
     writeFileSync(join(folder, 'worker.secret'), `${SECRET}\r\n`);
     const said = execFileSync(`${process.env.MODELRELAY_BIN_DIR}/modelrelay-worker`, ['check', '--config', 'worker.yaml'], { cwd: folder, env: {}, encoding: 'utf8' });
-    expect(said).toContain("Ann’s 'box' $PATH, by the worker secret in worker.secret");
+    expect(said).toContain("Ann’s 'box' $PATH, with the worker secret in worker.secret");
     expect(said).toContain('backend: http://127.0.0.1:11434 (ollama)');
   } finally {
     rmSync(folder, { recursive: true });

@@ -254,7 +254,7 @@ impl Worker {
         match (read, error) {
             (Ok(credential), _) => {
                 if told.is_some() {
-                    tracing::info!("the {noun} is there");
+                    tracing::info!("{noun} found");
                 }
                 self.newest_credential.send_if_modified(|newest| {
                     let is_new = newest.as_ref() != Some(&credential);
@@ -263,7 +263,9 @@ impl Worker {
                 });
             }
             (Err(_), error) if error == told => {}
-            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good {noun}"),
+            (Err(error), _) if had_one => {
+                tracing::warn!(%error, "cannot read the {noun}; dialling with the previous one");
+            }
             (Err(error), _) => tracing::warn!(%error, "there is no {noun} yet; waiting for it"),
         }
         self.newest_credential.borrow().clone()
@@ -354,7 +356,7 @@ impl Worker {
     pub fn detach(&self, link: &Arc<Link>) {
         let aborted = link.cancel_all();
         if aborted > 0 {
-            tracing::warn!(relay = %link.relay, aborted, "requests ended with their link");
+            tracing::warn!(relay = %link.relay, aborted, "link closed with running requests; aborting them");
         }
         match &self.swapping {
             Some(swapping) => swapping.detach(link),
@@ -432,10 +434,12 @@ impl Worker {
         }
         let rest = Settings { live: self.settings.live.clone(), ..settings };
         if rest != self.settings {
-            tracing::warn!("worker.yaml changed settings that need a restart; they stay as they were");
+            tracing::warn!("worker.yaml changed settings that require a restart; keeping the previous values");
         }
         if new.relay.every_address != old.relay.every_address {
-            tracing::warn!("worker.yaml changed between one relay address and dns+; that needs a restart");
+            tracing::warn!(
+                "worker.yaml changed between a single relay address and dns+; restart the worker to apply it"
+            );
             new.relay = old.relay.clone();
         }
         lock(&self.config_error).take();
@@ -447,7 +451,7 @@ impl Worker {
             }
             (Some(_), Some(_)) | (None, None) => {}
             (Some(_), None) | (None, Some(_)) => {
-                tracing::warn!("worker.yaml gained or lost its multiplexer; that needs a restart");
+                tracing::warn!("worker.yaml added or removed the multiplexer; restart the worker to apply it");
             }
         }
         if self.swapping.is_some() {
@@ -468,7 +472,7 @@ impl Worker {
     }
 
     fn refuse(&self, error: &SettingError) {
-        tracing::error!(%error, "worker.yaml cannot be used; the last good settings stay in force");
+        tracing::error!(%error, "worker.yaml reload failed; keeping previous configuration");
         *lock(&self.config_error) = Some(error.to_string());
     }
 }
@@ -496,7 +500,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn instance_id() -> Result<String, SettingError> {
     let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        SettingError::hidden("instance_id", format!("system random number generator failed: {error}"))
+    })?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -26,7 +26,7 @@ pub(super) async fn undo_drains(worker: Arc<Worker>) {
         // Links that still end because of the drain must not be mistaken for new ones.
         let _ = unlinked.wait_for(|unlinked| *unlinked).await;
         if worker.drain.is_undoable() {
-            tracing::info!("the backend is back; the drain is undone");
+            tracing::info!("the backend is back; drain undone");
         }
         worker.drain.undo();
         let _ = drain.wait_for(|state| *state == DrainState::Serving).await;
@@ -72,7 +72,7 @@ async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
         if let Err(error) = driver.driver().check(model).await
             && is_absence(&error)
         {
-            tracing::debug!(model = &**model, %error, "drained, and the backend is not there");
+            tracing::debug!(model = &**model, %error, "drained, and the backend is unavailable");
             return false;
         }
     }

@@ -53,7 +53,7 @@ async fn backend_requiring_key_is_reported() {
         }
     });
     let up = Up::start(&[("BACKEND_PORTS", &port.to_string())]).await;
-    let reason = "/v1/models answers 401 Unauthorized: it wants an API key, as BACKEND_API_KEY_FILE";
+    let reason = "/v1/models returned 401 Unauthorized: the backend requires an API key; set BACKEND_API_KEY_FILE";
     assert!(up.printed(&format!("not used: port {port}: {reason}")) && up.printed("none found"));
     up.stop().await;
 }

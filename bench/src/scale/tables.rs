@@ -152,7 +152,7 @@ fn features(rounds: &[Costs]) -> String {
     if let (Some(request), Some(chunk)) = (of_plain(|costs| costs.request_micros), of_plain(|costs| costs.chunk_micros))
     {
         text.push_str(&format!(
-            "\nThe rounds of the first row lie {:.0} % apart, and {:.0} % for tokens: a difference that is smaller says nothing.\n",
+            "\nThe rounds of the first row lie {:.0} % apart, and {:.0} % for tokens: smaller differences are not significant.\n",
             request * 100.0,
             chunk * 100.0
         ));

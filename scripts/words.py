@@ -22,7 +22,7 @@ LIMITS = {
     "comments operator": 0.5,
     "comments tests": 0.5,
     "comments fuzz": 0.5,
-    "texts": 10.22,
+    "texts": 0.62,
     "names": 20.81,
     "names of tests": 4.6,
     "documentation": 0.5,

@@ -10,8 +10,8 @@ use k8s_openapi::ByteString;
 use libfuzzer_sys::fuzz_target;
 use modelrelay_operator::crd::WorkerPool;
 use modelrelay_operator::defaults::WorkerDefaults;
-use modelrelay_operator::inject::decide::{Decision, Lookup, Question, decide, question};
-use modelrelay_operator::inject::review::Review;
+use modelrelay_operator::inject::decide::{Lookup, Question, decide, question};
+use modelrelay_operator::inject::review::{Decision, Review};
 use modelrelay_operator::manifests::sidecar;
 use serde_json::{Value, json};
 

@@ -25,8 +25,7 @@ use serde::de::DeserializeOwned;
 
 use crate::context::Span;
 use crate::crd::{Provider, WorkerPool};
-use crate::manifests::relay::TLS_ENV;
-use crate::names;
+use crate::names::{self, TLS_ENV};
 
 mod triggers;
 

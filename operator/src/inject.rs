@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 use crate::crd::WorkerPool;
 use crate::defaults::WorkerDefaults;
 use crate::intake::{Intake, Refused};
-use decide::{Decision, Lookup, Question};
-use review::Review;
+use decide::{Lookup, Question};
+use review::{Decision, Review};
 
 pub mod decide;
 pub mod review;

@@ -57,6 +57,32 @@ pub const ADMIN_PORT: i32 = 8082;
 /// A worker's port for probes, drain and metrics, unless the pool sets another.
 pub const SIDECAR_PORT: i32 = 17990;
 
+/// The folder whose content belongs to the operator.
+pub const RESERVED_PATH: &str = "/etc/modelrelay";
+/// The operator's volumes; a user's volumes must have other names.
+pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-access", "tls"];
+/// Enables TLS in a relay: the path of its certificate.
+pub const TLS_ENV: &str = "TLS_CERT_FILE";
+/// Variables that the operator sets; a user's variables must have other names.
+pub const RESERVED_ENV: [&str; 15] = [
+    "LISTEN_ADDR",
+    "WORKER_LISTEN_ADDR",
+    "WORKERS_ON_CLIENT_PORT",
+    "ADMIN_LISTEN_ADDR",
+    "MODELRELAY_CONFIG",
+    "MODELRELAY_ADMIN_TOKEN_FILE",
+    "SHUTDOWN_GRACE_SECS",
+    "DRAIN_TIMEOUT_SECS",
+    "LOG_LEVEL",
+    "LOG_FORMAT",
+    "API_KEYS_SECRET",
+    "API_KEYS_FILE",
+    TLS_ENV,
+    "TLS_KEY_FILE",
+    // Workers of pools have tokens for the default audience.
+    "WORKER_TOKEN_AUDIENCE",
+];
+
 /// The part of the system that an object belongs to: the value of `app.kubernetes.io/component`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
@@ -96,6 +122,16 @@ pub fn provider_labels(component: Component, provider: &str) -> BTreeMap<String,
     let mut labels = labels(component, provider);
     labels.insert(PROVIDER_LABEL.to_owned(), provider.to_owned());
     labels
+}
+
+/// Returns the labels that select a Provider's relay Pods. They never change, because a Deployment's selector cannot.
+pub fn relay_selector(provider: &str) -> BTreeMap<String, String> {
+    let pairs = [
+        ("app.kubernetes.io/name", "modelrelay"),
+        ("app.kubernetes.io/component", Component::Relay.as_str()),
+        (PROVIDER_LABEL, provider),
+    ];
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 /// Returns the labels of everything that belongs to a WorkerPool.

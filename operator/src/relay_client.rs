@@ -24,9 +24,8 @@ use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
 use crate::intake::Intake;
-use crate::manifests::relay::TLS_ENV;
 use crate::manifests::secrets::ADMIN_TOKEN;
-use crate::names;
+use crate::names::{self, TLS_ENV};
 use crate::relay_state::{Expectation, RelaySnapshot};
 
 mod state;

@@ -25,6 +25,7 @@ pub mod scaling;
 pub mod status;
 pub mod ticker;
 pub mod validate;
+pub mod workload;
 pub mod writers;
 
 use std::collections::HashSet;
@@ -47,7 +48,7 @@ use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
-use crate::manifests::backend::{self, Workload};
+use crate::manifests::backend;
 use crate::manifests::sidecar::{self, Inputs};
 use crate::manifests::worker_config;
 use crate::metrics::ControllerName;
@@ -63,6 +64,7 @@ use rollout::Rollout;
 use status::{Facts, ProviderState, Workers};
 use ticker::Ticker;
 use validate::{ValidateError, Validated};
+use workload::Workload;
 use writers::Standing;
 
 /// The number of pools that are reconciled at once.

@@ -10,7 +10,7 @@
 
 use serde_json::{Value, json};
 
-use super::review::Review;
+use super::review::{Decision, Review};
 use crate::conditions::STALLED;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
@@ -41,41 +41,6 @@ pub enum Lookup {
     Found(Box<WorkerPool>),
     /// There is no pool of that name.
     Missing,
-}
-
-/// The decision on a Pod.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Decision {
-    /// The Pod is created unchanged, for this reason.
-    Unchanged(&'static str),
-    /// The Pod gets a worker.
-    Injected {
-        /// The whole Pod.
-        pod: Value,
-        /// Warnings for the creator.
-        warnings: Vec<String>,
-    },
-    /// The Pod waits for its pool.
-    Gated {
-        /// The whole Pod.
-        pod: Value,
-        /// The message for the creator.
-        message: String,
-    },
-    /// The Pod is rejected, for this reason.
-    Refused(String),
-}
-
-impl Decision {
-    /// One of [`super::RESULTS`].
-    pub fn result(&self) -> &'static str {
-        match self {
-            Self::Unchanged(_) => "skipped",
-            Self::Injected { .. } => "injected",
-            Self::Gated { .. } => "gated",
-            Self::Refused(_) => "refused",
-        }
-    }
 }
 
 /// Returns the lookup that the Pod in `review` needs. The webhook's configuration already excludes most of these Pods,

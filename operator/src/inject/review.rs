@@ -3,8 +3,6 @@
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};
 
-use super::decide::Decision;
-
 /// The one version that the webhook's configuration lists.
 const VERSION: &str = "admission.k8s.io/v1";
 
@@ -13,6 +11,41 @@ const VERSION: &str = "admission.k8s.io/v1";
 pub struct Review {
     uid: String,
     request: Map<String, Value>,
+}
+
+/// The decision on a Pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// The Pod is created unchanged, for this reason.
+    Unchanged(&'static str),
+    /// The Pod gets a worker.
+    Injected {
+        /// The whole Pod.
+        pod: Value,
+        /// Warnings for the creator.
+        warnings: Vec<String>,
+    },
+    /// The Pod waits for its pool.
+    Gated {
+        /// The whole Pod.
+        pod: Value,
+        /// The message for the creator.
+        message: String,
+    },
+    /// The Pod is rejected, for this reason.
+    Refused(String),
+}
+
+impl Decision {
+    /// One of [`super::RESULTS`].
+    pub fn result(&self) -> &'static str {
+        match self {
+            Self::Unchanged(_) => "skipped",
+            Self::Injected { .. } => "injected",
+            Self::Gated { .. } => "gated",
+            Self::Refused(_) => "refused",
+        }
+    }
 }
 
 /// The reason that a body is not a review.

@@ -6,15 +6,13 @@
 //! a Deployment states its number of replicas unless another manager owns it: omitting the field gives it up, and if it
 //! has no other owner, the API server sets it to 1.
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use kube::Resource;
-use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
 use super::{Manifest, sidecar};
 use crate::crd::WorkerPool;
-use crate::crd::worker_pool::{Mode, TemplateKind};
-use crate::names::{self, Component};
+use crate::names;
+use crate::worker_pool::workload::Workload;
 
 /// Annotation of the Deployment or DaemonSet: the inputs of its Pod template, and what was added to the user's part.
 pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
@@ -23,62 +21,6 @@ pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
 /// their models are loaded, and a first start that pulls an engine's image and a model of some hundred GB takes longer
 /// than the API server's default of 10 minutes. Only the condition depends on it: the rollout continues all the same.
 const LOADING_SECS: i32 = 3600;
-
-/// The kind of workload that runs a pool's Pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// The Deployment of a template.
-    Backend,
-    /// The DaemonSet of a template.
-    BackendOnNodes,
-    /// The Deployment of standalone workers.
-    Workers,
-}
-
-impl Workload {
-    /// Returns the workload of a pool, or `None` for one that injects.
-    pub fn of(pool: &WorkerPool) -> Option<Self> {
-        match (pool.spec.mode(), &pool.spec.template) {
-            (Mode::Template, Some(template)) => Some(match template.kind {
-                TemplateKind::Deployment => Self::Backend,
-                TemplateKind::DaemonSet => Self::BackendOnNodes,
-            }),
-            (Mode::Standalone, _) => Some(Self::Workers),
-            (Mode::Inject | Mode::Template, _) => None,
-        }
-    }
-
-    /// Returns its kind in the API.
-    pub fn resource(self) -> ApiResource {
-        match self {
-            Self::Backend | Self::Workers => ApiResource::erase::<Deployment>(&()),
-            Self::BackendOnNodes => ApiResource::erase::<DaemonSet>(&()),
-        }
-    }
-
-    /// Returns its name.
-    pub fn name(self, pool: &str) -> String {
-        match self {
-            Self::Backend | Self::BackendOnNodes => names::backend(pool),
-            Self::Workers => names::worker(pool),
-        }
-    }
-
-    /// True if it has a number of replicas.
-    pub fn is_scaled(self) -> bool {
-        match self {
-            Self::Backend | Self::Workers => true,
-            Self::BackendOnNodes => false,
-        }
-    }
-
-    fn component(self) -> Component {
-        match self {
-            Self::Backend | Self::BackendOnNodes => Component::Backend,
-            Self::Workers => Component::Worker,
-        }
-    }
-}
 
 /// Returns the user's part of the Pod template, `{metadata, spec}` as written, or an empty object for standalone
 /// workers.

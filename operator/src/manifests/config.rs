@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Manifest;
-use super::secrets::{data, secret};
+use super::secrets::{WORKER_SECRET, data, secret};
 use crate::crd::common::DurationText;
 use crate::names;
 use crate::provider::ValidatedProvider;
@@ -18,8 +18,6 @@ use crate::provider::rotation::{MAX_PREVIOUS, Plan};
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";
-/// Key of the secret that workers should present, in the configuration Secret and in the Secret that workers mount.
-pub const WORKER_SECRET: &str = "worker-secret";
 /// Keys of the previous secrets in the configuration Secret, newest first. Older operators know only the first.
 pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
     "worker-secret-previous",

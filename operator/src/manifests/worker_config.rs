@@ -17,10 +17,7 @@ use crate::crd::worker_pool::Mode;
 use crate::crd::{LogFormat, Multiplexer, WorkerPool};
 use crate::defaults::WorkerDefaults;
 use crate::names::{self, Component};
-
-/// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
-/// time would waste most of it.
-pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
+use crate::worker_pool::validate::max_concurrency;
 
 /// The key of the ConfigMap, and the name of the file.
 const FILE: &str = "worker.yaml";
@@ -114,14 +111,6 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech)
         data: Some([yaml].into_iter().chain(authority).collect()),
         ..ConfigMap::default()
     })
-}
-
-/// Returns the number of requests that one worker runs at once: those of its backend, or of all its slots.
-pub fn max_concurrency(pool: &WorkerPool) -> i32 {
-    match pool.spec.slots() {
-        Some(multiplexer) => multiplexer.capacity(),
-        None => pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY),
-    }
 }
 
 fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> String {

@@ -10,8 +10,8 @@ use modelrelay_protocol::secret::Secret as SecretText;
 use super::rotation::{Previous, RelaySide, WorkerSide};
 use crate::apply::{Owner, shown};
 use crate::crd::{Provider, SecretKeyRef};
-use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, WORKER_SECRET, hash_of, salt_of};
-use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
+use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, hash_of, salt_of};
+use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS, WORKER_SECRET};
 use crate::names;
 use crate::relay_tls::{self, RelayTls, Unusable};
 

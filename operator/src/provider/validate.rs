@@ -11,9 +11,8 @@ use tracing_subscriber::EnvFilter;
 use crate::crd::common::DurationText;
 use crate::crd::provider::{SecretsPolicy, ServiceType};
 use crate::crd::{Provider, ProviderSpec, WorkerPool};
-use crate::manifests::relay::{RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
-use crate::names::{self, Component};
-use crate::worker_pool::ticker;
+use crate::names::{self, Component, RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
+use crate::worker_pool::validate::wakeable_models;
 
 #[cfg(test)]
 mod tests;
@@ -72,7 +71,7 @@ pub(super) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result
 pub(super) fn cold_models(pools: &[Arc<WorkerPool>]) -> Vec<String> {
     let mut models = BTreeSet::new();
     for pool in pools.iter().filter(|pool| may_be_at_zero(pool)) {
-        models.extend(ticker::wakeable_models(pool).cloned());
+        models.extend(wakeable_models(pool).cloned());
     }
     // A name that the relay would reject must not invalidate the whole configuration.
     models.into_iter().filter(|model| is_model_name(model)).take(MAX_COLD_MODELS).collect()

@@ -13,9 +13,10 @@ use serde_json::Value;
 use super::render::Live;
 use super::rollout;
 use super::status::ProviderState;
+use super::workload::Workload;
 use crate::cache::Caches;
 use crate::crd::WorkerPool;
-use crate::manifests::backend::{RENDERED_ANNOTATION, Workload};
+use crate::manifests::backend::RENDERED_ANNOTATION;
 use crate::manifests::worker_config::Speech;
 use crate::{names, relay_tls};
 

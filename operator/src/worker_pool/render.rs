@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::workload::Workload;
 use crate::crd::WorkerPool;
 use crate::defaults::WorkerDefaults;
-use crate::manifests::backend::{self, Workload};
+use crate::manifests::backend;
 use crate::manifests::sidecar::{self, Inputs, Note, Refusal};
 use crate::names;
 

@@ -10,8 +10,8 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
+use super::workload::Workload;
 use crate::crd::WorkerPool;
-use crate::manifests::backend::Workload;
 use crate::names;
 
 /// Returns the number of replicas that the Deployment should have, meaningless for a DaemonSet. `live` is its current

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::manifests::backend::Workload;
+use super::workload::Workload;
 use crate::words;
 
 /// The progress of a rollout.

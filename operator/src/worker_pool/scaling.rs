@@ -14,21 +14,10 @@ pub mod share;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::validate::ScalingConfig;
+
 /// The gap after which earlier observations prove nothing. Observations are a second apart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-
-/// The pool's validated settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// The minimum number of Pods.
-    pub min: i32,
-    /// The maximum number of Pods.
-    pub max: i32,
-    /// The number of requests that one Pod should have.
-    pub target: u32,
-    /// The time for which fewer Pods must be enough.
-    pub delay: Duration,
-}
 
 /// The load of the pool, from the relays' reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,7 +84,7 @@ pub struct History {
 
 impl History {
     /// Decides, and records the current need.
-    pub fn decide(&mut self, now: Instant, config: &Config, inputs: &Inputs) -> Decision {
+    pub fn decide(&mut self, now: Instant, config: &ScalingConfig, inputs: &Inputs) -> Decision {
         let bounded = inputs.current.clamp(config.min, config.max);
         let Some(load) = inputs.load else {
             self.note(now, bounded);
@@ -160,7 +149,7 @@ impl History {
 }
 
 /// Returns the number of Pods that the load alone requires, within the bounds.
-fn needed(config: &Config, load: &Load) -> i32 {
+fn needed(config: &ScalingConfig, load: &Load) -> i32 {
     let requests = load.waiting.saturating_add(load.running);
     let pods = requests.div_ceil(u64::from(config.target.max(1)));
     let awake = u64::from(load.ending > 0);

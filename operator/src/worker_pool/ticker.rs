@@ -13,12 +13,13 @@ use kube::{Resource, ResourceExt};
 use super::memory::{Key, key};
 use super::reasons::Reason;
 use super::scaling::share::{self, Place, Sharer};
-use super::scaling::{Config, Decision, Inputs, Load, Why};
+use super::scaling::{Decision, Inputs, Load, Why};
 use super::status::Workers;
+use super::validate::{ScalingConfig, wakeable_models};
 use super::writers::{Seen, Standing};
 use super::{Shared, fetch, replicas, residency, validate};
 use crate::conditions::{self, READY};
-use crate::crd::{Multiplexer, WorkerPool};
+use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::{RelaySnapshot, WorkerReport};
 use crate::words::one_or;
@@ -152,7 +153,7 @@ fn plan(shared: &Shared, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change>
     changes
 }
 
-fn config(pool: &WorkerPool) -> Option<Config> {
+fn config(pool: &WorkerPool) -> Option<ScalingConfig> {
     validate::validate(pool).ok()?.scaling
 }
 
@@ -180,7 +181,7 @@ fn sharer(snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
 }
 
 /// Returns the room that a scaling pool has at its greatest size.
-fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &Config) -> Place {
+fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &ScalingConfig) -> Place {
     let mut models: BTreeSet<String> = wakeable_models(pool).cloned().collect();
     let mut running = 0_u64;
     for worker in snapshot.workers_of(&pool.name_any()) {
@@ -196,17 +197,6 @@ fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &Config) -> Plac
 /// Returns the room that a worker has now.
 fn free(worker: &WorkerReport) -> Place {
     Place { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
-}
-
-/// Returns the models for which a request may wake the pool: those it lists, those of its slots, and, if it takes its
-/// models from its backends, those they last had. Models that a pool advertised before its list was changed are
-/// excluded, because it will not serve them again.
-pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
-    let slots = pool.spec.slots();
-    let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
-    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
-    let of_slots = slots.into_iter().flat_map(Multiplexer::models);
-    pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
 }
 
 /// True if a request could wake the pool from zero.
@@ -228,7 +218,13 @@ fn load(snapshot: &RelaySnapshot, pool: &str, shares: &BTreeMap<String, u64>) ->
 }
 
 /// Decides on one scaling pool.
-fn look(shared: &Shared, pool: &Arc<WorkerPool>, config: &Config, load: Option<Load>, now: Instant) -> Option<Change> {
+fn look(
+    shared: &Shared,
+    pool: &Arc<WorkerPool>,
+    config: &ScalingConfig,
+    load: Option<Load>,
+    now: Instant,
+) -> Option<Change> {
     // The reconciliation that creates the Deployment writes the first number.
     let current = pool.spec.replicas?;
     let noted = pool.annotations().get(names::SCALED_ANNOTATION).and_then(|number| number.parse().ok());

@@ -2,14 +2,18 @@
 
 mod multiplexer;
 
+use std::time::Duration;
+
 use modelrelay_protocol::units::UnitError;
 
 use super::reasons::Reason;
-use super::scaling::Config;
-use crate::crd::WorkerPool;
+use super::workload::Workload;
 use crate::crd::worker_pool::Scaling;
-use crate::manifests::backend::Workload;
-use crate::manifests::worker_config;
+use crate::crd::{Multiplexer, WorkerPool};
+
+/// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
+/// time would waste most of it.
+pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
 
 /// A pool with a valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +21,20 @@ pub struct Validated {
     /// The workload of its Pods, if the operator runs them.
     pub workload: Option<Workload>,
     /// Its scaling, if the operator scales it.
-    pub scaling: Option<Config>,
+    pub scaling: Option<ScalingConfig>,
+}
+
+/// A pool's validated scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScalingConfig {
+    /// The minimum number of Pods.
+    pub min: i32,
+    /// The maximum number of Pods.
+    pub max: i32,
+    /// The number of requests that one Pod should have.
+    pub target: u32,
+    /// The time for which fewer Pods must be enough.
+    pub delay: Duration,
 }
 
 /// A problem of a spec.
@@ -62,14 +79,14 @@ pub fn validate(pool: &WorkerPool) -> Result<Validated, ValidateError> {
     Ok(Validated { workload, scaling: scaling.map(|scaling| config(pool, scaling)).transpose()? })
 }
 
-fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<Config, ValidateError> {
+fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<ScalingConfig, ValidateError> {
     let delay = scaling
         .scale_down_delay
         .parse()
         .map_err(|source| ValidateError::Duration { field: "spec.scaling.scaleDownDelay", source })?;
-    let target = scaling.target_requests_per_replica.unwrap_or_else(|| worker_config::max_concurrency(pool));
+    let target = scaling.target_requests_per_replica.unwrap_or_else(|| max_concurrency(pool));
     let max = scaling.max_replicas.max(1);
-    Ok(Config {
+    Ok(ScalingConfig {
         // The schema rejects more than maxReplicas; an older schema did not, and that must not cause a panic.
         min: scaling.min_replicas.clamp(0, max),
         max,
@@ -78,10 +95,27 @@ fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<Config, ValidateError>
     })
 }
 
+/// Returns the number of requests that one worker runs at once: those of its backend, or of all its slots.
+pub fn max_concurrency(pool: &WorkerPool) -> i32 {
+    match pool.spec.slots() {
+        Some(multiplexer) => multiplexer.capacity(),
+        None => pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY),
+    }
+}
+
+/// Returns the models for which a request may wake the pool: those it lists, those of its slots, and, if it takes its
+/// models from its backends, those they last had. Models that a pool advertised before its list was changed are
+/// excluded, because it will not serve them again.
+pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
+    let slots = pool.spec.slots();
+    let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
+    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
+    let of_slots = slots.into_iter().flat_map(Multiplexer::models);
+    pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::{Value, json};
 
     use super::*;
@@ -97,7 +131,7 @@ mod tests {
     fn target_defaults_to_backend_concurrency() {
         let scaling = json!({"minReplicas": 0, "maxReplicas": 8});
         let config = |change: Value| validated(&change).unwrap().scaling.unwrap();
-        let expected = Config { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
+        let expected = ScalingConfig { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
         assert_eq!(config(json!({"scaling": scaling})), expected);
         assert_eq!(config(json!({"scaling": scaling, "maxConcurrency": 4})).target, 4);
         let own = json!({"maxReplicas": 8, "targetRequestsPerReplica": 9});

@@ -2,11 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-const CONFIG: Config = Config { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
+const CONFIG: ScalingConfig = ScalingConfig { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
 
 /// A pool with its own clock that applies each decision.
 struct Pool {
-    config: Config,
+    config: ScalingConfig,
     history: History,
     now: Instant,
     current: i32,
@@ -172,7 +172,7 @@ proptest! {
     fn any_history_stays_in_bounds_and_respects_delay(
         min in 0..4i32, more in 1..8i32, start in 0..12i32, target in 1..20u32, delay in 1..120u64, steps in steps(),
     ) {
-        let config = Config { min, max: min + more, target, delay: Duration::from_secs(delay) };
+        let config = ScalingConfig { min, max: min + more, target, delay: Duration::from_secs(delay) };
         let mut pool = Pool { config, ..Pool::at(start) };
         // A reference that keeps everything: the time of each decision, and the need at it.
         let mut needs: Vec<(Instant, i32)> = Vec::new();

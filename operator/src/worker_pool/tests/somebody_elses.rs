@@ -1,7 +1,8 @@
 //! Pods that other owners create.
 
 use super::*;
-use crate::inject::decide::{self, Decision, Lookup};
+use crate::inject::decide::{self, Lookup};
+use crate::inject::review::Decision;
 use crate::inject::review::Review;
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/llm/deployments";

@@ -18,7 +18,7 @@ from rust_source import ROOT, end_of_block, line_of, split, without_tests
 LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 0}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 8}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 0}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -61,13 +61,13 @@ LAYERS = {
         {"app": "crate worker program check connect convert demo install"},
     ],
     "operator": [
-        {"settings, telemetry, API": """cli crd defaults names words telemetry metrics api accept intake conditions context
-            relay_state relay_tls"""},
-        {"spec": "provider/validate provider/rotation worker_pool/validate"},
-        {"manifests": "manifests apply cache"},
-        {"provider": "provider", "worker_pool": "worker_pool", "webhook": "inject certs", "relay_client": "relay_client",
-         "probe": "probe", "lead": "lead"},
-        {"app": "crate run commands"},
+        {"shared": "crd settings telemetry net resources relays context plural"},
+        {"spec": "spec"},
+        {"manifests": "manifests"},
+        {"cluster": "cluster"},
+        {"controllers": "controllers", "provider": "controllers/provider", "worker_pool": "controllers/worker_pool",
+         "webhook": "webhook", "relay_client": "relay_client"},
+        {"app": "crate app"},
     ],
 }
 

@@ -9,10 +9,10 @@ use arbitrary::{Arbitrary, Unstructured};
 use k8s_openapi::ByteString;
 use libfuzzer_sys::fuzz_target;
 use modelrelay_operator::crd::WorkerPool;
-use modelrelay_operator::defaults::WorkerDefaults;
-use modelrelay_operator::inject::decide::{Lookup, Question, decide, question};
-use modelrelay_operator::inject::review::{Decision, Review};
 use modelrelay_operator::manifests::sidecar;
+use modelrelay_operator::settings::defaults::WorkerDefaults;
+use modelrelay_operator::webhook::inject::decide::{Lookup, Question, decide, question};
+use modelrelay_operator::webhook::inject::review::{Decision, Review};
 use serde_json::{Value, json};
 
 static DEFAULTS: LazyLock<WorkerDefaults> = LazyLock::new(WorkerDefaults::default);

@@ -8,9 +8,9 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::defaults::Defaults;
-use crate::metrics::Metrics;
-use crate::relay_state::RelayStates;
+use crate::relays::state::RelayStates;
+use crate::settings::defaults::Defaults;
+use crate::telemetry::metrics::Metrics;
 
 /// Shared by controllers, webhook and servers.
 pub struct Context {

@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use modelrelay_operator::cli::{Cli, Command};
+use modelrelay_operator::app::commands;
 use modelrelay_operator::crd::LogFormat;
-use modelrelay_operator::{commands, telemetry};
+use modelrelay_operator::settings::cli::{Cli, Command};
+use modelrelay_operator::telemetry;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -35,7 +36,7 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let Some(command) = cli.command else {
         telemetry::init(&cli.run.log_level, cli.run.log_format)?;
-        return Ok(runtime.block_on(modelrelay_operator::run::run(cli.run))?);
+        return Ok(runtime.block_on(modelrelay_operator::app::run(cli.run))?);
     };
     telemetry::init("info", LogFormat::Text)?;
     match command {

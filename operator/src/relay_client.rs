@@ -20,13 +20,13 @@ use modelrelay_protocol::config_hash::secret_of_file;
 use reqwest::header::{AUTHORIZATION, HeaderValue};
 use tokio::time::Instant;
 
-use crate::cache::Caches;
+use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
-use crate::intake::Intake;
 use crate::manifests::secrets::ADMIN_TOKEN;
-use crate::names::{self, TLS_ENV};
-use crate::relay_state::{Expectation, RelaySnapshot};
+use crate::net::intake::Intake;
+use crate::relays::state::{Expectation, RelaySnapshot};
+use crate::resources::names::{self, TLS_ENV};
 
 mod state;
 #[cfg(test)]

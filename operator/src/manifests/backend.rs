@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Manifest, sidecar};
 use crate::crd::WorkerPool;
-use crate::names;
-use crate::worker_pool::workload::Workload;
+use crate::resources::names;
+use crate::spec::workload::Workload;
 
 /// Annotation of the Deployment or DaemonSet: the inputs of its Pod template, and what was added to the user's part.
 pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";

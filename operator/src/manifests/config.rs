@@ -12,9 +12,9 @@ use serde_json::json;
 use super::Manifest;
 use super::secrets::{WORKER_SECRET, data, secret};
 use crate::crd::common::DurationText;
-use crate::names;
-use crate::provider::ValidatedProvider;
-use crate::provider::rotation::{MAX_PREVIOUS, Plan};
+use crate::resources::names;
+use crate::spec::provider::ValidatedProvider;
+use crate::spec::rotation::{MAX_PREVIOUS, Plan};
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";

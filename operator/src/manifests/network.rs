@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{Manifest, object};
 use crate::context::Place;
 use crate::crd::provider::ServiceType;
-use crate::defaults::RelayDefaults;
-use crate::names;
-use crate::provider::ValidatedProvider;
+use crate::resources::names;
+use crate::settings::defaults::RelayDefaults;
+use crate::spec::provider::ValidatedProvider;
 
 /// Returns the Service for clients. With `workers`, workers outside the cluster dial it too.
 pub fn client_service(provider: &ValidatedProvider) -> Manifest {

@@ -15,10 +15,10 @@ use super::{Manifest, object};
 use crate::crd::LogFormat;
 use crate::crd::common::RawObject;
 use crate::crd::provider::Relay;
-use crate::defaults::RelayDefaults;
-use crate::names::{self, Component};
-use crate::provider::ValidatedProvider;
-use crate::relay_tls::{CERTIFICATE, PRIVATE_KEY};
+use crate::relays::tls::{CERTIFICATE, PRIVATE_KEY};
+use crate::resources::names::{self, Component};
+use crate::settings::defaults::RelayDefaults;
+use crate::spec::provider::ValidatedProvider;
 
 /// The time for which a relay still accepts requests after SIGTERM, while load balancers update.
 const SHUTDOWN_GRACE_SECS: u64 = 5;

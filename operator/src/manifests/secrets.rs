@@ -7,9 +7,9 @@ use modelrelay_protocol::secret::Secret as SecretText;
 use serde_json::{Map, Value, json};
 
 use super::{Manifest, object};
-use crate::names;
-use crate::provider::ValidatedProvider;
-use crate::provider::rotation::Plan;
+use crate::resources::names;
+use crate::spec::provider::ValidatedProvider;
+use crate::spec::rotation::Plan;
 
 /// Key of the secret that workers should present, in the configuration Secret and in the Secret that workers mount.
 pub const WORKER_SECRET: &str = "worker-secret";

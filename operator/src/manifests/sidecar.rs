@@ -21,8 +21,8 @@ use sha2::{Digest, Sha256};
 
 use crate::crd::worker_pool::InjectMode;
 use crate::crd::{WorkerPool, WorkerPoolSpec};
-use crate::defaults::WorkerDefaults;
-use crate::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
+use crate::resources::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
+use crate::settings::defaults::WorkerDefaults;
 
 pub mod backend;
 mod container;

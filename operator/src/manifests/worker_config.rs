@@ -15,9 +15,9 @@ use serde::Serialize;
 use super::{Manifest, sidecar};
 use crate::crd::worker_pool::Mode;
 use crate::crd::{LogFormat, Multiplexer, WorkerPool};
-use crate::defaults::WorkerDefaults;
-use crate::names::{self, Component};
-use crate::worker_pool::validate::max_concurrency;
+use crate::resources::names::{self, Component};
+use crate::settings::defaults::WorkerDefaults;
+use crate::spec::worker_pool::max_concurrency;
 
 /// The key of the ConfigMap, and the name of the file.
 const FILE: &str = "worker.yaml";

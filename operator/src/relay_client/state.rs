@@ -9,7 +9,7 @@ use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState a
 use serde::Deserialize;
 
 use crate::crd::worker_pool::{SlotFailure, SlotState};
-use crate::relay_state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
+use crate::relays::state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
 
 const MAX_SLOT_CHARS: usize = 64;
 const MAX_CODE_CHARS: usize = 64;

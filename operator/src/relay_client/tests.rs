@@ -13,13 +13,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::cache::Triggers;
+use crate::cluster::cache::Triggers;
 use crate::context::Place;
 use crate::crd::worker_pool::SlotState;
-use crate::defaults::Defaults;
 use crate::manifests::testing;
-use crate::relay_tls::RelayTls;
-use crate::relay_tls::tests::{HOST, pair};
+use crate::relays::tls::RelayTls;
+use crate::relays::tls::tests::{HOST, pair};
+use crate::settings::defaults::Defaults;
 
 fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
     let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving, speaks_tls: false };

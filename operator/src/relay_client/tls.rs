@@ -13,8 +13,8 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, Signatur
 
 use crate::context::Context;
 use crate::crd::Provider;
-use crate::names;
-use crate::relay_tls::{RelayTls, Unusable, judge};
+use crate::relays::tls::{RelayTls, Unusable, judge};
+use crate::resources::names;
 
 /// Returns a client for relays of this Provider, or `None` if they use plain HTTP.
 pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<reqwest::Client, String>> {

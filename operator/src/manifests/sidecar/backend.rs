@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{DRAIN_TOKEN_HEADER, Inputs, Note, Refusal, array, items, restarts, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Engine, Mode};
-use crate::names::WORKER_CONTAINER;
+use crate::resources::names::WORKER_CONTAINER;
 
 /// The annotation from which kubectl takes the default container; charts set it to the main container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Inputs, Refusal, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Credential, InjectMode, Mode};
-use crate::names;
+use crate::resources::names;
 
 /// The path of the worker's configuration.
 pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::Mode;
-use crate::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
+use crate::resources::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
 
 /// The folder of the program, for the init container that writes it and the one that runs it.
 const FOLDER: &str = "/modelrelay";

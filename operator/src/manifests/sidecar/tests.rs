@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::crd::common::RawObject;
-use crate::defaults::NamedRef;
 use crate::manifests::snapshot;
+use crate::settings::defaults::NamedRef;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 

@@ -1,8 +1,8 @@
 use super::*;
 use crate::crd::WorkerPool;
-use crate::defaults::NamedRef;
 use crate::manifests::sidecar::{drain_token_of, has_worker};
 use crate::manifests::{snapshot, testing};
+use crate::settings::defaults::NamedRef;
 
 /// Two engines, of which the worker runs one at a time.
 fn pool(change: &Value) -> WorkerPool {

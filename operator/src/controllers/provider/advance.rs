@@ -1,0 +1,233 @@
+//! One pass over a Provider's objects: fetch, validate, build, apply.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject};
+use modelrelay_protocol::secret::Secret;
+
+use super::build::{Desired, Inputs, build};
+use super::fetch::{Fetched, fetch};
+use super::look::Look;
+use super::memory::Memory;
+use super::outcome::{Failure, Outcome, WorkerSecret};
+use super::reviewers;
+use crate::cluster::apply::{ApplyError, Owner, apply, delete};
+use crate::context::Context;
+use crate::crd::Provider;
+use crate::manifests::{Manifest, network};
+use crate::resources::names;
+use crate::spec::provider::{ValidatedProvider, validate};
+use crate::spec::rotation::{self, Known, Plan};
+
+/// No watch reports a change of the user's own Secret, so it is read at this interval.
+pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as
+/// possible.
+pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
+    let generation = provider.metadata.generation;
+    // Earlier results remain valid where this pass does not get as far.
+    let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
+    let kept = Outcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
+    let valid = match validate(provider, &look.pools) {
+        Ok(valid) => valid,
+        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+    };
+    let fetched = match fetch(&ctx.client, provider).await {
+        Ok(fetched) => fetched,
+        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+    };
+    let relay = &provider.spec.relay;
+    let own_refs =
+        provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
+    let now = Timestamp::now();
+    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
+        Ok(planned) => planned,
+        Err(failure) => return Outcome { failure: Some(failure), ..kept },
+    };
+    let desired = build(
+        &valid,
+        &Inputs {
+            defaults: &ctx.defaults.relay,
+            operator: &ctx.place,
+            plan: &plan,
+            salt: &salt,
+            admin_token: admin_token.as_ref(),
+            has_api_keys: fetched.has_api_keys,
+            holds_api_keys: fetched.holds_api_keys,
+        },
+    );
+    let mut applied = apply_all(ctx, &valid, &desired, memory).await;
+    // Without the right, the relay serves all the same, but admits no worker by a token.
+    if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
+        applied.failure.get_or_insert(Failure::from(&error));
+    }
+    let service = network::client_service(&valid);
+    let has_service = memory.was_applied(&service);
+    // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
+    let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
+    let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    Outcome {
+        generation,
+        config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        config_generation: if applied.wrote_config { generation } else { kept.config_generation },
+        may_serve: still_serves || (applied.wrote_config && has_service),
+        worker_secret: Some(WorkerSecret::of(
+            &valid.name,
+            &plan,
+            memory.versions.get(&names::worker_secret(&valid.name)).cloned(),
+        )),
+        api_keys_version: desired
+            .mounts_api_keys
+            .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
+            .flatten(),
+        tls_version: fetched.tls.and_then(|tls| tls.version),
+        cold_models: valid.cold_models,
+        ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
+        news: if applied.failure.is_none() { plan.news } else { Vec::new() },
+        wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
+        failure: applied.failure,
+    }
+}
+
+async fn bind_reviewers(
+    ctx: &Context,
+    valid: &ValidatedProvider,
+    look: &Look,
+    memory: &mut Memory,
+) -> Result<(), reviewers::Error> {
+    let mut relays = look.reviewers.clone();
+    // The cache may be behind the Provider that is being reconciled.
+    let relay = names::relay(&valid.name);
+    if valid.spec.worker_service_accounts.is_empty() {
+        relays.remove(&relay)
+    } else {
+        relays.insert(relay)
+    };
+    if memory.bound.as_ref() == Some(&relays) {
+        return Ok(());
+    }
+    let binding = ctx.defaults.relay.token_review_binding.as_deref();
+    match reviewers::bind(&ctx.client, binding, &valid.namespace, &relays).await {
+        Ok(()) => {
+            memory.bound = Some(relays);
+            Ok(())
+        }
+        // This Provider does not need the right, so the failure does not concern it.
+        Err(error) if valid.spec.worker_service_accounts.is_empty() => {
+            tracing::debug!(provider = valid.name, %error, "whether it may review tokens is left as it is");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The values that the Secrets should hold.
+struct Planned {
+    plan: Plan,
+    salt: Secret,
+    /// `None` if the user names a Secret.
+    admin_token: Option<Secret>,
+}
+
+fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timestamp) -> Result<Planned, Failure> {
+    let known = Known {
+        worker: fetched.worker.clone(),
+        relay: fetched.relay.clone(),
+        own: fetched.own.clone(),
+        annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash, now)),
+    };
+    let plan = rotation::plan(now, &known, &fresh()?);
+    let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {
+        (Some(_), _) => None,
+        (None, Some(token)) => Some(token.clone()),
+        (None, None) => Some(fresh()?),
+    };
+    let salt = fetched.salt.clone().map_or_else(fresh, Ok)?;
+    Ok(Planned { plan, salt, admin_token })
+}
+
+/// Returns 33 bytes from the operating system, as 44 characters that are safe in files, headers and URLs.
+fn fresh() -> Result<Secret, Failure> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut bytes = [0; 33];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::no_random(&error))?;
+    let text: String = bytes
+        .chunks_exact(3)
+        .flat_map(|three| {
+            let bits = u32::from_be_bytes([0, three[0], three[1], three[2]]);
+            [18, 12, 6, 0].map(|shift| char::from(ALPHABET[(bits >> shift & 63) as usize]))
+        })
+        .collect();
+    Ok(Secret::new(text))
+}
+
+/// Returns true if the object exists, or if the API server cannot be reached.
+async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
+}
+
+struct Applied {
+    /// True if the configuration is up to date.
+    wrote_config: bool,
+    failure: Option<Failure>,
+}
+
+/// Applies the Secrets first, and no object that mounts them before they exist and belong to this Provider. After that,
+/// one object's failure does not hold up the others.
+async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, memory: &mut Memory) -> Applied {
+    let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: &valid.name };
+    let mut wrote_config = false;
+    for manifest in &desired.secrets {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            return Applied { wrote_config, failure: Some(Failure::from(&error)) };
+        }
+        wrote_config |= manifest.name == names::relay(&valid.name);
+    }
+    let mut failures = Vec::new();
+    for manifest in &desired.objects {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            failures.push(error);
+        }
+    }
+    for manifest in &desired.unwanted {
+        if memory.is_absent(manifest) {
+            continue;
+        }
+        match delete(&ctx.client, owner, manifest).await {
+            Ok(()) => memory.note_absent(manifest),
+            Err(error) => failures.push(error),
+        }
+    }
+    // Failures that need a user's action are reported before those that pass by themselves.
+    let failures = failures.iter().map(Failure::from);
+    Applied { wrote_config, failure: failures.max_by_key(Failure::stalls) }
+}
+
+async fn apply_one(
+    ctx: &Context,
+    owner: Owner<'_>,
+    manifest: &Manifest,
+    memory: &mut Memory,
+) -> Result<(), ApplyError> {
+    let fingerprint = fingerprint(manifest);
+    if memory.is_applied(manifest, fingerprint) {
+        return Ok(());
+    }
+    memory.note_absent_no_more(manifest);
+    let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
+    memory.note_applied(manifest, fingerprint, &object.metadata);
+    Ok(())
+}
+
+fn fingerprint(manifest: &Manifest) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    manifest.value.to_string().hash(&mut hasher);
+    hasher.finish()
+}

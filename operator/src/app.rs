@@ -9,12 +9,12 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::{api, cache};
-use crate::context::{Context, Place, Span};
+use crate::context::{Context, OperatorLocation, Span};
 use crate::controllers::{provider, worker_pool};
 use crate::relay_client;
 use crate::settings::cli::RunArgs;
 use crate::settings::defaults::{Defaults, DefaultsError};
-use webhook::Webhook;
+use webhook::WebhookServer;
 
 pub mod commands;
 pub mod lead;
@@ -50,13 +50,13 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let defaults = Defaults::read(&args.defaults)?;
     let client = api::client().await?;
     let instance = args.instance();
-    let place = Place { namespace: args.namespace.clone(), host_network: args.host_network };
+    let place = OperatorLocation { namespace: args.namespace.clone(), host_network: args.host_network };
     let context = Context::new(client.clone(), defaults, place, instance.clone());
     let probes = listen("--listen-addr", args.listen_addr).await?;
     let mut stop = Stop::listen()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), instance, "starting");
 
-    let webhook = Webhook::start(&args, &context).await?;
+    let webhook = WebhookServer::start(&args, &context).await?;
     let probes = tokio::spawn(probe::serve(probes, context.clone(), webhook.readiness()));
     // A signal takes effect during the election too: nothing is held yet.
     let election = tokio::select! {

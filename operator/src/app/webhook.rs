@@ -21,7 +21,7 @@ use crate::webhook::inject;
 const METRIC_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The webhook, running or disabled.
-pub(super) struct Webhook {
+pub(super) struct WebhookServer {
     running: Option<Running>,
 }
 
@@ -32,7 +32,7 @@ struct Running {
     helpers: Vec<JoinHandle<()>>,
 }
 
-impl Webhook {
+impl WebhookServer {
     /// Starts serving, if the webhook is enabled. Handshakes fail until there is a certificate.
     pub(super) async fn start(args: &RunArgs, context: &Arc<Context>) -> Result<Self, RunError> {
         if args.webhook_configuration.is_empty() {

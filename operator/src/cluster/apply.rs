@@ -41,7 +41,7 @@ pub enum ApplyError {
         message: String,
     },
     /// The API server could not be reached, or cannot handle the request now.
-    #[error("{object}: {}", shown(source))]
+    #[error("{object}: {}", display_kube_error(source))]
     Api {
         /// Kind and name.
         object: String,
@@ -182,7 +182,7 @@ fn check_ownership(
 }
 
 /// Returns a human-readable error: the API server's message without the structure around it.
-pub fn shown(error: &kube::Error) -> String {
+pub fn display_kube_error(error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else { return error.to_string() };
     format!("HTTP {}: {}", status.code, shorten(&status.message))
 }

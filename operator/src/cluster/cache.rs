@@ -29,7 +29,7 @@ use crate::resources::names::{self, TLS_ENV};
 
 mod triggers;
 
-pub use triggers::{Changes, Requests, Seen, Triggers};
+pub use triggers::{Changes, ObjectChange, Requests, Triggers};
 
 /// The stores that both controllers read.
 #[derive(Clone)]

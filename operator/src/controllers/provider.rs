@@ -18,37 +18,38 @@ use kube::runtime::{Controller, watcher};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::cluster::apply::{shown, write_status};
+use crate::cluster::apply::{display_kube_error, write_status};
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::Provider;
 use crate::relays::state::Expectation;
 use crate::resources::conditions::{self, READY};
+use crate::resources::names::ObjectKey;
 use crate::spec::provider::cold_models;
-use crate::spec::rotation::News;
+use crate::spec::rotation::RotationEvent;
 use crate::telemetry::metrics::ControllerName;
 
 mod advance;
 mod build;
+mod cluster_view;
 mod fetch;
-mod look;
 mod memory;
-mod news;
 mod outcome;
 mod pace;
 mod propagate;
 pub mod reasons;
 mod reviewers;
 mod status;
+mod status_events;
 #[cfg(test)]
 mod tests;
 
 use advance::OWN_SECRET_INTERVAL;
-use look::{AWAITS_FIRST_WORKER, Look, has_just_started, is_ready};
-use memory::Memory;
-use outcome::{FailureKind, Outcome};
+use cluster_view::{AWAITS_FIRST_WORKER, ClusterView, has_just_started, is_ready};
+use memory::ProviderMemory;
+use outcome::{FailureKind, ProviderOutcome};
 use pace::Due;
-use status::Facts;
+use status::ProviderFacts;
 
 /// The number of Providers that are reconciled at once.
 const CONCURRENCY: u16 = 4;
@@ -61,7 +62,7 @@ const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reason that a pass failed.
 #[derive(Debug, thiserror::Error)]
-enum Error {
+enum ProviderError {
     /// The objects could not be applied.
     #[error("{reason}: {message}")]
     Objects {
@@ -73,14 +74,14 @@ enum Error {
         word: &'static str,
     },
     /// The status could not be written.
-    #[error("the status could not be written: {}", shown(.0))]
+    #[error("the status could not be written: {}", display_kube_error(.0))]
     Status(#[source] Box<kube::Error>),
     /// A Pod could not be annotated.
-    #[error("a Pod could not be annotated: {}", shown(.0))]
+    #[error("a Pod could not be annotated: {}", display_kube_error(.0))]
     Pods(#[source] Box<kube::Error>),
 }
 
-impl Error {
+impl ProviderError {
     fn word(&self) -> &'static str {
         match self {
             Self::Objects { word, .. } => word,
@@ -93,7 +94,7 @@ impl Error {
 /// Reconciles Providers indefinitely; it ends when it is dropped.
 pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<Provider>>) {
     let requests = stream::unfold(requests, async |mut requests| Some((requests.recv().await?, requests)));
-    let shared = Arc::new(Shared { ctx, caches: caches.clone(), ledger: Mutex::default() });
+    let shared = Arc::new(ProviderContext { ctx, caches: caches.clone(), ledger: Mutex::default() });
     caches.ready().await;
     let never = stream::pending::<Result<Provider, watcher::Error>>();
     Controller::for_stream(never, caches.providers)
@@ -114,10 +115,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
         .await;
 }
 
-/// Namespace and name.
-type Key = (String, String);
-
-struct Shared {
+struct ProviderContext {
     ctx: Arc<Context>,
     caches: Caches,
     // Locked for a lookup or an insertion, never across an await.
@@ -126,19 +124,19 @@ struct Shared {
 
 #[derive(Default)]
 struct Ledger {
-    memories: HashMap<Key, Memory>,
-    ready: HashMap<Key, bool>,
+    memories: HashMap<ObjectKey, ProviderMemory>,
+    ready: HashMap<ObjectKey, bool>,
 }
 
-impl Shared {
+impl ProviderContext {
     /// Returns the memory of this Provider; a successor of the same name starts with an empty one.
-    fn take(&self, key: &Key, provider: &Provider) -> Memory {
+    fn take(&self, key: &ObjectKey, provider: &Provider) -> ProviderMemory {
         let uid = provider.uid().unwrap_or_default();
         let known = self.ledger().memories.remove(key).filter(|memory| memory.uid == uid);
-        known.unwrap_or_else(|| Memory::new(uid))
+        known.unwrap_or_else(|| ProviderMemory::new(uid))
     }
 
-    fn put(&self, key: Key, memory: Memory) {
+    fn put(&self, key: ObjectKey, memory: ProviderMemory) {
         let ready = memory.written.as_ref().is_some_and(|(status, _)| conditions::is_true(&status.conditions, READY));
         let mut ledger = self.ledger();
         let before = ledger.ready.insert(key.clone(), ready);
@@ -146,7 +144,7 @@ impl Shared {
         self.count(before, Some(ready));
     }
 
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &ObjectKey) {
         // Its objects are deleted one after the other, and each new list contains the retained ones. No other code
         // would take these changes.
         self.caches.triggers.take_changes(&ObjectRef::new(&key.1).within(&key.0));
@@ -183,7 +181,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ProviderContext {
     /// Removes this controller's share of the gauges: the next leader starts its own.
     fn drop(&mut self) {
         let ready = std::mem::take(&mut self.ledger().ready);
@@ -191,7 +189,7 @@ impl Drop for Shared {
     }
 }
 
-async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Action, Error> {
+async fn reconcile(provider: Arc<Provider>, shared: Arc<ProviderContext>) -> Result<Action, ProviderError> {
     let started = Instant::now();
     let key = (provider.namespace().unwrap_or_default(), provider.name_any());
     // A Provider that is being deleted is not rebuilt; its relays drain by themselves.
@@ -205,14 +203,14 @@ async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Actio
         memory.reset_retries();
     }
     shared.put(key, memory);
-    let word = result.as_ref().err().map(Error::word);
+    let word = result.as_ref().err().map(ProviderError::word);
     shared.ctx.metrics.reconciled(ControllerName::Provider, started.elapsed(), word);
     result
 }
 
 /// Returns the next attempt after a failure. Whatever the API server's error, retries become less and less frequent.
 #[allow(clippy::needless_pass_by_value, reason = "the signature that the controller wants")]
-fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action {
+fn retry(provider: Arc<Provider>, error: &ProviderError, shared: Arc<ProviderContext>) -> Action {
     let key = (provider.namespace().unwrap_or_default(), provider.name_any());
     let mut ledger = shared.ledger();
     let Some(memory) = ledger.memories.get_mut(&key) else { return Action::requeue(UNCONFIRMED_INTERVAL) };
@@ -224,7 +222,12 @@ fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action 
     Action::requeue(retry.after)
 }
 
-async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memory) -> Result<Action, Error> {
+async fn pass(
+    shared: &ProviderContext,
+    provider: &Provider,
+    key: &ObjectKey,
+    memory: &mut ProviderMemory,
+) -> Result<Action, ProviderError> {
     let (ctx, caches) = (&shared.ctx, &shared.caches);
     let now = Instant::now();
     let is_stale = memory.is_stale(now);
@@ -232,9 +235,9 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
         memory.forget_objects(now);
     }
     let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider))) || is_stale;
-    let look = Look::now(ctx, caches, &key.0, &key.1);
+    let look = ClusterView::now(ctx, caches, &key.0, &key.1);
     let is_early = memory.awaits_retry(now);
-    let stands = |outcome: &Outcome| {
+    let stands = |outcome: &ProviderOutcome| {
         !changed && (is_settled(outcome, provider, &look) || (is_early && has_failed(outcome, provider, &look)))
     };
     let mut outcome = match memory.outcome.clone().filter(stands) {
@@ -250,7 +253,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
         ctx.relays.expect(&key.0, &key.1, expected);
     }
     let status_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
-    propagated.map_err(|error| Error::Pods(Box::new(error)))?;
+    propagated.map_err(|error| ProviderError::Pods(Box::new(error)))?;
     // After its first seconds a relay no longer waits for its first worker, and no other event may announce that.
     let starts = look.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
     let started = starts.then_some(AWAITS_FIRST_WORKER);
@@ -258,7 +261,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
 }
 
 /// True if the objects are up to date and no deadline has passed.
-fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
+fn is_settled(outcome: &ProviderOutcome, provider: &Provider, look: &ClusterView) -> bool {
     let awaits_relays = outcome.worker_secret.as_ref().is_none_or(|secret| secret.awaits_relays);
     outcome.failure.is_none()
         && !awaits_relays
@@ -268,7 +271,7 @@ fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
 }
 
 /// True if these very objects could not be applied: a relay's report is no reason to retry before it is time.
-fn has_failed(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
+fn has_failed(outcome: &ProviderOutcome, provider: &Provider, look: &ClusterView) -> bool {
     outcome.failure.is_some()
         && outcome.generation == provider.metadata.generation
         && outcome.cold_models == cold_models(&look.pools)
@@ -276,20 +279,20 @@ fn has_failed(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
 
 /// Writes the status if it differs. Returns the time until changed numbers may be written.
 async fn update_status(
-    shared: &Shared,
+    shared: &ProviderContext,
     provider: &Provider,
-    look: &Look,
-    outcome: &Outcome,
-    news: &[News],
-    memory: &mut Memory,
-) -> Result<Option<Duration>, Error> {
+    look: &ClusterView,
+    outcome: &ProviderOutcome,
+    news: &[RotationEvent],
+    memory: &mut ProviderMemory,
+) -> Result<Option<Duration>, ProviderError> {
     let there = provider.status.clone().unwrap_or_default();
     let before = match &memory.written {
         Some((written, at)) if at.elapsed() < WATCH_LAG => written.clone(),
         Some(_) | None => there,
     };
     let now = Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
-    let after = status::status(&Facts { provider, look, outcome }, &before, &now);
+    let after = status::status(&ProviderFacts { provider, look, outcome }, &before, &now);
     let since = memory.written.as_ref().map(|(_, at)| at.elapsed());
     match pace::due(&before, &after, since) {
         Due::Now => {}
@@ -299,21 +302,27 @@ async fn update_status(
             return Ok(None);
         }
     }
-    write_status(&shared.ctx.client, provider, &after).await.map_err(|error| Error::Status(Box::new(error)))?;
-    news::tell(&shared.ctx, provider, &before, &after, news).await;
+    write_status(&shared.ctx.client, provider, &after).await.map_err(|error| ProviderError::Status(Box::new(error)))?;
+    status_events::publish(&shared.ctx, provider, &before, &after, news).await;
     memory.written = Some((after, Instant::now()));
     Ok(None)
 }
 
 /// Returns when to reconcile again, or the error to report.
-fn next(outcome: &Outcome, memory: &Memory, status_due: Option<Duration>) -> Result<Action, Error> {
+fn next(
+    outcome: &ProviderOutcome,
+    memory: &ProviderMemory,
+    status_due: Option<Duration>,
+) -> Result<Action, ProviderError> {
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
             FailureKind::Final => Ok(Action::requeue(IDLE_INTERVAL)),
             FailureKind::Awaited => Ok(Action::requeue(OWN_SECRET_INTERVAL)),
-            FailureKind::Stalled | FailureKind::Transient => {
-                Err(Error::Objects { reason: failure.reason, message: failure.message.clone(), word: failure.word })
-            }
+            FailureKind::Stalled | FailureKind::Transient => Err(ProviderError::Objects {
+                reason: failure.reason,
+                message: failure.message.clone(),
+                word: failure.word,
+            }),
         };
     }
     let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);

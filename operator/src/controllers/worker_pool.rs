@@ -8,11 +8,11 @@
 //! being deleted is not rebuilt.
 
 mod access;
-pub mod bring;
-pub mod census;
 mod claims;
 pub mod fetch;
 pub mod memory;
+pub mod objects;
+pub mod pod_counts;
 pub mod pods;
 pub mod render;
 pub mod replicas;
@@ -46,23 +46,23 @@ use crate::context::Context;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
 use crate::manifests::backend;
-use crate::manifests::sidecar::{self, Inputs};
+use crate::manifests::sidecar::{self, SidecarInputs};
 use crate::manifests::worker_config;
 use crate::plural;
 use crate::spec::worker_pool::reasons::Reason;
 use crate::spec::worker_pool::{ValidateError, Validated, validate};
 use crate::spec::workload::Workload;
 use crate::telemetry::metrics::ControllerName;
-use census::{Census, Measure, SETTLED};
-use fetch::FetchError;
-use memory::Memory;
+use fetch::PoolFetchError;
+use memory::PoolMemories;
+use pod_counts::{Measure, PodCounts, SETTLED};
 use render::Rendered;
 use residency::Residency;
 use rivals::{Dispute, Rival};
 use rollout::Rollout;
-use status::{Facts, ProviderState, Workers};
+use status::{PoolFacts, ProviderState, Workers};
 use ticker::Ticker;
-use writers::Standing;
+use writers::ReplicaOwner;
 
 /// The number of pools that are reconciled at once.
 const CONCURRENCY: u16 = 4;
@@ -80,13 +80,13 @@ const WITHOUT_PODS: Duration = Duration::from_secs(60);
 const RANK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The state that both loops share.
-pub struct Shared {
+pub struct PoolContext {
     /// The operator's shared context.
     pub ctx: Arc<Context>,
     /// The caches of the watches.
     pub caches: Caches,
     /// The memory of each pool.
-    pub memory: Memory,
+    pub memory: PoolMemories,
 }
 
 /// The reason that a reconciliation ended early; it is retried after a growing delay.
@@ -94,7 +94,7 @@ pub struct Shared {
 pub enum ReconcileError {
     /// An object could not be read.
     #[error(transparent)]
-    Fetch(#[from] FetchError),
+    Fetch(#[from] PoolFetchError),
     /// An object could not be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -133,7 +133,7 @@ impl ReconcileError {
 pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<WorkerPool>>) {
     // Before the caches are filled, an absent Provider or Pod means nothing.
     caches.ready().await;
-    let shared = Arc::new(Shared { ctx, caches, memory: Memory::default() });
+    let shared = Arc::new(PoolContext { ctx, caches, memory: PoolMemories::default() });
     let controller = Controller::for_stream(stream::pending(), shared.caches.pools.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(gathered(requests))
@@ -169,26 +169,26 @@ fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<I
 }
 
 /// Reconciles a pool once.
-pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<Shared>) -> Result<Action, ReconcileError> {
+pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<PoolContext>) -> Result<Action, ReconcileError> {
     let started = Instant::now();
     let result = look(&pool, &shared).await;
     let error = result.as_ref().err().map(ReconcileError::kind);
     shared.ctx.metrics.reconciled(ControllerName::WorkerPool, started.elapsed(), error);
     if result.is_ok() {
-        shared.memory.with(&pool, memory::Entry::reconciled);
+        shared.memory.with(&pool, memory::PoolMemory::reconciled);
     }
     result
 }
 
 /// Returns when to retry. By value, as the controller requires.
 #[allow(clippy::needless_pass_by_value, reason = "the controller's signature")]
-pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<Shared>) -> Action {
-    Action::requeue(shared.memory.with(&pool, memory::Entry::reconciliation_failed))
+pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<PoolContext>) -> Action {
+    Action::requeue(shared.memory.with(&pool, memory::PoolMemory::reconciliation_failed))
 }
 
 /// The result of applying a pool.
 #[derive(Default)]
-struct Outcome {
+struct PoolOutcome {
     /// The reason that the pool could not be applied, and whether it may pass with time.
     stall: Option<(Reason, String)>,
     heals: bool,
@@ -199,22 +199,22 @@ struct Outcome {
     outdated: bool,
 }
 
-impl Outcome {
+impl PoolOutcome {
     fn stalled(reason: Reason, message: impl Into<String>) -> Self {
         Self { stall: Some((reason, message.into())), ..Self::default() }
     }
 }
 
 /// The state that was read at the beginning.
-struct Fetched {
+struct FetchedPool {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
-    census: Census,
+    census: PodCounts,
     /// The reason that another owner's Deployment has none of the pool's Pods.
     not_created: Option<String>,
 }
 
-async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileError> {
+async fn look(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, ReconcileError> {
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
@@ -225,20 +225,20 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     let measure = Measure {
         hash: &hash,
         image: &image,
-        usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
+        usable: pod_counts::usable_since(pool, &report::previous(shared, pool).conditions),
         idle: &idle,
         now: Timestamp::now(),
     };
-    let census = census::take(pods.iter().map(AsRef::as_ref), measure);
+    let census = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
     let provider = fetch::provider(&shared.caches, pool);
     let not_created = match is_without_pods(pool, &census) {
         true => fetch::not_created(&shared.ctx.client, pool).await,
         false => None,
     };
-    let fetched = Fetched { provider, pods, census, not_created };
+    let fetched = FetchedPool { provider, pods, census, not_created };
     let outcome = match validate(pool) {
         Ok(validated) => {
-            bring_about(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
+            reconcile_objects(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
         }
         Err(error) => refused(&error),
     };
@@ -260,12 +260,17 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
 }
 
 /// True if another owner creates the Pods, and there are none.
-fn is_without_pods(pool: &WorkerPool, census: &Census) -> bool {
+fn is_without_pods(pool: &WorkerPool, census: &PodCounts) -> bool {
     pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
 }
 
 /// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
-async fn tell_of_waiting(pool: &WorkerPool, shared: &Shared, census: &Census, stall: Option<&(Reason, String)>) {
+async fn tell_of_waiting(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    census: &PodCounts,
+    stall: Option<&(Reason, String)>,
+) {
     let waiting = stall.filter(|_| !census.gated.is_empty());
     let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
     let Some((_, why)) = waiting.filter(|_| !told) else { return };
@@ -273,19 +278,19 @@ async fn tell_of_waiting(pool: &WorkerPool, shared: &Shared, census: &Census, st
     shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
-fn refused(error: &ValidateError) -> Outcome {
-    Outcome::stalled(error.reason(), error.to_string())
+fn refused(error: &ValidateError) -> PoolOutcome {
+    PoolOutcome::stalled(error.reason(), error.to_string())
 }
 
 /// Returns an outcome for errors that the user must see, and that may pass without a change of the pool.
-fn healing(error: &ReconcileError) -> Option<Outcome> {
-    let heals = |reason| Some(Outcome { heals: true, ..Outcome::stalled(reason, error.to_string()) });
+fn healing(error: &ReconcileError) -> Option<PoolOutcome> {
+    let heals = |reason| Some(PoolOutcome { heals: true, ..PoolOutcome::stalled(reason, error.to_string()) });
     match error {
         ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
         ReconcileError::Apply(refused) if refused.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Apply(ApplyError::Refused { .. }) => {
-            Some(Outcome::stalled(Reason::TemplateInvalid, error.to_string()))
+            Some(PoolOutcome::stalled(Reason::TemplateInvalid, error.to_string()))
         }
         ReconcileError::Fetch(_)
         | ReconcileError::Apply(ApplyError::Terminating { .. } | ApplyError::Api { .. })
@@ -294,29 +299,29 @@ fn healing(error: &ReconcileError) -> Option<Outcome> {
     }
 }
 
-async fn bring_about(
+async fn reconcile_objects(
     pool: &WorkerPool,
-    shared: &Shared,
-    fetched: &Fetched,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
     validated: &Validated,
-) -> Result<Outcome, ReconcileError> {
+) -> Result<PoolOutcome, ReconcileError> {
     let speech = fetch::speech(&shared.ctx.client, &shared.caches, pool).await?;
     let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &speech);
-    bring::unread(shared, pool, &config).await?;
-    let Some(workload) = validated.workload else { return Ok(Outcome::default()) };
+    objects::unread(shared, pool, &config).await?;
+    let Some(workload) = validated.workload else { return Ok(PoolOutcome::default()) };
 
     if let Some(dispute) = claims::dispute(&shared.caches, pool) {
         access::withhold(pool, shared).await?;
-        return Ok(Outcome { heals: true, ..Outcome::stalled(Reason::InvalidSpec, dispute) });
+        return Ok(PoolOutcome { heals: true, ..PoolOutcome::stalled(Reason::InvalidSpec, dispute) });
     }
     let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
     if live.is_none() && fetched.provider == ProviderState::Missing {
         // Backends without relays would hold GPUs for nothing. Running ones stay.
-        return Ok(Outcome::default());
+        return Ok(PoolOutcome::default());
     }
     let rendered = match rendered(pool, shared, workload, live.as_ref()) {
         Ok(rendered) => rendered,
-        Err(refusal) => return Ok(Outcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
+        Err(refusal) => return Ok(PoolOutcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
     };
     let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
     let runs = replicas.wanted > 0;
@@ -330,7 +335,7 @@ async fn bring_about(
         access::bring(pool, shared, &fetched.pods, runs).await?;
     }
     let rollout = Some(Rollout::of(workload, &object));
-    Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
+    Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
 }
 
 /// The number of Pods of a Deployment.
@@ -343,7 +348,7 @@ struct Replicas {
 /// Returns the number, and whether another manager writes a different one.
 fn replicas(
     pool: &WorkerPool,
-    shared: &Shared,
+    shared: &PoolContext,
     workload: Workload,
     live: Option<&DynamicObject>,
 ) -> (Replicas, Option<Dispute>) {
@@ -362,7 +367,7 @@ fn replicas(
 
 fn rendered(
     pool: &WorkerPool,
-    shared: &Shared,
+    shared: &PoolContext,
     workload: Workload,
     live: Option<&DynamicObject>,
 ) -> Result<Rendered, sidecar::Refusal> {
@@ -373,8 +378,8 @@ fn rendered(
 /// Applies the Deployment or DaemonSet and returns the resulting object.
 async fn bring_workload(
     pool: &WorkerPool,
-    shared: &Shared,
-    fetched: &Fetched,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
     workload: Workload,
     live: Option<DynamicObject>,
     rendered: &Rendered,
@@ -392,7 +397,7 @@ async fn bring_workload(
         &rendered.annotation,
         (!replicas.left_out).then_some(wanted),
     );
-    let brought = bring::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
+    let brought = objects::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
     if brought.applied && rendered.anew {
         for note in &rendered.notes {
             let about = pool.object_ref(&());
@@ -409,14 +414,14 @@ async fn bring_workload(
 
 /// Ranks the Pods by load, so that the idlest go first. Until a relay has reported, the cluster decides. The last
 /// report may be up to 5 s old, so a new one is requested.
-async fn rank(pool: &WorkerPool, shared: &Shared, fetched: &Fetched) {
+async fn rank(pool: &WorkerPool, shared: &PoolContext, fetched: &FetchedPool) {
     let namespace = pool.namespace().unwrap_or_default();
     if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
         pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
     }
 }
 
-async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<(), ReconcileError> {
+async fn release(pool: &WorkerPool, shared: &PoolContext, census: &PodCounts) -> Result<(), ReconcileError> {
     let released = pods::release(&shared.ctx.client, pool, &census.gated)
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
@@ -430,9 +435,9 @@ async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<
 
 async fn report(
     pool: &WorkerPool,
-    shared: &Shared,
-    fetched: &Fetched,
-    outcome: &Outcome,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
+    outcome: &PoolOutcome,
 ) -> Result<Option<Duration>, ReconcileError> {
     let (namespace, name) = memory::key(pool);
     let previous = report::previous(shared, pool);
@@ -446,7 +451,7 @@ async fn report(
         Some(rollout) => rollout.old,
         None => census.outdated,
     };
-    let facts = Facts {
+    let facts = PoolFacts {
         pool,
         previous: &previous,
         stall: outcome.stall.clone(),
@@ -476,7 +481,7 @@ async fn report(
 
 /// Publishes Events about failed loads and quarantined slots, because the status may have changed again before a user
 /// sees it.
-async fn tell_of_slots(pool: &WorkerPool, shared: &Shared, residency: Option<&Residency>) {
+async fn tell_of_slots(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
     let Some(residency) = residency else { return };
     let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
     for (reason, note) in news {
@@ -484,7 +489,7 @@ async fn tell_of_slots(pool: &WorkerPool, shared: &Shared, residency: Option<&Re
     }
 }
 
-fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>) -> Duration {
+fn next_look(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection is reported only once it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
     let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
@@ -494,18 +499,18 @@ fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>
 }
 
 /// Returns image and hash of the worker that a Pod would get now.
-fn worker_now(shared: &Shared, pool: &WorkerPool) -> (String, String) {
-    let inputs = Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
+fn worker_now(shared: &PoolContext, pool: &WorkerPool) -> (String, String) {
+    let inputs = SidecarInputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
     let container = sidecar::container(&inputs, false);
     let image = container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
     (image, sidecar::hash(&inputs))
 }
 
-impl Shared {
+impl PoolContext {
     /// Returns who writes the replicas of a pool that scales.
-    fn standing(&self, pool: &WorkerPool, now: Instant) -> Standing {
+    fn standing(&self, pool: &WorkerPool, now: Instant) -> ReplicaOwner {
         let Some(scaling) = validate(pool).ok().and_then(|validated| validated.scaling) else {
-            return Standing::Alone;
+            return ReplicaOwner::Alone;
         };
         self.memory.with(pool, |entry| entry.writers.standing(now, scaling.delay))
     }

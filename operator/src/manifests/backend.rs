@@ -37,7 +37,7 @@ pub fn given(pool: &WorkerPool) -> Value {
 /// Returns the whole Pod template: the user's part, the worker, and the operator's labels, which take precedence.
 pub fn template(
     workload: Workload,
-    inputs: &sidecar::Inputs<'_>,
+    inputs: &sidecar::SidecarInputs<'_>,
 ) -> Result<(Value, Vec<sidecar::Note>), sidecar::Refusal> {
     let mut pod = given(inputs.pool);
     let mut notes = Vec::new();
@@ -127,7 +127,7 @@ fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Valu
 }
 
 /// Returns a Pod that contains only the worker.
-fn alone(inputs: &sidecar::Inputs<'_>) -> Result<Value, sidecar::Refusal> {
+fn alone(inputs: &sidecar::SidecarInputs<'_>) -> Result<Value, sidecar::Refusal> {
     let pool = &inputs.pool.spec;
     let access = pool.scales_deployments();
     let mut spec = json!({
@@ -163,7 +163,7 @@ mod tests {
 
     fn built(spec: &Value, replicas: i32) -> Manifest {
         let (pool, defaults) = (testing::pool(spec), testing::defaults());
-        let inputs = sidecar::Inputs { pool: &pool, defaults: &defaults, drain_token: "t0ken" };
+        let inputs = sidecar::SidecarInputs { pool: &pool, defaults: &defaults, drain_token: "t0ken" };
         let kind = Workload::of(&pool).unwrap();
         let (template, notes) = template(kind, &inputs).unwrap();
         assert_eq!(notes, []);

@@ -8,7 +8,7 @@ use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
 use super::{Manifest, object};
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::crd::provider::ServiceType;
 use crate::resources::names;
 use crate::settings::defaults::RelayDefaults;
@@ -61,7 +61,7 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
 
 /// Returns the NetworkPolicy of the relay's Pods. Clients are never restricted: they come from anywhere, through
 /// Ingresses and load balancers, and authenticate with API keys if those are required.
-pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Manifest {
+pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &OperatorLocation) -> Manifest {
     let spec = json!({
         "podSelector": {"matchLabels": names::relay_selector(&provider.name)},
         "policyTypes": ["Ingress"],
@@ -91,7 +91,7 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
 /// Allows the operator, which reads the relay's state, and the peers of `metricsFrom`. Kubelets need no rule. On its
 /// node's network, the operator has an address that no selector matches. An empty `metricsFrom` then allows every
 /// address, because the Provider would otherwise never become ready.
-fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Value {
+fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &OperatorLocation) -> Value {
     let own = &provider.spec.relay.network_policy.metrics_from;
     let metrics_from = if own.is_empty() { &defaults.metrics_from } else { own };
     if operator.host_network && metrics_from.is_empty() {

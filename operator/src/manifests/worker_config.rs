@@ -67,7 +67,7 @@ impl Speech {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct File<'a> {
+struct WorkerYaml<'a> {
     relay: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     relay_ca_file: Option<&'static str>,
@@ -75,7 +75,7 @@ struct File<'a> {
     worker_secret_file: &'static str,
     pool: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Option<Backend>,
+    backend: Option<BackendYaml>,
     #[serde(skip_serializing_if = "Option::is_none")]
     models: Option<&'a [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,7 @@ struct File<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Backend {
+struct BackendYaml {
     url: String,
     engine: &'static str,
 }
@@ -120,7 +120,7 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) ->
     let slots = spec.slots();
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
-    let file = File {
+    let file = WorkerYaml {
         relay: format!("{}://{}", speech.scheme(), names::worker_address(&spec.provider, namespace)),
         relay_ca_file: speech.authority().map(|_| AUTHORITY_FILE),
         provider: &spec.provider,
@@ -138,10 +138,10 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) ->
 }
 
 /// Returns the backend of a standalone worker, which can move to another address without a new Pod.
-fn backend(pool: &WorkerPool) -> Option<Backend> {
+fn backend(pool: &WorkerPool) -> Option<BackendYaml> {
     let spec = &pool.spec;
     (spec.mode() == Mode::Standalone && spec.slots().is_none())
-        .then(|| Backend { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
+        .then(|| BackendYaml { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
 }
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ pub(super) struct RelayState {
     #[serde(default)]
     phase: String,
     #[serde(default)]
-    providers: Vec<ProviderState>,
+    providers: Vec<ReportedProvider>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ProviderState {
+struct ReportedProvider {
     name: String,
     #[serde(default)]
     queue_depth: u64,

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::cluster::cache::Triggers;
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::crd::worker_pool::SlotState;
 use crate::manifests::testing;
 use crate::relays::tls::RelayTls;
@@ -309,7 +309,7 @@ async fn tls_relay_is_verified_by_name_not_address() {
 async fn waiting_for_report_polls_only_that_provider_immediately() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let ctx = Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
     let mut schedule = Schedule::default();
     let key = |provider: &str| ("llm".to_owned(), provider.to_owned());
     for provider in ["local", "other"] {
@@ -343,7 +343,7 @@ fn pod_reports_leaving_state_and_tls() {
 async fn relay_report_triggers_only_its_provider() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let ctx = Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
     let (triggers, mut requests) = Triggers::channels();
     let (pools, mut pools_writer) = reflector::store();
     pools_writer.apply_watcher_event(&watcher::Event::Apply(testing::pool(&json!({"provider": "local"}))));

@@ -31,7 +31,7 @@ pub struct RelayTls {
 
 /// The reason that relays cannot serve with a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum UnusableSecret {
     /// A key is missing.
     Missing(String),
     /// A value cannot be used.
@@ -39,7 +39,7 @@ pub enum Unusable {
 }
 
 /// Checks the Secret; `host` is the name that workers and the operator dial.
-pub fn judge(secret: &Secret, host: &str) -> Result<RelayTls, Unusable> {
+pub fn judge(secret: &Secret, host: &str) -> Result<RelayTls, UnusableSecret> {
     let chain = certificates(CERTIFICATE, entry(secret, CERTIFICATE).ok_or_else(|| missing(CERTIFICATE))?)?;
     let key = entry(secret, PRIVATE_KEY).ok_or_else(|| missing(PRIVATE_KEY))?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| wrong("has no private key in PEM form in tls.key"))?;
@@ -61,14 +61,14 @@ fn entry<'a>(secret: &'a Secret, key: &str) -> Option<&'a [u8]> {
     (!bytes.trim_ascii().is_empty()).then_some(bytes)
 }
 
-fn certificates(key: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+fn certificates(key: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSecret> {
     match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         Ok(_) | Err(_) => Err(wrong(format!("has no certificate in PEM form in {key}"))),
     }
 }
 
-fn is_for(chain: &[CertificateDer<'static>], host: &str) -> Result<(), Unusable> {
+fn is_for(chain: &[CertificateDer<'static>], host: &str) -> Result<(), UnusableSecret> {
     let [leaf, ..] = chain else { return Err(missing(CERTIFICATE)) };
     let leaf = rustls::server::ParsedCertificate::try_from(leaf)
         .map_err(|_| wrong("has a first certificate in tls.crt that cannot be used by a server"))?;
@@ -83,7 +83,7 @@ fn is_for(chain: &[CertificateDer<'static>], host: &str) -> Result<(), Unusable>
     )))
 }
 
-fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<(), Unusable> {
+fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<(), UnusableSecret> {
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key));
@@ -96,14 +96,14 @@ fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -
     })
 }
 
-fn missing(key: &str) -> Unusable {
-    Unusable::Missing(format!(
+fn missing(key: &str) -> UnusableSecret {
+    UnusableSecret::Missing(format!(
         "has nothing in the key {key}: it should be of type kubernetes.io/tls, with tls.crt and tls.key"
     ))
 }
 
-fn wrong(problem: impl Into<String>) -> Unusable {
-    Unusable::Wrong(problem.into())
+fn wrong(problem: impl Into<String>) -> UnusableSecret {
+    UnusableSecret::Wrong(problem.into())
 }
 
 #[cfg(test)]
@@ -143,8 +143,8 @@ pub(crate) mod tests {
 
     fn why(entries: &[(&str, &str)]) -> String {
         match judge(&secret(entries), HOST).unwrap_err() {
-            Unusable::Missing(why) => format!("missing: {why}"),
-            Unusable::Wrong(why) => format!("wrong: {why}"),
+            UnusableSecret::Missing(why) => format!("missing: {why}"),
+            UnusableSecret::Wrong(why) => format!("wrong: {why}"),
         }
     }
 

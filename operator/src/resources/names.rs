@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+/// The namespace and the name of an object.
+pub type ObjectKey = (String, String);
+
 /// Label of everything that belongs to a Provider: the Provider's name.
 pub const PROVIDER_LABEL: &str = "modelrelay.io/provider";
 /// Label of Pods that belong to a pool: the pool's name. It also requests injection.

@@ -86,14 +86,14 @@ pub struct Plan {
     /// The value of the annotation that has been acted on.
     pub acted_on: Option<String>,
     /// The actions of this step, for Events.
-    pub news: Vec<News>,
+    pub news: Vec<RotationEvent>,
     /// The time of the next step.
     pub wake_at: Option<Timestamp>,
 }
 
 /// An action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum RotationEvent {
     /// The relays receive a new value.
     Started,
     /// Workers receive the new value.
@@ -116,7 +116,7 @@ impl Plan {
     /// value's end, which must not pass while workers still mount it, however long an operator stops between the two
     /// writes.
     pub fn tells_workers_first(&self) -> bool {
-        self.news.contains(&News::Published)
+        self.news.contains(&RotationEvent::Published)
     }
 }
 
@@ -145,13 +145,13 @@ fn first(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     let previous: Vec<Previous> =
         kept.filter(|kept| *kept != current).map(|value| Previous { value, until: None }).into_iter().collect();
     let worker = previous.first().map_or_else(|| current.clone(), |previous| previous.value.clone());
-    let started = previous.first().map(|_| News::Started);
+    let started = previous.first().map(|_| RotationEvent::Started);
     let news = started.into_iter().collect();
     finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), news })
 }
 
 /// Completes the work that an operator left when it stopped, and ends values whose time is over.
-fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<News> {
+fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<RotationEvent> {
     let mut news = Vec::new();
     let end = now + PREVIOUS_LIVES;
     let workers_have_it = known.worker.as_ref().is_some_and(|worker| worker.value == relay.current);
@@ -159,7 +159,7 @@ fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<News> {
         match previous.until {
             // The operator stopped after it had updated the workers' Secret.
             None if age == 0 && workers_have_it => {
-                news.push(News::Published);
+                news.push(RotationEvent::Published);
                 previous.until = Some(end);
             }
             None if age == 0 => {}
@@ -171,7 +171,7 @@ fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<News> {
     let is_over = |previous: &mut Previous| previous.until.is_some_and(|until| until <= now);
     let ended: Vec<Previous> = relay.previous.extract_if(.., is_over).collect();
     if ended.iter().any(|ended| !relay.accepts(&ended.value)) {
-        news.push(News::Ended);
+        news.push(RotationEvent::Ended);
     }
     news
 }
@@ -187,7 +187,7 @@ struct State<'a> {
     known: &'a Known,
     relay: RelaySide,
     /// The actions of catching up.
-    news: Vec<News>,
+    news: Vec<RotationEvent>,
 }
 
 struct Step {
@@ -195,7 +195,7 @@ struct Step {
     previous: Vec<Previous>,
     worker: Secret,
     acted_on: Option<String>,
-    news: Vec<News>,
+    news: Vec<RotationEvent>,
 }
 
 impl State<'_> {
@@ -225,9 +225,9 @@ impl State<'_> {
             (None, false, None) => fresh.clone(),
         };
         let news = match (current == self.relay.current, has_old) {
-            (true, true) => vec![News::Ended],
+            (true, true) => vec![RotationEvent::Ended],
             (true, false) => Vec::new(),
-            (false, _) => vec![News::Revoked],
+            (false, _) => vec![RotationEvent::Revoked],
         };
         let (worker, acted_on) = (current.clone(), self.known.annotation.clone());
         finish(self.now, self.known, Step { current, previous: Vec::new(), worker, acted_on, news })
@@ -257,16 +257,23 @@ impl State<'_> {
 
     fn begin(&self, new: &Secret, presented: &Secret, acted_on: Option<String>) -> Plan {
         let newest = Previous { value: presented.clone(), until: None };
-        self.turn(new, newest, presented, acted_on, News::Started)
+        self.turn(new, newest, presented, acted_on, RotationEvent::Started)
     }
 
     fn publish(&self, new: &Secret, old: &Secret, acted_on: Option<String>) -> Plan {
         let newest = Previous { value: old.clone(), until: Some(self.now + PREVIOUS_LIVES) };
-        self.turn(new, newest, new, acted_on, News::Published)
+        self.turn(new, newest, new, acted_on, RotationEvent::Published)
     }
 
     /// Puts `newest` before all values that already have an end.
-    fn turn(&self, new: &Secret, newest: Previous, worker: &Secret, acted_on: Option<String>, news: News) -> Plan {
+    fn turn(
+        &self,
+        new: &Secret,
+        newest: Previous,
+        worker: &Secret,
+        acted_on: Option<String>,
+        news: RotationEvent,
+    ) -> Plan {
         let promised = |previous: &&Previous| !previous.is_presented() && previous.value != newest.value;
         let older: Vec<Previous> = self.relay.previous.iter().filter(promised).cloned().collect();
         let mut previous = vec![newest];
@@ -274,7 +281,7 @@ impl State<'_> {
         let mut news = self.news_and(news);
         if previous.len() > MAX_PREVIOUS {
             previous.truncate(MAX_PREVIOUS);
-            news.push(News::Crowded);
+            news.push(RotationEvent::Crowded);
         }
         let (current, worker) = (new.clone(), worker.clone());
         finish(self.now, self.known, Step { current, previous, worker, acted_on, news })
@@ -299,7 +306,7 @@ impl State<'_> {
         finish(self.now, self.known, Step { current, previous, worker, acted_on, news: self.news.clone() })
     }
 
-    fn news_and(&self, news: News) -> Vec<News> {
+    fn news_and(&self, news: RotationEvent) -> Vec<RotationEvent> {
         self.news.iter().copied().chain([news]).collect()
     }
 }

@@ -114,11 +114,11 @@ impl Policy {
 /// The served certificate. Until there is one, handshakes fail and [`Certificates::is_ready`] returns false.
 #[derive(Default)]
 pub struct Certificates {
-    current: ArcSwapOption<Served>,
+    current: ArcSwapOption<ServedCertificate>,
 }
 
 /// A certificate with its key, ready to be served.
-pub struct Served {
+pub struct ServedCertificate {
     key: Arc<CertifiedKey>,
     not_after: SystemTime,
 }
@@ -135,7 +135,7 @@ impl Certificates {
     }
 
     /// Serves another certificate from the next handshake on. Returns true if it differs from the current one.
-    pub fn store(&self, served: Served) -> bool {
+    pub fn store(&self, served: ServedCertificate) -> bool {
         let same = self.current.load().as_ref().is_some_and(|current| current.key.cert == served.key.cert);
         if !same {
             self.current.store(Some(Arc::new(served)));

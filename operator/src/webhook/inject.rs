@@ -22,7 +22,7 @@ use crate::crd::WorkerPool;
 use crate::net::intake::{Intake, Refused};
 use crate::settings::defaults::WorkerDefaults;
 use decide::{Lookup, Question};
-use review::{Decision, Review};
+use review::{AdmissionDecision, Review};
 
 pub mod decide;
 pub mod review;
@@ -64,7 +64,7 @@ pub fn router(webhook: Webhook) -> Router {
     Router::new()
         .route(PATH, post(mutate))
         .layer(axum::middleware::from_fn(within_time))
-        .with_state(Arc::new(Served { webhook, intake }))
+        .with_state(Arc::new(WebhookState { webhook, intake }))
 }
 
 /// Returns a new drain token: 128 bits, in hexadecimal.
@@ -75,7 +75,7 @@ pub fn token() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-struct Served {
+struct WebhookState {
     webhook: Webhook,
     intake: Intake,
 }
@@ -89,7 +89,7 @@ async fn within_time(request: Request, next: axum::middleware::Next) -> Response
     }
 }
 
-async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response {
+async fn mutate(State(served): State<Arc<WebhookState>>, request: Request) -> Response {
     let webhook = &served.webhook;
     let refuse = |status: StatusCode, why: String| {
         (webhook.observe)("error");
@@ -124,7 +124,7 @@ async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response
     }
 }
 
-async fn decide(webhook: &Webhook, review: &Review) -> Result<Decision, LookupError> {
+async fn decide(webhook: &Webhook, review: &Review) -> Result<AdmissionDecision, LookupError> {
     let pool = match decide::question(review) {
         Question::Settled(decision) => return Ok(decision),
         Question::Pool(name) => name,
@@ -150,7 +150,7 @@ pub enum LookupError {
         pool: String,
     },
     /// The API server responded with an error.
-    #[error("WorkerPool {namespace}/{pool} could not be read: {}", said(.source))]
+    #[error("WorkerPool {namespace}/{pool} could not be read: {}", api_message(.source))]
     Failed {
         /// The namespace.
         namespace: String,
@@ -162,7 +162,7 @@ pub enum LookupError {
 }
 
 /// Returns the API server's message; kube's own text repeats the whole status.
-pub(crate) fn said(error: &kube::Error) -> String {
+pub(crate) fn api_message(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
     {
@@ -188,13 +188,13 @@ async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, 
     }
 }
 
-fn log(review: &Review, decision: &Decision) {
+fn log(review: &Review, decision: &AdmissionDecision) {
     let (namespace, pod) = (review.namespace(), review.name());
     match decision {
-        Decision::Unchanged(why) => debug!(namespace, pod, why, "a Pod stays as it is"),
-        Decision::Injected { .. } => debug!(namespace, pod, "a worker was put into a Pod"),
-        Decision::Gated { message, .. } => info!(namespace, pod, why = message, "a Pod waits for its pool"),
-        Decision::Refused(why) => info!(namespace, pod, why, "a Pod was refused"),
+        AdmissionDecision::Unchanged(why) => debug!(namespace, pod, why, "a Pod stays as it is"),
+        AdmissionDecision::Injected { .. } => debug!(namespace, pod, "a worker was put into a Pod"),
+        AdmissionDecision::Gated { message, .. } => info!(namespace, pod, why = message, "a Pod waits for its pool"),
+        AdmissionDecision::Refused(why) => info!(namespace, pod, why, "a Pod was refused"),
     }
 }
 

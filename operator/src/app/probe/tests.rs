@@ -7,13 +7,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::settings::defaults::Defaults;
 
 async fn connected() -> TcpStream {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let context = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let context =
+        Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(listener, context, Arc::new(|| Ok(()))));

@@ -40,12 +40,12 @@ pub struct Changes {
     /// True if the Provider itself, or something that it depends on, changed.
     pub itself: bool,
     /// Its objects that changed, by kind and name.
-    pub objects: HashMap<String, Seen>,
+    pub objects: HashMap<String, ObjectChange>,
 }
 
 /// The last state of an object that a watch delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ObjectChange {
     /// The object exists, and its content has this version.
     At(String),
     /// The object is gone.
@@ -94,8 +94,8 @@ impl Triggers {
         } else if let Some(provider) = object.labels().get(names::PROVIDER_LABEL) {
             let display = manifests::display(&K::kind(&()), &object.name_any());
             let seen = match now {
-                Now::There => Seen::At(apply::content_version(object.meta())),
-                Now::Gone => Seen::Gone,
+                Now::There => ObjectChange::At(apply::content_version(object.meta())),
+                Now::Gone => ObjectChange::Gone,
             };
             self.note(&namespace, provider, |changes| {
                 changes.objects.insert(display, seen);

@@ -9,11 +9,11 @@ use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use modelrelay_protocol::secret::Secret;
 
-use super::build::{Desired, Inputs, build};
-use super::fetch::{Fetched, fetch};
-use super::look::Look;
-use super::memory::Memory;
-use super::outcome::{Failure, Outcome, WorkerSecret};
+use super::build::{Desired, RelayInputs, build};
+use super::cluster_view::ClusterView;
+use super::fetch::{FetchedSecrets, fetch};
+use super::memory::ProviderMemory;
+use super::outcome::{ProviderFailure, ProviderOutcome, WorkerSecret};
 use super::reviewers;
 use crate::cluster::apply::{ApplyError, Owner, apply, delete};
 use crate::context::Context;
@@ -28,18 +28,23 @@ pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as
 /// possible.
-pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
+pub(super) async fn advance(
+    ctx: &Context,
+    provider: &Provider,
+    look: &ClusterView,
+    memory: &mut ProviderMemory,
+) -> ProviderOutcome {
     let generation = provider.metadata.generation;
     // Earlier results remain valid where this pass does not get as far.
-    let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
-    let kept = Outcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
+    let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
+    let kept = ProviderOutcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
         Ok(valid) => valid,
-        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+        Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
     };
     let fetched = match fetch(&ctx.client, provider).await {
         Ok(fetched) => fetched,
-        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+        Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
     };
     let relay = &provider.spec.relay;
     let own_refs =
@@ -47,11 +52,11 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     let now = Timestamp::now();
     let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
         Ok(planned) => planned,
-        Err(failure) => return Outcome { failure: Some(failure), ..kept },
+        Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
     };
     let desired = build(
         &valid,
-        &Inputs {
+        &RelayInputs {
             defaults: &ctx.defaults.relay,
             operator: &ctx.place,
             plan: &plan,
@@ -64,14 +69,14 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
     // Without the right, the relay serves all the same, but admits no worker by a token.
     if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
-        applied.failure.get_or_insert(Failure::from(&error));
+        applied.failure.get_or_insert(ProviderFailure::from(&error));
     }
     let service = network::client_service(&valid);
     let has_service = memory.was_applied(&service);
     // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
     let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
-    Outcome {
+    ProviderOutcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
         config_generation: if applied.wrote_config { generation } else { kept.config_generation },
@@ -97,9 +102,9 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
 async fn bind_reviewers(
     ctx: &Context,
     valid: &ValidatedProvider,
-    look: &Look,
-    memory: &mut Memory,
-) -> Result<(), reviewers::Error> {
+    look: &ClusterView,
+    memory: &mut ProviderMemory,
+) -> Result<(), reviewers::ReviewerError> {
     let mut relays = look.reviewers.clone();
     // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
@@ -134,7 +139,12 @@ struct Planned {
     admin_token: Option<Secret>,
 }
 
-fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timestamp) -> Result<Planned, Failure> {
+fn plan_secrets(
+    provider: &Provider,
+    fetched: &FetchedSecrets,
+    look: &ClusterView,
+    now: Timestamp,
+) -> Result<Planned, ProviderFailure> {
     let known = Known {
         worker: fetched.worker.clone(),
         relay: fetched.relay.clone(),
@@ -153,10 +163,10 @@ fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timest
 }
 
 /// Returns 33 bytes from the operating system, as 44 characters that are safe in files, headers and URLs.
-fn fresh() -> Result<Secret, Failure> {
+fn fresh() -> Result<Secret, ProviderFailure> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut bytes = [0; 33];
-    getrandom::fill(&mut bytes).map_err(|error| Failure::no_random(&error))?;
+    getrandom::fill(&mut bytes).map_err(|error| ProviderFailure::no_random(&error))?;
     let text: String = bytes
         .chunks_exact(3)
         .flat_map(|three| {
@@ -173,20 +183,25 @@ async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
     !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
 }
 
-struct Applied {
+struct ApplyResult {
     /// True if the configuration is up to date.
     wrote_config: bool,
-    failure: Option<Failure>,
+    failure: Option<ProviderFailure>,
 }
 
 /// Applies the Secrets first, and no object that mounts them before they exist and belong to this Provider. After that,
 /// one object's failure does not hold up the others.
-async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, memory: &mut Memory) -> Applied {
+async fn apply_all(
+    ctx: &Context,
+    valid: &ValidatedProvider,
+    desired: &Desired,
+    memory: &mut ProviderMemory,
+) -> ApplyResult {
     let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: &valid.name };
     let mut wrote_config = false;
     for manifest in &desired.secrets {
         if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
-            return Applied { wrote_config, failure: Some(Failure::from(&error)) };
+            return ApplyResult { wrote_config, failure: Some(ProviderFailure::from(&error)) };
         }
         wrote_config |= manifest.name == names::relay(&valid.name);
     }
@@ -206,15 +221,15 @@ async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, 
         }
     }
     // Failures that need a user's action are reported before those that pass by themselves.
-    let failures = failures.iter().map(Failure::from);
-    Applied { wrote_config, failure: failures.max_by_key(Failure::stalls) }
+    let failures = failures.iter().map(ProviderFailure::from);
+    ApplyResult { wrote_config, failure: failures.max_by_key(ProviderFailure::stalls) }
 }
 
 async fn apply_one(
     ctx: &Context,
     owner: Owner<'_>,
     manifest: &Manifest,
-    memory: &mut Memory,
+    memory: &mut ProviderMemory,
 ) -> Result<(), ApplyError> {
     let fingerprint = fingerprint(manifest);
     if memory.is_applied(manifest, fingerprint) {

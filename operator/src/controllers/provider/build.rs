@@ -3,7 +3,7 @@
 
 use modelrelay_protocol::secret::Secret;
 
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 use crate::settings::defaults::RelayDefaults;
 use crate::spec::provider::ValidatedProvider;
@@ -27,11 +27,11 @@ pub(super) struct Desired {
 }
 
 /// The inputs besides the Provider.
-pub(super) struct Inputs<'a> {
+pub(super) struct RelayInputs<'a> {
     /// Defaults for fields that the Provider omits.
     pub(super) defaults: &'a RelayDefaults,
     /// The operator's location.
-    pub(super) operator: &'a Place,
+    pub(super) operator: &'a OperatorLocation,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
     /// The configuration's salt.
@@ -45,7 +45,7 @@ pub(super) struct Inputs<'a> {
 }
 
 /// Builds the desired objects.
-pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
+pub(super) fn build(provider: &ValidatedProvider, inputs: &RelayInputs<'_>) -> Desired {
     let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
     if inputs.plan.tells_workers_first() {

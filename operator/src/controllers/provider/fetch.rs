@@ -7,17 +7,17 @@ use kube::{Api, Client, ResourceExt};
 use modelrelay_protocol::config_hash::secret_of_file;
 use modelrelay_protocol::secret::Secret as SecretText;
 
-use crate::cluster::apply::{Owner, shown};
+use crate::cluster::apply::{Owner, display_kube_error};
 use crate::crd::{Provider, SecretKeyRef};
 use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, hash_of, salt_of};
 use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS, WORKER_SECRET};
-use crate::relays::tls::{self, RelayTls, Unusable};
+use crate::relays::tls::{self, RelayTls, UnusableSecret};
 use crate::resources::names;
 use crate::spec::rotation::{Previous, RelaySide, WorkerSide};
 
 /// The contents of the Secrets.
 #[derive(Debug, Default)]
-pub(super) struct Fetched {
+pub(super) struct FetchedSecrets {
     /// The Secret that workers mount.
     pub(super) worker: Option<WorkerSide>,
     /// The Secret that relays mount.
@@ -40,7 +40,7 @@ pub(super) struct Fetched {
 
 /// The reason that a Secret could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FetchError {
+pub(super) enum SecretFetchError {
     /// The user names a Secret or a key that does not exist.
     #[error("{place}: Secret {secret} {problem}")]
     SecretNotFound {
@@ -62,7 +62,7 @@ pub(super) enum FetchError {
         problem: String,
     },
     /// The API server did not respond.
-    #[error("Secret {secret}: {}", shown(source))]
+    #[error("Secret {secret}: {}", display_kube_error(source))]
     Api {
         /// The Secret.
         secret: String,
@@ -75,11 +75,11 @@ pub(super) enum FetchError {
 const MAX_SECRET_CHARS: usize = 4096;
 
 /// Reads all Secrets.
-pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetched, FetchError> {
+pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<FetchedSecrets, SecretFetchError> {
     let name = provider.name_any();
     let reader =
         Reader { api: Api::namespaced(client.clone(), &provider.namespace().unwrap_or_default()), name: &name };
-    let mut fetched = Fetched::default();
+    let mut fetched = FetchedSecrets::default();
     if let Some(reference) = &provider.spec.worker_secret_ref {
         fetched.own = Some(reader.users("spec.workerSecretRef", reference).await?);
     }
@@ -114,19 +114,20 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    async fn get(&self, name: &str) -> Result<Option<Secret>, FetchError> {
-        let fail = |source| FetchError::Api { secret: name.to_owned(), source: Box::new(source) };
+    async fn get(&self, name: &str) -> Result<Option<Secret>, SecretFetchError> {
+        let fail = |source| SecretFetchError::Api { secret: name.to_owned(), source: Box::new(source) };
         self.api.get_opt(name).await.map_err(fail)
     }
 
     /// Returns a Secret of the operator; another owner's Secret is treated as absent.
-    async fn ours(&self, name: &str) -> Result<Option<Secret>, FetchError> {
+    async fn ours(&self, name: &str) -> Result<Option<Secret>, SecretFetchError> {
         let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: self.name };
         Ok(self.get(name).await?.filter(|secret| owner.owns(&secret.metadata)))
     }
 
-    async fn users(&self, place: &'static str, reference: &SecretKeyRef) -> Result<SecretText, FetchError> {
-        let missing = |problem: String| FetchError::SecretNotFound { place, secret: reference.name.clone(), problem };
+    async fn users(&self, place: &'static str, reference: &SecretKeyRef) -> Result<SecretText, SecretFetchError> {
+        let missing =
+            |problem: String| SecretFetchError::SecretNotFound { place, secret: reference.name.clone(), problem };
         let Some(secret) = self.get(&reference.name).await? else { return Err(missing("does not exist".to_owned())) };
         let key = &reference.key;
         match text(&secret, key) {
@@ -136,12 +137,12 @@ impl Reader<'_> {
         }
     }
 
-    async fn tls(&self, name: &str, host: &str) -> Result<RelayTls, FetchError> {
+    async fn tls(&self, name: &str, host: &str) -> Result<RelayTls, SecretFetchError> {
         let (place, secret) = ("spec.relay.tls.secretName", name.to_owned());
-        let found = self.get(name).await?.ok_or(Unusable::Missing("does not exist".to_owned()));
+        let found = self.get(name).await?.ok_or(UnusableSecret::Missing("does not exist".to_owned()));
         found.and_then(|secret| tls::judge(&secret, host)).map_err(|unusable| match unusable {
-            Unusable::Missing(problem) => FetchError::SecretNotFound { place, secret, problem },
-            Unusable::Wrong(problem) => FetchError::SecretInvalid { place, secret, problem },
+            UnusableSecret::Missing(problem) => SecretFetchError::SecretNotFound { place, secret, problem },
+            UnusableSecret::Wrong(problem) => SecretFetchError::SecretInvalid { place, secret, problem },
         })
     }
 }

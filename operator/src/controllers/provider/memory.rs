@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::IDLE_INTERVAL;
-use super::outcome::Outcome;
+use super::outcome::ProviderOutcome;
 use crate::cluster::apply::content_version;
-use crate::cluster::cache::{Changes, Seen};
+use crate::cluster::cache::{Changes, ObjectChange};
 use crate::crd::ProviderStatus;
 use crate::manifests::Manifest;
 
@@ -20,11 +20,11 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// The memory of one Provider.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct ProviderMemory {
     /// The uid of the Provider that this state belongs to.
     pub(super) uid: String,
     /// The applied objects, by kind and name.
-    applied: HashMap<String, Applied>,
+    applied: HashMap<String, AppliedObject>,
     /// The time at which everything was last applied unconditionally.
     whole_since: Option<Instant>,
     /// Unwanted objects that are known not to exist.
@@ -34,7 +34,7 @@ pub(super) struct Memory {
     /// The resourceVersions of applied Secrets, by name.
     pub(super) versions: HashMap<String, String>,
     /// The outcome of the last pass over the objects.
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<ProviderOutcome>,
     /// The status that was written last, and when; the watch may still deliver the previous one.
     pub(super) written: Option<(ProviderStatus, Instant)>,
     /// The time since which relays have not confirmed the configuration.
@@ -46,7 +46,7 @@ pub(super) struct Memory {
 }
 
 /// An object that was applied.
-struct Applied {
+struct AppliedObject {
     /// The fingerprint of the desired object.
     fingerprint: u64,
     /// The content version of the applied object.
@@ -61,7 +61,7 @@ pub(super) struct Retry {
     pub(super) is_new: bool,
 }
 
-impl Memory {
+impl ProviderMemory {
     pub(super) fn new(uid: String) -> Self {
         Self { uid, whole_since: Some(Instant::now()), ..Self::default() }
     }
@@ -72,8 +72,10 @@ impl Memory {
         let mut changed = changes.itself;
         for (object, seen) in changes.objects {
             let as_left = match &seen {
-                Seen::At(version) => self.applied.get(&object).is_some_and(|applied| applied.version == *version),
-                Seen::Gone => self.absent.contains(&object),
+                ObjectChange::At(version) => {
+                    self.applied.get(&object).is_some_and(|applied| applied.version == *version)
+                }
+                ObjectChange::Gone => self.absent.contains(&object),
             };
             if !as_left {
                 self.applied.remove(&object);
@@ -107,7 +109,7 @@ impl Memory {
     }
 
     pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, meta: &ObjectMeta) {
-        let applied = Applied { fingerprint, version: content_version(meta) };
+        let applied = AppliedObject { fingerprint, version: content_version(meta) };
         self.applied.insert(manifest.display(), applied);
         if let (true, Some(version)) = (manifest.resource.kind == "Secret", meta.resource_version.clone()) {
             self.versions.insert(manifest.name.clone(), version);
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn retry_delays_grow_and_reset_after_success() {
-        let (mut memory, mut now) = (Memory::default(), Instant::now());
+        let (mut memory, mut now) = (ProviderMemory::default(), Instant::now());
         let mut delays = Vec::new();
         for _ in 0..12 {
             let retry = memory.next_retry(now);
@@ -176,7 +178,7 @@ mod tests {
 
     #[test]
     fn early_failure_does_not_postpone_planned_retry() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, now) = (ProviderMemory::default(), Instant::now());
         let planned = memory.next_retry(now).after;
         let again = memory.next_retry(now + planned / 2);
         assert!(!again.is_new);

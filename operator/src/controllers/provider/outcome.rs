@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::fetch::FetchError;
+use super::fetch::SecretFetchError;
 use super::reasons;
 use super::reviewers;
 use crate::cluster::apply::ApplyError;
@@ -11,11 +11,11 @@ use crate::crd::provider::WorkerSecretStatus;
 use crate::resources::conditions::{self, READY};
 use crate::resources::names;
 use crate::spec::provider::InvalidSpec;
-use crate::spec::rotation::{News, Plan};
+use crate::spec::rotation::{Plan, RotationEvent};
 
 /// The outcome of one pass.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct ProviderOutcome {
     /// The generation of the spec that was acted on.
     pub(super) generation: Option<i64>,
     /// The hash that relays report once they run the configuration; `None` before it was first applied.
@@ -36,14 +36,14 @@ pub(super) struct Outcome {
     /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
     /// The results of a rotation step.
-    pub(super) news: Vec<News>,
+    pub(super) news: Vec<RotationEvent>,
     /// The time of the next pass.
     pub(super) wake_at: Option<Timestamp>,
     /// The failure, if any.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<ProviderFailure>,
 }
 
-impl Outcome {
+impl ProviderOutcome {
     /// Returns what an operator that has just started knows: the status that its predecessor wrote.
     pub(super) fn before_the_first_pass(provider: &Provider) -> Self {
         let was_ready = provider.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, READY));
@@ -82,7 +82,7 @@ impl WorkerSecret {
 
 /// A failure, as conditions show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct ProviderFailure {
     /// One of [`reasons`].
     pub(super) reason: &'static str,
     /// The problem and the change that fixes it.
@@ -106,7 +106,7 @@ pub(super) enum FailureKind {
     Transient,
 }
 
-impl Failure {
+impl ProviderFailure {
     /// True if only a user's action can resolve the failure.
     pub(super) fn stalls(&self) -> bool {
         match self.kind {
@@ -130,30 +130,30 @@ impl Failure {
     }
 }
 
-impl From<&InvalidSpec> for Failure {
+impl From<&InvalidSpec> for ProviderFailure {
     fn from(error: &InvalidSpec) -> Self {
         Self::new(reasons::INVALID_SPEC, FailureKind::Final, "invalid_spec", error)
     }
 }
 
-impl From<&FetchError> for Failure {
-    fn from(error: &FetchError) -> Self {
+impl From<&SecretFetchError> for ProviderFailure {
+    fn from(error: &SecretFetchError) -> Self {
         match error {
-            FetchError::SecretNotFound { .. } => {
+            SecretFetchError::SecretNotFound { .. } => {
                 Self::new(reasons::SECRET_NOT_FOUND, FailureKind::Awaited, "secret_not_found", error)
             }
-            FetchError::SecretInvalid { .. } => {
+            SecretFetchError::SecretInvalid { .. } => {
                 Self::new(reasons::SECRET_INVALID, FailureKind::Awaited, "secret_invalid", error)
             }
-            FetchError::Api { source, .. } if is_forbidden(source) => {
+            SecretFetchError::Api { source, .. } if is_forbidden(source) => {
                 Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error)
             }
-            FetchError::Api { .. } => Self::new(reasons::API_ERROR, FailureKind::Transient, "api", error),
+            SecretFetchError::Api { .. } => Self::new(reasons::API_ERROR, FailureKind::Transient, "api", error),
         }
     }
 }
 
-impl From<&ApplyError> for Failure {
+impl From<&ApplyError> for ProviderFailure {
     fn from(error: &ApplyError) -> Self {
         let (reason, kind) = match error {
             ApplyError::NameTaken { .. } => (reasons::NAME_TAKEN, FailureKind::Stalled),
@@ -168,11 +168,13 @@ impl From<&ApplyError> for Failure {
     }
 }
 
-impl From<&reviewers::Error> for Failure {
-    fn from(error: &reviewers::Error) -> Self {
+impl From<&reviewers::ReviewerError> for ProviderFailure {
+    fn from(error: &reviewers::ReviewerError) -> Self {
         match error {
-            reviewers::Error::NoBinding => Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error),
-            reviewers::Error::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
+            reviewers::ReviewerError::NoBinding => {
+                Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error)
+            }
+            reviewers::ReviewerError::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
         }
     }
 }

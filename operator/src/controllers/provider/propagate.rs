@@ -11,9 +11,9 @@ use kube::{Api, ResourceExt};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::look::Look;
-use super::memory::Memory;
-use super::outcome::{Outcome, WorkerSecret};
+use super::cluster_view::ClusterView;
+use super::memory::ProviderMemory;
+use super::outcome::{ProviderOutcome, WorkerSecret};
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::resources::names;
@@ -30,9 +30,9 @@ pub(super) async fn propagate(
     ctx: &Context,
     caches: &Caches,
     namespace: &str,
-    look: &Look,
-    outcome: &Outcome,
-    memory: &mut Memory,
+    look: &ClusterView,
+    outcome: &ProviderOutcome,
+    memory: &mut ProviderMemory,
 ) -> Result<(), kube::Error> {
     let mut patches = relay_patches(look, outcome, memory);
     if let Some(secret) = &outcome.worker_secret {
@@ -59,7 +59,7 @@ async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) 
     }
 }
 
-fn relay_patches(look: &Look, outcome: &Outcome, memory: &mut Memory) -> Vec<PodPatch> {
+fn relay_patches(look: &ClusterView, outcome: &ProviderOutcome, memory: &mut ProviderMemory) -> Vec<PodPatch> {
     let Some(hash) = &outcome.config_hash else { return Vec::new() };
     let nudge = is_nudge_due(look, hash, memory);
     let mut patches = Vec::new();
@@ -84,12 +84,12 @@ fn want(pod: &Pod, annotation: &str, value: Option<&String>, wanted: &mut Map<St
     }
 }
 
-fn runs_another(look: &Look, pod: &Pod, hash: &str) -> bool {
+fn runs_another(look: &ClusterView, pod: &Pod, hash: &str) -> bool {
     let report = look.reported.as_ref().and_then(|reported| reported.relays.get(&pod.name_any())?.as_ref().ok());
     report.is_some_and(|report| report.config_hash.as_deref() != Some(hash) && report.config_error.is_none())
 }
 
-fn is_nudge_due(look: &Look, hash: &str, memory: &mut Memory) -> bool {
+fn is_nudge_due(look: &ClusterView, hash: &str, memory: &mut ProviderMemory) -> bool {
     if !look.relay_pods.iter().any(|pod| runs_another(look, pod, hash)) {
         memory.unconfirmed_since = None;
         return false;
@@ -103,7 +103,7 @@ fn is_nudge_due(look: &Look, hash: &str, memory: &mut Memory) -> bool {
 }
 
 /// Patches for workers created before the secret got its value; younger ones have mounted the new value.
-fn worker_patches(caches: &Caches, namespace: &str, look: &Look, secret: &WorkerSecret) -> Vec<PodPatch> {
+fn worker_patches(caches: &Caches, namespace: &str, look: &ClusterView, secret: &WorkerSecret) -> Vec<PodPatch> {
     let Some(version) = &secret.version else { return Vec::new() };
     let pools: Vec<String> = look.pools.iter().map(|pool| pool.name_any()).collect();
     if pools.is_empty() {

@@ -2,7 +2,7 @@
 
 /// A reason and its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reason {
+pub struct ReasonHelp {
     /// The name in conditions.
     pub name: &'static str,
     /// The meaning, and what to do.
@@ -14,7 +14,7 @@ macro_rules! reasons {
         $($(#[doc = $doc])+ pub const $constant: &str = $name;)+
 
         /// All reasons, for the manual.
-        pub const ALL: &[Reason] = &[$(Reason { name: $name, meaning: concat!($($doc),+) }),+];
+        pub const ALL: &[ReasonHelp] = &[$(ReasonHelp { name: $name, meaning: concat!($($doc),+) }),+];
     };
 }
 

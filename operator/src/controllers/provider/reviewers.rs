@@ -22,7 +22,7 @@ const ATTEMPTS: usize = 4;
 
 /// The reason that relays cannot review tokens.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum ReviewerError {
     /// The chart gave the operator no binding.
     #[error(
         "spec.workerServiceAccounts: this operator cannot let relays review tokens, so no worker comes in by one: install the \
@@ -50,11 +50,11 @@ pub(super) async fn bind(
     binding: Option<&str>,
     namespace: &str,
     relays: &BTreeSet<String>,
-) -> Result<(), Error> {
+) -> Result<(), ReviewerError> {
     let Some(name) = binding.filter(|name| !name.is_empty()) else {
-        return if relays.is_empty() { Ok(()) } else { Err(Error::NoBinding) };
+        return if relays.is_empty() { Ok(()) } else { Err(ReviewerError::NoBinding) };
     };
-    let fail = |error| Error::Binding(ApplyError::api(format!("ClusterRoleBinding {name}"), error));
+    let fail = |error| ReviewerError::Binding(ApplyError::api(format!("ClusterRoleBinding {name}"), error));
     let api: Api<ClusterRoleBinding> = Api::all(client.clone());
     for attempt in 1.. {
         let live = api.get(name).await.map_err(fail)?;

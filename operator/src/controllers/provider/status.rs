@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::look::{Look, has_just_started, is_ready};
-use super::outcome::{Failure, Outcome};
+use super::cluster_view::{ClusterView, has_just_started, is_ready};
+use super::outcome::{ProviderFailure, ProviderOutcome};
 use super::reasons;
 use crate::crd::{Provider, ProviderStatus};
 use crate::plural::one_or;
@@ -25,14 +25,14 @@ const SHOWN_MODELS: usize = 32;
 const MAX_MODEL_CHARS: usize = 256;
 
 /// The inputs of the status.
-pub(super) struct Facts<'a> {
+pub(super) struct ProviderFacts<'a> {
     pub(super) provider: &'a Provider,
-    pub(super) look: &'a Look,
-    pub(super) outcome: &'a Outcome,
+    pub(super) look: &'a ClusterView,
+    pub(super) outcome: &'a ProviderOutcome,
 }
 
 /// Returns the status; `before` is the current one.
-pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
+pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
     let generation = facts.outcome.generation;
     let wanted = [facts.ready(now.0), facts.programmed(), facts.reconciling(), facts.stalled()];
     let numbers = Numbers::of(facts.look);
@@ -91,7 +91,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(look: &Look) -> Self {
+    fn of(look: &ClusterView) -> Self {
         let none = RelaySnapshot::default();
         let reported = look.reported.as_deref().unwrap_or(&none);
         let served = || reported.models.iter().filter(|(_, model)| model.workers > 0).map(|(name, _)| name);
@@ -108,7 +108,7 @@ impl Numbers {
     }
 }
 
-impl Facts<'_> {
+impl ProviderFacts<'_> {
     fn ready(&self, now: Timestamp) -> Wanted {
         let spec = &self.provider.spec;
         let no = |reason, message: String| Wanted::new(READY, false, reason, message);
@@ -137,12 +137,12 @@ impl Facts<'_> {
 
     /// Returns the failure, if it affects readiness. A passing error of the API server does not, because the relays
     /// keep running, unless they have never served.
-    fn failure_that_matters(&self) -> Option<&Failure> {
+    fn failure_that_matters(&self) -> Option<&ProviderFailure> {
         let failure = self.outcome.failure.as_ref()?;
         (failure.stalls() || failure.is_awaited() || !self.outcome.may_serve).then_some(failure)
     }
 
-    fn with_consequence(&self, failure: &Failure) -> String {
+    fn with_consequence(&self, failure: &ProviderFailure) -> String {
         if self.ready_relays() == 0 {
             return failure.message.clone();
         }

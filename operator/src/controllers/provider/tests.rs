@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::cache::{Changes, Now, Requests, Triggers};
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::relays::state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 use crate::settings::defaults::{Defaults, RelayDefaults};
 
@@ -27,7 +27,7 @@ const SECRETS: &str = "/api/v1/namespaces/llm/secrets";
 
 struct World {
     api: FakeApi,
-    shared: Arc<Shared>,
+    shared: Arc<ProviderContext>,
     pods: Writer<Pod>,
     // The receivers of the triggers, without which nothing can be requested.
     _requests: Requests,
@@ -46,7 +46,7 @@ impl World {
         let api = FakeApi::default();
         let relay = RelayDefaults { image: "r:1".into(), token_review_binding, ..RelayDefaults::default() };
         let defaults = Defaults { relay, ..Defaults::default() };
-        let ctx = Context::new(api.client(), defaults, Place::in_namespace("mr-system"), "test".into());
+        let ctx = Context::new(api.client(), defaults, OperatorLocation::in_namespace("mr-system"), "test".into());
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
         let caches = Caches {
@@ -58,12 +58,12 @@ impl World {
             daemon_sets: reflector::store().0,
             triggers,
         };
-        let shared = Arc::new(Shared { ctx, caches, ledger: Mutex::default() });
+        let shared = Arc::new(ProviderContext { ctx, caches, ledger: Mutex::default() });
         Self { api, shared, pods, _requests: requests }
     }
 
     /// Runs a pass after a change in the cluster.
-    async fn changed(&self, provider: &Provider) -> Result<Action, Error> {
+    async fn changed(&self, provider: &Provider) -> Result<Action, ProviderError> {
         self.shared.caches.triggers.provider("llm", "local");
         self.pass(provider).await
     }
@@ -80,7 +80,7 @@ impl World {
         self.shared.caches.triggers.object(&object, now);
     }
 
-    async fn pass(&self, provider: &Provider) -> Result<Action, Error> {
+    async fn pass(&self, provider: &Provider) -> Result<Action, ProviderError> {
         reconcile(Arc::new(provider.clone()), self.shared.clone()).await
     }
 
@@ -130,7 +130,7 @@ impl World {
 
     /// Makes the next attempt due.
     fn retry_is_due(&self) {
-        self.shared.ledger().memories.values_mut().for_each(Memory::reset_retries);
+        self.shared.ledger().memories.values_mut().for_each(ProviderMemory::reset_retries);
     }
 
     fn expected_hash(&self) -> String {

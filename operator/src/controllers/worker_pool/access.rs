@@ -16,7 +16,7 @@ use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{ReconcileError, Shared, bring, claims};
+use super::{PoolContext, ReconcileError, claims, objects};
 use crate::cluster::apply::{self, ApplyError};
 use crate::crd::{Multiplexer, WorkerPool};
 use crate::manifests::{Manifest, sidecar, worker_access};
@@ -25,7 +25,7 @@ use crate::resources::names;
 /// Creates the worker's rights while `runs`, and removes them otherwise.
 pub(super) async fn bring(
     pool: &WorkerPool,
-    shared: &Shared,
+    shared: &PoolContext,
     pods: &[Arc<Pod>],
     runs: bool,
 ) -> Result<(), ReconcileError> {
@@ -48,7 +48,7 @@ pub(super) async fn bring(
 }
 
 /// Revokes a pool's rights on Deployments that it may not scale.
-pub(super) async fn withhold(pool: &WorkerPool, shared: &Shared) -> Result<(), ReconcileError> {
+pub(super) async fn withhold(pool: &WorkerPool, shared: &PoolContext) -> Result<(), ReconcileError> {
     let granted = granted(pool, shared).await?;
     let is_left = |deployment: &&String| claims::objection(&shared.caches, pool, deployment).is_none();
     let left: BTreeSet<String> = granted.iter().filter(is_left).cloned().collect();
@@ -59,29 +59,32 @@ pub(super) async fn withhold(pool: &WorkerPool, shared: &Shared) -> Result<(), R
     }
 }
 
-async fn grant(pool: &WorkerPool, shared: &Shared, deployments: &BTreeSet<String>) -> Result<(), ReconcileError> {
+async fn grant(pool: &WorkerPool, shared: &PoolContext, deployments: &BTreeSet<String>) -> Result<(), ReconcileError> {
     for manifest in worker_access::objects(pool, deployments) {
-        bring::unread(shared, pool, &manifest).await?;
+        objects::unread(shared, pool, &manifest).await?;
     }
     Ok(())
 }
 
 /// Deletes Role and RoleBinding. Without them the account, which is deleted with the pool, has no rights.
-async fn withdraw(pool: &WorkerPool, shared: &Shared) -> Result<(), ReconcileError> {
+async fn withdraw(pool: &WorkerPool, shared: &PoolContext) -> Result<(), ReconcileError> {
     let [_, role, binding] = worker_access::objects(pool, &BTreeSet::new());
-    bring::gone(shared, pool, &binding).await?;
-    Ok(bring::gone(shared, pool, &role).await?)
+    objects::gone(shared, pool, &binding).await?;
+    Ok(objects::gone(shared, pool, &role).await?)
 }
 
 /// Returns the Deployments that the pool's Role names.
-async fn granted(pool: &WorkerPool, shared: &Shared) -> Result<BTreeSet<String>, ReconcileError> {
+async fn granted(pool: &WorkerPool, shared: &PoolContext) -> Result<BTreeSet<String>, ReconcileError> {
     let [_, role, _] = worker_access::objects(pool, &BTreeSet::new());
     if shared.memory.with(pool, |entry| entry.absent.contains(&role.display())) {
         return Ok(BTreeSet::new());
     }
     let api: Api<DynamicObject> = Api::namespaced_with(shared.ctx.client.clone(), &role.namespace, &role.resource);
     let live = api.get_opt(&role.name).await.map_err(|error| ApplyError::api(role.display(), error))?;
-    Ok(live.filter(|live| bring::owner(pool).owns(&live.metadata)).map(|live| named(&live, &role)).unwrap_or_default())
+    Ok(live
+        .filter(|live| objects::owner(pool).owns(&live.metadata))
+        .map(|live| named(&live, &role))
+        .unwrap_or_default())
 }
 
 fn named(live: &DynamicObject, role: &Manifest) -> BTreeSet<String> {
@@ -105,7 +108,7 @@ fn is_used(pool: &WorkerPool, pods: &[Arc<Pod>], runs: bool) -> bool {
 /// Scales a Deployment to 0 that no pool names any more.
 async fn release(
     pool: &WorkerPool,
-    shared: &Shared,
+    shared: &PoolContext,
     deployment: &str,
     named: &BTreeSet<String>,
 ) -> Result<(), ReconcileError> {
@@ -127,7 +130,7 @@ async fn release(
         Ok(_) => (EventType::Normal, "DeploymentReleased", format!("Deployment {deployment} is scaled to 0: {why}")),
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
         Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
-            let said = apply::shown(&error);
+            let said = apply::display_kube_error(&error);
             let note = format!("Deployment {deployment} may still hold its GPU: scale it to 0, because {why} ({said})");
             (EventType::Warning, "DeploymentNotReleased", note)
         }

@@ -26,7 +26,7 @@ const DEPLOYMENTS: u32 = 500;
 
 /// The reason that an object cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum FetchError {
+pub enum PoolFetchError {
     /// A required object could not be read.
     #[error("{object}: {source}")]
     Object {
@@ -37,7 +37,7 @@ pub enum FetchError {
     },
 }
 
-impl FetchError {
+impl PoolFetchError {
     /// True if the API server denies access.
     pub fn is_forbidden(&self) -> bool {
         let Self::Object { source, .. } = self;
@@ -51,7 +51,7 @@ pub async fn workload(
     client: &Client,
     pool: &WorkerPool,
     workload: Workload,
-) -> Result<Option<DynamicObject>, FetchError> {
+) -> Result<Option<DynamicObject>, PoolFetchError> {
     let name = workload.name(&pool.name_any());
     let resource = workload.resource();
     let api: Api<DynamicObject> =
@@ -59,17 +59,17 @@ pub async fn workload(
     read(&api, &resource.kind, &name).await
 }
 
-async fn read<K>(api: &Api<K>, kind: &str, name: &str) -> Result<Option<K>, FetchError>
+async fn read<K>(api: &Api<K>, kind: &str, name: &str) -> Result<Option<K>, PoolFetchError>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let fail = |source| FetchError::Object { object: format!("{kind} {name}"), source: Box::new(source) };
+    let fail = |source| PoolFetchError::Object { object: format!("{kind} {name}"), source: Box::new(source) };
     api.get_opt(name).await.map_err(fail)
 }
 
 /// Returns the transport between the pool's workers and their relays. While the Provider does not exist, or no relay
 /// can serve with its Secret, relays and workers keep their transport.
-pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<Speech, FetchError> {
+pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<Speech, PoolFetchError> {
     let namespace = pool.namespace().unwrap_or_default();
     let provider = caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&namespace));
     if let Some(provider) = provider {

@@ -8,15 +8,13 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::ResourceExt;
 
-use super::residency::Told;
+use super::residency::PublishedEvents;
 use super::rivals::Rivals;
 use super::scaling::History;
 use super::writers::Writers;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::WorkerPoolStatus;
-
-/// Namespace and name.
-pub type Key = (String, String);
+use crate::resources::names::ObjectKey;
 
 /// The shortest and the longest time between two attempts at what failed.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
@@ -24,14 +22,14 @@ const LONGEST_DELAY: Duration = Duration::from_secs(300);
 
 /// The memory of all pools. Not `Debug`, because it contains drain tokens.
 #[derive(Default)]
-pub struct Memory {
+pub struct PoolMemories {
     // Locked for one access, never across an await.
-    pools: Mutex<HashMap<Key, Entry>>,
+    pools: Mutex<HashMap<ObjectKey, PoolMemory>>,
 }
 
 /// The memory of one pool.
 #[derive(Default)]
-pub struct Entry {
+pub struct PoolMemory {
     uid: String,
     /// Drain token for a workload that does not exist yet: the same at each attempt, so that a rejected template is
     /// recognized.
@@ -51,7 +49,7 @@ pub struct Entry {
     /// True if an Event about waiting Pods was published.
     pub told_waiting: bool,
     /// The Events that were published about its slots.
-    pub told_slots: Told,
+    pub told_slots: PublishedEvents,
     /// Fingerprint of the last observed state of relays and Provider.
     pub seen: Option<u64>,
     reconciling: Delays,
@@ -104,22 +102,22 @@ impl Delays {
     }
 }
 
-impl Memory {
+impl PoolMemories {
     /// Accesses the memory of a pool; another pool of the same name starts with an empty one.
-    pub fn with<R>(&self, pool: &WorkerPool, access: impl FnOnce(&mut Entry) -> R) -> R {
+    pub fn with<R>(&self, pool: &WorkerPool, access: impl FnOnce(&mut PoolMemory) -> R) -> R {
         let uid = pool.uid().unwrap_or_default();
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = pools.entry(key(pool)).or_default();
         if entry.uid != uid {
-            *entry = Entry { uid, ..Entry::default() };
+            *entry = PoolMemory { uid, ..PoolMemory::default() };
         }
         access(entry)
     }
 
     /// Removes all pools for which `there` is false, and returns their keys.
-    pub fn retain(&self, there: impl Fn(&Key) -> bool) -> Vec<Key> {
+    pub fn retain(&self, there: impl Fn(&ObjectKey) -> bool) -> Vec<ObjectKey> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<Key> = pools.keys().filter(|key| !there(key)).cloned().collect();
+        let gone: Vec<ObjectKey> = pools.keys().filter(|key| !there(key)).cloned().collect();
         for key in &gone {
             pools.remove(key);
         }
@@ -127,7 +125,7 @@ impl Memory {
     }
 }
 
-impl Entry {
+impl PoolMemory {
     /// Returns the delay after another failed reconciliation.
     pub fn reconciliation_failed(&mut self) -> Duration {
         self.reconciling.next()
@@ -151,7 +149,7 @@ impl Entry {
 }
 
 /// Returns the key of a pool.
-pub fn key(pool: &WorkerPool) -> Key {
+pub fn key(pool: &WorkerPool) -> ObjectKey {
     (pool.namespace().unwrap_or_default(), pool.name_any())
 }
 
@@ -164,20 +162,20 @@ mod tests {
 
     #[test]
     fn delays_grow_and_reset_after_success() {
-        let (memory, pool) = (Memory::default(), testing::pool(&json!({"provider": "local"})));
+        let (memory, pool) = (PoolMemories::default(), testing::pool(&json!({"provider": "local"})));
         let delays: Vec<u64> =
-            (0..12).map(|_| memory.with(&pool, Entry::reconciliation_failed).as_millis() as u64).collect();
+            (0..12).map(|_| memory.with(&pool, PoolMemory::reconciliation_failed).as_millis() as u64).collect();
         // Jitter at most doubles a delay.
         assert!((1_000..2_000).contains(&delays[0]), "{delays:?}");
         assert!((8_000..16_000).contains(&delays[3]), "{delays:?}");
         assert!(delays[11] >= 300_000, "{delays:?}");
-        memory.with(&pool, Entry::reconciled);
-        assert!(memory.with(&pool, Entry::reconciliation_failed) < Duration::from_secs(2));
+        memory.with(&pool, PoolMemory::reconciled);
+        assert!(memory.with(&pool, PoolMemory::reconciliation_failed) < Duration::from_secs(2));
     }
 
     #[test]
     fn recreated_pool_inherits_no_memory() {
-        let (memory, mut pool) = (Memory::default(), testing::pool(&json!({"provider": "local"})));
+        let (memory, mut pool) = (PoolMemories::default(), testing::pool(&json!({"provider": "local"})));
         memory.with(&pool, |entry| entry.seen = Some(1));
         assert_eq!(memory.with(&pool, |entry| entry.seen), Some(1));
         pool.metadata.uid = Some("another".into());

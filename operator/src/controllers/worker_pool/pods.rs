@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
-use super::census::Gated;
+use super::pod_counts::Gated;
 use crate::crd::WorkerPool;
 use crate::relays::state::RelaySnapshot;
 use crate::resources::names;

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use crate::crd::WorkerPool;
 use crate::manifests::backend;
-use crate::manifests::sidecar::{self, Inputs, Note, Refusal};
+use crate::manifests::sidecar::{self, Note, Refusal, SidecarInputs};
 use crate::resources::names;
 use crate::settings::defaults::WorkerDefaults;
 use crate::spec::workload::Workload;
@@ -74,7 +74,7 @@ pub fn render(
     spare_token: &str,
 ) -> Result<Rendered, Refusal> {
     let drain_token = sidecar::drain_token_of(&live.template).unwrap_or(spare_token);
-    let fresh = backend::template(workload, &Inputs { pool, defaults, drain_token });
+    let fresh = backend::template(workload, &SidecarInputs { pool, defaults, drain_token });
     let given = backend::given(pool);
     if let Some((template, added)) = kept(pool, &given, live) {
         // A template that this version would reject still runs.

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::EventType;
 
-use super::Shared;
+use super::PoolContext;
 use crate::cluster::apply;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::WorkerPoolStatus;
@@ -18,7 +18,7 @@ use crate::spec::worker_pool::reasons::Reason;
 const NUMBERS_EVERY: Duration = Duration::from_secs(10);
 
 /// Returns the current status, even if the cache does not show a recent write yet.
-pub fn previous(shared: &Shared, pool: &WorkerPool) -> WorkerPoolStatus {
+pub fn previous(shared: &PoolContext, pool: &WorkerPool) -> WorkerPoolStatus {
     let recent = shared.memory.with(pool, |entry| {
         let (at, status) = entry.written.as_ref()?;
         (at.elapsed() < NUMBERS_EVERY).then(|| status.clone())
@@ -28,7 +28,7 @@ pub fn previous(shared: &Shared, pool: &WorkerPool) -> WorkerPoolStatus {
 
 /// Writes the status if it is due; otherwise returns the time until it is.
 pub async fn write(
-    shared: &Shared,
+    shared: &PoolContext,
     pool: &WorkerPool,
     previous: &WorkerPoolStatus,
     status: WorkerPoolStatus,

@@ -39,12 +39,12 @@ const SLOT_QUARANTINED: &str = "SlotQuarantined";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
     /// The slots of workers that are not draining.
-    pub slots: Vec<Held>,
+    pub slots: Vec<SlotResidency>,
 }
 
 /// The state of one slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SlotResidency {
     /// Its worker: the name of the Pod.
     pub worker: String,
     /// Its name.
@@ -72,7 +72,7 @@ pub(super) struct Summary {
 
 /// The published Events, with their times.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct PublishedEvents {
     at: HashMap<Subject, Instant>,
 }
 
@@ -92,7 +92,7 @@ impl Residency {
         }
         let mut slots = Vec::new();
         for worker in snapshot.workers_of(pool).filter(|worker| !worker.draining) {
-            slots.extend(worker.slots.iter().map(|slot| Held {
+            slots.extend(worker.slots.iter().map(|slot| SlotResidency {
                 worker: worker.name.clone(),
                 slot: slot.id.clone(),
                 state: slot.state,
@@ -108,7 +108,7 @@ impl Residency {
     }
 
     /// Returns the quarantined slots.
-    pub fn quarantined(&self) -> impl Iterator<Item = &Held> {
+    pub fn quarantined(&self) -> impl Iterator<Item = &SlotResidency> {
         self.slots.iter().filter(|slot| slot.state == SlotState::Quarantined)
     }
 
@@ -144,7 +144,7 @@ pub(super) fn fingerprint(pool: &str, snapshot: Option<&RelaySnapshot>) -> u64 {
     hasher.finish()
 }
 
-impl Held {
+impl SlotResidency {
     fn listed(&self, previous: &WorkerPoolStatus) -> SlotStatus {
         let mut listed = SlotStatus {
             worker: self.worker.clone(),
@@ -185,7 +185,7 @@ fn is_same(one: &SlotFailure, other: &SlotFailure) -> bool {
     (&one.model, &one.code) == (&other.model, &other.code)
 }
 
-impl Told {
+impl PublishedEvents {
     /// Returns the Events to publish now, each with its reason and note. `clock` is the current time on the clock of
     /// the failures' times.
     pub fn news(&mut self, residency: &Residency, now: Instant, clock: Timestamp) -> Vec<(&'static str, String)> {
@@ -230,8 +230,8 @@ impl Told {
     }
 }
 
-fn failed(residency: &Residency, held: &Held, failure: &SlotFailure, age: Option<Duration>) -> String {
-    let same = |other: &&Held| other.slot == held.slot && other.failed().any(|(one, _)| is_same(one, failure));
+fn failed(residency: &Residency, held: &SlotResidency, failure: &SlotFailure, age: Option<Duration>) -> String {
+    let same = |other: &&SlotResidency| other.slot == held.slot && other.failed().any(|(one, _)| is_same(one, failure));
     let others = residency.slots.iter().filter(same).count() - 1;
     let more = if others > 0 { format!(" and {others} more") } else { String::new() };
     let minutes = age.map_or(0, |age| age.as_secs() / 60);

@@ -34,7 +34,7 @@ pub struct Load {
 
 /// The inputs of one decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inputs {
+pub struct ScalingInputs {
     /// The number of Pods that is requested now.
     pub current: i32,
     /// `None` if no relay has reported yet.
@@ -45,7 +45,7 @@ pub struct Inputs {
 
 /// The number of Pods, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct ScalingDecision {
     /// The number of Pods to request.
     pub replicas: i32,
     /// The reason for that number.
@@ -84,7 +84,7 @@ pub struct History {
 
 impl History {
     /// Decides, and records the current need.
-    pub fn decide(&mut self, now: Instant, config: &ScalingConfig, inputs: &Inputs) -> Decision {
+    pub fn decide(&mut self, now: Instant, config: &ScalingConfig, inputs: &ScalingInputs) -> ScalingDecision {
         let bounded = inputs.current.clamp(config.min, config.max);
         let Some(load) = inputs.load else {
             self.note(now, bounded);
@@ -97,7 +97,7 @@ impl History {
         self.expire(now, config.delay);
 
         if needed > bounded {
-            return Decision { replicas: needed, why: Why::Load, next_look: None };
+            return ScalingDecision { replicas: needed, why: Why::Load, next_look: None };
         }
         let enough = self.needs.front().map_or(needed, |(_, need)| *need);
         let watched = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
@@ -105,7 +105,7 @@ impl History {
             return hold(inputs, bounded, Why::Delay, Some(config.delay - watched));
         }
         if enough < bounded {
-            return Decision { replicas: enough, why: Why::Idle, next_look: None };
+            return ScalingDecision { replicas: enough, why: Why::Idle, next_look: None };
         }
         let why = match (load.complete, sleepless, needed < bounded) {
             (false, _, _) => Why::Unknown,
@@ -156,9 +156,9 @@ fn needed(config: &ScalingConfig, load: &Load) -> i32 {
     i32::try_from(pods.max(awake)).unwrap_or(i32::MAX).clamp(config.min, config.max)
 }
 
-fn hold(inputs: &Inputs, bounded: i32, why: Why, next_look: Option<Duration>) -> Decision {
+fn hold(inputs: &ScalingInputs, bounded: i32, why: Why, next_look: Option<Duration>) -> ScalingDecision {
     let why = if bounded == inputs.current { why } else { Why::Bounds };
-    Decision { replicas: bounded, why, next_look }
+    ScalingDecision { replicas: bounded, why, next_look }
 }
 
 #[cfg(test)]

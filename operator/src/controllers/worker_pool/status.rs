@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::census::{Census, LOADED};
+use super::pod_counts::{LOADED, PodCounts};
 use super::residency::Residency;
 use super::rivals::Dispute;
 use super::rollout::Rollout;
-use super::writers::Standing;
+use super::writers::ReplicaOwner;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
 use crate::plural;
@@ -29,7 +29,7 @@ const NAMED: usize = 3;
 
 /// The inputs of the status.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
+pub struct PoolFacts<'a> {
     /// The pool.
     pub pool: &'a WorkerPool,
     /// Its current status.
@@ -39,7 +39,7 @@ pub struct Facts<'a> {
     /// Its Provider.
     pub provider: ProviderState,
     /// Its Pods.
-    pub census: &'a Census,
+    pub census: &'a PodCounts,
     /// The reason that another owner's Deployment cannot create its Pods.
     pub not_created: Option<String>,
     /// Its workers.
@@ -51,7 +51,7 @@ pub struct Facts<'a> {
     /// True if a request could wake it from zero.
     pub wakeable: bool,
     /// The writers of its number of replicas.
-    pub standing: Standing,
+    pub standing: ReplicaOwner,
     /// The conflict over the Deployment's number of replicas.
     pub dispute: Option<Dispute>,
     /// The number of Pods whose worker differs from the one that would be rendered now.
@@ -116,7 +116,7 @@ impl Workers {
 }
 
 /// Returns the complete status.
-pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
+pub fn status(facts: &PoolFacts<'_>, now: &Time) -> WorkerPoolStatus {
     let previous = facts.previous;
     let (models, model_count) = models(facts);
     let connected = match &facts.workers {
@@ -146,7 +146,7 @@ pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
 
 /// Returns the models that the workers advertise; while none does, the last advertised ones, because a request for them
 /// may wake the pool.
-fn models(facts: &Facts<'_>) -> (Vec<String>, Option<i32>) {
+fn models(facts: &PoolFacts<'_>) -> (Vec<String>, Option<i32>) {
     match &facts.workers {
         Workers::Known { models, .. } if !models.is_empty() => {
             (models.iter().take(LISTED).cloned().collect(), i32::try_from(models.len()).ok())
@@ -174,7 +174,7 @@ impl Verdict {
     }
 }
 
-fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
+fn wanted(facts: &PoolFacts<'_>) -> [Wanted; 3] {
     if let Some((reason, message)) = &facts.stall {
         return [
             Verdict::new(false, *reason, message).wanted(READY),
@@ -199,7 +199,7 @@ fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
 }
 
 /// Returns the Stalled condition for other writers of the number of replicas: true if the operator yields to them.
-fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
+fn conflict(facts: &PoolFacts<'_>) -> Option<Verdict> {
     let of = |stalls: bool, message: String| Some(Verdict::new(stalls, Reason::ScalingConflict, message));
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
@@ -224,14 +224,14 @@ fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
         }
     });
     by_dispute.or_else(|| match facts.standing {
-        Standing::Alone => None,
-        Standing::Shared => of(
+        ReplicaOwner::Alone => None,
+        ReplicaOwner::Shared => of(
             false,
             "somebody else wrote spec.replicas, which spec.scaling decides; that number is not lowered for one \
              scaleDownDelay"
                 .to_owned(),
         ),
-        Standing::Yielding => of(
+        ReplicaOwner::Yielding => of(
             true,
             "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: remove one of the two"
                 .to_owned(),
@@ -239,7 +239,7 @@ fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
     })
 }
 
-fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {
+fn asleep_for_ever(facts: &PoolFacts<'_>) -> [Wanted; 3] {
     const MESSAGE: &str = "the pool is at zero and has never advertised a model that a request could wake it for: list \
         them in spec.models, or set spec.replicas to 1 once";
     let rolling = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
@@ -250,7 +250,7 @@ fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {
     ]
 }
 
-fn ready(facts: &Facts<'_>) -> Verdict {
+fn ready(facts: &PoolFacts<'_>) -> Verdict {
     let provider = &facts.pool.spec.provider;
     match facts.provider {
         ProviderState::Missing => {
@@ -289,7 +289,7 @@ fn ready(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Returns the verdict for a pool whose workers accept requests.
-fn serving_verdict(facts: &Facts<'_>, serving: i32) -> Verdict {
+fn serving_verdict(facts: &PoolFacts<'_>, serving: i32) -> Verdict {
     match not_injected(facts) {
         Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
         None => {
@@ -306,7 +306,7 @@ enum Quarantine {
     Part(String),
 }
 
-fn quarantined(facts: &Facts<'_>, serving: i32) -> Option<Quarantine> {
+fn quarantined(facts: &PoolFacts<'_>, serving: i32) -> Option<Quarantine> {
     let residency = facts.residency.as_ref()?;
     let first = residency.quarantined().next()?;
     let (number, all) = (residency.quarantined().count(), residency.slots.len());
@@ -321,7 +321,7 @@ fn quarantined(facts: &Facts<'_>, serving: i32) -> Option<Quarantine> {
 }
 
 /// Returns the verdict for a pool without a serving worker. `idle` workers are connected and have nothing to serve.
-fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
+fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> Verdict {
     let census = facts.census;
     if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
         && census.pods == 0
@@ -367,7 +367,7 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     Verdict::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
 }
 
-fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
+fn reconciling(facts: &PoolFacts<'_>, ready: &Verdict) -> Verdict {
     if matches!(ready.reason, Reason::ProviderNotFound | Reason::WaitingForWorkers) {
         return Verdict::new(true, ready.reason, ready.message.clone());
     }
@@ -378,11 +378,11 @@ fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
 }
 
 /// True if no Pod is requested, and the number is configurable.
-fn at_zero(facts: &Facts<'_>) -> bool {
+fn at_zero(facts: &PoolFacts<'_>) -> bool {
     facts.rollout.as_ref().is_some_and(|rollout| rollout.scaled && rollout.desired == 0)
 }
 
-fn not_injected(facts: &Facts<'_>) -> Option<String> {
+fn not_injected(facts: &PoolFacts<'_>) -> Option<String> {
     let missing = &facts.census.not_injected;
     let first = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
@@ -393,7 +393,7 @@ fn not_injected(facts: &Facts<'_>) -> Option<String> {
 }
 
 /// Returns the previous verdict, which stands while nothing new is known.
-fn as_before(facts: &Facts<'_>) -> Option<Verdict> {
+fn as_before(facts: &PoolFacts<'_>) -> Option<Verdict> {
     let before: &Condition = facts.previous.conditions.iter().find(|condition| condition.type_ == READY)?;
     let reason = *Reason::ALL.iter().find(|reason| reason.as_str() == before.reason)?;
     // A pool that was at zero, or waited for something that now exists, must be evaluated again.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::cache::Triggers;
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::crd::Provider;
 use crate::manifests::testing;
 use crate::relays::state::{RelayReport, RelaySnapshot, WorkerReport};
@@ -119,7 +119,7 @@ fn failure(code: u16, message: &str) -> Value {
 /// A pool, the controller and the server.
 pub(super) struct Scene {
     server: Arc<Mutex<Server>>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PoolContext>,
     providers: reflector::store::Writer<Provider>,
     pods: reflector::store::Writer<Pod>,
     pools: reflector::store::Writer<WorkerPool>,
@@ -140,8 +140,12 @@ impl Scene {
         let (service, handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         tokio::spawn(serve(handle, server.clone()));
         let defaults = Defaults { worker: testing::defaults(), ..Defaults::default() };
-        let ctx =
-            Context::new(Client::new(service, "default"), defaults, Place::in_namespace("system"), "operator-0".into());
+        let ctx = Context::new(
+            Client::new(service, "default"),
+            defaults,
+            OperatorLocation::in_namespace("system"),
+            "operator-0".into(),
+        );
         let (providers, mut providers_writer) = reflector::store();
         let (pools, pools_writer) = reflector::store();
         let (relay_pods, relay_pods_writer) = reflector::store();
@@ -153,7 +157,7 @@ impl Scene {
         let caches = Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, triggers };
         Self {
             server,
-            shared: Arc::new(Shared { ctx, caches, memory: Memory::default() }),
+            shared: Arc::new(PoolContext { ctx, caches, memory: PoolMemories::default() }),
             providers: providers_writer,
             pods: pool_pods_writer,
             pools: pools_writer,
@@ -427,9 +431,13 @@ async fn other_operator_release_sends_same_template() {
         worker: WorkerDefaults { image: "worker:next".into(), ..WorkerDefaults::default() },
         ..Defaults::default()
     };
-    let ctx =
-        Context::new(scene.shared.ctx.client.clone(), defaults, Place::in_namespace("system"), "operator-1".into());
-    let next = Arc::new(Shared { ctx, caches: scene.shared.caches.clone(), memory: Memory::default() });
+    let ctx = Context::new(
+        scene.shared.ctx.client.clone(),
+        defaults,
+        OperatorLocation::in_namespace("system"),
+        "operator-1".into(),
+    );
+    let next = Arc::new(PoolContext { ctx, caches: scene.shared.caches.clone(), memory: PoolMemories::default() });
     reconcile(scene.pool(), next).await.unwrap();
     assert_eq!(scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"], template);
 }

@@ -10,17 +10,17 @@ use futures_util::{StreamExt, stream};
 use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt};
 
-use super::memory::{Key, key};
-use super::scaling::share::{self, Place, Sharer};
-use super::scaling::{Decision, Inputs, Load, Why};
+use super::memory::key;
+use super::scaling::share::{self, ModelCapacity, Sharer};
+use super::scaling::{Load, ScalingDecision, ScalingInputs, Why};
 use super::status::Workers;
-use super::writers::{Seen, Standing};
-use super::{Shared, fetch, replicas, residency};
+use super::writers::{ReplicaObservation, ReplicaOwner};
+use super::{PoolContext, fetch, replicas, residency};
 use crate::crd::WorkerPool;
 use crate::plural::one_or;
 use crate::relays::state::{RelaySnapshot, WorkerReport};
 use crate::resources::conditions::{self, READY};
-use crate::resources::names;
+use crate::resources::names::{self, ObjectKey};
 use crate::spec::worker_pool::reasons::Reason;
 use crate::spec::worker_pool::{ScalingConfig, validate, wakeable_models};
 
@@ -30,7 +30,7 @@ const CONCURRENCY: usize = 4;
 
 /// Ticks until it is dropped, and then removes its share of the metrics.
 pub struct Ticker {
-    shared: Arc<Shared>,
+    shared: Arc<PoolContext>,
     /// The last counts of pools that are not ready and ready.
     counted: [i64; 2],
 }
@@ -40,13 +40,13 @@ pub struct Ticker {
 struct Change {
     pool: Arc<WorkerPool>,
     from: i32,
-    decision: Decision,
+    decision: ScalingDecision,
     load: Option<Load>,
 }
 
 impl Ticker {
     /// Creates the ticker.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<PoolContext>) -> Self {
         Self { shared, counted: [0, 0] }
     }
 
@@ -84,7 +84,7 @@ impl Ticker {
     }
 
     fn forget(&self, pools: &[Arc<WorkerPool>]) {
-        let there: BTreeSet<Key> = pools.iter().map(|pool| key(pool)).collect();
+        let there: BTreeSet<ObjectKey> = pools.iter().map(|pool| key(pool)).collect();
         for (namespace, name) in self.shared.memory.retain(|key| there.contains(key)) {
             for state in ["desired", "ready", "connected"] {
                 let _ = self.shared.ctx.metrics.pool_replicas.remove_label_values(&[&*namespace, &*name, state]);
@@ -112,7 +112,7 @@ impl Drop for Ticker {
     }
 }
 
-fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapshot>) -> u64 {
+fn fingerprint(shared: &PoolContext, pool: &WorkerPool, snapshot: Option<&RelaySnapshot>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let provider = fetch::provider(&shared.caches, pool);
     format!("{provider:?}").hash(&mut hasher);
@@ -132,7 +132,7 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
 }
 
 /// Returns the scaling pools that need another number.
-fn plan(shared: &Shared, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change> {
+fn plan(shared: &PoolContext, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change> {
     let mut by_provider: HashMap<(String, &str), Vec<&Arc<WorkerPool>>> = HashMap::new();
     for pool in pools.iter().filter(|pool| pool.metadata.deletion_timestamp.is_none()) {
         by_provider.entry((pool.namespace().unwrap_or_default(), &pool.spec.provider)).or_default().push(pool);
@@ -181,7 +181,7 @@ fn sharer(snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
 }
 
 /// Returns the room that a scaling pool has at its greatest size.
-fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &ScalingConfig) -> Place {
+fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &ScalingConfig) -> ModelCapacity {
     let mut models: BTreeSet<String> = wakeable_models(pool).cloned().collect();
     let mut running = 0_u64;
     for worker in snapshot.workers_of(&pool.name_any()) {
@@ -191,12 +191,12 @@ fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &ScalingConfig) 
         }
     }
     let most = u64::try_from(config.max).unwrap_or_default().saturating_mul(u64::from(config.target));
-    Place { models, room: most.saturating_sub(running) }
+    ModelCapacity { models, room: most.saturating_sub(running) }
 }
 
 /// Returns the room that a worker has now.
-fn free(worker: &WorkerReport) -> Place {
-    Place { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
+fn free(worker: &WorkerReport) -> ModelCapacity {
+    ModelCapacity { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
 }
 
 /// True if a request could wake the pool from zero.
@@ -219,7 +219,7 @@ fn load(snapshot: &RelaySnapshot, pool: &str, shares: &BTreeMap<String, u64>) ->
 
 /// Decides on one scaling pool.
 fn look(
-    shared: &Shared,
+    shared: &PoolContext,
     pool: &Arc<WorkerPool>,
     config: &ScalingConfig,
     load: Option<Load>,
@@ -229,22 +229,22 @@ fn look(
     let current = pool.spec.replicas?;
     let noted = pool.annotations().get(names::SCALED_ANNOTATION).and_then(|number| number.parse().ok());
     let generation = pool.metadata.generation.unwrap_or_default();
-    let inputs = Inputs { current, load, wakeable: is_wakeable(pool) };
+    let inputs = ScalingInputs { current, load, wakeable: is_wakeable(pool) };
     let decision = shared.memory.with(pool, |entry| {
         match entry.writers.observe(now, generation, current, noted) {
-            Seen::Stale => return None,
-            Seen::Foreign => entry.history.begin_again(now),
-            Seen::Same => {}
+            ReplicaObservation::Stale => return None,
+            ReplicaObservation::Foreign => entry.history.begin_again(now),
+            ReplicaObservation::Same => {}
         }
         let decision = entry.history.decide(now, config, &inputs);
-        let may_write = entry.writers.standing(now, config.delay) != Standing::Yielding
+        let may_write = entry.writers.standing(now, config.delay) != ReplicaOwner::Yielding
             && entry.scale_after.is_none_or(|after| after <= now);
         may_write.then_some(decision)
     })?;
     (decision.replicas != current).then(|| Change { pool: pool.clone(), from: current, decision, load })
 }
 
-async fn carry_out(shared: &Shared, change: Change) {
+async fn carry_out(shared: &PoolContext, change: Change) {
     let Change { pool, from, decision, load } = change;
     let to = decision.replicas;
     match replicas::write(&shared.ctx.client, &pool, to).await {

@@ -21,7 +21,7 @@ pub struct Writers {
 
 /// The result of observing the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ReplicaObservation {
     /// The object is older than the operator's last write.
     Stale,
     /// There was no other write.
@@ -32,7 +32,7 @@ pub enum Seen {
 
 /// The owner of the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum ReplicaOwner {
     /// The operator.
     #[default]
     Alone,
@@ -46,17 +46,17 @@ impl Writers {
     /// Observes the pool. `noted` is the number that, according to the pool, the operator last wrote. It is part of the
     /// same write as the number, so if both are equal, the number is the operator's, even if the response to that write
     /// was lost or another leader wrote it.
-    pub fn observe(&mut self, now: Instant, generation: i64, replicas: i32, noted: Option<i32>) -> Seen {
+    pub fn observe(&mut self, now: Instant, generation: i64, replicas: i32, noted: Option<i32>) -> ReplicaObservation {
         if generation < self.wrote {
-            return Seen::Stale;
+            return ReplicaObservation::Stale;
         }
         let expected = self.known.or(noted);
         self.known = Some(replicas);
         if expected.is_none_or(|expected| expected == replicas) || noted == Some(replicas) {
-            return Seen::Same;
+            return ReplicaObservation::Same;
         }
         self.foreign = [Some(now), self.foreign[0]];
-        Seen::Foreign
+        ReplicaObservation::Foreign
     }
 
     /// Records the operator's own write, which gave the pool this generation.
@@ -66,12 +66,12 @@ impl Writers {
     }
 
     /// Returns who owns the number now.
-    pub fn standing(&self, now: Instant, delay: Duration) -> Standing {
+    pub fn standing(&self, now: Instant, delay: Duration) -> ReplicaOwner {
         let recent = self.foreign.iter().flatten().filter(|at| now.saturating_duration_since(**at) < delay).count();
         match recent {
-            0 => Standing::Alone,
-            1 => Standing::Shared,
-            _ => Standing::Yielding,
+            0 => ReplicaOwner::Alone,
+            1 => ReplicaOwner::Shared,
+            _ => ReplicaOwner::Yielding,
         }
     }
 }
@@ -85,20 +85,20 @@ mod tests {
     #[test]
     fn own_write_is_not_foreign() {
         let (mut writers, now) = (Writers::default(), Instant::now());
-        assert_eq!(writers.observe(now, 1, 2, None), Seen::Same);
+        assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Same);
         writers.wrote(2, 5);
-        assert_eq!(writers.observe(now, 1, 2, None), Seen::Stale);
-        assert_eq!(writers.observe(now, 2, 5, None), Seen::Same);
-        assert_eq!(writers.standing(now, DELAY), Standing::Alone);
+        assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Stale);
+        assert_eq!(writers.observe(now, 2, 5, None), ReplicaObservation::Same);
+        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
     fn single_foreign_write_is_respected_until_delay_ends() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.observe(now, 1, 2, None);
-        assert_eq!(writers.observe(now, 2, 6, None), Seen::Foreign);
-        assert_eq!(writers.standing(now, DELAY), Standing::Shared);
-        assert_eq!(writers.standing(now + DELAY, DELAY), Standing::Alone);
+        assert_eq!(writers.observe(now, 2, 6, None), ReplicaObservation::Foreign);
+        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Shared);
+        assert_eq!(writers.standing(now + DELAY, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
@@ -108,9 +108,9 @@ mod tests {
         writers.observe(now, 2, 4, None);
         writers.wrote(3, 8);
         let later = now + Duration::from_secs(15);
-        assert_eq!(writers.observe(later, 4, 4, None), Seen::Foreign);
-        assert_eq!(writers.standing(later, DELAY), Standing::Yielding);
-        assert_eq!(writers.standing(later + DELAY, DELAY), Standing::Alone);
+        assert_eq!(writers.observe(later, 4, 4, None), ReplicaObservation::Foreign);
+        assert_eq!(writers.standing(later, DELAY), ReplicaOwner::Yielding);
+        assert_eq!(writers.standing(later + DELAY, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
@@ -119,16 +119,16 @@ mod tests {
         writers.wrote(1, 2);
         writers.observe(now, 1, 2, Some(2));
         // The write timed out, but succeeded.
-        assert_eq!(writers.observe(now, 2, 5, Some(5)), Seen::Same);
-        assert_eq!(writers.standing(now, DELAY), Standing::Alone);
+        assert_eq!(writers.observe(now, 2, 5, Some(5)), ReplicaObservation::Same);
+        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Alone);
         // A writer that changes only the number leaves the note unchanged.
-        assert_eq!(writers.observe(now, 3, 3, Some(5)), Seen::Foreign);
+        assert_eq!(writers.observe(now, 3, 3, Some(5)), ReplicaObservation::Foreign);
     }
 
     #[test]
     fn new_leader_learns_previous_write_from_pool() {
         let now = Instant::now();
-        assert_eq!(Writers::default().observe(now, 9, 3, Some(3)), Seen::Same);
-        assert_eq!(Writers::default().observe(now, 9, 4, Some(3)), Seen::Foreign);
+        assert_eq!(Writers::default().observe(now, 9, 3, Some(3)), ReplicaObservation::Same);
+        assert_eq!(Writers::default().observe(now, 9, 4, Some(3)), ReplicaObservation::Foreign);
     }
 }

@@ -53,7 +53,7 @@ impl Cluster {
 }
 
 /// Returns the newest value, the previous one, the workers' value, and the step's news.
-fn shape(plan: &Plan) -> (&str, Option<&str>, &str, Option<News>) {
+fn shape(plan: &Plan) -> (&str, Option<&str>, &str, Option<RotationEvent>) {
     assert!(plan.news.len() <= 1, "{:?}", plan.news);
     let previous = plan.previous.first().map(|previous| previous.value.expose());
     (plan.current.expose(), previous, plan.worker.expose(), plan.news.first().copied())
@@ -93,13 +93,13 @@ fn relays_accept_both_values_before_workers_change() {
     let mut cluster = Cluster::settled();
     cluster.known.annotation = Some("a".into());
     let started = cluster.step(at(100), "two");
-    assert_eq!(shape(&started), ("two", Some("one"), "one", Some(News::Started)));
+    assert_eq!(shape(&started), ("two", Some("one"), "one", Some(RotationEvent::Started)));
     assert!(started.awaits_relays());
     let waiting = cluster.step(at(130), "three");
     assert_eq!(shape(&waiting), ("two", Some("one"), "one", None));
     cluster.known.confirmed = true;
     let published = cluster.step(at(131), "three");
-    assert_eq!(shape(&published), ("two", Some("one"), "two", Some(News::Published)));
+    assert_eq!(shape(&published), ("two", Some("one"), "two", Some(RotationEvent::Published)));
     assert_eq!((published.wake_at, published.worker_changed_at), (Some(at(131 + 86_400)), at(131)));
     assert!(!published.awaits_relays());
 }
@@ -108,7 +108,7 @@ fn relays_accept_both_values_before_workers_change() {
 fn previous_value_expires_after_one_day() {
     let mut cluster = Cluster::published();
     assert_eq!(shape(&cluster.step(at(101 + 86_399), "x")), ("two", Some("one"), "two", None));
-    assert_eq!(shape(&cluster.step(at(101 + 86_400), "x")), ("two", None, "two", Some(News::Ended)));
+    assert_eq!(shape(&cluster.step(at(101 + 86_400), "x")), ("two", None, "two", Some(RotationEvent::Ended)));
     assert_eq!(shape(&cluster.step(at(101 + 86_401), "x")), ("two", None, "two", None));
 }
 
@@ -144,7 +144,7 @@ fn interrupted_publishing_is_repeated() {
     cluster.known.confirmed = false;
     cluster.known.worker = Some(WorkerSide { value: secret("two"), changed_at: Some(at(101)) });
     let plan = cluster.step(at(105), "x");
-    assert_eq!(shape(&plan), ("two", Some("one"), "two", Some(News::Published)));
+    assert_eq!(shape(&plan), ("two", Some("one"), "two", Some(RotationEvent::Published)));
     assert_eq!(plan.worker_changed_at, at(101));
 }
 
@@ -164,7 +164,7 @@ fn rotation_after_publishing_waits_for_kubelets() {
     let early = cluster.step(at(150), "three");
     assert_eq!(shape(&early), ("two", Some("one"), "two", None));
     assert_eq!((early.acted_on.as_deref(), early.wake_at), (Some("a"), Some(at(191))));
-    assert_eq!(shape(&cluster.step(at(191), "three")), ("three", Some("two"), "two", Some(News::Started)));
+    assert_eq!(shape(&cluster.step(at(191), "three")), ("three", Some("two"), "two", Some(RotationEvent::Started)));
 }
 
 /// A cluster whose relays confirm at once, after a rotation to each of these values, at 100 s intervals from 100 on.
@@ -184,13 +184,13 @@ fn rotated_to(values: &[&str]) -> (Cluster, Plan) {
 #[test]
 fn each_rotated_value_expires_after_its_own_day() {
     let (mut cluster, published) = rotated_to(&["two", "three"]);
-    assert_eq!(shape(&published), ("three", Some("two"), "three", Some(News::Published)));
+    assert_eq!(shape(&published), ("three", Some("two"), "three", Some(RotationEvent::Published)));
     assert_eq!(old(&published), [("two", Some(200 + 86_400)), ("one", Some(100 + 86_400))]);
     assert_eq!(published.wake_at, Some(at(100 + 86_400)));
     let later = cluster.step(at(100 + 86_400), "x");
-    assert_eq!((old(&later), &later.news[..]), (vec![("two", Some(200 + 86_400))], &[News::Ended][..]));
+    assert_eq!((old(&later), &later.news[..]), (vec![("two", Some(200 + 86_400))], &[RotationEvent::Ended][..]));
     let last = cluster.step(at(200 + 86_400), "x");
-    assert_eq!((old(&last), &last.news[..], last.wake_at), (vec![], &[News::Ended][..], None));
+    assert_eq!((old(&last), &last.news[..], last.wake_at), (vec![], &[RotationEvent::Ended][..], None));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn revoking_ends_every_previous_value() {
     let (mut cluster, _) = rotated_to(&["two", "three"]);
     cluster.known.annotation = Some("revoke".into());
     let revoked = cluster.step(at(300), "x");
-    assert_eq!((old(&revoked), shape(&revoked)), (vec![], ("three", None, "three", Some(News::Ended))));
+    assert_eq!((old(&revoked), shape(&revoked)), (vec![], ("three", None, "three", Some(RotationEvent::Ended))));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn excess_rotations_end_oldest_value_with_event() {
     assert_eq!((published.previous.len(), published.previous[7].value.expose()), (MAX_PREVIOUS, "one"));
     cluster.known.annotation = Some("one too many".into());
     let started = cluster.step(at(1000), "10");
-    assert_eq!(started.news, [News::Started, News::Crowded]);
+    assert_eq!(started.news, [RotationEvent::Started, RotationEvent::Crowded]);
     assert_eq!((started.previous.len(), old(&started)[0], old(&started)[7].0), (MAX_PREVIOUS, ("9", None), "2"));
 }
 
@@ -250,17 +250,20 @@ fn clock_error_neither_extends_expiry_nor_blocks_rotation() {
     // Half an hour back is within the clock tolerance.
     assert_eq!(old(&cluster.step(at(500 - 1800), "x")), [("one", Some(500 + 86_400))]);
     cluster.known.annotation = Some("b".into());
-    assert_eq!(shape(&cluster.step(at(500 - 1800), "three")), ("three", Some("two"), "two", Some(News::Started)));
+    assert_eq!(
+        shape(&cluster.step(at(500 - 1800), "three")),
+        ("three", Some("two"), "two", Some(RotationEvent::Started))
+    );
 }
 
 #[test]
 fn revoking_creates_new_value_and_ends_old_one() {
     let mut cluster = Cluster::settled();
     cluster.known.annotation = Some("revoke".into());
-    assert_eq!(shape(&cluster.step(at(100), "two")), ("two", None, "two", Some(News::Revoked)));
+    assert_eq!(shape(&cluster.step(at(100), "two")), ("two", None, "two", Some(RotationEvent::Revoked)));
     assert_eq!(shape(&cluster.step(at(101), "three")), ("two", None, "two", None));
     cluster.known.annotation = Some("revoke-2".into());
-    assert_eq!(shape(&cluster.step(at(102), "three")), ("three", None, "three", Some(News::Revoked)));
+    assert_eq!(shape(&cluster.step(at(102), "three")), ("three", None, "three", Some(RotationEvent::Revoked)));
 }
 
 #[test]
@@ -268,7 +271,7 @@ fn revoking_during_rotation_keeps_new_value() {
     for (mut cluster, worker_had) in [(Cluster::rotating(), "one"), (Cluster::published(), "two")] {
         assert_eq!(cluster.known.worker.as_ref().unwrap().value.expose(), worker_had);
         cluster.known.annotation = Some("revoke".into());
-        assert_eq!(shape(&cluster.step(at(120), "three")), ("two", None, "two", Some(News::Ended)));
+        assert_eq!(shape(&cluster.step(at(120), "three")), ("two", None, "two", Some(RotationEvent::Ended)));
     }
 }
 
@@ -280,7 +283,7 @@ fn repeated_annotation_after_removal_is_new_request() {
     cluster.known.annotation = None;
     assert_eq!(shape(&cluster.step(at(101), "x")), ("two", None, "two", None));
     cluster.known.annotation = Some("revoke".into());
-    assert_eq!(shape(&cluster.step(at(102), "three")), ("three", None, "three", Some(News::Revoked)));
+    assert_eq!(shape(&cluster.step(at(102), "three")), ("three", None, "three", Some(RotationEvent::Revoked)));
 }
 
 #[test]
@@ -289,9 +292,9 @@ fn changed_user_value_starts_rotation() {
     cluster.known.own = Some(secret("mine"));
     assert_eq!(shape(&cluster.step(at(0), "x")), ("mine", None, "mine", None));
     cluster.known.own = Some(secret("mine2"));
-    assert_eq!(shape(&cluster.step(at(1), "x")), ("mine2", Some("mine"), "mine", Some(News::Started)));
+    assert_eq!(shape(&cluster.step(at(1), "x")), ("mine2", Some("mine"), "mine", Some(RotationEvent::Started)));
     cluster.known.confirmed = true;
-    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine2", Some("mine"), "mine2", Some(News::Published)));
+    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine2", Some("mine"), "mine2", Some(RotationEvent::Published)));
 }
 
 #[test]
@@ -307,7 +310,7 @@ fn annotation_alone_does_not_change_user_value() {
     }
     // A value set long after a revocation is rotated as usual.
     cluster.known.own = Some(secret("mine2"));
-    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine2", Some("mine"), "mine", Some(News::Started)));
+    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine2", Some("mine"), "mine", Some(RotationEvent::Started)));
 }
 
 #[test]
@@ -318,7 +321,7 @@ fn user_reverting_before_rollout_leaves_workers_unchanged() {
     cluster.known.own = Some(secret("typo"));
     cluster.step(at(1), "x");
     cluster.known.own = Some(secret("mine"));
-    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine", Some("typo"), "mine", Some(News::Published)));
+    assert_eq!(shape(&cluster.step(at(2), "x")), ("mine", Some("typo"), "mine", Some(RotationEvent::Published)));
 }
 
 #[test]
@@ -329,14 +332,14 @@ fn second_user_change_replaces_undistributed_value() {
     cluster.known.own = Some(secret("typo"));
     cluster.step(at(1), "x");
     cluster.known.own = Some(secret("right"));
-    assert_eq!(shape(&cluster.step(at(2), "x")), ("right", Some("mine"), "mine", Some(News::Started)));
+    assert_eq!(shape(&cluster.step(at(2), "x")), ("right", Some("mine"), "mine", Some(RotationEvent::Started)));
 }
 
 #[test]
 fn adopting_user_secret_rotates_and_releasing_does_not() {
     let mut cluster = Cluster::settled();
     cluster.known.own = Some(secret("mine"));
-    assert_eq!(shape(&cluster.step(at(1), "x")), ("mine", Some("one"), "one", Some(News::Started)));
+    assert_eq!(shape(&cluster.step(at(1), "x")), ("mine", Some("one"), "one", Some(RotationEvent::Started)));
     cluster.known.confirmed = true;
     cluster.step(at(2), "x");
     cluster.known.own = None;

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::webhook::inject::said;
+use crate::webhook::inject::api_message;
 
 /// The duration of one watch. Then the object is read again, which also finds a deletion that fell between two watches.
 const WATCH_SECS: u32 = 290;
@@ -42,7 +42,7 @@ where
             warn!(
                 name,
                 path = api.resource_url(),
-                error = said(&error),
+                error = api_message(&error),
                 "an object could not be followed; it is tried again"
             );
         }

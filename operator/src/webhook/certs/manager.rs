@@ -15,10 +15,10 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::follow::follow;
-use super::plan::{self, Action, Held, Published};
+use super::plan::{self, Action, Published, SecretState};
 use super::{Policy, Settings, material};
 use crate::resources::names::{FIELD_MANAGER, MANAGED_BY};
-use crate::webhook::inject::said;
+use crate::webhook::inject::api_message;
 
 /// The Secret's type, which cannot be changed later.
 const SECRET_TYPE: &str = "kubernetes.io/tls";
@@ -41,13 +41,13 @@ pub async fn run_manager(client: Client, settings: Settings, policy: Policy, mut
 
 /// The known state of an object.
 #[derive(Clone, Debug)]
-enum Seen<K> {
+enum KnownObject<K> {
     Unknown,
     Absent,
     Present(Box<K>),
 }
 
-impl<K> From<Option<K>> for Seen<K> {
+impl<K> From<Option<K>> for KnownObject<K> {
     fn from(object: Option<K>) -> Self {
         object.map_or(Self::Absent, |object| Self::Present(Box::new(object)))
     }
@@ -55,8 +55,8 @@ impl<K> From<Option<K>> for Seen<K> {
 
 /// The reason that a write failed.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error("{}", said(.0))]
+enum IssueError {
+    #[error("{}", api_message(.0))]
     Api(#[from] kube::Error),
     #[error("a certificate could not be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -67,13 +67,13 @@ struct Manager<'a> {
     policy: Policy,
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
-    secret: watch::Sender<Seen<Secret>>,
-    configuration: watch::Sender<Seen<MutatingWebhookConfiguration>>,
+    secret: watch::Sender<KnownObject<Secret>>,
+    configuration: watch::Sender<KnownObject<MutatingWebhookConfiguration>>,
 }
 
 /// The state that one leader keeps between two steps.
 #[derive(Default)]
-struct Memory {
+struct ManagerState {
     /// The bundle that the API server has, and the time at which this leader first observed it.
     published: Option<(Vec<u8>, Instant)>,
     /// The uid of the foreign Secret that was last reported.
@@ -87,8 +87,8 @@ impl<'a> Manager<'a> {
             policy,
             secrets: Api::namespaced(client.clone(), &settings.namespace),
             configurations: Api::all(client.clone()),
-            secret: watch::Sender::new(Seen::Unknown),
-            configuration: watch::Sender::new(Seen::Unknown),
+            secret: watch::Sender::new(KnownObject::Unknown),
+            configuration: watch::Sender::new(KnownObject::Unknown),
         }
     }
 
@@ -109,7 +109,7 @@ impl<'a> Manager<'a> {
     async fn manage(&self) -> std::convert::Infallible {
         let mut secret = self.secret.subscribe();
         let mut configuration = self.configuration.subscribe();
-        let mut memory = Memory::default();
+        let mut memory = ManagerState::default();
         let mut pause = FIRST_PAUSE;
         loop {
             secret.mark_unchanged();
@@ -141,16 +141,16 @@ impl<'a> Manager<'a> {
     }
 
     /// Performs the next action. Returns true if another one may follow.
-    async fn step(&self, memory: &mut Memory) -> Result<bool, Failure> {
+    async fn step(&self, memory: &mut ManagerState) -> Result<bool, IssueError> {
         let secret = match &*self.secret.borrow() {
-            Seen::Unknown => return Ok(false),
-            Seen::Absent => None,
-            Seen::Present(secret) => Some(secret.clone()),
+            KnownObject::Unknown => return Ok(false),
+            KnownObject::Absent => None,
+            KnownObject::Present(secret) => Some(secret.clone()),
         };
         let configuration = match &*self.configuration.borrow() {
-            Seen::Unknown => return Ok(false),
-            Seen::Absent => None,
-            Seen::Present(configuration) => Some(configuration.clone()),
+            KnownObject::Unknown => return Ok(false),
+            KnownObject::Absent => None,
+            KnownObject::Present(configuration) => Some(configuration.clone()),
         };
         let now = SystemTime::now();
         let held = held(secret.as_deref(), &self.settings.names());
@@ -181,7 +181,7 @@ impl<'a> Manager<'a> {
         old: Option<Box<Secret>>,
         owner: Option<OwnerReference>,
         now: SystemTime,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), IssueError> {
         let exists = old.is_some();
         let mut secret = old.map_or_else(Secret::default, |secret| *secret);
         let what = change(secret.data.get_or_insert_default(), action, now, &self.policy, &self.settings.names())?;
@@ -224,21 +224,21 @@ impl<'a> Manager<'a> {
         secret.type_.get_or_insert_with(|| SECRET_TYPE.to_owned());
     }
 
-    async fn delete(&self, secret: &Secret) -> Result<(), Failure> {
+    async fn delete(&self, secret: &Secret) -> Result<(), IssueError> {
         let preconditions = Preconditions {
             uid: secret.metadata.uid.clone(),
             resource_version: secret.metadata.resource_version.clone(),
         };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match self.secrets.delete(&self.settings.secret, &params).await {
-            Ok(_) => self.secret.send_replace(Seen::Absent),
+            Ok(_) => self.secret.send_replace(KnownObject::Absent),
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return self.look_again().await,
             Err(error) => return Err(error.into()),
         };
         Ok(())
     }
 
-    async fn look_again(&self) -> Result<(), Failure> {
+    async fn look_again(&self) -> Result<(), IssueError> {
         let secret = self.secrets.get_opt(&self.settings.secret).await?;
         self.secret.send_replace(secret.into());
         Ok(())
@@ -249,7 +249,7 @@ impl<'a> Manager<'a> {
         &self,
         configuration: Option<&MutatingWebhookConfiguration>,
         bundle: &[u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), IssueError> {
         let webhooks = configuration.map(hooks).unwrap_or_default();
         let operations: Vec<_> =
             webhooks.iter().enumerate().flat_map(|(index, hook)| patch(index, hook, bundle)).collect();
@@ -275,7 +275,7 @@ impl<'a> Manager<'a> {
         }
     }
 
-    fn refuse(&self, secret: Option<&Secret>, memory: &mut Memory) {
+    fn refuse(&self, secret: Option<&Secret>, memory: &mut ManagerState) {
         let uid = secret.and_then(|secret| secret.metadata.uid.clone()).unwrap_or_default();
         if memory.refused.as_ref() != Some(&uid) {
             error!(
@@ -299,14 +299,14 @@ fn labels_of(service: &str) -> BTreeMap<&'static str, String> {
     ])
 }
 
-fn held(secret: Option<&Secret>, names: &[String]) -> Held {
-    let Some(secret) = secret else { return Held::Nothing };
+fn held(secret: Option<&Secret>, names: &[String]) -> SecretState {
+    let Some(secret) = secret else { return SecretState::Nothing };
     let label = secret.metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY_LABEL));
     if label.is_none_or(|label| label != MANAGED_BY) {
-        return Held::Foreign;
+        return SecretState::Foreign;
     }
     let empty = material::Data::new();
-    Held::Ours(material::contents(secret.data.as_ref().unwrap_or(&empty), names))
+    SecretState::Ours(material::contents(secret.data.as_ref().unwrap_or(&empty), names))
 }
 
 fn hooks(configuration: &MutatingWebhookConfiguration) -> &[MutatingWebhook] {
@@ -314,7 +314,11 @@ fn hooks(configuration: &MutatingWebhookConfiguration) -> &[MutatingWebhook] {
 }
 
 /// Returns whether the API server has the bundle, and the time since this leader first observed that.
-fn published(configuration: Option<&MutatingWebhookConfiguration>, bundle: &[u8], memory: &mut Memory) -> Published {
+fn published(
+    configuration: Option<&MutatingWebhookConfiguration>,
+    bundle: &[u8],
+    memory: &mut ManagerState,
+) -> Published {
     let webhooks = configuration.map(hooks).unwrap_or_default();
     if webhooks.is_empty() {
         memory.published = None;

@@ -21,7 +21,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
 use super::plan::{Contents, Leaf, Signer, Validity};
-use super::{Served, keys};
+use super::{ServedCertificate, keys};
 
 /// The clocks of nodes differ; the API server rejects a certificate that is not valid yet.
 const BACKDATED: Duration = Duration::from_secs(3600);
@@ -31,7 +31,7 @@ pub type Data = BTreeMap<String, ByteString>;
 
 /// The reason that a certificate cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum CertificateError {
     /// The key is not in the Secret.
     #[error("{0} is missing")]
     Missing(&'static str),
@@ -52,18 +52,18 @@ pub enum Unusable {
 }
 
 /// Returns the certificate to serve from this Secret, whether or not the operator wrote it.
-pub fn served(data: &Data) -> Result<Served, Unusable> {
-    let bytes = |key| data.get(key).map(|value| value.0.as_slice()).ok_or(Unusable::Missing(key));
-    let pem = |key| move |source| Unusable::Pem { key, source };
+pub fn served(data: &Data) -> Result<ServedCertificate, CertificateError> {
+    let bytes = |key| data.get(key).map(|value| value.0.as_slice()).ok_or(CertificateError::Missing(key));
+    let pem = |key| move |source| CertificateError::Pem { key, source };
     let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes(keys::CERTIFICATE)?)
         .collect::<Result<_, _>>()
         .map_err(pem(keys::CERTIFICATE))?;
-    let first = chain.first().ok_or(Unusable::Certificate)?;
-    let not_after = validity(&parse(first).ok_or(Unusable::Certificate)?).not_after;
+    let first = chain.first().ok_or(CertificateError::Certificate)?;
+    let not_after = validity(&parse(first).ok_or(CertificateError::Certificate)?).not_after;
     let key = PrivateKeyDer::from_pem_slice(bytes(keys::KEY)?).map_err(pem(keys::KEY))?;
     let provider = rustls::crypto::ring::default_provider();
-    let key = CertifiedKey::from_der(chain, key, &provider).map_err(Unusable::Pair)?;
-    Ok(Served { key: Arc::new(key), not_after })
+    let key = CertifiedKey::from_der(chain, key, &provider).map_err(CertificateError::Pair)?;
+    Ok(ServedCertificate { key: Arc::new(key), not_after })
 }
 
 /// Returns the usable contents of the operator's Secret. `names` are the names that its certificate should be valid

@@ -65,7 +65,7 @@ pub struct Contents {
 
 /// The state of the Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum SecretState {
     /// There is none.
     Nothing,
     /// It is not labelled as the operator's.
@@ -93,11 +93,11 @@ pub enum Action {
     /// Do nothing, because the Secret belongs to another owner.
     Refuse,
     /// Create an authority and a certificate signed by it at once. Calls fail until it is published.
-    Replace(Reason),
+    Replace(IssueReason),
     /// Create an authority alongside the current one, which still signs the served certificate.
-    NewAuthority(Reason),
+    NewAuthority(IssueReason),
     /// Create a certificate.
-    NewLeaf(Reason),
+    NewLeaf(IssueReason),
     /// Remove the old authority.
     ForgetPrevious,
     /// Publish the bundle to the API server.
@@ -106,7 +106,7 @@ pub enum Action {
 
 /// The reason that a certificate or an authority is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum IssueReason {
     /// There was none.
     Missing,
     /// The existing one cannot be used.
@@ -125,7 +125,7 @@ pub enum Reason {
     AuthorityTrusted,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for IssueReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "there was none",
@@ -141,19 +141,19 @@ impl fmt::Display for Reason {
 }
 
 /// Returns the next action.
-pub fn plan(now: SystemTime, held: &Held, published: Published, policy: &Policy) -> Action {
+pub fn plan(now: SystemTime, held: &SecretState, published: Published, policy: &Policy) -> Action {
     let contents = match held {
         // The webhook is not called, and the configuration has to own the Secret.
-        Held::Nothing if published == Published::NoConfiguration => return Action::Wait,
-        Held::Nothing => return Action::Replace(Reason::Missing),
-        Held::Foreign => return Action::Refuse,
-        Held::Ours(contents) => contents,
+        SecretState::Nothing if published == Published::NoConfiguration => return Action::Wait,
+        SecretState::Nothing => return Action::Replace(IssueReason::Missing),
+        SecretState::Foreign => return Action::Refuse,
+        SecretState::Ours(contents) => contents,
     };
     let Some(authority) = contents.authority else {
-        return Action::Replace(Reason::Unusable);
+        return Action::Replace(IssueReason::Unusable);
     };
     if !authority.covers(now) {
-        return Action::Replace(Reason::AuthorityNotValid);
+        return Action::Replace(IssueReason::AuthorityNotValid);
     }
     let (leaf, signer) = match usable(now, contents.leaf) {
         Ok(usable) => usable,
@@ -170,14 +170,14 @@ pub fn plan(now: SystemTime, held: &Held, published: Published, policy: &Policy)
 }
 
 /// Returns the served certificate, if a client that trusts the operator's authorities accepts it.
-fn usable(now: SystemTime, leaf: Option<Leaf>) -> Result<(Validity, Signer), Reason> {
-    let leaf = leaf.ok_or(Reason::Unusable)?;
-    let signer = leaf.signer.ok_or(Reason::Unusable)?;
+fn usable(now: SystemTime, leaf: Option<Leaf>) -> Result<(Validity, Signer), IssueReason> {
+    let leaf = leaf.ok_or(IssueReason::Unusable)?;
+    let signer = leaf.signer.ok_or(IssueReason::Unusable)?;
     if !leaf.validity.covers(now) {
-        return Err(Reason::LeafNotValid);
+        return Err(IssueReason::LeafNotValid);
     }
     if !leaf.names {
-        return Err(Reason::Names);
+        return Err(IssueReason::Names);
     }
     Ok((leaf.validity, signer))
 }
@@ -191,8 +191,8 @@ fn when_trusted(can_sign: bool, published: Published, policy: &Policy) -> Action
     match (can_sign, trusted) {
         // The new authority lost its key before it signed anything. Supporting a third authority is not worth the rules
         // for it.
-        (false, _) => Action::Replace(Reason::KeyLost),
-        (true, true) => Action::NewLeaf(Reason::AuthorityTrusted),
+        (false, _) => Action::Replace(IssueReason::KeyLost),
+        (true, true) => Action::NewLeaf(IssueReason::AuthorityTrusted),
         (true, false) => Action::Wait,
     }
 }
@@ -202,7 +202,7 @@ fn when_due(now: SystemTime, contents: &Contents, authority: Validity, leaf: Val
     // the new one. A certificate that ends with its authority would be followed by one that ends then too, over and
     // over, so in that case the authority is renewed first.
     if contents.can_sign && leaf.is_due(now) && leaf.not_after < authority.not_after {
-        return Action::NewLeaf(Reason::Due);
+        return Action::NewLeaf(IssueReason::Due);
     }
     if let Some(previous) = contents.previous {
         let served_for = now.duration_since(leaf.not_before).unwrap_or_default();
@@ -212,10 +212,10 @@ fn when_due(now: SystemTime, contents: &Contents, authority: Validity, leaf: Val
         return Action::Wait;
     }
     if !contents.can_sign {
-        return Action::NewAuthority(Reason::KeyLost);
+        return Action::NewAuthority(IssueReason::KeyLost);
     }
     if authority.is_due(now) {
-        return Action::NewAuthority(Reason::Due);
+        return Action::NewAuthority(IssueReason::Due);
     }
     Action::Wait
 }

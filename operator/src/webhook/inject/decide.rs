@@ -10,10 +10,10 @@
 
 use serde_json::{Value, json};
 
-use super::review::{Decision, Review};
+use super::review::{AdmissionDecision, Review};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
-use crate::manifests::sidecar::{self, Inputs};
+use crate::manifests::sidecar::{self, SidecarInputs};
 use crate::resources::conditions::STALLED;
 use crate::resources::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
 use crate::settings::defaults::WorkerDefaults;
@@ -29,7 +29,7 @@ const MAX_NAMESPACE: usize = 63;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Question<'a> {
     /// No lookup is needed.
-    Settled(Decision),
+    Settled(AdmissionDecision),
     /// Look up the pool of this name.
     Pool(&'a str),
 }
@@ -46,7 +46,7 @@ pub enum Lookup {
 /// Returns the lookup that the Pod in `review` needs. The webhook's configuration already excludes most of these Pods,
 /// but a chart writes it, and an omission there must do no harm.
 pub fn question(review: &Review) -> Question<'_> {
-    let unchanged = |why| Question::Settled(Decision::Unchanged(why));
+    let unchanged = |why| Question::Settled(AdmissionDecision::Unchanged(why));
     let Some(pod) = review.created_pod() else {
         return unchanged("it is not the creation of a Pod");
     };
@@ -83,16 +83,22 @@ fn is_label(name: &str, max: usize) -> bool {
 }
 
 /// Decides on a Pod of `pool`. `token` is used only if the Pod gets a worker.
-pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDefaults, token: &str) -> Decision {
+pub fn decide(
+    review: &Review,
+    pool: &str,
+    lookup: &Lookup,
+    defaults: &WorkerDefaults,
+    token: &str,
+) -> AdmissionDecision {
     let Some(pod) = review.created_pod() else {
-        return Decision::Unchanged("it is not the creation of a Pod");
+        return AdmissionDecision::Unchanged("it is not the creation of a Pod");
     };
     let namespace = review.namespace();
     let found = match lookup {
         Lookup::Found(found) if found.metadata.deletion_timestamp.is_none() => found,
         Lookup::Found(_) | Lookup::Missing => return without_pool(pod, namespace, pool),
     };
-    let refused = |why: &dyn std::fmt::Display| Decision::Refused(format!("WorkerPool {pool}: {why}"));
+    let refused = |why: &dyn std::fmt::Display| AdmissionDecision::Refused(format!("WorkerPool {pool}: {why}"));
     match found.spec.mode() {
         Mode::Standalone => refused(&"its workers stand alone; a Pod of your own needs a pool without standalone"),
         Mode::Template => refused(&"it runs Pods from its template; a Pod of your own needs a pool without template"),
@@ -101,11 +107,11 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
                 return gated_or_refused(pod, format!("WorkerPool {pool}: {why}"));
             }
             let mut pod = pod.clone();
-            let inputs = Inputs { pool: found, defaults, drain_token: token };
+            let inputs = SidecarInputs { pool: found, defaults, drain_token: token };
             match sidecar::add_to_pod(&mut pod, &inputs) {
                 Ok(notes) => {
                     sidecar::mark(&mut pod, &inputs);
-                    Decision::Injected { pod, warnings: notes.iter().map(ToString::to_string).collect() }
+                    AdmissionDecision::Injected { pod, warnings: notes.iter().map(ToString::to_string).collect() }
                 }
                 Err(refusal) => refused(&refusal),
             }
@@ -124,7 +130,7 @@ fn unusable(pool: &WorkerPool) -> Option<String> {
     Some(stalled.message.clone())
 }
 
-fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
+fn without_pool(pod: &Value, namespace: &str, pool: &str) -> AdmissionDecision {
     let missing = if pool.is_empty() {
         format!(
             "label {POOL_LABEL} is empty: set it to the name of a WorkerPool in namespace {namespace}, or to {NO_POOL}"
@@ -136,15 +142,15 @@ fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
     gated_or_refused(pod, missing)
 }
 
-fn gated_or_refused(pod: &Value, why: String) -> Decision {
+fn gated_or_refused(pod: &Value, why: String) -> AdmissionDecision {
     // A Pod that is already bound to a node cannot be gated.
     let bound = pod.pointer("/spec/nodeName").and_then(Value::as_str).is_some_and(|node| !node.is_empty());
     if bound || !has_controller(pod) {
-        return Decision::Refused(why);
+        return AdmissionDecision::Refused(why);
     }
     match gated(pod) {
-        Some(pod) => Decision::Gated { pod, message: format!("{why}; until then this Pod is not scheduled") },
-        None => Decision::Refused(why),
+        Some(pod) => AdmissionDecision::Gated { pod, message: format!("{why}; until then this Pod is not scheduled") },
+        None => AdmissionDecision::Refused(why),
     }
 }
 

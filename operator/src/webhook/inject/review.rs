@@ -15,7 +15,7 @@ pub struct Review {
 
 /// The decision on a Pod.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decision {
+pub enum AdmissionDecision {
     /// The Pod is created unchanged, for this reason.
     Unchanged(&'static str),
     /// The Pod gets a worker.
@@ -36,7 +36,7 @@ pub enum Decision {
     Refused(String),
 }
 
-impl Decision {
+impl AdmissionDecision {
     /// One of [`super::RESULTS`].
     pub fn result(&self) -> &'static str {
         match self {
@@ -99,13 +99,13 @@ impl Review {
     }
 
     /// Returns the response.
-    pub fn answer(&self, decision: &Decision) -> Value {
+    pub fn answer(&self, decision: &AdmissionDecision) -> Value {
         let mut response = json!({"uid": self.uid, "allowed": true});
         let (changed, warnings) = match decision {
-            Decision::Unchanged(_) => (None, Vec::new()),
-            Decision::Injected { pod, warnings } => (Some(pod), warnings.clone()),
-            Decision::Gated { pod, message } => (Some(pod), vec![message.clone()]),
-            Decision::Refused(message) => {
+            AdmissionDecision::Unchanged(_) => (None, Vec::new()),
+            AdmissionDecision::Injected { pod, warnings } => (Some(pod), warnings.clone()),
+            AdmissionDecision::Gated { pod, message } => (Some(pod), vec![message.clone()]),
+            AdmissionDecision::Refused(message) => {
                 response["allowed"] = false.into();
                 response["status"] = json!({"code": 403, "reason": "Forbidden", "message": message});
                 (None, Vec::new())

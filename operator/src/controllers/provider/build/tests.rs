@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::Place;
+use crate::context::OperatorLocation;
 use crate::crd::{Provider, WorkerPool};
 use crate::manifests::snapshot;
 use crate::settings::defaults::{Defaults, RelayDefaults};
@@ -47,9 +47,9 @@ fn steady() -> Plan {
 fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, defaults: &RelayDefaults) -> Desired {
     let valid = validate(&provider(spec), pools).unwrap();
     let (token, salt) = (Secret::new("admin-value"), Secret::new("salt-value"));
-    let inputs = Inputs {
+    let inputs = RelayInputs {
         defaults,
-        operator: &Place::in_namespace("mr-system"),
+        operator: &OperatorLocation::in_namespace("mr-system"),
         plan,
         salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
@@ -191,7 +191,7 @@ fn load_balancer_for_workers_matches_snapshot() {
 }
 
 /// Returns the peers that may connect to the admin port, or `None` for every address.
-fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &Place) -> Option<Value> {
+fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &OperatorLocation) -> Option<Value> {
     let valid = validate(&provider(json!({"relay": {"networkPolicy": {"metricsFrom": metrics_from}}})), &[]).unwrap();
     network::network_policy(&valid, defaults, operator).value["spec"]["ingress"][2].get("from").cloned()
 }
@@ -205,13 +205,13 @@ fn operator_peer() -> Value {
 
 #[test]
 fn admin_port_admits_only_operator_by_default() {
-    let place = Place::in_namespace("mr-system");
+    let place = OperatorLocation::in_namespace("mr-system");
     assert_eq!(admin_peers(&json!([]), &RelayDefaults::default(), &place), Some(json!([operator_peer()])));
 }
 
 #[test]
 fn listed_metrics_peers_replace_chart_peers() {
-    let place = Place::in_namespace("mr-system");
+    let place = OperatorLocation::in_namespace("mr-system");
     let (chart, own) = (json!({"podSelector": {}}), json!({"namespaceSelector": {}}));
     let defaults = RelayDefaults { metrics_from: vec![chart.clone()], ..RelayDefaults::default() };
     assert_eq!(admin_peers(&json!([]), &defaults, &place), Some(json!([operator_peer(), chart])));
@@ -220,7 +220,7 @@ fn listed_metrics_peers_replace_chart_peers() {
 
 #[test]
 fn operator_on_host_network_reaches_admin_port() {
-    let on_node = Place { host_network: true, ..Place::in_namespace("mr-system") };
+    let on_node = OperatorLocation { host_network: true, ..OperatorLocation::in_namespace("mr-system") };
     let none = RelayDefaults::default();
     assert_eq!(admin_peers(&json!([]), &none, &on_node), None);
     let nodes = json!({"ipBlock": {"cidr": "10.0.0.0/24"}});

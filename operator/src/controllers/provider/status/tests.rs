@@ -46,8 +46,8 @@ fn reported(relays: &[(&str, &str)]) -> Arc<RelaySnapshot> {
     Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })
 }
 
-fn serving() -> Look {
-    Look {
+fn serving() -> ClusterView {
+    ClusterView {
         reviewers: BTreeSet::new(),
         relay_pods: vec![pod("a", true)],
         deployment: Some(deployment(1, 1)),
@@ -56,13 +56,13 @@ fn serving() -> Look {
     }
 }
 
-fn applied() -> Outcome {
-    Outcome {
+fn applied() -> ProviderOutcome {
+    ProviderOutcome {
         generation: Some(3),
         config_hash: Some("new".into()),
         config_generation: Some(3),
         may_serve: true,
-        ..Outcome::default()
+        ..ProviderOutcome::default()
     }
 }
 
@@ -71,9 +71,9 @@ fn now() -> Time {
 }
 
 /// Returns type, status and reason of each condition.
-fn conditions(spec: Value, look: &Look, outcome: &Outcome) -> Vec<(String, String, String)> {
+fn conditions(spec: Value, look: &ClusterView, outcome: &ProviderOutcome) -> Vec<(String, String, String)> {
     let provider = provider(spec);
-    let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    let status = status(&ProviderFacts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
     status.conditions.into_iter().map(|one| (one.type_, one.status, one.reason)).collect()
 }
 
@@ -99,7 +99,7 @@ fn relay_with_applied_configuration_serves() {
 
 #[test]
 fn first_pass_sets_every_condition() {
-    let look = Look {
+    let look = ClusterView {
         relay_pods: Vec::new(),
         deployment: None,
         pools: Vec::new(),
@@ -112,7 +112,7 @@ fn first_pass_sets_every_condition() {
 
 #[test]
 fn outdated_relay_is_named() {
-    let look = Look {
+    let look = ClusterView {
         relay_pods: vec![pod("a", true), pod("b", true)],
         deployment: Some(deployment(2, 2)),
         reported: Some(reported(&[("a", "new"), ("b", "old")])),
@@ -120,7 +120,7 @@ fn outdated_relay_is_named() {
     };
     let provider = provider(json!({"relay": {"replicas": 2}}));
     let (outcome, before) = (applied(), ProviderStatus::default());
-    let status = status(&Facts { provider: &provider, look: &look, outcome: &outcome }, &before, &now());
+    let status = status(&ProviderFacts { provider: &provider, look: &look, outcome: &outcome }, &before, &now());
     let programmed = &status.conditions[1];
     assert_eq!(
         (programmed.status.as_str(), programmed.message.as_str()),
@@ -138,7 +138,8 @@ fn relay_refusing_configuration_reports_reason() {
         ..RelayReport::default()
     };
     let relays = [("a".to_owned(), Ok(refused))].into();
-    let look = Look { reported: Some(Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })), ..serving() };
+    let look =
+        ClusterView { reported: Some(Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })), ..serving() };
     let found = conditions(json!({}), &look, &applied());
     let refused = "ConfigurationRefused";
     assert_eq!(found, expect(("True", "Serving"), ("False", refused), ("True", refused), FINE));
@@ -146,20 +147,24 @@ fn relay_refusing_configuration_reports_reason() {
 
 #[test]
 fn invalid_spec_stalls() {
-    let failure = Failure::from(&InvalidSpec(vec!["spec.models[1].id: twice".into()]));
-    let found = conditions(json!({}), &serving(), &Outcome { failure: Some(failure), ..applied() });
+    let failure = ProviderFailure::from(&InvalidSpec(vec!["spec.models[1].id: twice".into()]));
+    let found = conditions(json!({}), &serving(), &ProviderOutcome { failure: Some(failure), ..applied() });
     let invalid = "InvalidSpec";
     assert_eq!(found, expect(("False", invalid), ("False", invalid), ("False", invalid), ("True", invalid)));
 }
 
 #[test]
 fn transient_error_leaves_serving_provider_ready() {
-    let failure =
-        Failure { reason: reasons::API_ERROR, message: "later".into(), kind: FailureKind::Transient, word: "api" };
-    let outcome = Outcome { failure: Some(failure.clone()), ..applied() };
+    let failure = ProviderFailure {
+        reason: reasons::API_ERROR,
+        message: "later".into(),
+        kind: FailureKind::Transient,
+        word: "api",
+    };
+    let outcome = ProviderOutcome { failure: Some(failure.clone()), ..applied() };
     let found = conditions(json!({}), &serving(), &outcome);
     assert_eq!(found, expect(("True", "Serving"), APPLIED, ("True", "ApiError"), FINE));
-    let never_ran = Outcome { config_hash: None, may_serve: false, ..outcome };
+    let never_ran = ProviderOutcome { config_hash: None, may_serve: false, ..outcome };
     assert_eq!(conditions(json!({}), &serving(), &never_ran)[0].2, "ApiError");
 }
 
@@ -167,14 +172,14 @@ fn transient_error_leaves_serving_provider_ready() {
 fn intentional_shutdown_is_no_failure() {
     let disabled = conditions(json!({"enabled": false}), &serving(), &applied());
     assert_eq!(disabled, expect(("False", "Disabled"), APPLIED, FINE, FINE));
-    let none = Look { relay_pods: Vec::new(), deployment: Some(deployment(0, 0)), ..serving() };
+    let none = ClusterView { relay_pods: Vec::new(), deployment: Some(deployment(0, 0)), ..serving() };
     let zero = conditions(json!({"relay": {"replicas": 0}}), &none, &applied());
     assert_eq!(zero, expect(("False", "ScaledToZero"), ("True", "ScaledToZero"), FINE, FINE));
 }
 
 #[test]
 fn pool_at_zero_explains_ignored_expect_workers() {
-    let outcome = Outcome { ignores_expect_workers: true, ..applied() };
+    let outcome = ProviderOutcome { ignores_expect_workers: true, ..applied() };
     assert_eq!(conditions(json!({}), &serving(), &outcome)[0].2, "ScalesFromZero");
 }
 
@@ -185,7 +190,7 @@ fn stuck_rollout_stalls_while_relays_serve() {
     let condition = json!([{"type": "Progressing", "status": "False", "message": "timed out progressing"}]);
     changed.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
     changed.status.as_mut().unwrap().updated_replicas = Some(0);
-    let look = Look { deployment: Some(deployment), ..serving() };
+    let look = ClusterView { deployment: Some(deployment), ..serving() };
     let found = conditions(json!({}), &look, &applied());
     assert_eq!(found, expect(("True", "Serving"), APPLIED, FINE, ("True", "RolloutStuck")));
 }
@@ -194,14 +199,14 @@ fn stuck_rollout_stalls_while_relays_serve() {
 fn single_relay_uses_singular() {
     let messages = |wanted: i32, relays: &[&str], available: i32| {
         let hashes: Vec<(&str, &str)> = relays.iter().map(|name| (*name, "new")).collect();
-        let look = Look {
+        let look = ClusterView {
             relay_pods: relays.iter().map(|name| pod(name, true)).collect(),
             deployment: Some(deployment(wanted, available)),
             reported: Some(reported(&hashes)),
             ..serving()
         };
         let (provider, outcome) = (provider(json!({"relay": {"replicas": wanted}})), applied());
-        let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+        let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
         let status = status(&facts, &ProviderStatus::default(), &now());
         status.conditions[..3].iter().map(|condition| condition.message.clone()).collect::<Vec<_>>()
     };
@@ -231,36 +236,36 @@ fn started(second: i64) -> Arc<Pod> {
 
 const UNREADY: &str = "Pod a: containers with unready status: [relay]";
 
-fn why_unready(spec: Value, look: &Look, outcome: &Outcome) -> String {
+fn why_unready(spec: Value, look: &ClusterView, outcome: &ProviderOutcome) -> String {
     let provider = provider(spec);
-    let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    let status = status(&ProviderFacts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
     status.conditions[0].message.strip_prefix(UNREADY).unwrap().to_owned()
 }
 
 #[test]
 fn relay_awaiting_first_worker_is_reported() {
-    let fresh = Look { relay_pods: vec![started(-18)], ..serving() };
+    let fresh = ClusterView { relay_pods: vec![started(-18)], ..serving() };
     let patience = "; it has no worker, and waits 15 s for the first after its start";
     assert_eq!(why_unready(json!({}), &fresh, &applied()), patience);
     let expects = json!({"relay": {"expectWorkers": true}});
     assert_eq!(why_unready(expects.clone(), &fresh, &applied()), "; it has no worker, and expectWorkers is true");
-    let ignored = Outcome { ignores_expect_workers: true, ..applied() };
+    let ignored = ProviderOutcome { ignores_expect_workers: true, ..applied() };
     assert_eq!(why_unready(expects, &fresh, &ignored), patience);
     // It does not respond, so nothing is known.
-    let silent = Look { reported: None, ..fresh };
+    let silent = ClusterView { reported: None, ..fresh };
     assert_eq!(why_unready(json!({}), &silent, &applied()), "");
 }
 
 #[test]
 fn later_unready_relay_does_not_await_first_worker() {
-    let later = Look { relay_pods: vec![started(-20)], ..serving() };
+    let later = ClusterView { relay_pods: vec![started(-20)], ..serving() };
     assert_eq!(why_unready(json!({}), &later, &applied()), "; it has no worker");
     let saturates = json!({"relay": {"unreadyWhenSaturated": true}});
     assert_eq!(why_unready(saturates.clone(), &later, &applied()), "; it has no worker");
     let with = |workers: &[&str], queue_depth| {
         let workers = workers.iter().map(|name| ((*name).to_owned(), WorkerReport::default())).collect();
         let reported = RelaySnapshot { workers, queue_depth, ..RelaySnapshot::clone(&reported(&[("a", "new")])) };
-        Look { relay_pods: vec![started(-20)], reported: Some(Arc::new(reported)), ..serving() }
+        ClusterView { relay_pods: vec![started(-20)], reported: Some(Arc::new(reported)), ..serving() }
     };
     let full = "; requests wait in its queue, and unreadyWhenSaturated is true";
     assert_eq!(why_unready(saturates.clone(), &with(&[], 9), &applied()), format!("; it has no worker{full}"));
@@ -276,7 +281,7 @@ fn unknown_worker_secret_is_reported_as_rotating() {
         awaits_relays: true,
         status: crate::crd::provider::WorkerSecretStatus { name: "s".into(), previous_until: None, rotation: None },
     };
-    let outcome = Outcome { worker_secret: Some(secret), ..applied() };
+    let outcome = ProviderOutcome { worker_secret: Some(secret), ..applied() };
     assert_eq!(conditions(json!({}), &serving(), &outcome)[2].2, "RotatingSecret");
 }
 
@@ -290,9 +295,9 @@ fn numbers_sum_relays_and_models_need_workers() {
         in_flight: 5,
         ..RelaySnapshot::default()
     };
-    let look = Look { reported: Some(Arc::new(snapshot)), ..serving() };
+    let look = ClusterView { reported: Some(Arc::new(snapshot)), ..serving() };
     let (provider, outcome) = (provider(json!({"relay": {"service": {"port": 8000}}})), applied());
-    let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+    let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
     let status = status(&facts, &ProviderStatus::default(), &now());
     assert_eq!((status.workers, status.queue_depth, status.in_flight), (Some(2), Some(4), Some(5)));
     assert_eq!((status.models.as_slice(), status.model_count), (["m".to_owned()].as_slice(), Some(1)));
@@ -318,7 +323,7 @@ fn endpoints_show_scheme_and_omit_default_port() {
 #[test]
 fn same_facts_give_same_status() {
     let (provider, look, outcome) = (provider(json!({})), serving(), applied());
-    let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+    let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
     let first = status(&facts, &ProviderStatus::default(), &now());
     let later = Time(Timestamp::from_second(99).unwrap());
     assert_eq!(status(&facts, &first, &later), first);

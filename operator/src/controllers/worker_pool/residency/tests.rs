@@ -106,7 +106,7 @@ fn failed_load_is_reported_once_per_ten_minutes() {
         ("w1", slot(SlotState::Ready, &[("bad", "backend_unavailable")])),
         ("w2", slot(SlotState::Backoff, &[("bad", "backend_unavailable")])),
     ]);
-    let (mut told, now) = (Told::default(), Instant::now());
+    let (mut told, now) = (PublishedEvents::default(), Instant::now());
     let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more: backend_unavailable: it said no";
     assert_eq!(told.news(&failing, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     assert_eq!(told.news(&failing, now + Duration::from_secs(1), at(NOON + 1)), []);
@@ -132,7 +132,7 @@ fn failure_after_backoff_is_reported_once_with_age() {
         ("w1", passed("backend_unavailable", "no Pod", NOON - 200)),
         ("w2", passed("backend_unavailable", "no Pod", NOON - 30)),
     ]);
-    let (mut told, now) = (Told::default(), Instant::now());
+    let (mut told, now) = (PublishedEvents::default(), Instant::now());
     // After a restart of the operator, nothing is remembered.
     let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more 3 minutes ago: backend_unavailable: no Pod";
     assert_eq!(told.news(&failed, now, at(NOON)), [("LoadFailed", note.to_owned())]);
@@ -144,7 +144,7 @@ fn failure_after_backoff_is_reported_once_with_age() {
 
 #[test]
 fn repeated_failure_is_reported_after_ten_minutes() {
-    let (mut told, now) = (Told::default(), Instant::now());
+    let (mut told, now) = (PublishedEvents::default(), Instant::now());
     let at_noon = residency(&[("w1", passed("backend_unavailable", "no Pod", NOON))]);
     assert_eq!(told.news(&at_noon, now, at(NOON)).len(), 1);
     let since = residency(&[("w1", passed("backend_unavailable", "no Pod", NOON + 500))]);
@@ -156,11 +156,11 @@ fn repeated_failure_is_reported_after_ten_minutes() {
 #[test]
 fn failure_without_message_ends_without_colon() {
     let wordless = residency(&[("w1", passed("backend_unavailable", "", NOON))]);
-    let news = Told::default().news(&wordless, Instant::now(), at(NOON));
+    let news = PublishedEvents::default().news(&wordless, Instant::now(), at(NOON));
     let note = "model bad could not be loaded into slot gpu0 of worker w1: backend_unavailable";
     assert_eq!(news, [("LoadFailed", note.to_owned())]);
     let quarantined = SlotReport { state: SlotState::Quarantined, ..passed("slot_quarantined", "", NOON) };
-    let news = Told::default().news(&residency(&[("w1", quarantined)]), Instant::now(), at(NOON));
+    let news = PublishedEvents::default().news(&residency(&[("w1", quarantined)]), Instant::now(), at(NOON));
     assert!(news.iter().any(|(_, note)| note.ends_with("its memory could not be freed")), "{news:?}");
 }
 
@@ -178,7 +178,7 @@ fn last_failure_appears_in_status_and_fingerprint() {
 fn each_quarantine_is_reported() {
     let quarantined = slot(SlotState::Quarantined, &[]);
     let both = residency(&[("w1", quarantined.clone()), ("w2", quarantined)]);
-    let (mut told, now) = (Told::default(), Instant::now());
+    let (mut told, now) = (PublishedEvents::default(), Instant::now());
     let news = told.news(&both, now, at(NOON));
     assert!(news.iter().all(|(reason, _)| *reason == "SlotQuarantined"), "{news:?}");
     assert!(news[1].1.starts_with("slot gpu0 of worker w2 takes nothing any more"), "{news:?}");

@@ -19,12 +19,12 @@ pub struct Sharer {
     /// True if it is at zero.
     pub asleep: bool,
     /// Its capacity: one place for a pool that scales, one for each worker of a pool that does not.
-    pub places: Vec<Place>,
+    pub places: Vec<ModelCapacity>,
 }
 
 /// Room for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ModelCapacity {
     /// The models that it serves.
     pub models: BTreeSet<String>,
     /// The number of requests that fit.
@@ -57,8 +57,8 @@ mod tests {
         Sharer { name: name.into(), asleep, places: vec![place(models, room)] }
     }
 
-    fn place(models: &[&str], room: u64) -> Place {
-        Place { models: models.iter().map(|&model| model.to_owned()).collect(), room }
+    fn place(models: &[&str], room: u64) -> ModelCapacity {
+        ModelCapacity { models: models.iter().map(|&model| model.to_owned()).collect(), room }
     }
 
     fn shares(waiting: &[(&str, u64)], pools: &[Sharer]) -> Vec<(String, u64)> {

@@ -18,8 +18,8 @@ impl Pool {
         Self { config: CONFIG, history: History::default(), now: Instant::now(), current, wakeable: true }
     }
 
-    fn look(&mut self, load: Option<Load>) -> Decision {
-        let inputs = Inputs { current: self.current, load, wakeable: self.wakeable };
+    fn look(&mut self, load: Option<Load>) -> ScalingDecision {
+        let inputs = ScalingInputs { current: self.current, load, wakeable: self.wakeable };
         let decision = self.history.decide(self.now, &self.config, &inputs);
         self.current = decision.replicas;
         decision
@@ -47,7 +47,7 @@ fn incomplete(waiting: u64) -> Option<Load> {
 fn first_waiting_request_wakes_pool_at_zero() {
     let mut pool = Pool::at(0);
     assert_eq!(pool.look(load(0, 0)).replicas, 0);
-    assert_eq!(pool.look(load(1, 0)), Decision { replicas: 1, why: Why::Load, next_look: None });
+    assert_eq!(pool.look(load(1, 0)), ScalingDecision { replicas: 1, why: Why::Load, next_look: None });
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn burst_within_delay_restarts_delay() {
 fn new_leader_holds_for_whole_delay() {
     let mut pool = Pool::at(5);
     let first = pool.look(load(0, 0));
-    assert_eq!(first, Decision { replicas: 5, why: Why::Delay, next_look: Some(CONFIG.delay) });
+    assert_eq!(first, ScalingDecision { replicas: 5, why: Why::Delay, next_look: Some(CONFIG.delay) });
     assert_eq!(pool.watch(599, load(0, 0)), 5);
     assert_eq!(pool.watch(1, load(0, 0)), 0);
 }
@@ -132,10 +132,10 @@ fn pool_without_known_models_does_not_sleep() {
 #[test]
 fn replicas_out_of_bounds_are_corrected_immediately() {
     let mut pool = Pool::at(20);
-    assert_eq!(pool.look(load(0, 0)), Decision { replicas: 8, why: Why::Bounds, next_look: Some(CONFIG.delay) });
+    assert_eq!(pool.look(load(0, 0)), ScalingDecision { replicas: 8, why: Why::Bounds, next_look: Some(CONFIG.delay) });
     pool.config.min = 2;
     pool.current = 0;
-    assert_eq!(pool.look(None), Decision { replicas: 2, why: Why::Bounds, next_look: None });
+    assert_eq!(pool.look(None), ScalingDecision { replicas: 2, why: Why::Bounds, next_look: None });
 }
 
 #[test]

@@ -2,7 +2,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::controllers::worker_pool::residency::Held;
+use crate::controllers::worker_pool::residency::SlotResidency;
 use crate::crd::worker_pool::SlotState;
 use crate::manifests::testing;
 
@@ -32,8 +32,8 @@ fn rollout(desired: i32, done: bool) -> Option<Rollout> {
     Some(Rollout { scaled: true, desired, done, ..Rollout::default() })
 }
 
-fn census(pods: i32) -> Census {
-    Census { pods, ready: pods, settled: pods, injected: pods, ..Census::default() }
+fn census(pods: i32) -> PodCounts {
+    PodCounts { pods, ready: pods, settled: pods, injected: pods, ..PodCounts::default() }
 }
 
 /// A pool that serves with two Pods; each test changes the relevant fields.
@@ -42,12 +42,12 @@ struct Case {
     previous: WorkerPoolStatus,
     stall: Option<(Reason, String)>,
     provider: ProviderState,
-    census: Census,
+    census: PodCounts,
     workers: Workers,
     residency: Option<Residency>,
     rollout: Option<Rollout>,
     wakeable: bool,
-    standing: Standing,
+    standing: ReplicaOwner,
 }
 
 impl Default for Case {
@@ -62,14 +62,14 @@ impl Default for Case {
             residency: None,
             rollout: rollout(2, true),
             wakeable: true,
-            standing: Standing::Alone,
+            standing: ReplicaOwner::Alone,
         }
     }
 }
 
 impl Case {
     fn status(&self) -> WorkerPoolStatus {
-        let facts = Facts {
+        let facts = PoolFacts {
             pool: &self.pool,
             previous: &self.previous,
             stall: self.stall.clone(),
@@ -125,7 +125,7 @@ fn pool_without_provider_waits() {
 
 #[test]
 fn pool_with_all_slots_quarantined_serves_nothing() {
-    let held = |worker: &str, state| Held {
+    let held = |worker: &str, state| SlotResidency {
         worker: worker.to_owned(),
         slot: "gpu0".to_owned(),
         state,
@@ -199,7 +199,7 @@ fn new_operator_without_reports_changes_nothing() {
 
 #[test]
 fn unconnected_pods_are_first_treated_as_starting() {
-    let loading = Census { settled: 0, ..census(2) };
+    let loading = PodCounts { settled: 0, ..census(2) };
     Case { workers: known(0, &[]), census: loading, rollout: rollout(2, false), ..Case::default() }
         .is("FTF", Reason::WaitingForWorkers);
     Case { workers: known(0, &[]), ..Case::default() }.is("FFF", Reason::NotConnected);
@@ -228,7 +228,7 @@ fn workers_with_unresponsive_backends_serve_nothing() {
         "2 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
     );
     assert_eq!(loaded.status().connected, Some(2));
-    let loading = Census { ready: 0, settled: 0, ..census(2) };
+    let loading = PodCounts { ready: 0, settled: 0, ..census(2) };
     Case { workers, census: loading, ..Case::default() }.is("FTF", Reason::WaitingForWorkers);
 }
 
@@ -237,7 +237,7 @@ fn never_loading_backend_is_named_after_its_timeout() {
     let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
     let waiting = |silent| Case {
         workers: workers.clone(),
-        census: Census { ready: 0, settled: 0, silent, ..census(2) },
+        census: PodCounts { ready: 0, settled: 0, silent, ..census(2) },
         rollout: rollout(2, false),
         ..Case::default()
     };
@@ -257,22 +257,22 @@ fn never_loading_backend_is_named_after_its_timeout() {
 fn injecting_pool_reports_missing_and_uninjected_pods() {
     let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
     Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
-    let lacking = |injected| Census { injected, not_injected: vec!["a".into(), "b".into()], ..census(2) };
+    let lacking = |injected| PodCounts { injected, not_injected: vec!["a".into(), "b".into()], ..census(2) };
     Case { census: lacking(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::PodsNotInjected);
     let serving = Case { census: lacking(1), workers: known(1, &["m"]), ..inject() };
     serving.is("TFF", Reason::PodsNotInjected);
     assert_eq!(serving.status().conditions[0].message, "2 of 2 Pods have no worker: a, b; delete them");
-    let one = Census { injected: 1, not_injected: vec!["a".into()], ..census(2) };
+    let one = PodCounts { injected: 1, not_injected: vec!["a".into()], ..census(2) };
     let serving = Case { census: one, workers: known(1, &["m"]), ..inject() };
     assert_eq!(serving.status().conditions[0].message, "1 of 2 Pods has no worker: a; delete it");
 }
 
 #[test]
 fn singular_is_used_for_one() {
-    let message = |census: Census, workers: Workers| {
+    let message = |census: PodCounts, workers: Workers| {
         Case { census, workers, ..Case::default() }.status().conditions.swap_remove(0).message
     };
-    let loading = || Census { ready: 1, settled: 0, ..census(2) };
+    let loading = || PodCounts { ready: 1, settled: 0, ..census(2) };
     let idle = |idle| Workers::Known { connected: idle, serving: 0, idle, models: BTreeSet::new() };
     assert_eq!(
         message(loading(), idle(1)),
@@ -299,16 +299,16 @@ fn stalled_pool_with_serving_pods_is_not_ready() {
 
 #[test]
 fn other_writer_is_named_and_persistent_one_stalls() {
-    Case { standing: Standing::Shared, ..Case::default() }.is("TFF", Reason::ScalingConflict);
+    Case { standing: ReplicaOwner::Shared, ..Case::default() }.is("TFF", Reason::ScalingConflict);
     let loading = Case {
-        standing: Standing::Shared,
+        standing: ReplicaOwner::Shared,
         workers: known(0, &[]),
-        census: Census { settled: 0, ..census(2) },
+        census: PodCounts { settled: 0, ..census(2) },
         ..Case::default()
     };
     loading.is("FTF", Reason::WaitingForWorkers);
     assert_eq!(loading.status().conditions[2].reason, "ScalingConflict");
-    let yielding = Case { standing: Standing::Yielding, ..Case::default() };
+    let yielding = Case { standing: ReplicaOwner::Yielding, ..Case::default() };
     yielding.is("TFT", Reason::Serving);
     assert_eq!(yielding.status().conditions[2].reason, "ScalingConflict");
 }

@@ -65,8 +65,12 @@ fn change(scene: &Scene, spec: &Value) {
 }
 
 /// A successor, as after a change of release or leader: it remembers nothing.
-fn successor(scene: &Scene) -> Arc<Shared> {
-    Arc::new(Shared { ctx: scene.shared.ctx.clone(), caches: scene.shared.caches.clone(), memory: Memory::default() })
+fn successor(scene: &Scene) -> Arc<PoolContext> {
+    Arc::new(PoolContext {
+        ctx: scene.shared.ctx.clone(),
+        caches: scene.shared.caches.clone(),
+        memory: PoolMemories::default(),
+    })
 }
 
 #[tokio::test]

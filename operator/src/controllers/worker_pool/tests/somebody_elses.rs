@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::webhook::inject::decide::{self, Lookup};
-use crate::webhook::inject::review::Decision;
+use crate::webhook::inject::review::AdmissionDecision;
 use crate::webhook::inject::review::Review;
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/llm/deployments";
@@ -23,7 +23,7 @@ fn injected(scene: &Scene, name: &str) -> Value {
     let review = Review::parse(review.to_string().as_bytes()).unwrap();
     let pool = Lookup::Found(Box::new(WorkerPool::clone(&scene.pool())));
     let decision = decide::decide(&review, "llama", &pool, &scene.shared.ctx.defaults.worker, name);
-    let Decision::Injected { pod, .. } = decision else { panic!("{decision:?}") };
+    let AdmissionDecision::Injected { pod, .. } = decision else { panic!("{decision:?}") };
     pod
 }
 

@@ -74,7 +74,7 @@ fn secret() -> Secret {
     let policy = Policy::default();
     let mut data = material::Data::new();
     let names = settings().names();
-    change(&mut data, Action::Replace(plan::Reason::Missing), SystemTime::now(), &policy, &names).unwrap();
+    change(&mut data, Action::Replace(plan::IssueReason::Missing), SystemTime::now(), &policy, &names).unwrap();
     let labels = labels_of("webhook").into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     Secret {
         data: Some(data),
@@ -87,7 +87,7 @@ fn secret() -> Secret {
 fn ended(mut secret: Secret) -> Secret {
     let long_ago = SystemTime::now() - Duration::from_secs(200 * 86_400);
     let data = secret.data.as_mut().unwrap();
-    change(data, Action::NewLeaf(plan::Reason::Due), long_ago, &Policy::default(), &settings().names()).unwrap();
+    change(data, Action::NewLeaf(plan::IssueReason::Due), long_ago, &Policy::default(), &settings().names()).unwrap();
     secret
 }
 
@@ -131,7 +131,7 @@ async fn missing_secret_is_created_and_published() {
     let (client, requests) = server(accept);
     let settings = settings();
     let manager = manager(&client, &settings, None, Some(configuration(None)));
-    let mut memory = Memory::default();
+    let mut memory = ManagerState::default();
     assert!(manager.step(&mut memory).await.unwrap());
     assert!(manager.step(&mut memory).await.unwrap());
     assert_eq!(writes(&requests), [format!("POST {SECRETS}"), format!("PATCH {CONFIGURATION}")]);
@@ -143,7 +143,7 @@ async fn missing_secret_is_created_and_published() {
         (owner.kind.as_str(), owner.name.as_str(), owner.uid.as_str()),
         ("MutatingWebhookConfiguration", "mr", "u")
     );
-    assert!(matches!(held(Some(&made), &settings.names()), Held::Ours(contents) if contents.can_sign));
+    assert!(matches!(held(Some(&made), &settings.names()), SecretState::Ours(contents) if contents.can_sign));
 
     manager.configuration.send_replace(Some(configuration(Some(&bundle_of(&made)))).into());
     assert!(!manager.step(&mut memory).await.unwrap());
@@ -156,7 +156,7 @@ async fn publishing_changes_only_webhook_bundles() {
     let secret = secret();
     let bundle = json!(ByteString(bundle_of(&secret)));
     manager(&client, &settings, Some(secret), Some(configuration(Some(b"other"))))
-        .step(&mut Memory::default())
+        .step(&mut ManagerState::default())
         .await
         .unwrap();
     assert_eq!(asked(&requests), [format!("PATCH {CONFIGURATION}")]);
@@ -183,8 +183,8 @@ async fn secret_of_faster_leader_is_adopted() {
     let settings = settings();
     for seen in [None, Some(ended(secret()))] {
         let manager = manager(&client, &settings, seen, Some(configuration(Some(&bundle))));
-        assert!(manager.step(&mut Memory::default()).await.unwrap());
-        assert!(!manager.step(&mut Memory::default()).await.unwrap(), "nothing is left to do");
+        assert!(manager.step(&mut ManagerState::default()).await.unwrap());
+        assert!(!manager.step(&mut ManagerState::default()).await.unwrap(), "nothing is left to do");
     }
     let [get, post, put] = [format!("GET {SECRETS}/cert"), format!("POST {SECRETS}"), format!("PUT {SECRETS}/cert")];
     assert_eq!(asked(&requests), [post, get.clone(), put, get]);
@@ -197,7 +197,7 @@ async fn renewal_keeps_foreign_annotations_and_sends_resource_version() {
     let mut old = ended(secret());
     old.metadata.annotations = Some(BTreeMap::from([("theirs".to_owned(), "x".to_owned())]));
     let authority = old.data.as_ref().unwrap()[keys::AUTHORITY].clone();
-    manager(&client, &settings, Some(old), None).step(&mut Memory::default()).await.unwrap();
+    manager(&client, &settings, Some(old), None).step(&mut ManagerState::default()).await.unwrap();
     assert_eq!(writes(&requests), [format!("PUT {SECRETS}/cert")]);
     let sent = sent(&requests, "PUT");
     assert_eq!(sent["metadata"]["resourceVersion"], "1");
@@ -214,7 +214,7 @@ async fn immutable_secret_is_recreated() {
     });
     let settings = settings();
     let manager = manager(&client, &settings, Some(ended(secret())), None);
-    let mut memory = Memory::default();
+    let mut memory = ManagerState::default();
     manager.step(&mut memory).await.unwrap();
     manager.configuration.send_replace(Some(configuration(None)).into());
     manager.step(&mut memory).await.unwrap();
@@ -230,7 +230,7 @@ async fn foreign_secret_is_never_written() {
     let mut theirs = secret();
     theirs.metadata.labels = None;
     let manager = manager(&client, &settings, Some(theirs), Some(configuration(None)));
-    assert!(!manager.step(&mut Memory::default()).await.unwrap());
+    assert!(!manager.step(&mut ManagerState::default()).await.unwrap());
     assert_eq!(asked(&requests), Vec::<String>::new());
 }
 
@@ -262,7 +262,7 @@ async fn non_leader_sends_no_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn time_since_publication_restarts_with_each_bundle() {
-    let mut memory = Memory::default();
+    let mut memory = ManagerState::default();
     let one = configuration(Some(b"one"));
     let second = Duration::from_secs(1);
     assert_eq!(published(None, b"one", &mut memory), Published::NoConfiguration);

@@ -45,7 +45,7 @@ fn found(spec: &Value) -> Lookup {
     Lookup::Found(Box::new(serde_json::from_value(pool(spec)).unwrap()))
 }
 
-fn decided(pod: &Value, lookup: &Lookup) -> Decision {
+fn decided(pod: &Value, lookup: &Lookup) -> AdmissionDecision {
     let review = review(pod);
     match question(&review) {
         Question::Settled(decision) => decision,
@@ -55,7 +55,7 @@ fn decided(pod: &Value, lookup: &Lookup) -> Decision {
 
 fn settled(pod: &Value) -> Option<&'static str> {
     match question(&review(pod)) {
-        Question::Settled(Decision::Unchanged(why)) => Some(why),
+        Question::Settled(AdmissionDecision::Unchanged(why)) => Some(why),
         Question::Settled(_) | Question::Pool(_) => None,
     }
 }
@@ -87,7 +87,10 @@ fn only_pod_creation_is_examined() {
         let mut review = review_of(&labelled("llama"));
         review["request"][key] = value;
         let review = Review::parse(review.to_string().as_bytes()).unwrap();
-        assert_eq!(question(&review), Question::Settled(Decision::Unchanged("it is not the creation of a Pod")));
+        assert_eq!(
+            question(&review),
+            Question::Settled(AdmissionDecision::Unchanged("it is not the creation of a Pod"))
+        );
     }
 }
 
@@ -95,7 +98,9 @@ fn only_pod_creation_is_examined() {
 fn labelled_pod_gets_worker_and_warnings() {
     let mut pod = labelled("llama");
     pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 5}}});
-    let Decision::Injected { pod, warnings } = decided(&pod, &found(&json!({}))) else { panic!("not injected") };
+    let AdmissionDecision::Injected { pod, warnings } = decided(&pod, &found(&json!({}))) else {
+        panic!("not injected")
+    };
     assert!(sidecar::has_worker(&pod));
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("container vllm has a preStop hook"), "{warnings:?}");
@@ -107,7 +112,7 @@ fn labelled_pod_gets_worker_and_warnings() {
 fn incompatible_pod_is_refused_with_pool_name() {
     let mut pod = labelled("llama");
     pod["spec"]["hostNetwork"] = json!(true);
-    let Decision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
+    let AdmissionDecision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
     assert!(message.starts_with("WorkerPool llama: the Pod uses hostNetwork"), "{message}");
 }
 
@@ -117,16 +122,20 @@ fn pools_with_own_pods_refuse_injection() {
         (json!({"standalone": {}, "backend": {"url": "http://gpu:8000"}}), "without standalone"),
         (json!({"template": {"spec": {"containers": []}}}), "without template"),
     ] {
-        let Decision::Refused(message) = decided(&labelled("llama"), &found(&spec)) else { panic!("not refused") };
+        let AdmissionDecision::Refused(message) = decided(&labelled("llama"), &found(&spec)) else {
+            panic!("not refused")
+        };
         assert!(message.contains(word), "{message}");
     }
 }
 
 #[test]
 fn bare_pod_without_pool_is_refused_by_name() {
-    let Decision::Refused(message) = decided(&labelled("llama"), &Lookup::Missing) else { panic!("not refused") };
+    let AdmissionDecision::Refused(message) = decided(&labelled("llama"), &Lookup::Missing) else {
+        panic!("not refused")
+    };
     assert_eq!(message, "namespace llm has no WorkerPool llama: create it, or set label modelrelay.io/pool to none");
-    let Decision::Refused(message) = decided(&labelled(""), &Lookup::Missing) else { panic!("not refused") };
+    let AdmissionDecision::Refused(message) = decided(&labelled(""), &Lookup::Missing) else { panic!("not refused") };
     assert!(message.starts_with("label modelrelay.io/pool is empty"), "{message}");
 }
 
@@ -134,19 +143,21 @@ fn bare_pod_without_pool_is_refused_by_name() {
 fn controlled_pod_without_pool_is_gated() {
     let mut pod = controlled("llama");
     pod["spec"]["schedulingGates"] = json!([{"name": "theirs"}]);
-    let Decision::Gated { pod: gated, .. } = decided(&pod, &Lookup::Missing) else { panic!("not gated") };
+    let AdmissionDecision::Gated { pod: gated, .. } = decided(&pod, &Lookup::Missing) else { panic!("not gated") };
     assert_eq!(gated["spec"]["schedulingGates"], json!([{"name": "theirs"}, {"name": "modelrelay.io/no-such-pool"}]));
     assert!(!sidecar::has_worker(&gated));
     // Reviewed again after another webhook, it already has the gate.
-    let Decision::Gated { pod: again, .. } = decided(&gated, &Lookup::Missing) else { panic!("not gated") };
+    let AdmissionDecision::Gated { pod: again, .. } = decided(&gated, &Lookup::Missing) else { panic!("not gated") };
     assert_eq!(again, gated);
 }
 
 /// Returns the reason that a single Pod and a controller's Pod are kept out.
 fn kept_out(pool: &Value) -> String {
     let lookup = Lookup::Found(Box::new(serde_json::from_value(pool.clone()).unwrap()));
-    let Decision::Refused(why) = decided(&labelled("llama"), &lookup) else { panic!("not refused: {pool}") };
-    let Decision::Gated { message, .. } = decided(&controlled("llama"), &lookup) else { panic!("not gated: {pool}") };
+    let AdmissionDecision::Refused(why) = decided(&labelled("llama"), &lookup) else { panic!("not refused: {pool}") };
+    let AdmissionDecision::Gated { message, .. } = decided(&controlled("llama"), &lookup) else {
+        panic!("not gated: {pool}")
+    };
     assert_eq!(message, format!("{why}; until then this Pod is not scheduled"));
     why
 }
@@ -173,7 +184,10 @@ fn unusable_pool_gates_pod() {
     assert_eq!(kept_out(&stalled("True", "NameTaken")), "WorkerPool llama: ConfigMap llama-worker exists");
     for (status, reason) in [("False", "NameTaken"), ("True", "Forbidden")] {
         let lookup = Lookup::Found(Box::new(serde_json::from_value(stalled(status, reason)).unwrap()));
-        assert!(matches!(decided(&controlled("llama"), &lookup), Decision::Injected { .. }), "{status} {reason}");
+        assert!(
+            matches!(decided(&controlled("llama"), &lookup), AdmissionDecision::Injected { .. }),
+            "{status} {reason}"
+        );
     }
 }
 
@@ -181,7 +195,7 @@ fn unusable_pool_gates_pod() {
 fn bound_pod_cannot_be_gated() {
     let mut pod = controlled("llama");
     pod["spec"]["nodeName"] = json!("gpu-1");
-    assert!(matches!(decided(&pod, &Lookup::Missing), Decision::Refused(_)));
+    assert!(matches!(decided(&pod, &Lookup::Missing), AdmissionDecision::Refused(_)));
 }
 
 #[test]
@@ -295,12 +309,12 @@ proptest! {
             json_patch::patch(&mut patched, &serde_json::from_slice::<json_patch::Patch>(&bytes.0).unwrap()).unwrap();
         }
         match &decision {
-            Decision::Injected { pod: wanted, .. } | Decision::Gated { pod: wanted, .. } => {
+            AdmissionDecision::Injected { pod: wanted, .. } | AdmissionDecision::Gated { pod: wanted, .. } => {
                 // Parsing a float can lose its last bit, which does not matter: the patch does not contain it.
                 let read: Value = serde_json::from_str(&patched.to_string()).unwrap();
                 prop_assert_eq!(&read, wanted);
             }
-            Decision::Unchanged(_) | Decision::Refused(_) => prop_assert_eq!(&patched, &pod),
+            AdmissionDecision::Unchanged(_) | AdmissionDecision::Refused(_) => prop_assert_eq!(&patched, &pod),
         }
         let mut before = Vec::new();
         leaves(&pod, "", &mut before);

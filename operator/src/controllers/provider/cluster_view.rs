@@ -26,7 +26,7 @@ const STARTS_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 pub(super) const AWAITS_FIRST_WORKER: Duration = Duration::from_secs(20);
 
 /// A snapshot of the cached state.
-pub(super) struct Look {
+pub(super) struct ClusterView {
     /// Relay Pods that are neither being deleted nor finished.
     pub(super) relay_pods: Vec<Arc<Pod>>,
     /// The relay's Deployment.
@@ -39,7 +39,7 @@ pub(super) struct Look {
     pub(super) reviewers: BTreeSet<String>,
 }
 
-impl Look {
+impl ClusterView {
     pub(super) fn now(ctx: &Context, caches: &Caches, namespace: &str, provider: &str) -> Self {
         let is_relay = |pod: &Arc<Pod>| {
             pod.metadata.namespace.as_deref() == Some(namespace)
@@ -148,7 +148,7 @@ mod tests {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("it cannot be connected to".to_owned()))];
-        let look = Look {
+        let look = ClusterView {
             reviewers: BTreeSet::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
             deployment: None,

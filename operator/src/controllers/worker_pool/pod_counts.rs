@@ -14,7 +14,7 @@ use crate::resources::names;
 
 /// The counts of the pool's Pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct PodCounts {
     /// Pods that are neither leaving nor finished.
     pub pods: i32,
     /// Those of them that are ready.
@@ -72,8 +72,8 @@ pub struct Measure<'a> {
 }
 
 /// Counts the Pods.
-pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> Census {
-    let mut census = Census::default();
+pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> PodCounts {
+    let mut census = PodCounts::default();
     for pod in pods {
         if pod.metadata.deletion_timestamp.is_some() || is_over(pod) {
             continue;
@@ -84,7 +84,7 @@ pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -
     census
 }
 
-fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
+fn count(census: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.usable) {
         census.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
@@ -206,7 +206,7 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn counted(pods: &[Pod]) -> Census {
+    fn counted(pods: &[Pod]) -> PodCounts {
         let at = |second| Timestamp::from_second(second).unwrap();
         let idle = ["idle", "late", "loading"].map(str::to_owned).into();
         take(pods, Measure { hash: "f00d", image: "worker:1", usable: Some(at(100)), idle: &idle, now: at(1000) })
@@ -229,7 +229,7 @@ mod tests {
     fn leaving_and_finished_pods_are_excluded() {
         let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let census = counted(&[pod("a", &leaving), pod("b", &json!({"status": {"phase": "Failed"}}))]);
-        assert_eq!(census, Census::default());
+        assert_eq!(census, PodCounts::default());
     }
 
     #[test]

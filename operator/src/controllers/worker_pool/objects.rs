@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kube::api::{Api, DynamicObject, ObjectMeta};
 
-use super::Shared;
+use super::PoolContext;
 use super::memory::{Attempt, AttemptResult};
 use crate::cluster::apply::{self, ApplyError, Owner};
 use crate::crd::WorkerPool;
@@ -25,7 +25,7 @@ pub struct Brought {
 }
 
 /// Applies an object that has not been read yet.
-pub async fn unread(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<Brought, ApplyError> {
+pub async fn unread(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<Brought, ApplyError> {
     let api: Api<DynamicObject> =
         Api::namespaced_with(shared.ctx.client.clone(), &manifest.namespace, &manifest.resource);
     let there =
@@ -35,7 +35,7 @@ pub async fn unread(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> 
 
 /// Applies an object whose metadata is known.
 pub async fn ensure(
-    shared: &Shared,
+    shared: &PoolContext,
     pool: &WorkerPool,
     manifest: &Manifest,
     there: Option<&ObjectMeta>,
@@ -71,7 +71,7 @@ pub async fn ensure(
 }
 
 /// Deletes an object of the pool. This happens once: if the object is created again, that is intended.
-pub async fn gone(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
+pub async fn gone(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
     let key = manifest.display();
     if shared.memory.with(pool, |entry| entry.absent.contains(&key)) {
         return Ok(());

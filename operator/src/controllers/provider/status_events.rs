@@ -7,7 +7,7 @@ use kube::runtime::events::EventType;
 use crate::context::Context;
 use crate::crd::{Provider, ProviderStatus};
 use crate::resources::conditions::{PROGRAMMED, READY, RECONCILING, STALLED};
-use crate::spec::rotation::{MAX_PREVIOUS, News};
+use crate::spec::rotation::{MAX_PREVIOUS, RotationEvent};
 
 use super::reasons;
 
@@ -16,7 +16,7 @@ mod tests;
 
 /// One Event.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct StatusEvent {
     is_warning: bool,
     reason: String,
     action: &'static str,
@@ -24,12 +24,12 @@ struct Told {
 }
 
 /// Publishes the changes between two statuses, and the result of a rotation step.
-pub(super) async fn tell(
+pub(super) async fn publish(
     ctx: &Context,
     provider: &Provider,
     before: &ProviderStatus,
     after: &ProviderStatus,
-    rotation: &[News],
+    rotation: &[RotationEvent],
 ) {
     let about = provider.object_ref(&());
     let rotated = rotation.iter().map(|news| told_of_rotation(*news, after));
@@ -39,13 +39,13 @@ pub(super) async fn tell(
     }
 }
 
-fn changes(before: &[Condition], after: &[Condition]) -> Vec<Told> {
+fn changes(before: &[Condition], after: &[Condition]) -> Vec<StatusEvent> {
     let mut told = Vec::new();
     for condition in after {
         let old = before.iter().find(|old| old.type_ == condition.type_);
         let was = old.map_or("", |old| old.status.as_str());
         let new_reason = old.is_none_or(|old| old.reason != condition.reason);
-        let event = |is_warning, reason: &str, action| Told {
+        let event = |is_warning, reason: &str, action| StatusEvent {
             is_warning,
             reason: reason.to_owned(),
             action,
@@ -77,31 +77,31 @@ fn changes(before: &[Condition], after: &[Condition]) -> Vec<Told> {
     told
 }
 
-fn told_of_rotation(news: News, after: &ProviderStatus) -> Told {
+fn told_of_rotation(news: RotationEvent, after: &ProviderStatus) -> StatusEvent {
     let secret = after.worker_secret.as_ref();
     let name = secret.map_or("", |secret| secret.name.as_str());
     let (reason, note) = match news {
-        News::Started => {
+        RotationEvent::Started => {
             ("SecretRotationStarted", "the relays are told of a new worker secret; workers keep the old one".to_owned())
         }
-        News::Published => {
+        RotationEvent::Published => {
             let until = secret.and_then(|secret| secret.previous_until.as_ref());
             let until = until.map(|until| until.0.to_string()).unwrap_or_default();
             ("SecretRotated", format!("Secret {name} has the new value; the old one admits workers until {until}"))
         }
-        News::Ended => {
+        RotationEvent::Ended => {
             ("OldSecretEnded", "a worker secret from before the last rotation admits nobody any more".to_owned())
         }
-        News::Crowded => {
+        RotationEvent::Crowded => {
             let note = format!(
                 "the oldest of more than {MAX_PREVIOUS} old worker secrets ended before its 24 hours were over"
             );
             ("OldSecretEnded", note)
         }
-        News::Revoked => {
+        RotationEvent::Revoked => {
             ("SecretRevoked", format!("Secret {name} has a new value; no old one admits anybody any more"))
         }
     };
-    let is_warning = news == News::Crowded;
-    Told { is_warning, reason: reason.to_owned(), action: "RotateSecret", note }
+    let is_warning = news == RotationEvent::Crowded;
+    StatusEvent { is_warning, reason: reason.to_owned(), action: "RotateSecret", note }
 }

@@ -230,17 +230,11 @@ async fn pass(
 ) -> Result<Action, ProviderError> {
     let (ctx, caches) = (&shared.ctx, &shared.caches);
     let now = Instant::now();
-    let is_stale = memory.is_stale(now);
-    if is_stale {
-        memory.forget_objects(now);
-    }
-    let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider))) || is_stale;
+    let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider)), now);
     let look = ClusterView::now(ctx, caches, &key.0, &key.1);
-    let is_early = memory.awaits_retry(now);
-    let stands = |outcome: &ProviderOutcome| {
-        !changed && (is_settled(outcome, provider, &look) || (is_early && has_failed(outcome, provider, &look)))
-    };
-    let mut outcome = match memory.outcome.clone().filter(stands) {
+    let stands = |outcome: &ProviderOutcome| !changed && !is_due(outcome, memory, provider, &look, now);
+    let standing = memory.outcome.clone().filter(stands);
+    let mut outcome = match standing {
         Some(standing) => standing,
         None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
     };
@@ -260,21 +254,23 @@ async fn pass(
     next(&outcome, memory, [status_due, started].into_iter().flatten().min())
 }
 
-/// True if the objects are up to date and no deadline has passed.
-fn is_settled(outcome: &ProviderOutcome, provider: &Provider, look: &ClusterView) -> bool {
+/// True if the objects have to be applied again although none of them changed. A relay's report is no reason to retry
+/// a failure before its time.
+fn is_due(
+    outcome: &ProviderOutcome,
+    memory: &ProviderMemory,
+    provider: &Provider,
+    look: &ClusterView,
+    now: Instant,
+) -> bool {
+    if outcome.generation != provider.metadata.generation || outcome.cold_models != cold_models(&look.pools) {
+        return true;
+    }
+    if outcome.failure.is_some() {
+        return !memory.awaits_retry(now);
+    }
     let awaits_relays = outcome.worker_secret.as_ref().is_none_or(|secret| secret.awaits_relays);
-    outcome.failure.is_none()
-        && !awaits_relays
-        && outcome.generation == provider.metadata.generation
-        && outcome.wake_at.is_none_or(|at| Timestamp::now() < at)
-        && outcome.cold_models == cold_models(&look.pools)
-}
-
-/// True if these very objects could not be applied: a relay's report is no reason to retry before it is time.
-fn has_failed(outcome: &ProviderOutcome, provider: &Provider, look: &ClusterView) -> bool {
-    outcome.failure.is_some()
-        && outcome.generation == provider.metadata.generation
-        && outcome.cold_models == cold_models(&look.pools)
+    awaits_relays || outcome.wake_at.is_some_and(|at| Timestamp::now() >= at)
 }
 
 /// Writes the status if it differs. Returns the time until changed numbers may be written.

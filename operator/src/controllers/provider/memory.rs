@@ -67,8 +67,15 @@ impl ProviderMemory {
     }
 
     /// Records changes that watches reported. Returns true if anything changed that the operator did not do itself; a
-    /// changed object is applied again.
-    pub(super) fn note(&mut self, changes: Changes) -> bool {
+    /// changed object is applied again. Once an hour, everything is, in case a change was missed.
+    pub(super) fn note(&mut self, changes: Changes, now: Instant) -> bool {
+        if self.whole_since.is_some_and(|since| now - since >= IDLE_INTERVAL) {
+            self.applied.clear();
+            self.absent.clear();
+            self.bound = None;
+            self.whole_since = Some(now);
+            return true;
+        }
         let mut changed = changes.itself;
         for (object, seen) in changes.objects {
             let as_left = match &seen {
@@ -84,19 +91,6 @@ impl ProviderMemory {
             }
         }
         changed
-    }
-
-    /// True once an hour, when everything is applied again in case a change was missed.
-    pub(super) fn is_stale(&self, now: Instant) -> bool {
-        self.whole_since.is_some_and(|since| now - since >= IDLE_INTERVAL)
-    }
-
-    /// Makes the next pass apply everything again.
-    pub(super) fn forget_objects(&mut self, now: Instant) {
-        self.applied.clear();
-        self.absent.clear();
-        self.bound = None;
-        self.whole_since = Some(now);
     }
 
     pub(super) fn is_applied(&self, manifest: &Manifest, fingerprint: u64) -> bool {

@@ -75,7 +75,7 @@ impl Context {
     }
 
     /// Publishes an Event, which `kubectl describe` shows. A lost Event is logged and not retried.
-    pub async fn tell(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: String) {
+    pub async fn publish(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: String) {
         const MAX_NOTE_CHARS: usize = 1000;
         let event = Event {
             type_,

@@ -28,9 +28,9 @@ fn main() -> ExitCode {
 fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     match &cli.command {
         Some(Command::Completions(args)) => {
-            return say(modelrelay_manual::completions(&Cli::command(), args).as_bytes());
+            return print(modelrelay_manual::completions(&Cli::command(), args).as_bytes());
         }
-        Some(Command::Man(args)) => return say(&modelrelay_manual::man(Cli::command(), args)?),
+        Some(Command::Man(args)) => return print(&modelrelay_manual::man(Cli::command(), args)?),
         Some(Command::Crds { .. } | Command::Apply(_) | Command::Delete(_) | Command::Get { .. }) | None => {}
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -51,7 +51,7 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Writes to standard output. Errors are ignored, because the reader may close the pipe before the end.
-fn say(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+fn print(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
     let _ = io::stdout().write_all(text);
     Ok(())
 }

@@ -82,8 +82,8 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
             looks.push(look(&ctx, &caches, &client, key, pods, entry.token.clone()));
         }
         tokio::select! {
-            Some(seen) = looks.next(), if !looks.is_empty() => seen_by(&ctx, &caches, &mut schedule, seen),
-            Ok(()) = expectations.changed() => schedule.hurry(&ctx),
+            Some(seen) = looks.next(), if !looks.is_empty() => record_poll(&ctx, &caches, &mut schedule, seen),
+            Ok(()) = expectations.changed() => schedule.advance_polls(&ctx),
             () = tokio::time::sleep_until(schedule.next_due()) => {}
         }
     }
@@ -191,7 +191,7 @@ impl Schedule {
     }
 
     /// Makes a poll due at once if something new is expected or a new report is awaited.
-    fn hurry(&mut self, ctx: &Context) {
+    fn advance_polls(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
             if ctx.relays.is_wanted(&key.0, &key.1) {
                 entry.due = Instant::now();
@@ -236,7 +236,7 @@ fn look(
             (None, Some(provider)) => read_token(&ctx, &provider).await,
             (None, None) => Err("its Provider is gone".to_owned()),
         };
-        let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
+        let asked = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
         let answers = future::join_all(asked).await;
         // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
@@ -245,7 +245,7 @@ fn look(
     }
 }
 
-fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: PollResult) {
+fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: PollResult) {
     let PollResult { key, snapshot, token } = seen;
     let is_close = schedule.entry(&key).expected.as_ref().is_some_and(|(expected, since)| {
         since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
@@ -303,7 +303,7 @@ enum Unanswered {
     Silent(String),
 }
 
-async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
+async fn query(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
     let answer = match (pod.address, token) {
         (None, _) => Err(Unanswered::Silent("it has no address yet".to_owned())),
         (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
@@ -316,7 +316,7 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
                 (true, Some(Err(why))) => (0, Err(Unanswered::Refused(why.clone()))),
                 (true, None) => (0, Err(Unanswered::Refused("it still speaks TLS".to_owned()))),
             };
-            ctx.metrics.relay_asked(code);
+            ctx.metrics.relay_polled(code);
             answer
         }
     };

@@ -147,7 +147,7 @@ async fn keep<K>(
             trim(object);
         })
         .reflect(writer);
-    tell(stream, &store, changed).await;
+    notify(stream, &store, changed).await;
 }
 
 /// Watches a kind that users write, and stores the objects that can be parsed. An object that cannot be parsed must not
@@ -171,7 +171,7 @@ async fn keep_readable<K>(
         .filter_map(move |event| future::ready(event.map(|event| readable(event, &known)).transpose()))
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer);
-    tell(stream, &store, changed).await;
+    notify(stream, &store, changed).await;
 }
 
 /// Returns the event without its guard, or `None` if the object cannot be parsed. An object that could be parsed before
@@ -211,7 +211,7 @@ where
 
 /// Reports every change that a watch delivers, and the objects that were deleted while it was broken, which the new
 /// list does not contain.
-async fn tell<K>(
+async fn notify<K>(
     stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
     store: &Store<K>,
     mut changed: impl FnMut(&K, Now),
@@ -377,7 +377,7 @@ mod tests {
         let events = [list(&["a", "b", "c"]), vec![Ok(Event::Delete(service("a")))], list(&["c", "d"])];
         let mut told = Vec::new();
         let stream = futures_util::stream::iter(events.into_iter().flatten()).reflect(writer);
-        tell(stream, &store, |object: &Service, now| told.push((object.name_any(), now))).await;
+        notify(stream, &store, |object: &Service, now| told.push((object.name_any(), now))).await;
         let expected = [
             ("a", Now::There),
             ("b", Now::There),

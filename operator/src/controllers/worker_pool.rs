@@ -243,7 +243,7 @@ async fn look(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, Reconci
         Err(error) => refused(&error),
     };
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
-    tell_of_waiting(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
+    publish_waiting_event(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
     // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
     // released.
     if outcome.stall.is_none() {
@@ -265,7 +265,7 @@ fn is_without_pods(pool: &WorkerPool, census: &PodCounts) -> bool {
 }
 
 /// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
-async fn tell_of_waiting(
+async fn publish_waiting_event(
     pool: &WorkerPool,
     shared: &PoolContext,
     census: &PodCounts,
@@ -275,7 +275,7 @@ async fn tell_of_waiting(
     let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
     let Some((_, why)) = waiting.filter(|_| !told) else { return };
     let note = format!("{} for this pool: {why}", plural::counted(census.gated.len(), "Pod waits", "Pods wait"));
-    shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
+    shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
 fn refused(error: &ValidateError) -> PoolOutcome {
@@ -305,7 +305,7 @@ async fn reconcile_objects(
     fetched: &FetchedPool,
     validated: &Validated,
 ) -> Result<PoolOutcome, ReconcileError> {
-    let speech = fetch::speech(&shared.ctx.client, &shared.caches, pool).await?;
+    let speech = fetch::relay_transport(&shared.ctx.client, &shared.caches, pool).await?;
     let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &speech);
     objects::unread(shared, pool, &config).await?;
     let Some(workload) = validated.workload else { return Ok(PoolOutcome::default()) };
@@ -328,11 +328,11 @@ async fn reconcile_objects(
     // The worker's rights are created before the worker and removed after it.
     let needs_access = pool.spec.scales_deployments() && runs;
     if needs_access {
-        access::bring(pool, shared, &fetched.pods, runs).await?;
+        access::ensure(pool, shared, &fetched.pods, runs).await?;
     }
-    let object = bring_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
+    let object = ensure_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
     if workload == Workload::Workers && !needs_access {
-        access::bring(pool, shared, &fetched.pods, runs).await?;
+        access::ensure(pool, shared, &fetched.pods, runs).await?;
     }
     let rollout = Some(Rollout::of(workload, &object));
     Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
@@ -376,7 +376,7 @@ fn rendered(
 }
 
 /// Applies the Deployment or DaemonSet and returns the resulting object.
-async fn bring_workload(
+async fn ensure_workload(
     pool: &WorkerPool,
     shared: &PoolContext,
     fetched: &FetchedPool,
@@ -401,7 +401,7 @@ async fn bring_workload(
     if brought.applied && rendered.anew {
         for note in &rendered.notes {
             let about = pool.object_ref(&());
-            shared.ctx.tell(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
+            shared.ctx.publish(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
         }
     }
     if workload == Workload::Backend && pool.spec.replicas.is_none() {
@@ -428,7 +428,7 @@ async fn release(pool: &WorkerPool, shared: &PoolContext, census: &PodCounts) ->
     if released > 0 {
         let pods = plural::counted(released, "Pod that waited for this pool is", "Pods that waited for this pool are");
         let note = format!("{pods} created anew, with a worker");
-        shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
+        shared.ctx.publish(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
     }
     Ok(())
 }
@@ -462,7 +462,7 @@ async fn report(
         residency: residency.clone(),
         rollout: outcome.rollout.clone(),
         wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
-        standing: shared.standing(pool, Instant::now()),
+        standing: shared.replica_owner(pool, Instant::now()),
         dispute: outcome.dispute.clone(),
         outdated,
     };
@@ -475,17 +475,17 @@ async fn report(
     let later = report::write(shared, pool, &previous, status)
         .await
         .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })?;
-    tell_of_slots(pool, shared, residency.as_ref()).await;
+    publish_slot_events(pool, shared, residency.as_ref()).await;
     Ok(later)
 }
 
 /// Publishes Events about failed loads and quarantined slots, because the status may have changed again before a user
 /// sees it.
-async fn tell_of_slots(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
+async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
     let Some(residency) = residency else { return };
     let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
     for (reason, note) in news {
-        shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
+        shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
     }
 }
 
@@ -508,11 +508,11 @@ fn worker_now(shared: &PoolContext, pool: &WorkerPool) -> (String, String) {
 
 impl PoolContext {
     /// Returns who writes the replicas of a pool that scales.
-    fn standing(&self, pool: &WorkerPool, now: Instant) -> ReplicaOwner {
+    fn replica_owner(&self, pool: &WorkerPool, now: Instant) -> ReplicaOwner {
         let Some(scaling) = validate(pool).ok().and_then(|validated| validated.scaling) else {
             return ReplicaOwner::Alone;
         };
-        self.memory.with(pool, |entry| entry.writers.standing(now, scaling.delay))
+        self.memory.with(pool, |entry| entry.writers.replica_owner(now, scaling.delay))
     }
 }
 

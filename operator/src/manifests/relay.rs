@@ -249,7 +249,7 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
         volumes
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
     }
-    if asks_the_api(provider, mounts_api_keys) {
+    if uses_api(provider, mounts_api_keys) {
         volumes.push(api_access());
     }
     if let Some(tls) = &relay.tls {
@@ -260,7 +260,7 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
 }
 
 /// True if the relay uses the API server: to write keys, or to have worker tokens reviewed.
-fn asks_the_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
+fn uses_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
     mounts_api_keys || !provider.spec.worker_service_accounts.is_empty()
 }
 
@@ -281,7 +281,7 @@ fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     if mounts_api_keys {
         mounts.push(mount("api-keys", KEYS_PATH));
     }
-    if asks_the_api(provider, mounts_api_keys) {
+    if uses_api(provider, mounts_api_keys) {
         mounts.push(mount("api-access", TOKEN_PATH));
     }
     if relay.tls.is_some() {

@@ -28,7 +28,7 @@ const TLS_SCHEME: &str = "dns+https";
 
 /// The transport between workers and their relays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Speech {
+pub enum RelayTransport {
     /// Plain HTTP.
     #[default]
     Plain,
@@ -39,7 +39,7 @@ pub enum Speech {
     },
 }
 
-impl Speech {
+impl RelayTransport {
     /// Returns the transport of an existing ConfigMap.
     pub fn of(config_map: &ConfigMap) -> Self {
         let entry = |key| config_map.data.as_ref().and_then(|data| data.get(key));
@@ -96,7 +96,7 @@ struct BackendYaml {
 }
 
 /// Returns the ConfigMap `<pool>-worker`.
-pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> Manifest {
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, speech));
     let authority = speech.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
@@ -113,7 +113,7 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech)
     })
 }
 
-fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> String {
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
     // Each slot defines its own backends and models; a worker rejects the top-level fields alongside slots.
@@ -158,7 +158,10 @@ mod tests {
     #[test]
     fn omitted_pool_fields_get_defaults() {
         let pool = testing::pool(&json!({"provider": "local"}));
-        snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
+        snapshot::check(
+            "worker-config-inject",
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+        );
     }
 
     #[test]
@@ -172,7 +175,10 @@ mod tests {
             },
             "sidecar": {"port": 18000, "logLevel": "debug", "logFormat": "text"},
         }));
-        snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
+        snapshot::check(
+            "worker-config-standalone",
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+        );
     }
 
     #[test]
@@ -192,7 +198,7 @@ mod tests {
         }));
         snapshot::check(
             "worker-config-multiplexer",
-            &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml(),
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
         );
         assert_eq!(max_concurrency(&pool), 8 + 1);
     }
@@ -201,16 +207,16 @@ mod tests {
     fn relays_with_certificate_are_dialled_over_tls() {
         let pool = testing::pool(&json!({"provider": "local"}));
         let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
-        let speech = Speech::Tls { authority: authority.clone() };
+        let speech = RelayTransport::Tls { authority: authority.clone() };
         snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &speech).to_yaml());
-        for speech in [speech, Speech::Tls { authority: None }, Speech::Plain] {
+        for speech in [speech, RelayTransport::Tls { authority: None }, RelayTransport::Plain] {
             let manifest = config_map(&pool, &testing::defaults(), &speech);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(manifest.value["data"][FILE].as_str().unwrap().as_bytes()).unwrap();
             let args = Args { config: Some(file.path().to_owned()), ..Args::default() };
             let relay = Settings::load(&args).expect("the worker's own parser takes it").live.relay;
-            assert!(relay.every_address && relay.tls == (speech != Speech::Plain));
-            assert_eq!(Speech::of(&serde_json::from_value(manifest.value).unwrap()), speech);
+            assert!(relay.every_address && relay.tls == (speech != RelayTransport::Plain));
+            assert_eq!(RelayTransport::of(&serde_json::from_value(manifest.value).unwrap()), speech);
         }
     }
 
@@ -218,7 +224,7 @@ mod tests {
     fn chart_values_apply_when_pool_omits_them() {
         let defaults =
             WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
-        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &Speech::Plain);
+        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &RelayTransport::Plain);
         assert!(yaml.contains("logLevel: warn\nlogFormat: text\n"), "{yaml}");
     }
 }

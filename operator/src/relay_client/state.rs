@@ -67,21 +67,21 @@ struct WorkerState {
     pool: Option<String>,
     /// Present for a worker with a multiplexer.
     #[serde(default)]
-    slots: Option<Vec<SlotSeen>>,
+    slots: Option<Vec<ReportedSlot>>,
 }
 
 /// A slot, with the relay's memory of its last failure.
 #[derive(Debug, Deserialize)]
-struct SlotSeen {
+struct ReportedSlot {
     #[serde(flatten)]
     slot: Slot,
     /// Older relays do not remember failures.
     #[serde(default)]
-    last_failure: Option<FailureSeen>,
+    last_failure: Option<ReportedFailure>,
 }
 
 #[derive(Debug, Deserialize)]
-struct FailureSeen {
+struct ReportedFailure {
     model: String,
     code: Option<String>,
     message: Option<String>,
@@ -159,8 +159,8 @@ fn remember(slot: &mut SlotReport, last: LastFailure) {
     }
 }
 
-fn slot(seen: SlotSeen) -> SlotReport {
-    let SlotSeen { slot, last_failure } = seen;
+fn slot(seen: ReportedSlot) -> SlotReport {
+    let ReportedSlot { slot, last_failure } = seen;
     let last_failure = last_failure.map(|last| LastFailure {
         failure: failure(&last.model, last.code.as_deref(), last.message.as_deref()),
         at: ago(last.age_ms),

@@ -316,7 +316,7 @@ async fn waiting_for_report_polls_only_that_provider_immediately() {
         schedule.entry(&key(provider)).due = Instant::now() + INTERVAL;
     }
     let mut due = async |ctx: &Context| {
-        schedule.hurry(ctx);
+        schedule.advance_polls(ctx);
         ["local", "other"].map(|provider| schedule.entry(&key(provider)).due <= Instant::now())
     };
     assert_eq!(due(&ctx).await, [false, false]);

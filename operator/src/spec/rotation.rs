@@ -115,7 +115,7 @@ impl Plan {
     /// True if workers must receive their new value before the relays' configuration changes. The change sets the old
     /// value's end, which must not pass while workers still mount it, however long an operator stops between the two
     /// writes.
-    pub fn tells_workers_first(&self) -> bool {
+    pub fn updates_workers_first(&self) -> bool {
         self.news.contains(&RotationEvent::Published)
     }
 }

@@ -116,7 +116,7 @@ impl Metrics {
     }
 
     /// Records a request to a relay.
-    pub fn relay_asked(&self, code: u16) {
+    pub fn relay_polled(&self, code: u16) {
         self.relay_requests.with_label_values(&[&code.to_string()]).inc();
     }
 

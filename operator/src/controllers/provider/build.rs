@@ -48,7 +48,7 @@ pub(super) struct RelayInputs<'a> {
 pub(super) fn build(provider: &ValidatedProvider, inputs: &RelayInputs<'_>) -> Desired {
     let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
-    if inputs.plan.tells_workers_first() {
+    if inputs.plan.updates_workers_first() {
         secrets.reverse();
     }
     secrets.extend(inputs.admin_token.map(|token| secrets::admin_secret(provider, token)));

@@ -90,18 +90,18 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
         let host = names::worker_host(&name, &provider.namespace().unwrap_or_default());
         fetched.tls = Some(reader.tls(&tls.secret_name, &host).await?);
     }
-    if let Some(secret) = reader.ours(&names::relay(&name)).await? {
+    if let Some(secret) = reader.own_secret(&names::relay(&name)).await? {
         fetched.relay = relay_side(&secret);
         fetched.applied_hash = applied_hash(&secret);
         fetched.salt = text(&secret, RELAY_YAML).and_then(|yaml| salt_of(&yaml).map(SecretText::new));
     }
-    if let Some(secret) = reader.ours(&names::worker_secret(&name)).await? {
+    if let Some(secret) = reader.own_secret(&names::worker_secret(&name)).await? {
         fetched.worker = worker_side(&secret);
     }
-    if let Some(secret) = reader.ours(&names::admin_secret(&name)).await? {
+    if let Some(secret) = reader.own_secret(&names::admin_secret(&name)).await? {
         fetched.admin_token = text(&secret, ADMIN_TOKEN).map(SecretText::new);
     }
-    if let Some(secret) = reader.ours(&names::api_keys_secret(&name)).await? {
+    if let Some(secret) = reader.own_secret(&names::api_keys_secret(&name)).await? {
         fetched.has_api_keys = true;
         fetched.holds_api_keys = text(&secret, API_KEYS).is_some();
     }
@@ -120,7 +120,7 @@ impl Reader<'_> {
     }
 
     /// Returns a Secret of the operator; another owner's Secret is treated as absent.
-    async fn ours(&self, name: &str) -> Result<Option<Secret>, SecretFetchError> {
+    async fn own_secret(&self, name: &str) -> Result<Option<Secret>, SecretFetchError> {
         let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: self.name };
         Ok(self.get(name).await?.filter(|secret| owner.owns(&secret.metadata)))
     }

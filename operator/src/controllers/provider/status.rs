@@ -163,12 +163,12 @@ impl ProviderFacts<'_> {
             Some(why) => format!("Pod {name}: {why}"),
             None => format!("Pod {name} is starting"),
         };
-        format!("{why}{}", self.what_it_waits_for(pod, now))
+        format!("{why}{}", self.awaited_step(pod, now))
     }
 
     /// Explains why a relay that responds is still unready, as far as its state shows: the probe's result reaches only
     /// the kubelet.
-    fn what_it_waits_for(&self, pod: &Pod, now: Timestamp) -> String {
+    fn awaited_step(&self, pod: &Pod, now: Timestamp) -> String {
         let answers = |reported: &&RelaySnapshot| matches!(reported.relays.get(&pod.name_any()), Some(Ok(_)));
         let Some(reported) = self.look.reported.as_deref().filter(answers) else { return String::new() };
         let relay = &self.provider.spec.relay;

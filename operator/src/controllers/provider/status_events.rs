@@ -32,10 +32,10 @@ pub(super) async fn publish(
     rotation: &[RotationEvent],
 ) {
     let about = provider.object_ref(&());
-    let rotated = rotation.iter().map(|news| told_of_rotation(*news, after));
+    let rotated = rotation.iter().map(|news| rotation_event(*news, after));
     for told in changes(&before.conditions, &after.conditions).into_iter().chain(rotated) {
         let type_ = if told.is_warning { EventType::Warning } else { EventType::Normal };
-        ctx.tell(&about, type_, &told.reason, told.action, told.note).await;
+        ctx.publish(&about, type_, &told.reason, told.action, told.note).await;
     }
 }
 
@@ -77,7 +77,7 @@ fn changes(before: &[Condition], after: &[Condition]) -> Vec<StatusEvent> {
     told
 }
 
-fn told_of_rotation(news: RotationEvent, after: &ProviderStatus) -> StatusEvent {
+fn rotation_event(news: RotationEvent, after: &ProviderStatus) -> StatusEvent {
     let secret = after.worker_secret.as_ref();
     let name = secret.map_or("", |secret| secret.name.as_str());
     let (reason, note) = match news {

@@ -23,7 +23,7 @@ use crate::manifests::{Manifest, sidecar, worker_access};
 use crate::resources::names;
 
 /// Creates the worker's rights while `runs`, and removes them otherwise.
-pub(super) async fn bring(
+pub(super) async fn ensure(
     pool: &WorkerPool,
     shared: &PoolContext,
     pods: &[Arc<Pod>],
@@ -136,6 +136,6 @@ async fn release(
         }
         Err(error) => return Err(failed(error)),
     };
-    shared.ctx.tell(&pool.object_ref(&()), type_, reason, "Release", note).await;
+    shared.ctx.publish(&pool.object_ref(&()), type_, reason, "Release", note).await;
     Ok(())
 }

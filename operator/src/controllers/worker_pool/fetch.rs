@@ -16,7 +16,7 @@ use super::status::ProviderState;
 use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::manifests::backend::RENDERED_ANNOTATION;
-use crate::manifests::worker_config::Speech;
+use crate::manifests::worker_config::RelayTransport;
 use crate::relays::tls;
 use crate::resources::names;
 use crate::spec::workload::Workload;
@@ -69,21 +69,25 @@ where
 
 /// Returns the transport between the pool's workers and their relays. While the Provider does not exist, or no relay
 /// can serve with its Secret, relays and workers keep their transport.
-pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<Speech, PoolFetchError> {
+pub async fn relay_transport(
+    client: &Client,
+    caches: &Caches,
+    pool: &WorkerPool,
+) -> Result<RelayTransport, PoolFetchError> {
     let namespace = pool.namespace().unwrap_or_default();
     let provider = caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&namespace));
     if let Some(provider) = provider {
-        let Some(tls) = &provider.spec.relay.tls else { return Ok(Speech::Plain) };
+        let Some(tls) = &provider.spec.relay.tls else { return Ok(RelayTransport::Plain) };
         let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
         let host = names::worker_host(&pool.spec.provider, &namespace);
         let secret = read(&secrets, "Secret", &tls.secret_name).await?;
         if let Some(Ok(tls)) = secret.map(|secret| tls::judge(&secret, &host)) {
-            return Ok(Speech::Tls { authority: tls.authority });
+            return Ok(RelayTransport::Tls { authority: tls.authority });
         }
     }
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let there = read(&config_maps, "ConfigMap", &names::worker(&pool.name_any())).await?;
-    Ok(there.as_ref().map(Speech::of).unwrap_or_default())
+    Ok(there.as_ref().map(RelayTransport::of).unwrap_or_default())
 }
 
 /// Returns the name of the Secret with the relays' certificate, if they should have one.

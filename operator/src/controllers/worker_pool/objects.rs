@@ -17,7 +17,7 @@ use crate::resources::names;
 
 /// The result of applying an object.
 #[derive(Debug)]
-pub struct Brought {
+pub struct EnsuredObject {
     /// The object, unless it was not read because nothing had to change.
     pub object: Option<DynamicObject>,
     /// True if a request was sent.
@@ -25,7 +25,7 @@ pub struct Brought {
 }
 
 /// Applies an object that has not been read yet.
-pub async fn unread(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<Brought, ApplyError> {
+pub async fn unread(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<EnsuredObject, ApplyError> {
     let api: Api<DynamicObject> =
         Api::namespaced_with(shared.ctx.client.clone(), &manifest.namespace, &manifest.resource);
     let there =
@@ -39,7 +39,7 @@ pub async fn ensure(
     pool: &WorkerPool,
     manifest: &Manifest,
     there: Option<&ObjectMeta>,
-) -> Result<Brought, ApplyError> {
+) -> Result<EnsuredObject, ApplyError> {
     let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
     let before = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
     match before.filter(|attempt| attempt.desired == desired).map(|attempt| attempt.result) {
@@ -47,7 +47,7 @@ pub async fn ensure(
             return Err(ApplyError::Refused { object: key, code, message });
         }
         Some(AttemptResult::Done(version)) if there.is_some_and(|there| self::version(there) == version) => {
-            return Ok(Brought { object: None, applied: false });
+            return Ok(EnsuredObject { object: None, applied: false });
         }
         Some(AttemptResult::Done(_)) | None => {}
     }
@@ -67,7 +67,7 @@ pub async fn ensure(
             None => entry.applied.remove(&key),
         }
     });
-    applied.map(|object| Brought { object: Some(object), applied: true })
+    applied.map(|object| EnsuredObject { object: Some(object), applied: true })
 }
 
 /// Deletes an object of the pool. This happens once: if the object is created again, that is intended.

@@ -41,7 +41,7 @@ pub async fn write(
     }
     apply::write_status(&shared.ctx.client, pool, &status).await?;
     for (type_, reason, message) in transitions(&previous.conditions, &status.conditions) {
-        shared.ctx.tell(&pool.object_ref(&()), type_, reason.as_str(), "Reconcile", message).await;
+        shared.ctx.publish(&pool.object_ref(&()), type_, reason.as_str(), "Reconcile", message).await;
     }
     shared.memory.with(pool, |entry| entry.written = Some((Instant::now(), status)));
     Ok(None)

@@ -46,7 +46,7 @@ pub enum Dispute {
 #[derive(Clone, Debug, Default)]
 pub struct Rivals {
     /// The number that another writer set.
-    theirs: Option<Theirs>,
+    theirs: Option<ForeignNumber>,
     /// The last correction, and when.
     settled: Option<(Instant, Rival)>,
     /// The time at which a correction was undone, or at which another write followed one.
@@ -57,7 +57,7 @@ pub struct Rivals {
 }
 
 #[derive(Clone, Debug)]
-struct Theirs {
+struct ForeignNumber {
     rival: Rival,
     number: i32,
     /// The pool's number at the beginning of the conflict.
@@ -119,7 +119,8 @@ impl Rivals {
     fn agree(&mut self, now: Instant, rival: Option<Rival>, ours: i32) -> Option<Dispute> {
         let other = rival.as_ref().is_some_and(|rival| !rival.autoscaler);
         self.agreed = Some((ours, rival));
-        let passes = |theirs: &Theirs| theirs.rival.autoscaler && theirs.ours == ours && within(theirs.differed, now);
+        let passes =
+            |theirs: &ForeignNumber| theirs.rival.autoscaler && theirs.ours == ours && within(theirs.differed, now);
         self.theirs = self.theirs.take().filter(|theirs| passes(theirs) && !other);
         let passing = self.theirs.as_ref().map(|theirs| Dispute::Left(theirs.rival.clone()));
         passing.or_else(|| self.recent(now))
@@ -139,7 +140,7 @@ impl Rivals {
             self.undone = Some(now);
         }
         let began = self.theirs.as_ref().map_or(ours, |known| known.ours);
-        self.theirs = Some(Theirs { rival, number: has, ours: began, differed: now });
+        self.theirs = Some(ForeignNumber { rival, number: has, ours: began, differed: now });
     }
 
     fn recent(&self, now: Instant) -> Option<Dispute> {

@@ -158,13 +158,13 @@ fn models(facts: &PoolFacts<'_>) -> (Vec<String>, Option<i32>) {
 }
 
 /// The content of one condition.
-struct Verdict {
+struct ConditionState {
     status: Status,
     reason: Reason,
     message: String,
 }
 
-impl Verdict {
+impl ConditionState {
     fn new(status: impl Into<Status>, reason: Reason, message: impl Into<String>) -> Self {
         Self { status: status.into(), reason, message: message.into() }
     }
@@ -177,17 +177,17 @@ impl Verdict {
 fn wanted(facts: &PoolFacts<'_>) -> [Wanted; 3] {
     if let Some((reason, message)) = &facts.stall {
         return [
-            Verdict::new(false, *reason, message).wanted(READY),
-            Verdict::new(false, *reason, "").wanted(RECONCILING),
-            Verdict::new(true, *reason, message).wanted(STALLED),
+            ConditionState::new(false, *reason, message).wanted(READY),
+            ConditionState::new(false, *reason, "").wanted(RECONCILING),
+            ConditionState::new(true, *reason, message).wanted(STALLED),
         ];
     }
     if at_zero(facts) && !facts.wakeable {
-        return asleep_for_ever(facts);
+        return cannot_wake(facts);
     }
     let mut ready = ready(facts);
     let reconciling = reconciling(facts, &ready);
-    let mut stalled = Verdict::new(false, ready.reason, "");
+    let mut stalled = ConditionState::new(false, ready.reason, "");
     if let Some(conflict) = conflict(facts) {
         if conflict.status == Status::False && ready.status == Status::True {
             ready.reason = conflict.reason;
@@ -199,8 +199,8 @@ fn wanted(facts: &PoolFacts<'_>) -> [Wanted; 3] {
 }
 
 /// Returns the Stalled condition for other writers of the number of replicas: true if the operator yields to them.
-fn conflict(facts: &PoolFacts<'_>) -> Option<Verdict> {
-    let of = |stalls: bool, message: String| Some(Verdict::new(stalls, Reason::ScalingConflict, message));
+fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
+    let of = |stalls: bool, message: String| Some(ConditionState::new(stalls, Reason::ScalingConflict, message));
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let deployment = Workload::of(facts.pool)?.name(name);
@@ -239,27 +239,27 @@ fn conflict(facts: &PoolFacts<'_>) -> Option<Verdict> {
     })
 }
 
-fn asleep_for_ever(facts: &PoolFacts<'_>) -> [Wanted; 3] {
+fn cannot_wake(facts: &PoolFacts<'_>) -> [Wanted; 3] {
     const MESSAGE: &str = "the pool is at zero and has never advertised a model that a request could wake it for: list \
         them in spec.models, or set spec.replicas to 1 once";
     let rolling = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
     [
-        Verdict::new(false, Reason::ModelsUnknown, MESSAGE).wanted(READY),
-        Verdict::new(rolling, Reason::ModelsUnknown, "").wanted(RECONCILING),
-        Verdict::new(true, Reason::ModelsUnknown, MESSAGE).wanted(STALLED),
+        ConditionState::new(false, Reason::ModelsUnknown, MESSAGE).wanted(READY),
+        ConditionState::new(rolling, Reason::ModelsUnknown, "").wanted(RECONCILING),
+        ConditionState::new(true, Reason::ModelsUnknown, MESSAGE).wanted(STALLED),
     ]
 }
 
-fn ready(facts: &PoolFacts<'_>) -> Verdict {
+fn ready(facts: &PoolFacts<'_>) -> ConditionState {
     let provider = &facts.pool.spec.provider;
     match facts.provider {
         ProviderState::Missing => {
             let message = format!("there is no Provider {provider} in this namespace");
-            return Verdict::new(false, Reason::ProviderNotFound, message);
+            return ConditionState::new(false, Reason::ProviderNotFound, message);
         }
         ProviderState::Disabled => {
             let message = format!("Provider {provider} has enabled: false and turns workers away");
-            return Verdict::new(false, Reason::ProviderDisabled, message);
+            return ConditionState::new(false, Reason::ProviderDisabled, message);
         }
         ProviderState::Present => {}
     }
@@ -268,34 +268,34 @@ fn ready(facts: &PoolFacts<'_>) -> Verdict {
             Some(_) => "at zero; a request for one of its models wakes it",
             None => "spec.replicas is 0",
         };
-        return Verdict::new(true, Reason::ScaledToZero, message);
+        return ConditionState::new(true, Reason::ScaledToZero, message);
     }
     match &facts.workers {
         Workers::Unknown => as_before(facts).unwrap_or_else(|| {
             let message = format!("no relay of Provider {provider} has been asked yet");
-            Verdict::new(Status::Unknown, Reason::RelaysUnknown, message)
+            ConditionState::new(Status::Unknown, Reason::RelaysUnknown, message)
         }),
         Workers::Silent => {
             let message = format!("no relay of Provider {provider} answers");
-            Verdict::new(Status::Unknown, Reason::RelaysUnreachable, message)
+            ConditionState::new(Status::Unknown, Reason::RelaysUnreachable, message)
         }
         Workers::Known { serving, .. } if *serving > 0 => match quarantined(facts, *serving) {
-            Some(Quarantine::Whole(message)) => Verdict::new(false, Reason::SlotsQuarantined, message),
-            Some(Quarantine::Part(message)) => Verdict::new(true, Reason::SlotsQuarantined, message),
-            None => serving_verdict(facts, *serving),
+            Some(Quarantine::Whole(message)) => ConditionState::new(false, Reason::SlotsQuarantined, message),
+            Some(Quarantine::Part(message)) => ConditionState::new(true, Reason::SlotsQuarantined, message),
+            None => serving_condition(facts, *serving),
         },
         Workers::Known { idle, .. } => not_serving(facts, *idle),
     }
 }
 
 /// Returns the verdict for a pool whose workers accept requests.
-fn serving_verdict(facts: &PoolFacts<'_>, serving: i32) -> Verdict {
+fn serving_condition(facts: &PoolFacts<'_>, serving: i32) -> ConditionState {
     match not_injected(facts) {
-        Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
+        Some(message) => ConditionState::new(true, Reason::PodsNotInjected, message),
         None => {
             let workers = plural::counted(serving, "worker is", "workers are");
             let message = format!("{workers} connected to Provider {}", facts.pool.spec.provider);
-            Verdict::new(true, Reason::Serving, message)
+            ConditionState::new(true, Reason::Serving, message)
         }
     }
 }
@@ -321,23 +321,23 @@ fn quarantined(facts: &PoolFacts<'_>, serving: i32) -> Option<Quarantine> {
 }
 
 /// Returns the verdict for a pool without a serving worker. `idle` workers are connected and have nothing to serve.
-fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> Verdict {
+fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
     let census = facts.census;
     if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
         && census.pods == 0
     {
-        return Verdict::new(false, Reason::PodsNotCreated, failure);
+        return ConditionState::new(false, Reason::PodsNotCreated, failure);
     }
     if census.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
         if let Some(why) = &facts.not_created {
-            return Verdict::new(false, Reason::PodsNotCreated, why);
+            return ConditionState::new(false, Reason::PodsNotCreated, why);
         }
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
-        return Verdict::new(false, Reason::NoPods, message);
+        return ConditionState::new(false, Reason::NoPods, message);
     }
     if let Some(message) = not_injected(facts).filter(|_| census.injected == 0) {
-        return Verdict::new(false, Reason::PodsNotInjected, message);
+        return ConditionState::new(false, Reason::PodsNotInjected, message);
     }
     let provider = &facts.pool.spec.provider;
     let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, plural::one_or(census.ready, "is", "are"));
@@ -348,13 +348,13 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> Verdict {
         // A Pod may become ready only when its backend has loaded its model. A backend that never does is then
         // recognized by the elapsed time.
         return match (census.settled, census.silent) {
-            (0, 0) => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+            (0, 0) => ConditionState::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
             (0, silent) => {
                 let (pods, minutes) = (plural::counted(silent, "Pod has", "Pods have"), LOADED.as_secs() / 60);
                 let message = format!("{message}; {pods} been unready for over {minutes} minutes");
-                Verdict::new(false, Reason::BackendsNotAnswering, message)
+                ConditionState::new(false, Reason::BackendsNotAnswering, message)
             }
-            _ => Verdict::new(false, Reason::BackendsNotAnswering, message),
+            _ => ConditionState::new(false, Reason::BackendsNotAnswering, message),
         };
     }
     if census.settled > 0 {
@@ -362,18 +362,18 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> Verdict {
             "{ready}, and no worker is connected to Provider {provider}: the log of the container {} says why",
             names::WORKER_CONTAINER
         );
-        return Verdict::new(false, Reason::NotConnected, message);
+        return ConditionState::new(false, Reason::NotConnected, message);
     }
-    Verdict::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
+    ConditionState::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
 }
 
-fn reconciling(facts: &PoolFacts<'_>, ready: &Verdict) -> Verdict {
+fn reconciling(facts: &PoolFacts<'_>, ready: &ConditionState) -> ConditionState {
     if matches!(ready.reason, Reason::ProviderNotFound | Reason::WaitingForWorkers) {
-        return Verdict::new(true, ready.reason, ready.message.clone());
+        return ConditionState::new(true, ready.reason, ready.message.clone());
     }
     match &facts.rollout {
-        Some(rollout) if !rollout.done => Verdict::new(true, Reason::RollingOut, rollout.message.clone()),
-        Some(_) | None => Verdict::new(false, ready.reason, ""),
+        Some(rollout) if !rollout.done => ConditionState::new(true, Reason::RollingOut, rollout.message.clone()),
+        Some(_) | None => ConditionState::new(false, ready.reason, ""),
     }
 }
 
@@ -393,7 +393,7 @@ fn not_injected(facts: &PoolFacts<'_>) -> Option<String> {
 }
 
 /// Returns the previous verdict, which stands while nothing new is known.
-fn as_before(facts: &PoolFacts<'_>) -> Option<Verdict> {
+fn as_before(facts: &PoolFacts<'_>) -> Option<ConditionState> {
     let before: &Condition = facts.previous.conditions.iter().find(|condition| condition.type_ == READY)?;
     let reason = *Reason::ALL.iter().find(|reason| reason.as_str() == before.reason)?;
     // A pool that was at zero, or waited for something that now exists, must be evaluated again.
@@ -407,7 +407,7 @@ fn as_before(facts: &PoolFacts<'_>) -> Option<Verdict> {
             | Reason::NoPods
             | Reason::WaitingForWorkers
     );
-    lasting.then(|| Verdict::new(before.status == "True", reason, before.message.clone()))
+    lasting.then(|| ConditionState::new(before.status == "True", reason, before.message.clone()))
 }
 
 #[cfg(test)]

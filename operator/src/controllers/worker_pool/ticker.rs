@@ -126,7 +126,7 @@ fn fingerprint(shared: &PoolContext, pool: &WorkerPool, snapshot: Option<&RelayS
     }
     residency::fingerprint(&pool.name_any(), snapshot).hash(&mut hasher);
     // The conditions show other writers of the replicas.
-    let standing = shared.standing(pool, Instant::now());
+    let standing = shared.replica_owner(pool, Instant::now());
     format!("{standing:?}").hash(&mut hasher);
     hasher.finish()
 }
@@ -237,7 +237,7 @@ fn look(
             ReplicaObservation::Same => {}
         }
         let decision = entry.history.decide(now, config, &inputs);
-        let may_write = entry.writers.standing(now, config.delay) != ReplicaOwner::Yielding
+        let may_write = entry.writers.replica_owner(now, config.delay) != ReplicaOwner::Yielding
             && entry.scale_after.is_none_or(|after| after <= now);
         may_write.then_some(decision)
     })?;
@@ -257,7 +257,7 @@ async fn carry_out(shared: &PoolContext, change: Change) {
             let note = format!("from {from} to {to}: {}", why(decision.why, load));
             tracing::info!(namespace = pool.namespace(), workerpool = pool.name_any(), "scaled {note}");
             let reason = if to > from { "ScaledUp" } else { "ScaledDown" };
-            shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, reason, "Scale", note).await;
+            shared.ctx.publish(&pool.object_ref(&()), EventType::Normal, reason, "Scale", note).await;
         }
         Ok(None) => {}
         Err(error) => {

@@ -66,7 +66,7 @@ impl Writers {
     }
 
     /// Returns who owns the number now.
-    pub fn standing(&self, now: Instant, delay: Duration) -> ReplicaOwner {
+    pub fn replica_owner(&self, now: Instant, delay: Duration) -> ReplicaOwner {
         let recent = self.foreign.iter().flatten().filter(|at| now.saturating_duration_since(**at) < delay).count();
         match recent {
             0 => ReplicaOwner::Alone,
@@ -89,7 +89,7 @@ mod tests {
         writers.wrote(2, 5);
         assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Stale);
         assert_eq!(writers.observe(now, 2, 5, None), ReplicaObservation::Same);
-        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Alone);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
@@ -97,8 +97,8 @@ mod tests {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.observe(now, 1, 2, None);
         assert_eq!(writers.observe(now, 2, 6, None), ReplicaObservation::Foreign);
-        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Shared);
-        assert_eq!(writers.standing(now + DELAY, DELAY), ReplicaOwner::Alone);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Shared);
+        assert_eq!(writers.replica_owner(now + DELAY, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
@@ -109,8 +109,8 @@ mod tests {
         writers.wrote(3, 8);
         let later = now + Duration::from_secs(15);
         assert_eq!(writers.observe(later, 4, 4, None), ReplicaObservation::Foreign);
-        assert_eq!(writers.standing(later, DELAY), ReplicaOwner::Yielding);
-        assert_eq!(writers.standing(later + DELAY, DELAY), ReplicaOwner::Alone);
+        assert_eq!(writers.replica_owner(later, DELAY), ReplicaOwner::Yielding);
+        assert_eq!(writers.replica_owner(later + DELAY, DELAY), ReplicaOwner::Alone);
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         writers.observe(now, 1, 2, Some(2));
         // The write timed out, but succeeded.
         assert_eq!(writers.observe(now, 2, 5, Some(5)), ReplicaObservation::Same);
-        assert_eq!(writers.standing(now, DELAY), ReplicaOwner::Alone);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Alone);
         // A writer that changes only the number leaves the note unchanged.
         assert_eq!(writers.observe(now, 3, 3, Some(5)), ReplicaObservation::Foreign);
     }

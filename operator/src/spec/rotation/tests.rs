@@ -128,13 +128,13 @@ fn restart_in_any_step_repeats_nothing() {
 #[test]
 fn workers_receive_new_value_before_old_one_expires() {
     let mut cluster = Cluster::settled();
-    assert!(!cluster.step(at(1), "x").tells_workers_first());
+    assert!(!cluster.step(at(1), "x").updates_workers_first());
     cluster.known.annotation = Some("a".into());
-    assert!(!cluster.step(at(100), "two").tells_workers_first());
+    assert!(!cluster.step(at(100), "two").updates_workers_first());
     cluster.known.confirmed = true;
-    assert!(cluster.step(at(101), "x").tells_workers_first());
+    assert!(cluster.step(at(101), "x").updates_workers_first());
     cluster.known.annotation = Some("revoke".into());
-    assert!(!cluster.step(at(102), "x").tells_workers_first());
+    assert!(!cluster.step(at(102), "x").updates_workers_first());
 }
 
 #[test]

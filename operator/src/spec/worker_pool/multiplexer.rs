@@ -28,7 +28,7 @@ pub(super) fn validate(spec: &WorkerPoolSpec) -> Judged {
     let Some(block) = spec.multiplexer.as_ref().filter(|block| **block != Multiplexer::default()) else {
         return Ok(());
     };
-    beside(spec)?;
+    conflicting_fields(spec)?;
     place(spec, block)?;
     knobs(block)?;
     if block.slots.is_empty() || block.slots.len() > MAX_SLOTS_PER_WORKER {
@@ -55,7 +55,7 @@ fn refuse<T>(field: &str, problem: impl Into<String>) -> Result<T, ValidateError
 }
 
 /// Rejects fields of a worker with a single backend.
-fn beside(spec: &WorkerPoolSpec) -> Judged {
+fn conflicting_fields(spec: &WorkerPoolSpec) -> Judged {
     let given = [
         ("spec.backend", spec.backend.is_some(), "each slot says where its backends are"),
         ("spec.models", spec.models != ["*"], "the models are those of the slots"),

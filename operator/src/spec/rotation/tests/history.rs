@@ -124,7 +124,7 @@ impl World {
         self.known.confirmed = self.relays.iter().all(|relay| relay.number == self.newest.number);
         let fresh = self.fresh("made");
         let plan = plan(at(self.clock), &self.known, &secret(&fresh));
-        let order: [fn(&mut Self, &Plan); 2] = match plan.tells_workers_first() {
+        let order: [fn(&mut Self, &Plan); 2] = match plan.updates_workers_first() {
             true => [Self::write_worker, Self::write_relay],
             false => [Self::write_relay, Self::write_worker],
         };

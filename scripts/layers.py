@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 6}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 0}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 11}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 0}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -33,10 +33,7 @@ DUPLICATES = {
         Order:3 Place:2 Process:2 Refusal:3 Report:2 RequestKey:2 Resident:2 Running:2 Seen:3 Session:2 Slot:2 Spec:2 Standing:2
         State:5 Status:3 Waiting:3 Worker:2
     """,
-    "operator": """
-        Applied:2 Backend:2 Decision:2 Entry:2 Error:2 Facts:2 Failure:2 FetchError:2 Fetched:2 File:2 Held:2 Inputs:3 Key:3
-        Memory:3 Outcome:2 Place:3 ProviderState:2 Queue:2 Reason:3 Seen:4 Served:2 Shared:2 Told:2 Unusable:2 Webhook:2
-    """,
+    "operator": "",
 }
 
 # Layers from left to right: a file imports from its own group and from layers to the left. Groups of one layer do not import each
@@ -61,13 +58,13 @@ LAYERS = {
         {"app": "crate worker program check connect convert demo install"},
     ],
     "operator": [
-        {"settings, telemetry, API": """cli crd defaults names words telemetry metrics api accept intake conditions context
-            relay_state relay_tls"""},
-        {"spec": "provider/validate provider/rotation worker_pool/validate"},
-        {"manifests": "manifests apply cache"},
-        {"provider": "provider", "worker_pool": "worker_pool", "webhook": "inject certs", "relay_client": "relay_client",
-         "probe": "probe", "lead": "lead"},
-        {"app": "crate run commands"},
+        {"shared": "crd settings telemetry net resources relays context plural"},
+        {"spec": "spec"},
+        {"manifests": "manifests"},
+        {"cluster": "cluster"},
+        {"controllers": "controllers", "provider": "controllers/provider", "worker_pool": "controllers/worker_pool",
+         "webhook": "webhook", "relay_client": "relay_client"},
+        {"app": "crate app"},
     ],
 }
 

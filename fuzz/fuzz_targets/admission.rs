@@ -9,10 +9,10 @@ use arbitrary::{Arbitrary, Unstructured};
 use k8s_openapi::ByteString;
 use libfuzzer_sys::fuzz_target;
 use modelrelay_operator::crd::WorkerPool;
-use modelrelay_operator::defaults::WorkerDefaults;
-use modelrelay_operator::inject::decide::{Decision, Lookup, Question, decide, question};
-use modelrelay_operator::inject::review::Review;
 use modelrelay_operator::manifests::sidecar;
+use modelrelay_operator::settings::defaults::WorkerDefaults;
+use modelrelay_operator::webhook::inject::decide::{Lookup, Question, decide, question};
+use modelrelay_operator::webhook::inject::review::{AdmissionDecision, Review};
 use serde_json::{Value, json};
 
 static DEFAULTS: LazyLock<WorkerDefaults> = LazyLock::new(WorkerDefaults::default);
@@ -41,13 +41,13 @@ fn judge(review: &Review, lookup: &Lookup) {
     let answer = review.answer(&decision);
     let response = &answer["response"];
     assert!(response["uid"].as_str().is_some_and(|uid| !uid.is_empty()));
-    assert_eq!(response["allowed"], json!(!matches!(decision, Decision::Refused(_))));
+    assert_eq!(response["allowed"], json!(!matches!(decision, AdmissionDecision::Refused(_))));
     let wanted = match &decision {
-        Decision::Unchanged(_) | Decision::Refused(_) => {
+        AdmissionDecision::Unchanged(_) | AdmissionDecision::Refused(_) => {
             assert_eq!(response.get("patch"), None);
             return;
         }
-        Decision::Injected { pod, .. } | Decision::Gated { pod, .. } => pod,
+        AdmissionDecision::Injected { pod, .. } | AdmissionDecision::Gated { pod, .. } => pod,
     };
     let original = review.created_pod().expect("only a Pod is changed");
     let mut patched = original.clone();
@@ -59,16 +59,16 @@ fn judge(review: &Review, lookup: &Lookup) {
 
     let again = Review::parse(review_of(&patched.to_string()).as_bytes()).expect("a review");
     match (&decision, decided(&again, lookup)) {
-        (Decision::Injected { .. }, Decision::Unchanged(why)) => assert_eq!(why, "it has a worker"),
-        (Decision::Gated { .. }, Decision::Gated { pod, .. }) => {
+        (AdmissionDecision::Injected { .. }, AdmissionDecision::Unchanged(why)) => assert_eq!(why, "it has a worker"),
+        (AdmissionDecision::Gated { .. }, AdmissionDecision::Gated { pod, .. }) => {
             assert_eq!(without_fractions(&pod), without_fractions(&patched));
         }
         (first, second) => panic!("{first:?}, and asked again {second:?}"),
     }
-    assert_eq!(sidecar::has_worker(&patched), matches!(decision, Decision::Injected { .. }));
+    assert_eq!(sidecar::has_worker(&patched), matches!(decision, AdmissionDecision::Injected { .. }));
 }
 
-fn decided(review: &Review, lookup: &Lookup) -> Decision {
+fn decided(review: &Review, lookup: &Lookup) -> AdmissionDecision {
     match question(review) {
         Question::Settled(decision) => decision,
         Question::Pool(pool) => decide(review, pool, lookup, &DEFAULTS, "0123456789abcdef"),

@@ -8,9 +8,9 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::defaults::Defaults;
-use crate::metrics::Metrics;
-use crate::relay_state::RelayStates;
+use crate::relays::state::RelayStates;
+use crate::settings::defaults::Defaults;
+use crate::telemetry::metrics::Metrics;
 
 /// Shared by controllers, webhook and servers.
 pub struct Context {
@@ -19,7 +19,7 @@ pub struct Context {
     /// The defaults for fields that resources omit.
     pub defaults: Defaults,
     /// The operator's location.
-    pub place: Place,
+    pub place: OperatorLocation,
     /// The operator's metrics.
     pub metrics: Metrics,
     /// The states that the relays last reported.
@@ -29,7 +29,7 @@ pub struct Context {
 
 /// The operator's location, as far as a NetworkPolicy can express it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OperatorLocation {
     /// The operator's namespace.
     pub namespace: String,
     /// True if the operator uses its node's network. Its connections then come from a node's address, which no selector
@@ -46,7 +46,7 @@ pub enum Span {
     Namespace(String),
 }
 
-impl Place {
+impl OperatorLocation {
     /// Returns the location of a Pod with its own network.
     pub fn in_namespace(namespace: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), host_network: false }
@@ -68,14 +68,14 @@ impl Span {
 
 impl Context {
     /// Creates the context. `instance` is the Pod's name, which appears in Events.
-    pub fn new(client: Client, defaults: Defaults, place: Place, instance: String) -> Arc<Self> {
+    pub fn new(client: Client, defaults: Defaults, place: OperatorLocation, instance: String) -> Arc<Self> {
         let reporter = Reporter { controller: "modelrelay-operator".to_owned(), instance: Some(instance) };
         let events = Recorder::new(client.clone(), reporter);
         Arc::new(Self { client, defaults, place, metrics: Metrics::new(), relays: RelayStates::default(), events })
     }
 
     /// Publishes an Event, which `kubectl describe` shows. A lost Event is logged and not retried.
-    pub async fn tell(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: String) {
+    pub async fn publish(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: String) {
         const MAX_NOTE_CHARS: usize = 1000;
         let event = Event {
             type_,

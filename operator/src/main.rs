@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use modelrelay_operator::cli::{Cli, Command};
+use modelrelay_operator::app::commands;
 use modelrelay_operator::crd::LogFormat;
-use modelrelay_operator::{commands, telemetry};
+use modelrelay_operator::settings::cli::{Cli, Command};
+use modelrelay_operator::telemetry;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -27,15 +28,15 @@ fn main() -> ExitCode {
 fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     match &cli.command {
         Some(Command::Completions(args)) => {
-            return say(modelrelay_manual::completions(&Cli::command(), args).as_bytes());
+            return print(modelrelay_manual::completions(&Cli::command(), args).as_bytes());
         }
-        Some(Command::Man(args)) => return say(&modelrelay_manual::man(Cli::command(), args)?),
+        Some(Command::Man(args)) => return print(&modelrelay_manual::man(Cli::command(), args)?),
         Some(Command::Crds { .. } | Command::Apply(_) | Command::Delete(_) | Command::Get { .. }) | None => {}
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let Some(command) = cli.command else {
         telemetry::init(&cli.run.log_level, cli.run.log_format)?;
-        return Ok(runtime.block_on(modelrelay_operator::run::run(cli.run))?);
+        return Ok(runtime.block_on(modelrelay_operator::app::run(cli.run))?);
     };
     telemetry::init("info", LogFormat::Text)?;
     match command {
@@ -50,7 +51,7 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Writes to standard output. Errors are ignored, because the reader may close the pipe before the end.
-fn say(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+fn print(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
     let _ = io::stdout().write_all(text);
     Ok(())
 }

@@ -6,7 +6,7 @@
 use kube::Resource;
 use kube::core::ApiResource;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub mod backend;
 pub mod config;
@@ -79,4 +79,14 @@ impl Manifest {
 /// Returns kind and name of an object for display.
 pub fn display(kind: &str, name: &str) -> String {
     format!("{kind} {name}")
+}
+
+/// Builds a namespaced object with one content field, as JSON.
+fn object(resource: ApiResource, metadata: Map<String, Value>, part: &str, content: Value) -> Manifest {
+    let mut value = Map::new();
+    value.insert("apiVersion".to_owned(), json!(resource.api_version));
+    value.insert("kind".to_owned(), json!(resource.kind));
+    value.insert("metadata".to_owned(), Value::Object(metadata));
+    value.insert(part.to_owned(), content);
+    Manifest::of_json(resource, Value::Object(value))
 }

@@ -20,14 +20,13 @@ use modelrelay_protocol::config_hash::secret_of_file;
 use reqwest::header::{AUTHORIZATION, HeaderValue};
 use tokio::time::Instant;
 
-use crate::cache::Caches;
+use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
-use crate::intake::Intake;
-use crate::manifests::relay::TLS_ENV;
 use crate::manifests::secrets::ADMIN_TOKEN;
-use crate::names;
-use crate::relay_state::{Expectation, RelaySnapshot};
+use crate::net::intake::Intake;
+use crate::relays::state::{Expectation, RelaySnapshot};
+use crate::resources::names::{self, ObjectKey, TLS_ENV};
 
 mod state;
 #[cfg(test)]
@@ -83,8 +82,8 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
             looks.push(look(&ctx, &caches, &client, key, pods, entry.token.clone()));
         }
         tokio::select! {
-            Some(seen) = looks.next(), if !looks.is_empty() => seen_by(&ctx, &caches, &mut schedule, seen),
-            Ok(()) = expectations.changed() => schedule.hurry(&ctx),
+            Some(seen) = looks.next(), if !looks.is_empty() => record_poll(&ctx, &caches, &mut schedule, seen),
+            Ok(()) = expectations.changed() => schedule.advance_polls(&ctx),
             () = tokio::time::sleep_until(schedule.next_due()) => {}
         }
     }
@@ -103,13 +102,10 @@ fn client_builder() -> reqwest::ClientBuilder {
         .pool_idle_timeout(Duration::from_secs(30))
 }
 
-/// Namespace and name of a Provider.
-type Key = (String, String);
-
 /// The relay Pods of each Provider.
 #[derive(Default)]
 struct Relays {
-    by_provider: HashMap<Key, Vec<RelayPod>>,
+    by_provider: HashMap<ObjectKey, Vec<RelayPod>>,
 }
 
 #[derive(Clone, Debug)]
@@ -155,10 +151,10 @@ fn speaks_tls(pod: &Pod) -> bool {
 /// The times at which Providers are polled.
 #[derive(Default)]
 struct Schedule {
-    entries: HashMap<Key, Entry>,
+    entries: HashMap<ObjectKey, ScheduledPoll>,
 }
 
-struct Entry {
+struct ScheduledPoll {
     due: Instant,
     is_running: bool,
     token: Option<Token>,
@@ -175,14 +171,14 @@ struct Token {
 }
 
 impl Schedule {
-    fn entry(&mut self, key: &Key) -> &mut Entry {
-        let new = || Entry { due: Instant::now(), is_running: false, token: None, expected: None };
+    fn entry(&mut self, key: &ObjectKey) -> &mut ScheduledPoll {
+        let new = || ScheduledPoll { due: Instant::now(), is_running: false, token: None, expected: None };
         self.entries.entry(key.clone()).or_insert_with(new)
     }
 
     /// Drops Providers without relay Pods. Those that still exist are known to have no workers and no requests.
     fn keep_only(&mut self, relays: &Relays, ctx: &Context, caches: &Caches) {
-        let gone: Vec<Key> =
+        let gone: Vec<ObjectKey> =
             self.entries.keys().filter(|key| !relays.by_provider.contains_key(*key)).cloned().collect();
         for key in gone {
             self.entries.remove(&key);
@@ -195,7 +191,7 @@ impl Schedule {
     }
 
     /// Makes a poll due at once if something new is expected or a new report is awaited.
-    fn hurry(&mut self, ctx: &Context) {
+    fn advance_polls(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
             if ctx.relays.is_wanted(&key.0, &key.1) {
                 entry.due = Instant::now();
@@ -218,8 +214,8 @@ impl Schedule {
 }
 
 /// The result of a poll.
-struct Seen {
-    key: Key,
+struct PollResult {
+    key: ObjectKey,
     snapshot: RelaySnapshot,
     token: Option<Token>,
 }
@@ -228,10 +224,10 @@ fn look(
     ctx: &Arc<Context>,
     caches: &Caches,
     client: &reqwest::Client,
-    key: Key,
+    key: ObjectKey,
     pods: Vec<RelayPod>,
     token: Option<Token>,
-) -> impl Future<Output = Seen> + use<> {
+) -> impl Future<Output = PollResult> + use<> {
     let (ctx, client) = (ctx.clone(), client.clone());
     let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
     async move {
@@ -240,17 +236,17 @@ fn look(
             (None, Some(provider)) => read_token(&ctx, &provider).await,
             (None, None) => Err("the Provider no longer exists".to_owned()),
         };
-        let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
+        let asked = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
         let answers = future::join_all(asked).await;
         // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
         let snapshot = snapshot(&key.1, answers);
-        Seen { key, snapshot, token: token.ok().filter(|_| !refused) }
+        PollResult { key, snapshot, token: token.ok().filter(|_| !refused) }
     }
 }
 
-fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: Seen) {
-    let Seen { key, snapshot, token } = seen;
+fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: PollResult) {
+    let PollResult { key, snapshot, token } = seen;
     let is_close = schedule.entry(&key).expected.as_ref().is_some_and(|(expected, since)| {
         since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
     });
@@ -272,7 +268,7 @@ fn interval(pools: &[Arc<WorkerPool>], snapshot: &RelaySnapshot) -> Duration {
 
 /// Stores a snapshot, and notifies the Provider if it is new. Snapshots of a busy Provider always are, so its pools are
 /// not notified: the ticker checks them every second.
-fn keep(ctx: &Context, caches: &Caches, key: &Key, snapshot: RelaySnapshot) {
+fn keep(ctx: &Context, caches: &Caches, key: &ObjectKey, snapshot: RelaySnapshot) {
     if ctx.relays.keep(&key.0, &key.1, snapshot) {
         caches.triggers.provider_reported(&key.0, &key.1);
     }
@@ -307,7 +303,7 @@ enum Unanswered {
     Silent(String),
 }
 
-async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
+async fn query(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
     let answer = match (pod.address, token) {
         (None, _) => Err(Unanswered::Silent("no address yet".to_owned())),
         (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
@@ -320,7 +316,7 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
                 (true, Some(Err(why))) => (0, Err(Unanswered::Refused(why.clone()))),
                 (true, None) => (0, Err(Unanswered::Refused("it still uses TLS".to_owned()))),
             };
-            ctx.metrics.relay_asked(code);
+            ctx.metrics.relay_polled(code);
             answer
         }
     };

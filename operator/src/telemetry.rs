@@ -1,5 +1,7 @@
 //! Logging to standard error.
 
+pub mod metrics;
+
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;

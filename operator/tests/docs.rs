@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use modelrelay_operator::{provider, worker_pool};
+use modelrelay_operator::controllers::provider;
+use modelrelay_operator::spec::worker_pool::reasons::Reason;
 
 const MANUAL: &str = "docs/kubernetes/operations.md";
 
@@ -15,7 +16,7 @@ fn manual_explains_every_provider_reason() {
 
 #[test]
 fn manual_explains_every_worker_pool_reason() {
-    let reasons = worker_pool::reasons::Reason::ALL.iter().map(|reason| reason.as_str());
+    let reasons = Reason::ALL.iter().map(|reason| reason.as_str());
     assert_eq!(explained("WorkerPool"), reasons.map(str::to_owned).collect());
 }
 

@@ -155,8 +155,8 @@ def operator_source(file):
 
 
 def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_it():
-    variables = set(re.findall(r'env = "(\w+)"', operator_source("cli.rs")))
-    subcommands = {name.lower() for name in re.findall(r"^    (\w+)(?:\(| \{)", operator_source("cli.rs"), re.MULTILINE)}
+    variables = set(re.findall(r'env = "(\w+)"', operator_source("settings/cli.rs")))
+    subcommands = {name.lower() for name in re.findall(r"^    (\w+)(?:\(| \{)", operator_source("settings/cli.rs"), re.MULTILINE)}
     for values in chart.CASES.values():
         objects = chart.render(values)
         [container] = chart.one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
@@ -168,7 +168,7 @@ def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_i
 
 
 def test_the_operator_knows_every_default_that_the_chart_gives_it():
-    text = operator_source("defaults.rs")
+    text = operator_source("settings/defaults.rs")
     config_map = chart.one(chart.render(chart.CASES["everything"]), "ConfigMap", "-defaults")
     for program, given in yaml.safe_load(config_map["data"]["defaults.yaml"]).items():
         body = text.split(f"pub struct {program.capitalize()}Defaults")[1].split("\n}")[0]
@@ -178,7 +178,7 @@ def test_the_operator_knows_every_default_that_the_chart_gives_it():
 
 @cases
 def test_operator_pods_match_relays_network_policies(values):
-    named = operator_source("names.rs").split("pub const OPERATOR_LABELS")[1].split(";\n")[0]
+    named = operator_source("resources/names.rs").split("pub const OPERATOR_LABELS")[1].split(";\n")[0]
     wanted = dict(re.findall(r'\("([^"]+)", "([^"]+)"\)', named))
     assert len(wanted) == 2
     assert wanted.items() <= chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["labels"].items()

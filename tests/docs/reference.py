@@ -26,7 +26,7 @@ PLACES = {
 METRIC_SOURCES = {
     "relay": ("modelrelay_", ["relay/src/metrics/families.rs", "relay/src/metrics/state.rs", "relay/src/metrics/process.rs"]),
     "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs"]),
-    "operator": ("modelrelay_operator_", ["operator/src/metrics.rs"]),
+    "operator": ("modelrelay_operator_", ["operator/src/telemetry/metrics.rs"]),
 }
 
 

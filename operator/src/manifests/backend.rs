@@ -6,15 +6,13 @@
 //! a Deployment states its number of replicas unless another manager owns it: omitting the field gives it up, and if it
 //! has no other owner, the API server sets it to 1.
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use kube::Resource;
-use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
 use super::{Manifest, sidecar};
 use crate::crd::WorkerPool;
-use crate::crd::worker_pool::{Mode, TemplateKind};
-use crate::names::{self, Component};
+use crate::resources::names;
+use crate::spec::workload::Workload;
 
 /// Annotation of the Deployment or DaemonSet: the inputs of its Pod template, and what was added to the user's part.
 pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
@@ -23,62 +21,6 @@ pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
 /// their models are loaded, and a first start that pulls an engine's image and a model of some hundred GB takes longer
 /// than the API server's default of 10 minutes. Only the condition depends on it: the rollout continues all the same.
 const LOADING_SECS: i32 = 3600;
-
-/// The kind of workload that runs a pool's Pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// The Deployment of a template.
-    Backend,
-    /// The DaemonSet of a template.
-    BackendOnNodes,
-    /// The Deployment of standalone workers.
-    Workers,
-}
-
-impl Workload {
-    /// Returns the workload of a pool, or `None` for one that injects.
-    pub fn of(pool: &WorkerPool) -> Option<Self> {
-        match (pool.spec.mode(), &pool.spec.template) {
-            (Mode::Template, Some(template)) => Some(match template.kind {
-                TemplateKind::Deployment => Self::Backend,
-                TemplateKind::DaemonSet => Self::BackendOnNodes,
-            }),
-            (Mode::Standalone, _) => Some(Self::Workers),
-            (Mode::Inject | Mode::Template, _) => None,
-        }
-    }
-
-    /// Returns its kind in the API.
-    pub fn resource(self) -> ApiResource {
-        match self {
-            Self::Backend | Self::Workers => ApiResource::erase::<Deployment>(&()),
-            Self::BackendOnNodes => ApiResource::erase::<DaemonSet>(&()),
-        }
-    }
-
-    /// Returns its name.
-    pub fn name(self, pool: &str) -> String {
-        match self {
-            Self::Backend | Self::BackendOnNodes => names::backend(pool),
-            Self::Workers => names::worker(pool),
-        }
-    }
-
-    /// True if it has a number of replicas.
-    pub fn is_scaled(self) -> bool {
-        match self {
-            Self::Backend | Self::Workers => true,
-            Self::BackendOnNodes => false,
-        }
-    }
-
-    fn component(self) -> Component {
-        match self {
-            Self::Backend | Self::BackendOnNodes => Component::Backend,
-            Self::Workers => Component::Worker,
-        }
-    }
-}
 
 /// Returns the user's part of the Pod template, `{metadata, spec}` as written, or an empty object for standalone
 /// workers.
@@ -95,7 +37,7 @@ pub fn given(pool: &WorkerPool) -> Value {
 /// Returns the whole Pod template: the user's part, the worker, and the operator's labels, which take precedence.
 pub fn template(
     workload: Workload,
-    inputs: &sidecar::Inputs<'_>,
+    inputs: &sidecar::SidecarInputs<'_>,
 ) -> Result<(Value, Vec<sidecar::Note>), sidecar::Refusal> {
     let mut pod = given(inputs.pool);
     let mut notes = Vec::new();
@@ -185,7 +127,7 @@ fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Valu
 }
 
 /// Returns a Pod that contains only the worker.
-fn alone(inputs: &sidecar::Inputs<'_>) -> Result<Value, sidecar::Refusal> {
+fn alone(inputs: &sidecar::SidecarInputs<'_>) -> Result<Value, sidecar::Refusal> {
     let pool = &inputs.pool.spec;
     let access = pool.scales_deployments();
     let mut spec = json!({
@@ -221,7 +163,7 @@ mod tests {
 
     fn built(spec: &Value, replicas: i32) -> Manifest {
         let (pool, defaults) = (testing::pool(spec), testing::defaults());
-        let inputs = sidecar::Inputs { pool: &pool, defaults: &defaults, drain_token: "t0ken" };
+        let inputs = sidecar::SidecarInputs { pool: &pool, defaults: &defaults, drain_token: "t0ken" };
         let kind = Workload::of(&pool).unwrap();
         let (template, notes) = template(kind, &inputs).unwrap();
         assert_eq!(notes, []);

@@ -10,16 +10,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Manifest;
-use super::secrets::{data, secret};
+use super::secrets::{WORKER_SECRET, data, secret};
 use crate::crd::common::DurationText;
-use crate::names;
-use crate::provider::ValidatedProvider;
-use crate::provider::rotation::{MAX_PREVIOUS, Plan};
+use crate::resources::names;
+use crate::spec::provider::ValidatedProvider;
+use crate::spec::rotation::{MAX_PREVIOUS, Plan};
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";
-/// Key of the secret that workers should present, in the configuration Secret and in the Secret that workers mount.
-pub const WORKER_SECRET: &str = "worker-secret";
 /// Keys of the previous secrets in the configuration Secret, newest first. Older operators know only the first.
 pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
     "worker-secret-previous",
@@ -93,7 +91,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
     let previous = PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous);
     worker_secrets.extend(previous.map(|(file, previous)| SecretFile { file, not_after: previous.until }));
     let models = spec.models.iter().map(|model| Model { id: &model.id, aliases: &model.aliases });
-    let file = File {
+    let file = RelayYaml {
         require_api_keys: spec.relay.require_api_keys,
         relay_count: spec.relay.replicas.max(1),
         expect_workers: spec.relay.expect_workers && !provider.scales_from_zero,
@@ -108,7 +106,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             aliases: &spec.aliases,
             default_model: spec.default_model.as_deref(),
             fallback_model: spec.fallback_model.as_deref(),
-            queue: Queue {
+            queue: QueueYaml {
                 max_length: spec.queue.max_length,
                 max_bytes: &spec.queue.max_bytes,
                 timeout: text(spec.queue.timeout.as_ref()),
@@ -126,7 +124,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct File<'a> {
+struct RelayYaml<'a> {
     require_api_keys: bool,
     relay_count: i32,
     expect_workers: bool,
@@ -151,7 +149,7 @@ struct Provider<'a> {
     default_model: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fallback_model: Option<&'a str>,
-    queue: Queue<'a>,
+    queue: QueueYaml<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_timeout: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,7 +176,7 @@ struct Model<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Queue<'a> {
+struct QueueYaml<'a> {
     max_length: i32,
     max_bytes: &'a crate::crd::common::SizeText,
     #[serde(skip_serializing_if = "Option::is_none")]

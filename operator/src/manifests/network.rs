@@ -7,13 +7,12 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
-use super::Manifest;
-use super::relay::selector;
-use crate::context::Place;
+use super::{Manifest, object};
+use crate::context::OperatorLocation;
 use crate::crd::provider::ServiceType;
-use crate::defaults::RelayDefaults;
-use crate::names;
-use crate::provider::ValidatedProvider;
+use crate::resources::names;
+use crate::settings::defaults::RelayDefaults;
+use crate::spec::provider::ValidatedProvider;
 
 /// Returns the Service for clients. With `workers`, workers outside the cluster dial it too.
 pub fn client_service(provider: &ValidatedProvider) -> Manifest {
@@ -33,7 +32,7 @@ pub fn client_service(provider: &ValidatedProvider) -> Manifest {
     };
     let mut spec = Map::from_iter([
         ("type".to_owned(), json!(kind)),
-        ("selector".to_owned(), json!(selector(&provider.name))),
+        ("selector".to_owned(), json!(names::relay_selector(&provider.name))),
         ("ports".to_owned(), Value::Array(ports)),
     ]);
     if !service.load_balancer_class.is_empty() {
@@ -53,7 +52,7 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
         "type": "ClusterIP",
         "clusterIP": "None",
         "publishNotReadyAddresses": true,
-        "selector": selector(&provider.name),
+        "selector": names::relay_selector(&provider.name),
         "ports": [workers_port(provider)],
     });
     let metadata = provider.metadata(&names::workers_service(&provider.name));
@@ -62,9 +61,9 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
 
 /// Returns the NetworkPolicy of the relay's Pods. Clients are never restricted: they come from anywhere, through
 /// Ingresses and load balancers, and authenticate with API keys if those are required.
-pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Manifest {
+pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &OperatorLocation) -> Manifest {
     let spec = json!({
-        "podSelector": {"matchLabels": selector(&provider.name)},
+        "podSelector": {"matchLabels": names::relay_selector(&provider.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"ports": [port(names::CLIENT_PORT)]},
@@ -92,7 +91,7 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
 /// Allows the operator, which reads the relay's state, and the peers of `metricsFrom`. Kubelets need no rule. On its
 /// node's network, the operator has an address that no selector matches. An empty `metricsFrom` then allows every
 /// address, because the Provider would otherwise never become ready.
-fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Value {
+fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &OperatorLocation) -> Value {
     let own = &provider.spec.relay.network_policy.metrics_from;
     let metrics_from = if own.is_empty() { &defaults.metrics_from } else { own };
     if operator.host_network && metrics_from.is_empty() {
@@ -115,14 +114,4 @@ fn workers_port(provider: &ValidatedProvider) -> Value {
 
 fn port(number: i32) -> Value {
     json!({"protocol": "TCP", "port": number})
-}
-
-/// Builds a namespaced object with one content field, as JSON.
-pub(super) fn object(resource: ApiResource, metadata: Map<String, Value>, part: &str, content: Value) -> Manifest {
-    let mut value = Map::new();
-    value.insert("apiVersion".to_owned(), json!(resource.api_version));
-    value.insert("kind".to_owned(), json!(resource.kind));
-    value.insert("metadata".to_owned(), Value::Object(metadata));
-    value.insert(part.to_owned(), content);
-    Manifest::of_json(resource, Value::Object(value))
 }

@@ -9,17 +9,16 @@ use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
-use super::Manifest;
-use super::network::object;
 use super::quantity;
 use super::secrets::{ADMIN_TOKEN, API_KEYS};
+use super::{Manifest, object};
 use crate::crd::LogFormat;
 use crate::crd::common::RawObject;
 use crate::crd::provider::Relay;
-use crate::defaults::RelayDefaults;
-use crate::names::{self, Component};
-use crate::provider::ValidatedProvider;
-use crate::relay_tls::{CERTIFICATE, PRIVATE_KEY};
+use crate::relays::tls::{CERTIFICATE, PRIVATE_KEY};
+use crate::resources::names::{self, Component};
+use crate::settings::defaults::RelayDefaults;
+use crate::spec::provider::ValidatedProvider;
 
 /// The time for which a relay still accepts requests after SIGTERM, while load balancers update.
 const SHUTDOWN_GRACE_SECS: u64 = 5;
@@ -32,44 +31,8 @@ const ADMIN_PATH: &str = "/etc/modelrelay/admin";
 const KEYS_PATH: &str = "/etc/modelrelay/keys";
 const TLS_PATH: &str = "/etc/modelrelay/tls";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The folder whose content belongs to the operator.
-pub const RESERVED_PATH: &str = "/etc/modelrelay";
-/// The operator's volumes; a user's volumes must have other names.
-pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-access", "tls"];
-/// Enables TLS in a relay: the path of its certificate.
-pub const TLS_ENV: &str = "TLS_CERT_FILE";
 /// The number of bytes of bodies that a relay may hold. A user may set another value.
 const BODY_BUDGET_ENV: &str = "MAX_BUFFERED_BYTES";
-/// Variables that the operator sets; a user's variables must have other names.
-pub const RESERVED_ENV: [&str; 15] = [
-    "LISTEN_ADDR",
-    "WORKER_LISTEN_ADDR",
-    "WORKERS_ON_CLIENT_PORT",
-    "ADMIN_LISTEN_ADDR",
-    "MODELRELAY_CONFIG",
-    "MODELRELAY_ADMIN_TOKEN_FILE",
-    "SHUTDOWN_GRACE_SECS",
-    "DRAIN_TIMEOUT_SECS",
-    "LOG_LEVEL",
-    "LOG_FORMAT",
-    "API_KEYS_SECRET",
-    "API_KEYS_FILE",
-    TLS_ENV,
-    "TLS_KEY_FILE",
-    // Workers of pools have tokens for the default audience.
-    "WORKER_TOKEN_AUDIENCE",
-];
-
-/// Returns the labels that select a Provider's relay Pods. They never change, because a Deployment's selector cannot.
-pub fn selector(provider: &str) -> BTreeMap<String, String> {
-    let pairs = [
-        ("app.kubernetes.io/name", "modelrelay"),
-        ("app.kubernetes.io/component", Component::Relay.as_str()),
-        (names::PROVIDER_LABEL, provider),
-    ];
-    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
-}
-
 /// Returns the relay's Deployment. It always contains the number of replicas: omitted once, it would drop to one.
 pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Manifest {
     let mut metadata = provider.metadata(&names::relay(&provider.name));
@@ -79,7 +42,7 @@ pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts
     let spec = json!({
         "replicas": provider.spec.relay.replicas,
         "revisionHistoryLimit": 3,
-        "selector": {"matchLabels": selector(&provider.name)},
+        "selector": {"matchLabels": names::relay_selector(&provider.name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults, mounts_api_keys)},
     });
@@ -119,7 +82,7 @@ pub fn disruption_budget(provider: &ValidatedProvider) -> Manifest {
     let spec = json!({
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(&provider.name)},
+        "selector": {"matchLabels": names::relay_selector(&provider.name)},
     });
     let metadata = provider.metadata(&names::relay(&provider.name));
     object(ApiResource::erase::<PodDisruptionBudget>(&()), metadata, "spec", spec)
@@ -243,7 +206,7 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: 
         pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/{API_KEYS}")));
     }
     if relay.tls.is_some() {
-        pairs.push((TLS_ENV, format!("{TLS_PATH}/{CERTIFICATE}")));
+        pairs.push((names::TLS_ENV, format!("{TLS_PATH}/{CERTIFICATE}")));
         pairs.push(("TLS_KEY_FILE", format!("{TLS_PATH}/{PRIVATE_KEY}")));
     }
     let mut env: Vec<Value> = pairs.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
@@ -286,7 +249,7 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
         volumes
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
     }
-    if asks_the_api(provider, mounts_api_keys) {
+    if uses_api(provider, mounts_api_keys) {
         volumes.push(api_access());
     }
     if let Some(tls) = &relay.tls {
@@ -297,7 +260,7 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
 }
 
 /// True if the relay uses the API server: to write keys, or to have worker tokens reviewed.
-fn asks_the_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
+fn uses_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
     mounts_api_keys || !provider.spec.worker_service_accounts.is_empty()
 }
 
@@ -318,7 +281,7 @@ fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     if mounts_api_keys {
         mounts.push(mount("api-keys", KEYS_PATH));
     }
-    if asks_the_api(provider, mounts_api_keys) {
+    if uses_api(provider, mounts_api_keys) {
         mounts.push(mount("api-access", TOKEN_PATH));
     }
     if relay.tls.is_some() {
@@ -361,7 +324,7 @@ fn spread(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     }
     json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(&provider.name)},
+        "labelSelector": {"matchLabels": names::relay_selector(&provider.name)},
     }])
 }
 

@@ -6,13 +6,13 @@ use kube::core::ApiResource;
 use modelrelay_protocol::secret::Secret as SecretText;
 use serde_json::{Map, Value, json};
 
-use super::Manifest;
-use super::config::WORKER_SECRET;
-use super::network::object;
-use crate::names;
-use crate::provider::ValidatedProvider;
-use crate::provider::rotation::Plan;
+use super::{Manifest, object};
+use crate::resources::names;
+use crate::spec::provider::ValidatedProvider;
+use crate::spec::rotation::Plan;
 
+/// Key of the secret that workers should present, in the configuration Secret and in the Secret that workers mount.
+pub const WORKER_SECRET: &str = "worker-secret";
 /// Key of the admin token in its Secret.
 pub const ADMIN_TOKEN: &str = "token";
 

@@ -21,8 +21,8 @@ use sha2::{Digest, Sha256};
 
 use crate::crd::worker_pool::InjectMode;
 use crate::crd::{WorkerPool, WorkerPoolSpec};
-use crate::defaults::WorkerDefaults;
-use crate::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
+use crate::resources::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
+use crate::settings::defaults::WorkerDefaults;
 
 pub mod backend;
 mod container;
@@ -47,7 +47,7 @@ const DEFAULT_GRACE_SECS: i64 = 30;
 
 /// The inputs of a worker's container.
 #[derive(Clone, Copy)]
-pub struct Inputs<'a> {
+pub struct SidecarInputs<'a> {
     /// Its pool.
     pub pool: &'a WorkerPool,
     /// Defaults for fields that the pool omits.
@@ -56,7 +56,7 @@ pub struct Inputs<'a> {
     pub drain_token: &'a str,
 }
 
-impl Inputs<'_> {
+impl SidecarInputs<'_> {
     fn spec(&self) -> &WorkerPoolSpec {
         &self.pool.spec
     }
@@ -68,7 +68,7 @@ impl Inputs<'_> {
 
 /// Adds the worker to `pod`, which is `{metadata, spec}`: a Pod, or the template of a Deployment. A Pod that has a
 /// worker is unchanged. A refusal leaves `pod` untouched.
-pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
+pub fn add_to_pod(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<Note>, Refusal> {
     if has_worker(pod) {
         return Ok(Vec::new());
     }
@@ -121,7 +121,7 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
 
 /// Records the hash of the worker that `pod` was just given, so that a later change can be detected. Only for injected
 /// Pods; for those of a template, the template itself shows changes.
-pub fn mark(pod: &mut Value, inputs: &Inputs<'_>) {
+pub fn mark(pod: &mut Value, inputs: &SidecarInputs<'_>) {
     let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
     if let Some(annotations) = annotations.as_object_mut() {
@@ -131,8 +131,8 @@ pub fn mark(pod: &mut Value, inputs: &Inputs<'_>) {
 
 /// Returns the hash of everything that pool and defaults put into a Pod. It covers nothing that depends on the Pod, nor
 /// the drain token, which differs for each Pod.
-pub fn hash(inputs: &Inputs<'_>) -> String {
-    let inputs = Inputs { drain_token: "", ..*inputs };
+pub fn hash(inputs: &SidecarInputs<'_>) -> String {
+    let inputs = SidecarInputs { drain_token: "", ..*inputs };
     let written = json!([
         container(&inputs, false),
         volumes(&inputs),
@@ -206,7 +206,7 @@ fn drain_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
 }
 
 /// Rejects a Pod that would break the worker, or that the worker would break.
-fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+fn check(spec: &Map<String, Value>, inputs: &SidecarInputs<'_>) -> Result<(), Refusal> {
     let pool = inputs.spec();
     let port = sidecar_port(pool);
     container::check_env("spec.sidecar.env of the pool", &pool.sidecar.env)?;
@@ -268,7 +268,7 @@ fn has_equal_limits(container: &Value) -> bool {
     })
 }
 
-fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &SidecarInputs<'_>) -> Result<(), Refusal> {
     if inputs.defaults.image_pull_secrets.is_empty() {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::crd::WorkerPool;
-use crate::defaults::WorkerDefaults;
+use crate::settings::defaults::WorkerDefaults;
 
 /// Pool `llama` in namespace `llm`.
 pub(crate) fn pool(spec: &Value) -> WorkerPool {

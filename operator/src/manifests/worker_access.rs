@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::Manifest;
 use crate::crd::WorkerPool;
-use crate::names::{self, Component};
+use crate::resources::names::{self, Component};
 
 /// Returns ServiceAccount, Role and RoleBinding `<pool>-worker` for these Deployments. A Role without names would allow
 /// all Deployments, so with an empty set the manifests may only be used to find and delete the objects.

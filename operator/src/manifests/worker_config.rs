@@ -15,12 +15,9 @@ use serde::Serialize;
 use super::{Manifest, sidecar};
 use crate::crd::worker_pool::Mode;
 use crate::crd::{LogFormat, Multiplexer, WorkerPool};
-use crate::defaults::WorkerDefaults;
-use crate::names::{self, Component};
-
-/// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
-/// time would waste most of it.
-pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
+use crate::resources::names::{self, Component};
+use crate::settings::defaults::WorkerDefaults;
+use crate::spec::worker_pool::max_concurrency;
 
 /// The key of the ConfigMap, and the name of the file.
 const FILE: &str = "worker.yaml";
@@ -31,7 +28,7 @@ const TLS_SCHEME: &str = "dns+https";
 
 /// The transport between workers and their relays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Speech {
+pub enum RelayTransport {
     /// Plain HTTP.
     #[default]
     Plain,
@@ -42,7 +39,7 @@ pub enum Speech {
     },
 }
 
-impl Speech {
+impl RelayTransport {
     /// Returns the transport of an existing ConfigMap.
     pub fn of(config_map: &ConfigMap) -> Self {
         let entry = |key| config_map.data.as_ref().and_then(|data| data.get(key));
@@ -70,7 +67,7 @@ impl Speech {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct File<'a> {
+struct WorkerYaml<'a> {
     relay: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     relay_ca_file: Option<&'static str>,
@@ -78,7 +75,7 @@ struct File<'a> {
     worker_secret_file: &'static str,
     pool: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Option<Backend>,
+    backend: Option<BackendYaml>,
     #[serde(skip_serializing_if = "Option::is_none")]
     models: Option<&'a [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,13 +90,13 @@ struct File<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Backend {
+struct BackendYaml {
     url: String,
     engine: &'static str,
 }
 
 /// Returns the ConfigMap `<pool>-worker`.
-pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> Manifest {
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, speech));
     let authority = speech.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
@@ -116,22 +113,14 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech)
     })
 }
 
-/// Returns the number of requests that one worker runs at once: those of its backend, or of all its slots.
-pub fn max_concurrency(pool: &WorkerPool) -> i32 {
-    match pool.spec.slots() {
-        Some(multiplexer) => multiplexer.capacity(),
-        None => pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY),
-    }
-}
-
-fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> String {
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
     // Each slot defines its own backends and models; a worker rejects the top-level fields alongside slots.
     let slots = spec.slots();
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
-    let file = File {
+    let file = WorkerYaml {
         relay: format!("{}://{}", speech.scheme(), names::worker_address(&spec.provider, namespace)),
         relay_ca_file: speech.authority().map(|_| AUTHORITY_FILE),
         provider: &spec.provider,
@@ -149,10 +138,10 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) ->
 }
 
 /// Returns the backend of a standalone worker, which can move to another address without a new Pod.
-fn backend(pool: &WorkerPool) -> Option<Backend> {
+fn backend(pool: &WorkerPool) -> Option<BackendYaml> {
     let spec = &pool.spec;
     (spec.mode() == Mode::Standalone && spec.slots().is_none())
-        .then(|| Backend { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
+        .then(|| BackendYaml { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
 }
 
 #[cfg(test)]
@@ -169,7 +158,10 @@ mod tests {
     #[test]
     fn omitted_pool_fields_get_defaults() {
         let pool = testing::pool(&json!({"provider": "local"}));
-        snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
+        snapshot::check(
+            "worker-config-inject",
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+        );
     }
 
     #[test]
@@ -183,7 +175,10 @@ mod tests {
             },
             "sidecar": {"port": 18000, "logLevel": "debug", "logFormat": "text"},
         }));
-        snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
+        snapshot::check(
+            "worker-config-standalone",
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+        );
     }
 
     #[test]
@@ -203,7 +198,7 @@ mod tests {
         }));
         snapshot::check(
             "worker-config-multiplexer",
-            &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml(),
+            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
         );
         assert_eq!(max_concurrency(&pool), 8 + 1);
     }
@@ -212,16 +207,16 @@ mod tests {
     fn relays_with_certificate_are_dialled_over_tls() {
         let pool = testing::pool(&json!({"provider": "local"}));
         let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
-        let speech = Speech::Tls { authority: authority.clone() };
+        let speech = RelayTransport::Tls { authority: authority.clone() };
         snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &speech).to_yaml());
-        for speech in [speech, Speech::Tls { authority: None }, Speech::Plain] {
+        for speech in [speech, RelayTransport::Tls { authority: None }, RelayTransport::Plain] {
             let manifest = config_map(&pool, &testing::defaults(), &speech);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(manifest.value["data"][FILE].as_str().unwrap().as_bytes()).unwrap();
             let args = Args { config: Some(file.path().to_owned()), ..Args::default() };
             let relay = Settings::load(&args).expect("the worker's own parser takes it").live.relay;
-            assert!(relay.every_address && relay.tls == (speech != Speech::Plain));
-            assert_eq!(Speech::of(&serde_json::from_value(manifest.value).unwrap()), speech);
+            assert!(relay.every_address && relay.tls == (speech != RelayTransport::Plain));
+            assert_eq!(RelayTransport::of(&serde_json::from_value(manifest.value).unwrap()), speech);
         }
     }
 
@@ -229,7 +224,7 @@ mod tests {
     fn chart_values_apply_when_pool_omits_them() {
         let defaults =
             WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
-        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &Speech::Plain);
+        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &RelayTransport::Plain);
         assert!(yaml.contains("logLevel: warn\nlogFormat: text\n"), "{yaml}");
     }
 }

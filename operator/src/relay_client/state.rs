@@ -9,7 +9,7 @@ use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState a
 use serde::Deserialize;
 
 use crate::crd::worker_pool::{SlotFailure, SlotState};
-use crate::relay_state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
+use crate::relays::state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
 
 const MAX_SLOT_CHARS: usize = 64;
 const MAX_CODE_CHARS: usize = 64;
@@ -25,11 +25,11 @@ pub(super) struct RelayState {
     #[serde(default)]
     phase: String,
     #[serde(default)]
-    providers: Vec<ProviderState>,
+    providers: Vec<ReportedProvider>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ProviderState {
+struct ReportedProvider {
     name: String,
     #[serde(default)]
     queue_depth: u64,
@@ -67,21 +67,21 @@ struct WorkerState {
     pool: Option<String>,
     /// Present for a worker with a multiplexer.
     #[serde(default)]
-    slots: Option<Vec<SlotSeen>>,
+    slots: Option<Vec<ReportedSlot>>,
 }
 
 /// A slot, with the relay's memory of its last failure.
 #[derive(Debug, Deserialize)]
-struct SlotSeen {
+struct ReportedSlot {
     #[serde(flatten)]
     slot: Slot,
     /// Older relays do not remember failures.
     #[serde(default)]
-    last_failure: Option<FailureSeen>,
+    last_failure: Option<ReportedFailure>,
 }
 
 #[derive(Debug, Deserialize)]
-struct FailureSeen {
+struct ReportedFailure {
     model: String,
     code: Option<String>,
     message: Option<String>,
@@ -159,8 +159,8 @@ fn remember(slot: &mut SlotReport, last: LastFailure) {
     }
 }
 
-fn slot(seen: SlotSeen) -> SlotReport {
-    let SlotSeen { slot, last_failure } = seen;
+fn slot(seen: ReportedSlot) -> SlotReport {
+    let ReportedSlot { slot, last_failure } = seen;
     let last_failure = last_failure.map(|last| LastFailure {
         failure: failure(&last.model, last.code.as_deref(), last.message.as_deref()),
         at: ago(last.age_ms),

@@ -13,13 +13,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::cache::Triggers;
-use crate::context::Place;
+use crate::cluster::cache::Triggers;
+use crate::context::OperatorLocation;
 use crate::crd::worker_pool::SlotState;
-use crate::defaults::Defaults;
 use crate::manifests::testing;
-use crate::relay_tls::RelayTls;
-use crate::relay_tls::tests::{HOST, pair};
+use crate::relays::tls::RelayTls;
+use crate::relays::tls::tests::{HOST, pair};
+use crate::settings::defaults::Defaults;
 
 fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
     let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving, speaks_tls: false };
@@ -309,14 +309,14 @@ async fn tls_relay_is_verified_by_name_not_address() {
 async fn waiting_for_report_polls_only_that_provider_immediately() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let ctx = Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
     let mut schedule = Schedule::default();
     let key = |provider: &str| ("llm".to_owned(), provider.to_owned());
     for provider in ["local", "other"] {
         schedule.entry(&key(provider)).due = Instant::now() + INTERVAL;
     }
     let mut due = async |ctx: &Context| {
-        schedule.hurry(ctx);
+        schedule.advance_polls(ctx);
         ["local", "other"].map(|provider| schedule.entry(&key(provider)).due <= Instant::now())
     };
     assert_eq!(due(&ctx).await, [false, false]);
@@ -343,7 +343,7 @@ fn pod_reports_leaving_state_and_tls() {
 async fn relay_report_triggers_only_its_provider() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let ctx = Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
     let (triggers, mut requests) = Triggers::channels();
     let (pools, mut pools_writer) = reflector::store();
     pools_writer.apply_watcher_event(&watcher::Event::Apply(testing::pool(&json!({"provider": "local"}))));

@@ -13,8 +13,8 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, Signatur
 
 use crate::context::Context;
 use crate::crd::Provider;
-use crate::names;
-use crate::relay_tls::{RelayTls, Unusable, judge};
+use crate::relays::tls::{RelayTls, UnusableSecret, judge};
+use crate::resources::names;
 
 /// Returns a client for relays of this Provider, or `None` if they use plain HTTP.
 pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<reqwest::Client, String>> {
@@ -24,7 +24,9 @@ pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &namespace);
     let name = &tls.secret_name;
     let read = match api.get_opt(name).await {
-        Ok(Some(secret)) => judge(&secret, &host).map_err(|(Unusable::Missing(why) | Unusable::Wrong(why))| why),
+        Ok(Some(secret)) => {
+            judge(&secret, &host).map_err(|(UnusableSecret::Missing(why) | UnusableSecret::Wrong(why))| why)
+        }
         Ok(None) => Err("does not exist".to_owned()),
         Err(error) => Err(format!("could not be read: {error}")),
     };

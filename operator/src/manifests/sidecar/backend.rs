@@ -8,10 +8,10 @@
 use http::Uri;
 use serde_json::{Map, Value, json};
 
-use super::{DRAIN_TOKEN_HEADER, Inputs, Note, Refusal, array, items, restarts, sidecar_port};
+use super::{DRAIN_TOKEN_HEADER, Note, Refusal, SidecarInputs, array, items, restarts, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Engine, Mode};
-use crate::names::WORKER_CONTAINER;
+use crate::resources::names::WORKER_CONTAINER;
 
 /// The annotation from which kubectl takes the default container; charts set it to the main container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -57,7 +57,7 @@ pub(super) fn ports(spec: &WorkerPoolSpec) -> Vec<i32> {
 pub(super) fn add_hooks(
     spec: &mut Map<String, Value>,
     metadata: &Map<String, Value>,
-    inputs: &Inputs<'_>,
+    inputs: &SidecarInputs<'_>,
 ) -> Result<Vec<Note>, Refusal> {
     if items(spec, "containers")?.is_empty() {
         return Err(Refusal::NoContainers);
@@ -90,7 +90,7 @@ pub(super) fn add_hooks(
 }
 
 /// Returns the hook, which waits in the worker's `/drain`.
-pub(super) fn hook(inputs: &Inputs<'_>) -> Value {
+pub(super) fn hook(inputs: &SidecarInputs<'_>) -> Value {
     json!({"httpGet": {
         "path": "/drain",
         // A number, because a name would be resolved in the ports of the container that has the hook.
@@ -100,13 +100,13 @@ pub(super) fn hook(inputs: &Inputs<'_>) -> Value {
 }
 
 /// The position of a container: its list and the index in it.
-type Place = (&'static str, usize);
+type ContainerPosition = (&'static str, usize);
 
 fn choose(
     spec: &Map<String, Value>,
     metadata: &Map<String, Value>,
     pool: &WorkerPoolSpec,
-) -> Result<Vec<Place>, Refusal> {
+) -> Result<Vec<ContainerPosition>, Refusal> {
     let places = candidates(spec)?;
     let named = |wanted: &str| places.iter().find(|(_, container)| name(container) == wanted).map(|(place, _)| *place);
 
@@ -131,7 +131,7 @@ fn choose(
 }
 
 /// Returns the containers that run while the Pod serves: first the regular ones, then restartable init containers.
-fn candidates(spec: &Map<String, Value>) -> Result<Vec<(Place, &Value)>, Refusal> {
+fn candidates(spec: &Map<String, Value>) -> Result<Vec<(ContainerPosition, &Value)>, Refusal> {
     let plain = items(spec, "containers")?.iter().enumerate();
     let init = items(spec, "initContainers")?.iter().enumerate().filter(|(_, container)| restarts(container));
     Ok(plain

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Inputs, Refusal, backend, sidecar_port};
+use super::{Refusal, SidecarInputs, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Credential, InjectMode, Mode};
-use crate::names;
+use crate::resources::names;
 
 /// The path of the worker's configuration.
 pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";
@@ -70,7 +70,7 @@ const RESERVED_ENV: [(&str, &str); 21] = [
 ];
 
 /// Returns the worker's container. With `alone`, it is the Pod's only container and not a sidecar.
-pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
+pub fn container(inputs: &SidecarInputs<'_>, alone: bool) -> Value {
     let spec = inputs.spec();
     let port = sidecar_port(spec);
     let mut container = json!({
@@ -110,7 +110,7 @@ pub(super) fn no_token_volume() -> Value {
 }
 
 /// Returns the worker's volumes for its Pod.
-pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
+pub fn volumes(inputs: &SidecarInputs<'_>) -> Vec<Value> {
     let spec = inputs.spec();
     let mut volumes = vec![
         json!({"name": CONFIG_VOLUME, "configMap": {"name": names::worker(inputs.pool_name())}}),
@@ -159,7 +159,7 @@ pub(super) fn check_env(place: &'static str, env: &[Value]) -> Result<(), Refusa
     Ok(())
 }
 
-fn add_choices(map: &mut Map<String, Value>, inputs: &Inputs<'_>, alone: bool) {
+fn add_choices(map: &mut Map<String, Value>, inputs: &SidecarInputs<'_>, alone: bool) {
     let spec = inputs.spec();
     if !alone && spec.inject_mode == InjectMode::NativeSidecar {
         map.insert("restartPolicy".to_owned(), "Always".into());
@@ -173,12 +173,12 @@ fn add_choices(map: &mut Map<String, Value>, inputs: &Inputs<'_>, alone: bool) {
     }
 }
 
-pub(super) fn image(inputs: &Inputs<'_>) -> String {
+pub(super) fn image(inputs: &SidecarInputs<'_>) -> String {
     let own = inputs.spec().sidecar.image.trim();
     if own.is_empty() { inputs.defaults.image.clone() } else { own.to_owned() }
 }
 
-pub(super) fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
+pub(super) fn env(inputs: &SidecarInputs<'_>, alone: bool) -> Vec<Value> {
     let spec = inputs.spec();
     let mut env = vec![
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),

@@ -12,11 +12,12 @@ use serde_json::{Map, Value, json};
 use super::container::{self, BINARY_VOLUME};
 use super::{DEFAULT_GRACE_SECS, sidecar_port};
 use super::{
-    Inputs, Note, Refusal, add_pull_secrets, annotate, array, as_object, backend, check, grace_seconds, take_object,
+    Note, Refusal, SidecarInputs, add_pull_secrets, annotate, array, as_object, backend, check, grace_seconds,
+    take_object,
 };
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::Mode;
-use crate::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
+use crate::resources::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
 
 /// The folder of the program, for the init container that writes it and the one that runs it.
 const FOLDER: &str = "/modelrelay";
@@ -33,7 +34,7 @@ pub fn runs_in_engine(spec: &WorkerPoolSpec) -> bool {
 
 /// Makes the container `modelrelay-worker` of a template, `{metadata, spec}`, run the worker. A refusal leaves it
 /// untouched.
-pub fn run_in_engine(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
+pub fn run_in_engine(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<Note>, Refusal> {
     let mut changed = pod.clone();
     let root = as_object(&mut changed, "the Pod")?;
     let mut metadata = take_object(root, "metadata")?;
@@ -64,7 +65,7 @@ pub fn run_in_engine(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, 
     Ok(notes)
 }
 
-fn take_over(engine: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+fn take_over(engine: &mut Map<String, Value>, inputs: &SidecarInputs<'_>) -> Result<(), Refusal> {
     for field in ["command", "args"] {
         if engine
             .get(field)
@@ -101,7 +102,7 @@ fn take_over(engine: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(),
 
 /// Returns the init container that copies the program. It has the engine's resources without devices, so that a
 /// Guaranteed Pod stays one and a quota is met. It ends before the engine starts, so the Pod requests no more in total.
-fn bringer(engine: &Map<String, Value>, inputs: &Inputs<'_>) -> Value {
+fn bringer(engine: &Map<String, Value>, inputs: &SidecarInputs<'_>) -> Value {
     let mut bringer = json!({
         "name": WORKER_BINARY_CONTAINER,
         "image": container::image(inputs),

@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::crd::common::RawObject;
-use crate::defaults::NamedRef;
 use crate::manifests::snapshot;
+use crate::settings::defaults::NamedRef;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -36,7 +36,7 @@ fn vllm_pod() -> Value {
 }
 
 fn add(pod: &mut Value, spec: &Value) -> Result<Vec<Note>, Refusal> {
-    add_to_pod(pod, &Inputs { pool: &pool(spec), defaults: &defaults(), drain_token: TOKEN })
+    add_to_pod(pod, &SidecarInputs { pool: &pool(spec), defaults: &defaults(), drain_token: TOKEN })
 }
 
 fn added(mut pod: Value, spec: &Value) -> (Value, Vec<Note>) {
@@ -89,7 +89,7 @@ fn pod_level_resources_are_shared_with_worker() {
         let mut pod = vllm_pod();
         pod["spec"]["resources"] = json!({"requests": {"cpu": "1"}});
         let pool = pool(spec);
-        add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+        add_to_pod(&mut pod, &SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
         worker(&pod).unwrap().get("resources").cloned()
     };
     assert_eq!(whole(&json!({})), None, "the API server would refuse more than the whole");
@@ -113,7 +113,7 @@ fn every_pool_setting_reaches_container() {
         ..defaults()
     };
     let mut pod = json!({"spec": {"containers": [{"name": "engine"}], "imagePullSecrets": [{"name": "theirs"}]}});
-    add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+    add_to_pod(&mut pod, &SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
     snapshot("sidecar-every-setting", &pod);
 }
 
@@ -121,7 +121,7 @@ fn every_pool_setting_reaches_container() {
 fn standalone_worker_is_no_sidecar() {
     let pool = pool(&json!({"standalone": {}, "backend": {"url": "http://gpu.example:8000"}}));
     let defaults = defaults();
-    let inputs = Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN };
+    let inputs = SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN };
     assert_eq!(container(&inputs, true).get("restartPolicy"), None);
     assert_eq!(container(&inputs, false)["restartPolicy"], "Always");
 }
@@ -129,7 +129,7 @@ fn standalone_worker_is_no_sidecar() {
 /// Returns the worker's environment variables about its backend.
 fn backend_env(spec: &Value, alone: bool) -> Vec<(String, String)> {
     let (pool, defaults) = (pool(spec), defaults());
-    let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
+    let worker = container(&SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
     let text = |variable: &Value, key: &str| variable[key].as_str().unwrap_or_default().to_owned();
     let env = worker["env"].as_array().unwrap().iter().map(|one| (text(one, "name"), text(one, "value")));
     env.filter(|(name, _)| name.starts_with("BACKEND_")).collect()
@@ -155,7 +155,7 @@ fn standalone_worker_follows_backend_without_new_pod() {
 fn only_template_rollout_waits_for_backend_readiness() {
     let probes = |spec: &Value, alone: bool| {
         let (pool, defaults) = (pool(spec), defaults());
-        let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
+        let worker = container(&SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
         let path = |probe: &str| worker[probe]["httpGet"]["path"].as_str().unwrap().to_owned();
         (path("startupProbe"), path("readinessProbe"))
     };
@@ -294,7 +294,7 @@ fn pull_secret_is_not_duplicated() {
     let mut pod = vllm_pod();
     pod["spec"]["imagePullSecrets"] = json!([{"name": "pull"}]);
     let pool = pool(&json!({}));
-    add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+    add_to_pod(&mut pod, &SidecarInputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
     assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "pull"}]));
 }
 
@@ -367,7 +367,7 @@ fn worker_with_token_mounts_no_secret() {
     // The API server's own token stays out of reach.
     assert!(worker["volumeMounts"].to_string().contains("modelrelay-no-token"), "{worker}");
     // Existing injected Pods become outdated, and a template is rendered again, only if the pool requests it.
-    let hash = |spec: &Value| hash(&Inputs { pool: &pool(spec), defaults: &defaults(), drain_token: "" });
+    let hash = |spec: &Value| hash(&SidecarInputs { pool: &pool(spec), defaults: &defaults(), drain_token: "" });
     assert_eq!(hash(&json!({"provider": "local"})), hash(&json!({"provider": "local", "credential": "Secret"})));
     assert_ne!(
         hash(&json!({"provider": "local"})),

@@ -1,8 +1,8 @@
 use super::*;
 use crate::crd::WorkerPool;
-use crate::defaults::NamedRef;
 use crate::manifests::sidecar::{drain_token_of, has_worker};
 use crate::manifests::{snapshot, testing};
+use crate::settings::defaults::NamedRef;
 
 /// Two engines, of which the worker runs one at a time.
 fn pool(change: &Value) -> WorkerPool {
@@ -38,7 +38,7 @@ fn rendered(pool: &WorkerPool) -> Result<(Value, Vec<Note>), Refusal> {
     let mut defaults = testing::defaults();
     defaults.image_pull_secrets = vec![NamedRef { name: "pull".to_owned() }];
     defaults.image_pull_policy = Some("Never".to_owned());
-    let inputs = Inputs { pool, defaults: &defaults, drain_token: "t0ken" };
+    let inputs = SidecarInputs { pool, defaults: &defaults, drain_token: "t0ken" };
     let mut pod = crate::manifests::backend::given(pool);
     let before = pod.clone();
     let notes = run_in_engine(&mut pod, &inputs).inspect_err(|_| assert_eq!(pod, before, "it stays as it was"))?;

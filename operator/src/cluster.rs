@@ -1,0 +1,5 @@
+//! Access to the API server: the client, the caches of the watches, and writes.
+
+pub mod api;
+pub mod apply;
+pub mod cache;

@@ -1,0 +1,455 @@
+//! The watches, their in-memory stores, and the reconciliations that a change triggers.
+//!
+//! Each kind is watched once per span and shared by both controllers. Objects are trimmed before they are stored, so
+//! that a thousand Pods cost little more than their names. A broken watch is restarted with a back-off, and the store
+//! keeps its contents.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt, future};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, EnvVar, Pod, PodStatus, Secret, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{Config, Event};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::context::Span;
+use crate::crd::{Provider, WorkerPool};
+use crate::resources::names::{self, TLS_ENV};
+
+mod triggers;
+
+pub use triggers::{Changes, ObjectChange, Requests, Triggers};
+
+/// The stores that both controllers read.
+#[derive(Clone)]
+pub struct Caches {
+    /// All Providers of the span.
+    pub providers: Store<Provider>,
+    /// All WorkerPools of the span.
+    pub pools: Store<WorkerPool>,
+    /// Relay Pods.
+    pub relay_pods: Store<Pod>,
+    /// Pods that carry the label of a pool, injected or not.
+    pub pool_pods: Store<Pod>,
+    /// Deployments that the operator created.
+    pub deployments: Store<Deployment>,
+    /// DaemonSets that the operator created.
+    pub daemon_sets: Store<DaemonSet>,
+    /// Requests reconciliations.
+    pub triggers: Triggers,
+}
+
+/// Starts every watch of a span. The watches end when the returned future is dropped.
+pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Output = ()> + Send + use<>) {
+    let (triggers, requests) = Triggers::channels();
+    let (providers, providers_writer) = reflector::store();
+    let (pools, pools_writer) = reflector::store();
+    let (relay_pods, relay_pods_writer) = reflector::store();
+    let (pool_pods, pool_pods_writer) = reflector::store();
+    let (deployments, deployments_writer) = reflector::store();
+    let (daemon_sets, daemon_sets_writer) = reflector::store();
+    let caches =
+        Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, triggers: triggers.clone() };
+
+    let ours = format!("app.kubernetes.io/managed-by={}", names::MANAGED_BY);
+    let relays = format!("{ours},app.kubernetes.io/component=relay");
+    let watches: Vec<future::BoxFuture<'static, ()>> = vec![
+        Box::pin(keep_readable(span.api(client), providers_writer, provider_changes(&triggers))),
+        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers, caches.pools.clone()))),
+        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, pods(&triggers))),
+        Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, objects(&triggers))),
+        Box::pin(notice::<Service>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<Secret>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<ConfigMap>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<Role>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<RoleBinding>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<PodDisruptionBudget>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<NetworkPolicy>(span.api(client), ours, &triggers)),
+    ];
+    (caches, requests, async move {
+        future::join_all(watches).await;
+    })
+}
+
+impl Caches {
+    /// Waits until every store was filled once. Before that, the absence of an object means nothing.
+    pub async fn ready(&self) {
+        // This fails only when the watches have ended, and then the process ends too.
+        let _ = self.providers.wait_until_ready().await;
+        let _ = self.pools.wait_until_ready().await;
+        let _ = self.relay_pods.wait_until_ready().await;
+        let _ = self.pool_pods.wait_until_ready().await;
+        let _ = self.deployments.wait_until_ready().await;
+        let _ = self.daemon_sets.wait_until_ready().await;
+    }
+
+    /// Returns the pools of a Provider.
+    pub fn pools_of(&self, namespace: &str, provider: &str) -> Vec<Arc<WorkerPool>> {
+        let of = |pool: &Arc<WorkerPool>| {
+            pool.spec.provider == provider && pool.metadata.namespace.as_deref() == Some(namespace)
+        };
+        self.pools.state().into_iter().filter(of).collect()
+    }
+}
+
+/// The state of a changed object. An object without finalizers disappears without ever being marked as deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Now {
+    There,
+    Gone,
+}
+
+fn objects<K: Resource<DynamicType = ()>>(triggers: &Triggers) -> impl FnMut(&K, Now) + Send + use<K> {
+    let triggers = triggers.clone();
+    move |object, now| triggers.object(object, now)
+}
+
+fn pods(triggers: &Triggers) -> impl FnMut(&Pod, Now) + Send + use<> {
+    let triggers = triggers.clone();
+    move |pod, _| triggers.pod(pod)
+}
+
+/// Watches a kind, stores its objects, and reports every change.
+async fn keep<K>(
+    api: Api<K>,
+    selector: String,
+    writer: reflector::store::Writer<K>,
+    trim: impl Fn(&mut K) + Send + 'static,
+    changed: impl FnMut(&K, Now) + Send + 'static,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let store = writer.as_reader();
+    let stream = watcher(api, Config::default().labels(&selector))
+        .default_backoff()
+        .modify(move |object| {
+            object.managed_fields_mut().clear();
+            trim(object);
+        })
+        .reflect(writer);
+    notify(stream, &store, changed).await;
+}
+
+/// Watches a kind that users write, and stores the objects that can be parsed. An object that cannot be parsed must not
+/// block all others.
+async fn keep_readable<K>(
+    api: Api<DeserializeGuard<K>>,
+    writer: reflector::store::Writer<K>,
+    changed: impl FnMut(&K, Now) + Send + 'static,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let (store, known) = (writer.as_reader(), writer.as_reader());
+    let stream = watcher(api, Config::default())
+        .default_backoff()
+        .filter_map(move |event| future::ready(event.map(|event| readable(event, &known)).transpose()))
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer);
+    notify(stream, &store, changed).await;
+}
+
+/// Returns the event without its guard, or `None` if the object cannot be parsed. An object that could be parsed before
+/// keeps its previous state, and can still be deleted.
+fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>) -> Option<Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    let before = |object: &DeserializeGuard<K>| {
+        let mut reference = ObjectRef::new(&object.name_any());
+        reference.namespace = object.namespace();
+        known.get(&reference).map(|object| K::clone(&object))
+    };
+    let read = |object: DeserializeGuard<K>| {
+        let before = before(&object);
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        object.0.map_or_else(
+            |error| {
+                let kind = K::kind(&());
+                tracing::warn!(%kind, namespace, name, %error, "failed to parse an object; ignoring it until it is corrected");
+                before
+            },
+            Some,
+        )
+    };
+    Some(match event {
+        Event::Apply(object) => Event::Apply(read(object)?),
+        Event::InitApply(object) => Event::InitApply(read(object)?),
+        Event::Delete(object) => {
+            let before = before(&object);
+            Event::Delete(object.0.ok().or(before)?)
+        }
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    })
+}
+
+/// Reports every change that a watch delivers, and the objects that were deleted while it was broken, which the new
+/// list does not contain.
+async fn notify<K>(
+    stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+    store: &Store<K>,
+    mut changed: impl FnMut(&K, Now),
+) where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let mut before = Vec::new();
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object)) => changed(&object, Now::There),
+            Ok(Event::Delete(object)) => changed(&object, Now::Gone),
+            // The store changes only at the end of the new list.
+            Ok(Event::Init) => before = store.state(),
+            Ok(Event::InitDone) => {
+                for object in triggers::vanished(&std::mem::take(&mut before), &store.state()) {
+                    changed(&object, Now::Gone);
+                }
+            }
+            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watch failed; retrying"),
+        }
+    }
+}
+
+/// Watches only the metadata of a kind whose content is never read. Any external change is reverted.
+fn notice<K>(
+    api: Api<PartialObjectMeta<K>>,
+    selector: String,
+    triggers: &Triggers,
+) -> impl Future<Output = ()> + Send + use<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let (_, writer) = reflector::store();
+    keep(api, selector, writer, |object| object.annotations_mut().clear(), objects(triggers))
+}
+
+/// A change of a Provider triggers the Provider and its pools.
+fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 'static {
+    let triggers = triggers.clone();
+    let mut seen = Fingerprints::default();
+    move |provider, now| {
+        if seen.is_new(provider, &(), now) {
+            triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
+        }
+    }
+}
+
+/// A change of a pool triggers the pool, its Provider, which must know which models may be at zero, and the pools that
+/// may name the same Deployments.
+fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
+    let triggers = triggers.clone();
+    let mut seen = Fingerprints::default();
+    move |pool, now| {
+        // A request may wake a pool for the models that it last advertised.
+        if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models), now) {
+            let namespace = pool.namespace().unwrap_or_default();
+            triggers.pool(&namespace, &pool.name_any());
+            triggers.provider(&namespace, &pool.spec.provider);
+            let beside = |other: &Arc<WorkerPool>| {
+                other.metadata.namespace == pool.metadata.namespace
+                    && other.metadata.name != pool.metadata.name
+                    && other.spec.scales_deployments()
+            };
+            for other in pools.state().into_iter().filter(beside) {
+                triggers.pool(&namespace, &other.name_any());
+            }
+        }
+    }
+}
+
+/// Distinguishes external changes from statuses that the operator wrote.
+#[derive(Default)]
+struct Fingerprints {
+    by_uid: HashMap<String, u64>,
+}
+
+impl Fingerprints {
+    fn is_new(&mut self, object: &impl ResourceExt, more: &impl Hash, now: Now) -> bool {
+        let meta = object.meta();
+        let uid = meta.uid.clone().unwrap_or_default();
+        if now == Now::Gone || meta.deletion_timestamp.is_some() {
+            self.by_uid.remove(&uid);
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
+        more.hash(&mut hasher);
+        let now = hasher.finish();
+        self.by_uid.insert(uid, now) != Some(now)
+    }
+}
+
+/// Keeps the parts of a Pod that the controllers read: names, labels, annotations, owners, container names, and the
+/// state of the Pod and its relay.
+fn trim_pod(pod: &mut Pod) {
+    if let Some(spec) = &mut pod.spec {
+        spec.volumes = None;
+        spec.affinity = None;
+        spec.tolerations = None;
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            let is_worker = container.name == names::WORKER_CONTAINER;
+            container.env_from = None;
+            container.args = None;
+            container.command = None;
+            container.volume_mounts = None;
+            container.liveness_probe = None;
+            container.readiness_probe = None;
+            container.startup_probe = None;
+            container.security_context = None;
+            if !is_worker {
+                // Of a relay, only whether it uses TLS is read.
+                let tls = |env: Vec<EnvVar>| env.into_iter().find(|variable| variable.name == TLS_ENV);
+                let is_relay = container.name == names::RELAY_CONTAINER;
+                container.env = container.env.take().filter(|_| is_relay).and_then(tls).map(|tls| vec![tls]);
+                container.resources = None;
+                container.ports = None;
+                container.image = None;
+                container.lifecycle = None;
+            }
+        }
+    }
+    if let Some(status) = &mut pod.status {
+        status.init_container_statuses = None;
+        status.container_statuses = relay_state(status);
+    }
+}
+
+/// Returns the relay container's state: whether it runs, and if not, why. Nothing else of the container statuses is
+/// read.
+fn relay_state(status: &PodStatus) -> Option<Vec<ContainerStatus>> {
+    let relay = status.container_statuses.iter().flatten().find(|one| one.name == names::RELAY_CONTAINER)?;
+    let mut state = relay.state.clone();
+    if let Some(waiting) = state.as_mut().and_then(|state| state.waiting.as_mut()) {
+        waiting.message = None;
+    }
+    Some(vec![ContainerStatus { name: relay.name.clone(), state, ..ContainerStatus::default() }])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(name: &str) -> Service {
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "llm"}})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn deletion_during_broken_watch_is_reported_after_relist() {
+        let (store, writer) = reflector::store();
+        let list = |names: &[&str]| {
+            let objects = names.iter().map(|name| Event::InitApply(service(name)));
+            std::iter::once(Event::Init).chain(objects).chain([Event::InitDone]).map(Ok).collect::<Vec<_>>()
+        };
+        let events = [list(&["a", "b", "c"]), vec![Ok(Event::Delete(service("a")))], list(&["c", "d"])];
+        let mut told = Vec::new();
+        let stream = futures_util::stream::iter(events.into_iter().flatten()).reflect(writer);
+        notify(stream, &store, |object: &Service, now| told.push((object.name_any(), now))).await;
+        let expected = [
+            ("a", Now::There),
+            ("b", Now::There),
+            ("c", Now::There),
+            ("a", Now::Gone),
+            ("c", Now::There),
+            ("d", Now::There),
+            ("b", Now::Gone),
+        ];
+        assert_eq!(told, expected.map(|(name, now)| (name.to_owned(), now)));
+    }
+
+    fn guarded(name: &str, spec: &Value) -> DeserializeGuard<Provider> {
+        let object = json!({
+            "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+            "metadata": {"name": name, "namespace": "llm"}, "spec": spec,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn unreadable_object_does_not_block_others() {
+        let (store, mut writer) = reflector::store::<Provider>();
+        let mut see = |event| {
+            let event = readable(event, &store);
+            event.iter().for_each(|event| writer.apply_watcher_event(event));
+            let mut names: Vec<String> = store.state().iter().map(|provider| provider.name_any()).collect();
+            names.sort();
+            names.join(" ")
+        };
+        let odd = json!({"queue": 7});
+        see(Event::Init);
+        see(Event::InitApply(guarded("never", &odd)));
+        see(Event::InitApply(guarded("good", &json!({}))));
+        assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(see(Event::Apply(guarded("other", &json!({})))), "good other");
+        // The object keeps the state that was last parsed, also across a new list, until it is deleted.
+        assert_eq!(see(Event::Apply(guarded("good", &odd))), "good other");
+        see(Event::Init);
+        see(Event::InitApply(guarded("good", &odd)));
+        assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(see(Event::Delete(guarded("never", &odd))), "good");
+        assert_eq!(see(Event::Delete(guarded("good", &odd))), "");
+    }
+
+    #[test]
+    fn pod_trimming_keeps_only_relay_container_state() {
+        let status = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": true, "restartCount": 3, "image": "i", "imageID": "d"});
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image i"}});
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "status": {"containerStatuses": [status("proxy", &json!({"running": {}})), status("relay", &waiting)]},
+        }))
+        .unwrap();
+        trim_pod(&mut pod);
+        let kept = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        assert_eq!(kept.len(), 1);
+        assert_eq!((kept[0].name.as_str(), kept[0].image.as_str(), kept[0].restart_count), ("relay", "", 0));
+        assert_eq!(serde_json::to_value(&kept[0].state).unwrap(), json!({"waiting": {"reason": "ImagePullBackOff"}}));
+    }
+
+    #[test]
+    fn pod_trimming_keeps_only_relay_tls_environment() {
+        let env = json!([{"name": "A", "value": "b"}, {"name": "TLS_CERT_FILE", "value": "/f"}]);
+        let containers = json!([{"name": "proxy", "env": env}, {"name": "relay", "env": env}]);
+        let mut pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap();
+        trim_pod(&mut pod);
+        let kept = serde_json::to_value(pod.spec.unwrap().containers).unwrap();
+        assert_eq!(
+            kept,
+            json!([{"name": "proxy"}, {"name": "relay", "env": [{"name": "TLS_CERT_FILE", "value": "/f"}]}])
+        );
+    }
+}

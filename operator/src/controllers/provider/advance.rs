@@ -1,0 +1,248 @@
+//! One pass over a Provider's objects: fetch, validate, build, apply.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject};
+use modelrelay_protocol::secret::Secret;
+
+use super::build::{Desired, RelayInputs, build};
+use super::cluster_view::ClusterView;
+use super::fetch::{FetchedSecrets, fetch};
+use super::memory::ProviderMemory;
+use super::outcome::{ProviderFailure, ProviderOutcome, WorkerSecret};
+use super::reviewers;
+use crate::cluster::apply::{ApplyError, Owner, apply, delete};
+use crate::context::Context;
+use crate::crd::Provider;
+use crate::manifests::{Manifest, network};
+use crate::resources::names;
+use crate::spec::provider::{ValidatedProvider, validate};
+use crate::spec::rotation::{self, Known, Plan};
+
+/// No watch reports a change of the user's own Secret, so it is read at this interval.
+pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as
+/// possible.
+pub(super) async fn advance(
+    ctx: &Context,
+    provider: &Provider,
+    look: &ClusterView,
+    memory: &mut ProviderMemory,
+) -> ProviderOutcome {
+    let generation = provider.metadata.generation;
+    // Earlier results remain valid where this pass does not get as far.
+    let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
+    let kept = ProviderOutcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
+    let valid = match validate(provider, &look.pools) {
+        Ok(valid) => valid,
+        Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
+    };
+    let fetched = match fetch(&ctx.client, provider).await {
+        Ok(fetched) => fetched,
+        Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
+    };
+    let relay = &provider.spec.relay;
+    let own_refs =
+        provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
+    let now = Timestamp::now();
+    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
+        Ok(planned) => planned,
+        Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
+    };
+    let desired = build(
+        &valid,
+        &RelayInputs {
+            defaults: &ctx.defaults.relay,
+            operator: &ctx.place,
+            plan: &plan,
+            salt: &salt,
+            admin_token: admin_token.as_ref(),
+            has_api_keys: fetched.has_api_keys,
+            holds_api_keys: fetched.holds_api_keys,
+        },
+    );
+    let mut applied = apply_all(ctx, &valid, &desired, memory).await;
+    // Without the right, the relay serves all the same, but admits no worker by a token.
+    if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
+        applied.failure.get_or_insert(ProviderFailure::from(&error));
+    }
+    let service = network::client_service(&valid);
+    let has_service = memory.was_applied(&service);
+    // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
+    let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
+    let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    ProviderOutcome {
+        generation,
+        config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        config_generation: if applied.wrote_config { generation } else { kept.config_generation },
+        may_serve: still_serves || (applied.wrote_config && has_service),
+        worker_secret: Some(WorkerSecret::of(
+            &valid.name,
+            &plan,
+            memory.versions.get(&names::worker_secret(&valid.name)).cloned(),
+        )),
+        api_keys_version: desired
+            .mounts_api_keys
+            .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
+            .flatten(),
+        tls_version: fetched.tls.and_then(|tls| tls.version),
+        cold_models: valid.cold_models,
+        ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
+        news: if applied.failure.is_none() { plan.news } else { Vec::new() },
+        wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
+        failure: applied.failure,
+    }
+}
+
+async fn bind_reviewers(
+    ctx: &Context,
+    valid: &ValidatedProvider,
+    look: &ClusterView,
+    memory: &mut ProviderMemory,
+) -> Result<(), reviewers::ReviewerError> {
+    let mut relays = look.reviewers.clone();
+    // The cache may be behind the Provider that is being reconciled.
+    let relay = names::relay(&valid.name);
+    if valid.spec.worker_service_accounts.is_empty() {
+        relays.remove(&relay)
+    } else {
+        relays.insert(relay)
+    };
+    if memory.bound.as_ref() == Some(&relays) {
+        return Ok(());
+    }
+    let binding = ctx.defaults.relay.token_review_binding.as_deref();
+    match reviewers::bind(&ctx.client, binding, &valid.namespace, &relays).await {
+        Ok(()) => {
+            memory.bound = Some(relays);
+            Ok(())
+        }
+        // This Provider does not need the right, so the failure does not concern it.
+        Err(error) if valid.spec.worker_service_accounts.is_empty() => {
+            tracing::debug!(provider = valid.name, %error, "failed to update the token review binding; keeping it unchanged");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The values that the Secrets should hold.
+struct Planned {
+    plan: Plan,
+    salt: Secret,
+    /// `None` if the user names a Secret.
+    admin_token: Option<Secret>,
+}
+
+fn plan_secrets(
+    provider: &Provider,
+    fetched: &FetchedSecrets,
+    look: &ClusterView,
+    now: Timestamp,
+) -> Result<Planned, ProviderFailure> {
+    let known = Known {
+        worker: fetched.worker.clone(),
+        relay: fetched.relay.clone(),
+        own: fetched.own.clone(),
+        annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash, now)),
+    };
+    let plan = rotation::plan(now, &known, &fresh()?);
+    let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {
+        (Some(_), _) => None,
+        (None, Some(token)) => Some(token.clone()),
+        (None, None) => Some(fresh()?),
+    };
+    let salt = fetched.salt.clone().map_or_else(fresh, Ok)?;
+    Ok(Planned { plan, salt, admin_token })
+}
+
+/// Returns 33 bytes from the operating system, as 44 characters that are safe in files, headers and URLs.
+fn fresh() -> Result<Secret, ProviderFailure> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut bytes = [0; 33];
+    getrandom::fill(&mut bytes).map_err(|error| ProviderFailure::no_random(&error))?;
+    let text: String = bytes
+        .chunks_exact(3)
+        .flat_map(|three| {
+            let bits = u32::from_be_bytes([0, three[0], three[1], three[2]]);
+            [18, 12, 6, 0].map(|shift| char::from(ALPHABET[(bits >> shift & 63) as usize]))
+        })
+        .collect();
+    Ok(Secret::new(text))
+}
+
+/// Returns true if the object exists, or if the API server cannot be reached.
+async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
+}
+
+struct ApplyResult {
+    /// True if the configuration is up to date.
+    wrote_config: bool,
+    failure: Option<ProviderFailure>,
+}
+
+/// Applies the Secrets first, and no object that mounts them before they exist and belong to this Provider. After that,
+/// one object's failure does not hold up the others.
+async fn apply_all(
+    ctx: &Context,
+    valid: &ValidatedProvider,
+    desired: &Desired,
+    memory: &mut ProviderMemory,
+) -> ApplyResult {
+    let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: &valid.name };
+    let mut wrote_config = false;
+    for manifest in &desired.secrets {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            return ApplyResult { wrote_config, failure: Some(ProviderFailure::from(&error)) };
+        }
+        wrote_config |= manifest.name == names::relay(&valid.name);
+    }
+    let mut failures = Vec::new();
+    for manifest in &desired.objects {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            failures.push(error);
+        }
+    }
+    for manifest in &desired.unwanted {
+        if memory.is_absent(manifest) {
+            continue;
+        }
+        match delete(&ctx.client, owner, manifest).await {
+            Ok(()) => memory.note_absent(manifest),
+            Err(error) => failures.push(error),
+        }
+    }
+    // Failures that need a user's action are reported before those that pass by themselves.
+    let failures = failures.iter().map(ProviderFailure::from);
+    ApplyResult { wrote_config, failure: failures.max_by_key(ProviderFailure::stalls) }
+}
+
+async fn apply_one(
+    ctx: &Context,
+    owner: Owner<'_>,
+    manifest: &Manifest,
+    memory: &mut ProviderMemory,
+) -> Result<(), ApplyError> {
+    let fingerprint = fingerprint(manifest);
+    if memory.is_applied(manifest, fingerprint) {
+        return Ok(());
+    }
+    memory.note_absent_no_more(manifest);
+    let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
+    memory.note_applied(manifest, fingerprint, &object.metadata);
+    Ok(())
+}
+
+fn fingerprint(manifest: &Manifest) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    manifest.value.to_string().hash(&mut hasher);
+    hasher.finish()
+}

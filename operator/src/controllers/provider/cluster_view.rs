@@ -1,0 +1,193 @@
+//! A snapshot of the cached state of a Provider's relays.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use super::reviewers;
+use crate::cluster::cache::Caches;
+use crate::context::Context;
+use crate::crd::WorkerPool;
+use crate::relays::state::RelaySnapshot;
+use crate::resources::names;
+
+/// The time that a Pod may take, from the moment its kubelet first sees it, until its relay runs or fails. Pulling a
+/// large image over a slow line takes minutes.
+const STARTS_WITHIN: SignedDuration = SignedDuration::from_mins(10);
+
+/// The time for which a relay is unready because no worker has connected yet, plus a little for its kubelet to check
+/// and report.
+pub(super) const AWAITS_FIRST_WORKER: Duration = Duration::from_secs(20);
+
+/// A snapshot of the cached state.
+pub(super) struct ClusterView {
+    /// Relay Pods that are neither being deleted nor finished.
+    pub(super) relay_pods: Vec<Arc<Pod>>,
+    /// The relay's Deployment.
+    pub(super) deployment: Option<Arc<Deployment>>,
+    /// Pools of the Provider.
+    pub(super) pools: Vec<Arc<WorkerPool>>,
+    /// The relays' last report.
+    pub(super) reported: Option<Arc<RelaySnapshot>>,
+    /// Relays of the namespace that review workers' tokens.
+    pub(super) reviewers: BTreeSet<String>,
+}
+
+impl ClusterView {
+    pub(super) fn now(ctx: &Context, caches: &Caches, namespace: &str, provider: &str) -> Self {
+        let is_relay = |pod: &Arc<Pod>| {
+            pod.metadata.namespace.as_deref() == Some(namespace)
+                && pod.labels().get(names::PROVIDER_LABEL).map(String::as_str) == Some(provider)
+                && is_staying(pod)
+        };
+        Self {
+            relay_pods: caches.relay_pods.state().into_iter().filter(is_relay).collect(),
+            deployment: caches.deployments.get(&ObjectRef::new(&names::relay(provider)).within(namespace)),
+            pools: caches.pools_of(namespace, provider),
+            reported: ctx.relays.of(namespace, provider),
+            reviewers: reviewers::relays(caches.providers.state().iter().map(AsRef::as_ref), namespace),
+        }
+    }
+
+    /// Returns the names of the Pods that should run the newest configuration.
+    pub(super) fn pod_names(&self) -> BTreeSet<String> {
+        self.relay_pods.iter().map(|pod| pod.name_any()).collect()
+    }
+
+    /// True if every relay that may run an older configuration runs the one with this hash.
+    pub(super) fn is_confirmed(&self, hash: &str, now: Timestamp) -> bool {
+        let asked: Vec<String> =
+            self.relay_pods.iter().filter(|pod| may_hold_older(pod, now)).map(|pod| pod.name_any()).collect();
+        asked.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&asked, hash))
+    }
+}
+
+/// True if the Pod's relay may run, or may be about to run, with a configuration that it read before the newest was
+/// written. Other Pods are not waited for: a Pod that cannot start would otherwise block every rotation.
+///
+/// - Without a node, nothing is mounted yet.
+/// - A relay that runs, or that just ended and is restarted at once, holds what it read.
+/// - A relay that is being started (`ContainerCreating`, or no state yet) may already have its files mounted, and may
+///   start with them before the kubelet has refreshed them. This ends: it starts, or it fails for a reason that is
+///   shown. If neither happens within [`STARTS_WITHIN`], as with a volume that cannot be mounted, the kubelet retries
+///   continuously.
+/// - Any other waiting reason (`ImagePullBackOff`, `CreateContainerConfigError`, `CrashLoopBackOff`) is a failure with
+///   a back-off in the kubelet. No relay runs then, and each time the kubelet handles the Pod again, which the
+///   annotation with the newest hash also triggers, its files are refreshed. Between two crashes the relay does run,
+///   and is waited for like any other.
+fn may_hold_older(pod: &Pod, now: Timestamp) -> bool {
+    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+        return false;
+    }
+    let Some(status) = &pod.status else { return true };
+    let state = relay_state(pod);
+    if state.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
+        return true;
+    }
+    let reason = state.and_then(|state| state.waiting.as_ref()?.reason.as_deref());
+    let is_starting = reason.is_none_or(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason));
+    let taken_at = status.start_time.as_ref().map(|time| time.0);
+    is_starting && taken_at.is_none_or(|taken_at| now.duration_since(taken_at) < STARTS_WITHIN)
+}
+
+fn relay_state(pod: &Pod) -> Option<&ContainerState> {
+    let mut containers = pod.status.as_ref()?.container_statuses.iter().flatten();
+    containers.find(|container| container.name == names::RELAY_CONTAINER)?.state.as_ref()
+}
+
+/// True if the relay may still be waiting for its first worker.
+pub(super) fn has_just_started(pod: &Pod, now: Timestamp) -> bool {
+    let started = || relay_state(pod)?.running.as_ref()?.started_at.as_ref();
+    started().is_some_and(|at| {
+        Duration::try_from(now.duration_since(at.0)).map_or(true, |since| since < AWAITS_FIRST_WORKER)
+    })
+}
+
+fn is_staying(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// True if the Pod's `Ready` condition is true.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::relays::state::RelayReport;
+
+    fn at(minutes: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + minutes * 60).unwrap()
+    }
+
+    fn pod(node: Option<&str>, status: &Value) -> Arc<Pod> {
+        let pod = json!({"metadata": {"name": "b"}, "spec": {"nodeName": node, "containers": []}, "status": status});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    /// The kubelet saw the Pod at minute 0.
+    fn with_relay(state: &Value) -> Arc<Pod> {
+        let of = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": false, "restartCount": 9, "image": "", "imageID": ""});
+        let proxy = of("proxy", &json!({"running": {}}));
+        pod(Some("n"), &json!({"startTime": at(0).to_string(), "containerStatuses": [proxy, of("relay", state)]}))
+    }
+
+    /// True if a configuration is confirmed that relay `a` runs, while this Pod reports nothing.
+    fn is_confirmed_beside(pod: Arc<Pod>, minutes: i64) -> bool {
+        let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
+        let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
+        let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
+        let look = ClusterView {
+            reviewers: BTreeSet::new(),
+            relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
+            deployment: None,
+            pools: Vec::new(),
+            reported: Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() })),
+        };
+        look.is_confirmed("new", at(minutes))
+    }
+
+    #[test]
+    fn running_or_just_ended_relay_is_awaited() {
+        for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 1}})] {
+            assert!(!is_confirmed_beside(with_relay(&state), 1), "{state}");
+            assert!(!is_confirmed_beside(with_relay(&state), 10_000), "{state}");
+        }
+    }
+
+    #[test]
+    fn relay_failing_to_start_is_not_awaited() {
+        for reason in ["ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CrashLoopBackOff"] {
+            assert!(is_confirmed_beside(with_relay(&json!({"waiting": {"reason": reason}})), 0), "{reason}");
+        }
+    }
+
+    #[test]
+    fn starting_relay_is_awaited_for_limited_time() {
+        let creating = |reason| with_relay(&json!({"waiting": {"reason": reason}}));
+        for reason in ["ContainerCreating", "PodInitializing"] {
+            assert!(!is_confirmed_beside(creating(reason), 9), "{reason}");
+            assert!(is_confirmed_beside(creating(reason), 10), "{reason}");
+        }
+        let silent = pod(Some("n"), &json!({"startTime": at(0).to_string()}));
+        assert!(!is_confirmed_beside(silent.clone(), 9) && is_confirmed_beside(silent, 10));
+        // The kubelet has not seen it yet.
+        assert!(!is_confirmed_beside(pod(Some("n"), &json!({})), 10_000));
+    }
+
+    #[test]
+    fn relay_without_node_is_not_awaited() {
+        assert!(is_confirmed_beside(pod(None, &json!({})), 0));
+    }
+}

@@ -1,0 +1,130 @@
+//! Manages which relays have the right to have workers' tokens reviewed.
+//!
+//! TokenReviews belong to no namespace, so the right to create them is a ClusterRole's, and no object of a namespace
+//! can own a binding to it. The chart creates both, the binding without subjects. The operator may change that one
+//! binding, and keeps the relays of Providers that list ServiceAccounts in it. So it can neither create nor delete
+//! cluster-wide bindings, and an attacker who takes over the operator can grant nothing but this right. Several
+//! operators may share a cluster, each with its own binding.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+
+use crate::cluster::apply::ApplyError;
+use crate::crd::Provider;
+use crate::resources::names;
+
+/// The number of lost races after which the change is left to the next pass.
+const ATTEMPTS: usize = 4;
+
+/// The reason that relays cannot review tokens.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReviewerError {
+    /// The chart gave the operator no binding.
+    #[error(
+        "spec.workerServiceAccounts: this operator cannot grant relays the right to review tokens: install the chart with \
+         rbac.workerTokens=true, which requires permission to create ClusterRoles, or remove the field"
+    )]
+    NoBinding,
+    /// The binding could not be changed.
+    #[error("spec.workerServiceAccounts: {0}")]
+    Binding(#[source] ApplyError),
+}
+
+/// Returns the relays of a namespace whose Providers list ServiceAccounts.
+pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespace: &str) -> BTreeSet<String> {
+    let reviews = |provider: &&Provider| {
+        provider.metadata.namespace.as_deref() == Some(namespace)
+            && provider.metadata.deletion_timestamp.is_none()
+            && !provider.spec.worker_service_accounts.is_empty()
+    };
+    providers.filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
+}
+
+/// Allows exactly these relays of the namespace to create TokenReviews.
+pub(super) async fn bind(
+    client: &Client,
+    binding: Option<&str>,
+    namespace: &str,
+    relays: &BTreeSet<String>,
+) -> Result<(), ReviewerError> {
+    let Some(name) = binding.filter(|name| !name.is_empty()) else {
+        return if relays.is_empty() { Ok(()) } else { Err(ReviewerError::NoBinding) };
+    };
+    let fail = |error| ReviewerError::Binding(ApplyError::api(format!("ClusterRoleBinding {name}"), error));
+    let api: Api<ClusterRoleBinding> = Api::all(client.clone());
+    for attempt in 1.. {
+        let live = api.get(name).await.map_err(fail)?;
+        let there = live.subjects.clone().unwrap_or_default();
+        let wanted = with(&there, namespace, relays);
+        if wanted == there {
+            return Ok(());
+        }
+        // Patches exactly this version: two Providers may change the binding at once.
+        let patch = json!({"metadata": {"resourceVersion": live.resource_version()}, "subjects": wanted});
+        let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        match api.patch(name, &params, &Patch::Merge(&patch)).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 && attempt < ATTEMPTS => {}
+            Err(error) => return Err(fail(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the subjects of other namespaces unchanged, and these relays for this namespace.
+fn with(there: &[Subject], namespace: &str, relays: &BTreeSet<String>) -> Vec<Subject> {
+    let elsewhere = there.iter().filter(|subject| subject.namespace.as_deref() != Some(namespace)).cloned();
+    let here = relays.iter().map(|name| Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: name.clone(),
+        namespace: Some(namespace.to_owned()),
+        api_group: None,
+    });
+    let mut all: Vec<Subject> = elsewhere.chain(here).collect();
+    all.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(namespace: &str, name: &str) -> Subject {
+        with(&[], namespace, &[name.to_owned()].into()).remove(0)
+    }
+
+    #[test]
+    fn relays_of_namespace_replace_only_their_subjects() {
+        let there = [subject("a", "gone-relay"), subject("a", "local-relay"), subject("b", "local-relay")];
+        let wanted = with(&there, "a", &["local-relay".to_owned(), "other-relay".to_owned()].into());
+        assert_eq!(wanted, [subject("a", "local-relay"), subject("a", "other-relay"), subject("b", "local-relay")]);
+        assert_eq!(with(&wanted, "a", &BTreeSet::new()), [subject("b", "local-relay")]);
+        assert_eq!(with(&wanted, "a", &["local-relay".to_owned(), "other-relay".to_owned()].into()), wanted);
+    }
+
+    #[test]
+    fn only_active_providers_with_accounts_have_reviewers() {
+        let provider = |name: &str, namespace: &str, accounts: &[&str], is_deleted: bool| -> Provider {
+            serde_json::from_value(json!({
+                "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+                "metadata": {
+                    "name": name, "namespace": namespace,
+                    "deletionTimestamp": is_deleted.then_some("2026-11-01T00:00:00Z"),
+                },
+                "spec": {"workerServiceAccounts": accounts},
+            }))
+            .unwrap()
+        };
+        let all = [
+            provider("local", "llm", &["gpu"], false),
+            provider("plain", "llm", &[], false),
+            provider("gone", "llm", &["gpu"], true),
+            provider("other", "research", &["gpu"], false),
+        ];
+        assert_eq!(relays(all.iter(), "llm"), BTreeSet::from(["local-relay".to_owned()]));
+    }
+}

@@ -1,0 +1,50 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+use crate::resources::conditions::{Wanted, merge};
+
+fn conditions(wanted: &[Wanted]) -> Vec<Condition> {
+    merge(&[], wanted, Some(1), &Time(Timestamp::UNIX_EPOCH))
+}
+
+fn told(before: &[Wanted], after: &[Wanted]) -> Vec<(bool, String)> {
+    let told = changes(&conditions(before), &conditions(after));
+    told.into_iter().map(|told| (told.is_warning, told.reason)).collect()
+}
+
+#[test]
+fn only_changes_cause_events() {
+    let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
+    assert_eq!(told(&[], &ready), [(false, "Ready".to_owned())]);
+    assert_eq!(told(&ready, &ready), []);
+}
+
+#[test]
+fn disabled_provider_causes_no_warning() {
+    let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
+    let off = [Wanted::new(READY, false, reasons::DISABLED, "")];
+    let lost = [Wanted::new(READY, false, reasons::NO_RELAY_READY, "")];
+    assert_eq!(told(&ready, &off), [(false, "NotReady".to_owned())]);
+    assert_eq!(told(&ready, &lost), [(true, "NotReady".to_owned())]);
+    assert_eq!(told(&[], &lost), []);
+}
+
+#[test]
+fn stall_is_reported_once_per_reason() {
+    let taken = [Wanted::new(STALLED, true, reasons::NAME_TAKEN, "")];
+    let invalid = [Wanted::new(STALLED, true, reasons::INVALID_SPEC, "")];
+    assert_eq!(told(&[], &taken), [(true, "NameTaken".to_owned())]);
+    assert_eq!(told(&taken, &taken), []);
+    assert_eq!(told(&taken, &invalid), [(true, "InvalidSpec".to_owned())]);
+}
+
+#[test]
+fn applied_and_refused_configurations_are_reported() {
+    let waiting = [Wanted::new(PROGRAMMED, false, reasons::WAITING_FOR_RELAYS, "")];
+    let applied = [Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, "")];
+    let refused = [Wanted::new(PROGRAMMED, false, reasons::CONFIGURATION_REFUSED, "")];
+    assert_eq!(told(&waiting, &applied), [(false, "ConfigurationApplied".to_owned())]);
+    assert_eq!(told(&waiting, &refused), [(true, "ConfigurationRefused".to_owned())]);
+    assert_eq!(told(&applied, &waiting), []);
+}

@@ -1,0 +1,529 @@
+//! The WorkerPool controller: fetch, validate, render, apply, report, each in its own file.
+//!
+//! Two loops share the same memory. The reconciler writes a pool's objects and its status when something changed. The
+//! [`ticker`] reads the relays' reports once a second, decides how many Pods scaling pools need, and requests
+//! reconciliations. Both write only differences, so an idle cluster causes no requests.
+//!
+//! There are no finalizers: a deleted pool's objects are removed through their owner references, and a pool that is
+//! being deleted is not rebuilt.
+
+mod access;
+mod claims;
+pub mod fetch;
+pub mod memory;
+pub mod objects;
+pub mod pod_counts;
+pub mod pods;
+pub mod render;
+pub mod replicas;
+pub mod report;
+pub mod residency;
+pub mod rivals;
+pub mod rollout;
+pub mod scaling;
+pub mod status;
+pub mod ticker;
+pub mod writers;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{Stream, StreamExt, future, stream};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
+use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
+use kube::runtime::events::EventType;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::cluster::apply::ApplyError;
+use crate::cluster::cache::Caches;
+use crate::context::Context;
+use crate::crd::WorkerPool;
+use crate::crd::worker_pool::Mode;
+use crate::manifests::backend;
+use crate::manifests::sidecar::{self, SidecarInputs};
+use crate::manifests::worker_config;
+use crate::plural;
+use crate::spec::worker_pool::reasons::Reason;
+use crate::spec::worker_pool::{ValidateError, Validated, validate};
+use crate::spec::workload::Workload;
+use crate::telemetry::metrics::ControllerName;
+use fetch::PoolFetchError;
+use memory::PoolMemories;
+use pod_counts::{Measure, PodCounts, SETTLED};
+use render::Rendered;
+use residency::Residency;
+use rivals::{Dispute, Rival};
+use rollout::Rollout;
+use status::{PoolFacts, ProviderState, Workers};
+use ticker::Ticker;
+use writers::ReplicaOwner;
+
+/// The number of pools that are reconciled at once.
+const CONCURRENCY: u16 = 4;
+/// Changes of Pods come in bursts: those within this time of the first cause one reconciliation.
+const GATHER: Duration = Duration::from_millis(100);
+/// The interval of reconciliations without a trigger, in case a change was missed.
+const RESYNC: Duration = Duration::from_secs(300);
+/// No watch reports a change of the Secret with the relays' authority.
+const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The interval for a pool without Pods: no watch reports why another owner cannot create them.
+const WITHOUT_PODS: Duration = Duration::from_secs(60);
+
+/// The time to wait for the relays' report of idle workers before Pods are removed. Relays respond within milliseconds.
+const RANK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The state that both loops share.
+pub struct PoolContext {
+    /// The operator's shared context.
+    pub ctx: Arc<Context>,
+    /// The caches of the watches.
+    pub caches: Caches,
+    /// The memory of each pool.
+    pub memory: PoolMemories,
+}
+
+/// The reason that a reconciliation ended early; it is retried after a growing delay.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// An object could not be read.
+    #[error(transparent)]
+    Fetch(#[from] PoolFetchError),
+    /// An object could not be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The pool itself, or one of its Pods, could not be written.
+    #[error("{what}: {source}")]
+    Write {
+        /// The object.
+        what: &'static str,
+        /// The underlying error.
+        source: Box<kube::Error>,
+    },
+    /// The status describes the problem, which may pass with time.
+    #[error("{}: {message}", .reason.as_str())]
+    Stalled {
+        /// The reason in the conditions.
+        reason: Reason,
+        /// The problem.
+        message: String,
+    },
+}
+
+impl ReconcileError {
+    /// Returns the label value for metrics.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Fetch(_) | Self::Write { .. } => "api",
+            Self::Apply(error) => error.kind(),
+            Self::Stalled { reason: Reason::NameTaken, .. } => "name_taken",
+            Self::Stalled { reason: Reason::InvalidSpec, .. } => "invalid_spec",
+            Self::Stalled { .. } => "forbidden",
+        }
+    }
+}
+
+/// Reconciles pools until it is dropped.
+pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<WorkerPool>>) {
+    // Before the caches are filled, an absent Provider or Pod means nothing.
+    caches.ready().await;
+    let shared = Arc::new(PoolContext { ctx, caches, memory: PoolMemories::default() });
+    let controller = Controller::for_stream(stream::pending(), shared.caches.pools.clone())
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(gathered(requests))
+        .run(reconcile, retry, shared.clone())
+        .for_each(|outcome| {
+            match outcome {
+                // A pool that is gone needs no work.
+                Ok(_) | Err(ControllerError::ObjectNotFound(_)) => {}
+                Err(ControllerError::ReconcilerFailed(error, pool)) => {
+                    tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "failed to reconcile WorkerPool; retrying");
+                }
+                Err(error @ (ControllerError::QueueError(_) | ControllerError::RunnerError(_))) => {
+                    tracing::error!(%error, "WorkerPool controller failed");
+                }
+            }
+            future::ready(())
+        });
+    future::join(controller, Ticker::new(shared).run()).await;
+}
+
+/// Yields each pool once for all requests within [`GATHER`] of the first. The controller's own debouncing is not used,
+/// because it waits for silence: of a thousand Pods one always changes, and the pool would never be reconciled.
+fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<Item = ObjectRef<WorkerPool>> {
+    let crowds = stream::unfold(requests, |mut requests| async move {
+        let mut crowd = HashSet::from([requests.recv().await?]);
+        tokio::time::sleep(GATHER).await;
+        while let Ok(another) = requests.try_recv() {
+            crowd.insert(another);
+        }
+        Some((stream::iter(crowd), requests))
+    });
+    crowds.flatten()
+}
+
+/// Reconciles a pool once.
+pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<PoolContext>) -> Result<Action, ReconcileError> {
+    let started = Instant::now();
+    let result = look(&pool, &shared).await;
+    let error = result.as_ref().err().map(ReconcileError::kind);
+    shared.ctx.metrics.reconciled(ControllerName::WorkerPool, started.elapsed(), error);
+    if result.is_ok() {
+        shared.memory.with(&pool, memory::PoolMemory::reconciled);
+    }
+    result
+}
+
+/// Returns when to retry. By value, as the controller requires.
+#[allow(clippy::needless_pass_by_value, reason = "the controller's signature")]
+pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<PoolContext>) -> Action {
+    Action::requeue(shared.memory.with(&pool, memory::PoolMemory::reconciliation_failed))
+}
+
+/// The result of applying a pool.
+#[derive(Default)]
+struct PoolOutcome {
+    /// The reason that the pool could not be applied, and whether it may pass with time.
+    stall: Option<(Reason, String)>,
+    heals: bool,
+    rollout: Option<Rollout>,
+    /// Another manager's number of replicas.
+    dispute: Option<Dispute>,
+    /// True if the template differs from the one that would be rendered now.
+    outdated: bool,
+}
+
+impl PoolOutcome {
+    fn stalled(reason: Reason, message: impl Into<String>) -> Self {
+        Self { stall: Some((reason, message.into())), ..Self::default() }
+    }
+}
+
+/// The state that was read at the beginning.
+struct FetchedPool {
+    provider: ProviderState,
+    pods: Vec<Arc<Pod>>,
+    census: PodCounts,
+    /// The reason that another owner's Deployment has none of the pool's Pods.
+    not_created: Option<String>,
+}
+
+async fn look(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, ReconcileError> {
+    if pool.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let pods = fetch::pods(&shared.caches, pool);
+    let (image, hash) = worker_now(shared, pool);
+    let (namespace, name) = memory::key(pool);
+    let idle = Workers::idle(&name, shared.ctx.relays.of(&namespace, &pool.spec.provider).as_deref());
+    let measure = Measure {
+        hash: &hash,
+        image: &image,
+        usable: pod_counts::usable_since(pool, &report::previous(shared, pool).conditions),
+        idle: &idle,
+        now: Timestamp::now(),
+    };
+    let census = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
+    let provider = fetch::provider(&shared.caches, pool);
+    let not_created = match is_without_pods(pool, &census) {
+        true => fetch::not_created(&shared.ctx.client, pool).await,
+        false => None,
+    };
+    let fetched = FetchedPool { provider, pods, census, not_created };
+    let outcome = match validate(pool) {
+        Ok(validated) => {
+            reconcile_objects(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
+        }
+        Err(error) => refused(&error),
+    };
+    let numbers_later = report(pool, shared, &fetched, &outcome).await?;
+    publish_waiting_event(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
+    // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
+    // released.
+    if outcome.stall.is_none() {
+        release(pool, shared, &fetched.census).await?;
+    }
+    match outcome.stall {
+        Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
+        Some(_) | None => {
+            let next = next_look(pool, &fetched.census, numbers_later);
+            let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
+            Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
+        }
+    }
+}
+
+/// True if another owner creates the Pods, and there are none.
+fn is_without_pods(pool: &WorkerPool, census: &PodCounts) -> bool {
+    pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
+}
+
+/// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
+async fn publish_waiting_event(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    census: &PodCounts,
+    stall: Option<&(Reason, String)>,
+) {
+    let waiting = stall.filter(|_| !census.gated.is_empty());
+    let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
+    let Some((_, why)) = waiting.filter(|_| !told) else { return };
+    let note = format!("{} for this pool: {why}", plural::counted(census.gated.len(), "Pod waits", "Pods wait"));
+    shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
+}
+
+fn refused(error: &ValidateError) -> PoolOutcome {
+    PoolOutcome::stalled(error.reason(), error.to_string())
+}
+
+/// Returns an outcome for errors that the user must see, and that may pass without a change of the pool.
+fn healing(error: &ReconcileError) -> Option<PoolOutcome> {
+    let heals = |reason| Some(PoolOutcome { heals: true, ..PoolOutcome::stalled(reason, error.to_string()) });
+    match error {
+        ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
+        ReconcileError::Apply(refused) if refused.is_forbidden() => heals(Reason::Forbidden),
+        ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
+        ReconcileError::Apply(ApplyError::Refused { .. }) => {
+            Some(PoolOutcome::stalled(Reason::TemplateInvalid, error.to_string()))
+        }
+        ReconcileError::Fetch(_)
+        | ReconcileError::Apply(ApplyError::Terminating { .. } | ApplyError::Api { .. })
+        | ReconcileError::Write { .. }
+        | ReconcileError::Stalled { .. } => None,
+    }
+}
+
+async fn reconcile_objects(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
+    validated: &Validated,
+) -> Result<PoolOutcome, ReconcileError> {
+    let speech = fetch::relay_transport(&shared.ctx.client, &shared.caches, pool).await?;
+    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &speech);
+    objects::unread(shared, pool, &config).await?;
+    let Some(workload) = validated.workload else { return Ok(PoolOutcome::default()) };
+
+    if let Some(dispute) = claims::dispute(&shared.caches, pool) {
+        access::withhold(pool, shared).await?;
+        return Ok(PoolOutcome { heals: true, ..PoolOutcome::stalled(Reason::InvalidSpec, dispute) });
+    }
+    let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
+    if live.is_none() && fetched.provider == ProviderState::Missing {
+        // Backends without relays would hold GPUs for nothing. Running ones stay.
+        return Ok(PoolOutcome::default());
+    }
+    let rendered = match rendered(pool, shared, workload, live.as_ref()) {
+        Ok(rendered) => rendered,
+        Err(refusal) => return Ok(PoolOutcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
+    };
+    let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
+    let runs = replicas.wanted > 0;
+    // The worker's rights are created before the worker and removed after it.
+    let needs_access = pool.spec.scales_deployments() && runs;
+    if needs_access {
+        access::ensure(pool, shared, &fetched.pods, runs).await?;
+    }
+    let object = ensure_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
+    if workload == Workload::Workers && !needs_access {
+        access::ensure(pool, shared, &fetched.pods, runs).await?;
+    }
+    let rollout = Some(Rollout::of(workload, &object));
+    Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
+}
+
+/// The number of Pods of a Deployment.
+struct Replicas {
+    wanted: i32,
+    /// True if another manager owns the number, and keeps it as long as the operator does not apply it.
+    left_out: bool,
+}
+
+/// Returns the number, and whether another manager writes a different one.
+fn replicas(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    workload: Workload,
+    live: Option<&DynamicObject>,
+) -> (Replicas, Option<Dispute>) {
+    let has = live.and_then(fetch::replicas).filter(|_| workload.is_scaled());
+    let wanted = replicas::choose(pool, workload, has);
+    let (Some(has), Some(live)) = (has, live) else { return (Replicas { wanted, left_out: false }, None) };
+    let rival = Rival::of(&live.metadata);
+    let owned = rival.is_some();
+    let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
+    match dispute {
+        // If it is omitted while no other manager owns it, the API server sets it to 1.
+        Some(Dispute::Left(_)) => (Replicas { wanted: has, left_out: owned }, dispute),
+        Some(Dispute::Settled(_)) | None => (Replicas { wanted, left_out: false }, dispute),
+    }
+}
+
+fn rendered(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    workload: Workload,
+    live: Option<&DynamicObject>,
+) -> Result<Rendered, sidecar::Refusal> {
+    let spare = shared.memory.with(pool, |entry| entry.drain_token.get_or_insert_with(random_token).clone());
+    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
+}
+
+/// Applies the Deployment or DaemonSet and returns the resulting object.
+async fn ensure_workload(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
+    workload: Workload,
+    live: Option<DynamicObject>,
+    rendered: &Rendered,
+    replicas: Replicas,
+) -> Result<serde_json::Value, ReconcileError> {
+    let wanted = replicas.wanted;
+    let has = live.as_ref().and_then(fetch::replicas);
+    if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
+        rank(pool, shared, fetched).await;
+    }
+    let manifest = backend::workload(
+        workload,
+        pool,
+        &rendered.template,
+        &rendered.annotation,
+        (!replicas.left_out).then_some(wanted),
+    );
+    let brought = objects::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
+    if brought.applied && rendered.anew {
+        for note in &rendered.notes {
+            let about = pool.object_ref(&());
+            shared.ctx.publish(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
+        }
+    }
+    if workload == Workload::Backend && pool.spec.replicas.is_none() {
+        let written = replicas::write(&shared.ctx.client, pool, wanted).await;
+        written.map_err(|source| ReconcileError::Write { what: "spec.replicas", source: Box::new(source) })?;
+    }
+    let object = brought.object.or(live);
+    Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
+}
+
+/// Ranks the Pods by load, so that the idlest go first. Until a relay has reported, the cluster decides. The last
+/// report may be up to 5 s old, so a new one is requested.
+async fn rank(pool: &WorkerPool, shared: &PoolContext, fetched: &FetchedPool) {
+    let namespace = pool.namespace().unwrap_or_default();
+    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
+        pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
+    }
+}
+
+async fn release(pool: &WorkerPool, shared: &PoolContext, census: &PodCounts) -> Result<(), ReconcileError> {
+    let released = pods::release(&shared.ctx.client, pool, &census.gated)
+        .await
+        .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
+    if released > 0 {
+        let pods =
+            plural::counted(released, "Pod that waited for this pool was", "Pods that waited for this pool were");
+        let note = format!("{pods} recreated with a worker");
+        shared.ctx.publish(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
+    }
+    Ok(())
+}
+
+async fn report(
+    pool: &WorkerPool,
+    shared: &PoolContext,
+    fetched: &FetchedPool,
+    outcome: &PoolOutcome,
+) -> Result<Option<Duration>, ReconcileError> {
+    let (namespace, name) = memory::key(pool);
+    let previous = report::previous(shared, pool);
+    let snapshot = shared.ctx.relays.of(&namespace, &pool.spec.provider);
+    let workers = Workers::of(&name, snapshot.as_deref());
+    let residency = Residency::of(&name, snapshot.as_deref());
+    let census = &fetched.census;
+    let outdated = match &outcome.rollout {
+        Some(_) if outcome.outdated => census.injected,
+        // From the template's revision, because another webhook may have rewritten the image of every Pod.
+        Some(rollout) => rollout.old,
+        None => census.outdated,
+    };
+    let facts = PoolFacts {
+        pool,
+        previous: &previous,
+        stall: outcome.stall.clone(),
+        provider: fetched.provider,
+        census,
+        not_created: fetched.not_created.clone(),
+        workers,
+        residency: residency.clone(),
+        rollout: outcome.rollout.clone(),
+        wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
+        standing: shared.replica_owner(pool, Instant::now()),
+        dispute: outcome.dispute.clone(),
+        outdated,
+    };
+    let status = status::status(&facts, &Time(Timestamp::now()));
+    let desired = outcome.rollout.as_ref().map_or(census.pods, |rollout| rollout.desired);
+    for (state, number) in [("desired", desired), ("ready", census.ready), ("connected", status.connected.unwrap_or(0))]
+    {
+        shared.ctx.metrics.pool_replicas.with_label_values(&[&*namespace, &*name, state]).set(number.into());
+    }
+    let later = report::write(shared, pool, &previous, status)
+        .await
+        .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })?;
+    publish_slot_events(pool, shared, residency.as_ref()).await;
+    Ok(later)
+}
+
+/// Publishes Events about failed loads and quarantined slots, because the status may have changed again before a user
+/// sees it.
+async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
+    let Some(residency) = residency else { return };
+    let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
+    for (reason, note) in news {
+        shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
+    }
+}
+
+fn next_look(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
+    // A ready Pod without a connection is reported only once it has settled.
+    let settling = (census.settled < census.ready).then_some(SETTLED);
+    let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
+    // Slightly later than the deadline itself, so that it has passed.
+    let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
+    [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
+}
+
+/// Returns image and hash of the worker that a Pod would get now.
+fn worker_now(shared: &PoolContext, pool: &WorkerPool) -> (String, String) {
+    let inputs = SidecarInputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
+    let container = sidecar::container(&inputs, false);
+    let image = container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    (image, sidecar::hash(&inputs))
+}
+
+impl PoolContext {
+    /// Returns who writes the replicas of a pool that scales.
+    fn replica_owner(&self, pool: &WorkerPool, now: Instant) -> ReplicaOwner {
+        let Some(scaling) = validate(pool).ok().and_then(|validated| validated.scaling) else {
+            return ReplicaOwner::Alone;
+        };
+        self.memory.with(pool, |entry| entry.writers.replica_owner(now, scaling.delay))
+    }
+}
+
+/// Returns a token that cannot be guessed, so that only the kubelet can drain the pool's workers.
+#[allow(clippy::expect_used, reason = "there is no safe fallback for random bytes")]
+fn random_token() -> String {
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

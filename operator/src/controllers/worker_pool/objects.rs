@@ -1,0 +1,104 @@
+//! Applies a pool's objects, and leaves up-to-date ones alone.
+//!
+//! A pool is reconciled whenever one of its Pods changes, and most reconciliations change nothing. Each applied object
+//! is therefore remembered with its resulting version: while both the desired object and the live version are the same,
+//! nothing is sent. Content that the API server rejected is not sent again either, until it changes.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use kube::api::{Api, DynamicObject, ObjectMeta};
+
+use super::PoolContext;
+use super::memory::{Attempt, AttemptResult};
+use crate::cluster::apply::{self, ApplyError, Owner};
+use crate::crd::WorkerPool;
+use crate::manifests::Manifest;
+use crate::resources::names;
+
+/// The result of applying an object.
+#[derive(Debug)]
+pub struct EnsuredObject {
+    /// The object, unless it was not read because nothing had to change.
+    pub object: Option<DynamicObject>,
+    /// True if a request was sent.
+    pub applied: bool,
+}
+
+/// Applies an object that has not been read yet.
+pub async fn unread(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<EnsuredObject, ApplyError> {
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(shared.ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    let there =
+        api.get_metadata_opt(&manifest.name).await.map_err(|error| ApplyError::api(manifest.display(), error))?;
+    ensure(shared, pool, manifest, there.map(|there| there.metadata).as_ref()).await
+}
+
+/// Applies an object whose metadata is known.
+pub async fn ensure(
+    shared: &PoolContext,
+    pool: &WorkerPool,
+    manifest: &Manifest,
+    there: Option<&ObjectMeta>,
+) -> Result<EnsuredObject, ApplyError> {
+    let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
+    let before = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
+    match before.filter(|attempt| attempt.desired == desired).map(|attempt| attempt.result) {
+        Some(AttemptResult::Refused { code, message }) => {
+            return Err(ApplyError::Refused { object: key, code, message });
+        }
+        Some(AttemptResult::Done(version)) if there.is_some_and(|there| self::version(there) == version) => {
+            return Ok(EnsuredObject { object: None, applied: false });
+        }
+        Some(AttemptResult::Done(_)) | None => {}
+    }
+    let applied = apply::apply(&shared.ctx.client, owner(pool), manifest).await;
+    let result = match &applied {
+        Ok(object) => Some(AttemptResult::Done(version(&object.metadata))),
+        // A policy's decision may change; other rejections depend only on the content.
+        Err(error @ ApplyError::Refused { code, message, .. }) if !error.is_forbidden() => {
+            Some(AttemptResult::Refused { code: *code, message: message.clone() })
+        }
+        Err(_) => None,
+    };
+    shared.memory.with(pool, |entry| {
+        entry.absent.remove(&key);
+        match result {
+            Some(result) => entry.applied.insert(key, Attempt { desired, result }),
+            None => entry.applied.remove(&key),
+        }
+    });
+    applied.map(|object| EnsuredObject { object: Some(object), applied: true })
+}
+
+/// Deletes an object of the pool. This happens once: if the object is created again, that is intended.
+pub async fn gone(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
+    let key = manifest.display();
+    if shared.memory.with(pool, |entry| entry.absent.contains(&key)) {
+        return Ok(());
+    }
+    apply::delete(&shared.ctx.client, owner(pool), manifest).await?;
+    shared.memory.with(pool, |entry| {
+        entry.applied.remove(&key);
+        entry.absent.insert(key);
+    });
+    Ok(())
+}
+
+pub(super) fn owner(pool: &WorkerPool) -> Owner<'_> {
+    Owner { kind: "WorkerPool", label: names::POOL_LABEL, name: pool.metadata.name.as_deref().unwrap_or_default() }
+}
+
+/// Returns the object's content version together with the inputs of its template.
+fn version(meta: &ObjectMeta) -> String {
+    format!("{} {}", apply::content_version(meta), rendered(meta).map_or("", String::as_str))
+}
+
+fn rendered(meta: &ObjectMeta) -> Option<&String> {
+    meta.annotations.as_ref()?.get(crate::manifests::backend::RENDERED_ANNOTATION)
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}

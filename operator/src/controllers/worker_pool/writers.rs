@@ -1,0 +1,134 @@
+//! Detects other writers of `spec.replicas` of a pool that the operator scales: pure, with the time passed in.
+//!
+//! A number that the operator did not write comes from a user, an autoscaler, or a manifest that is applied repeatedly.
+//! One such write is respected like load: it is not lowered for one scale-down delay, while waiting requests may still
+//! raise it. Two within a delay mean a program that disagrees, and two programs that correct each other would restart
+//! backends indefinitely: the operator then yields, and writes nothing until a whole delay has passed without another
+//! write.
+
+use std::time::{Duration, Instant};
+
+/// The history of the number's writers.
+#[derive(Clone, Debug, Default)]
+pub struct Writers {
+    /// The number that was last seen or written.
+    known: Option<i32>,
+    /// Generation of the operator's last write: a cached object with an earlier one is outdated.
+    wrote: i64,
+    /// The last two writes by others, the newer first.
+    foreign: [Option<Instant>; 2],
+}
+
+/// The result of observing the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaObservation {
+    /// The object is older than the operator's last write.
+    Stale,
+    /// There was no other write.
+    Same,
+    /// Another writer changed it.
+    Foreign,
+}
+
+/// The owner of the number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplicaOwner {
+    /// The operator.
+    #[default]
+    Alone,
+    /// Another writer changed it once, recently.
+    Shared,
+    /// Another writer keeps changing it: the operator does not write.
+    Yielding,
+}
+
+impl Writers {
+    /// Observes the pool. `noted` is the number that, according to the pool, the operator last wrote. It is part of the
+    /// same write as the number, so if both are equal, the number is the operator's, even if the response to that write
+    /// was lost or another leader wrote it.
+    pub fn observe(&mut self, now: Instant, generation: i64, replicas: i32, noted: Option<i32>) -> ReplicaObservation {
+        if generation < self.wrote {
+            return ReplicaObservation::Stale;
+        }
+        let expected = self.known.or(noted);
+        self.known = Some(replicas);
+        if expected.is_none_or(|expected| expected == replicas) || noted == Some(replicas) {
+            return ReplicaObservation::Same;
+        }
+        self.foreign = [Some(now), self.foreign[0]];
+        ReplicaObservation::Foreign
+    }
+
+    /// Records the operator's own write, which gave the pool this generation.
+    pub fn wrote(&mut self, generation: i64, replicas: i32) {
+        self.known = Some(replicas);
+        self.wrote = generation;
+    }
+
+    /// Returns who owns the number now.
+    pub fn replica_owner(&self, now: Instant, delay: Duration) -> ReplicaOwner {
+        let recent = self.foreign.iter().flatten().filter(|at| now.saturating_duration_since(**at) < delay).count();
+        match recent {
+            0 => ReplicaOwner::Alone,
+            1 => ReplicaOwner::Shared,
+            _ => ReplicaOwner::Yielding,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn own_write_is_not_foreign() {
+        let (mut writers, now) = (Writers::default(), Instant::now());
+        assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Same);
+        writers.wrote(2, 5);
+        assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Stale);
+        assert_eq!(writers.observe(now, 2, 5, None), ReplicaObservation::Same);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Alone);
+    }
+
+    #[test]
+    fn single_foreign_write_is_respected_until_delay_ends() {
+        let (mut writers, now) = (Writers::default(), Instant::now());
+        writers.observe(now, 1, 2, None);
+        assert_eq!(writers.observe(now, 2, 6, None), ReplicaObservation::Foreign);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Shared);
+        assert_eq!(writers.replica_owner(now + DELAY, DELAY), ReplicaOwner::Alone);
+    }
+
+    #[test]
+    fn repeated_foreign_writes_cause_yielding_for_delay() {
+        let (mut writers, now) = (Writers::default(), Instant::now());
+        writers.observe(now, 1, 1, None);
+        writers.observe(now, 2, 4, None);
+        writers.wrote(3, 8);
+        let later = now + Duration::from_secs(15);
+        assert_eq!(writers.observe(later, 4, 4, None), ReplicaObservation::Foreign);
+        assert_eq!(writers.replica_owner(later, DELAY), ReplicaOwner::Yielding);
+        assert_eq!(writers.replica_owner(later + DELAY, DELAY), ReplicaOwner::Alone);
+    }
+
+    #[test]
+    fn own_write_with_lost_response_is_not_foreign() {
+        let (mut writers, now) = (Writers::default(), Instant::now());
+        writers.wrote(1, 2);
+        writers.observe(now, 1, 2, Some(2));
+        // The write timed out, but succeeded.
+        assert_eq!(writers.observe(now, 2, 5, Some(5)), ReplicaObservation::Same);
+        assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Alone);
+        // A writer that changes only the number leaves the note unchanged.
+        assert_eq!(writers.observe(now, 3, 3, Some(5)), ReplicaObservation::Foreign);
+    }
+
+    #[test]
+    fn new_leader_learns_previous_write_from_pool() {
+        let now = Instant::now();
+        assert_eq!(Writers::default().observe(now, 9, 3, Some(3)), ReplicaObservation::Same);
+        assert_eq!(Writers::default().observe(now, 9, 4, Some(3)), ReplicaObservation::Foreign);
+    }
+}

@@ -1,0 +1,4 @@
+//! The operator's settings: flags, variables, and the file of defaults.
+
+pub mod cli;
+pub mod defaults;

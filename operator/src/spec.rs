@@ -1,0 +1,6 @@
+//! Validated specs, and the plan of a secret's rotation: pure, without client and clock.
+
+pub mod provider;
+pub mod rotation;
+pub mod worker_pool;
+pub mod workload;

@@ -1,0 +1,4 @@
+//! The admission webhook and its certificates.
+
+pub mod certs;
+pub mod inject;

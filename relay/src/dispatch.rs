@@ -73,6 +73,8 @@ pub struct Dispatch {
     settings: Settings,
     phase: Phase,
     clock: Clock,
+    /// The effects of the current event.
+    out: Vec<Effect>,
     requests: Requests,
     /// Requests that only one worker may serve, by that worker.
     pinned: BTreeSet<(WorkerKey, RequestKey)>,
@@ -107,6 +109,7 @@ impl Dispatch {
             settings,
             phase: Phase::Open,
             clock: Clock::default(),
+            out: Vec::new(),
             requests: Requests::default(),
             pinned: BTreeSet::new(),
             workers: Workers::default(),
@@ -122,12 +125,15 @@ impl Dispatch {
 
     /// Handles an event that happened at `now` and appends the resulting effects.
     pub fn handle(&mut self, event: Event, now: Now, out: &mut Vec<Effect>) {
-        let now = self.clock.handle_now(now);
-        self.expire(now, out);
-        self.apply(event, now, out);
-        self.expire(now, out);
-        self.settle_choices(now, out);
-        self.tell_demand(now, out);
+        self.clock.advance(now);
+        // The caller's list is filled in place, so that no event allocates one.
+        std::mem::swap(&mut self.out, out);
+        self.expire();
+        self.apply(event);
+        self.expire();
+        self.settle_choices();
+        self.tell_demand();
+        std::mem::swap(&mut self.out, out);
     }
 
     /// Returns when [`Event::Tick`] is due, if no other event happens before.
@@ -135,53 +141,53 @@ impl Dispatch {
         self.clock.instant(self.next_moment()?)
     }
 
-    fn apply(&mut self, event: Event, now: Moment, out: &mut Vec<Effect>) {
+    fn apply(&mut self, event: Event) {
         match event {
-            Event::Submit(new) => self.handle_submit(&new, now, out),
-            Event::Cancel { request, reason } => self.handle_cancel(request, reason, now, out),
-            Event::WorkerJoined(new) => self.handle_joined(&new, now, out),
+            Event::Submit(new) => self.handle_submit(&new),
+            Event::Cancel { request, reason } => self.handle_cancel(request, reason),
+            Event::WorkerJoined(new) => self.handle_joined(&new),
             Event::WorkerLost { worker, started, cause } => {
-                self.handle_lost(worker, &started, cause, now, out);
+                self.handle_lost(worker, &started, cause);
             }
             Event::ModelsUpdated { worker, models, failing, load } => {
-                self.handle_models(worker, (&models, &failing), load, now, out);
+                self.handle_models(worker, (&models, &failing), load);
             }
-            Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
-            Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
-            Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates, now, out),
-            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots, now, out),
+            Event::LoadReported { worker, load } => self.handle_load(worker, load),
+            Event::Granted { worker, grant } => self.handle_grant(worker, grant),
+            Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates),
+            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots),
             Event::Completed { worker, request, attempt } => {
-                self.handle_completed(worker, request, attempt, now, out);
+                self.handle_completed(worker, request, attempt);
             }
             Event::AttemptFailed { worker, request, attempt, failure } => {
-                self.handle_attempt_failed((worker, request, attempt), failure, now, out);
+                self.handle_attempt_failed((worker, request, attempt), failure);
             }
-            Event::Silent { request } => self.handle_silent(request, now, out),
-            Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer, now, out),
-            Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),
-            Event::SettingsChanged(settings) => self.handle_settings(settings, now, out),
-            Event::Deleted => self.handle_deleted(now, out),
+            Event::Silent { request } => self.handle_silent(request),
+            Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer),
+            Event::WorkerDraining { worker } => self.handle_draining(worker),
+            Event::SettingsChanged(settings) => self.handle_settings(settings),
+            Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
-            Event::DrainDeadline => self.handle_drain_deadline(now, out),
+            Event::DrainDeadline => self.handle_drain_deadline(),
             Event::Tick => {}
         }
     }
 
     /// New limits apply to later requests; no waiting request is evicted. Only a disabled provider ends its waiting
     /// requests.
-    fn handle_settings(&mut self, settings: Settings, now: Moment, out: &mut Vec<Effect>) {
+    fn handle_settings(&mut self, settings: Settings) {
         self.settings = settings;
         if !self.settings.enabled {
-            self.fail_queued(Failure::Disabled, now, out);
+            self.fail_queued(Failure::Disabled);
         }
     }
 
-    fn handle_deleted(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    fn handle_deleted(&mut self) {
         self.phase = Phase::Deleted;
-        self.fail_queued(Failure::Deleted, now, out);
+        self.fail_queued(Failure::Deleted);
         let workers = self.worker_keys();
         for worker in workers {
-            self.handle_draining(worker, now, out);
+            self.handle_draining(worker);
         }
     }
 
@@ -191,16 +197,16 @@ impl Dispatch {
         }
     }
 
-    fn handle_drain_deadline(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    fn handle_drain_deadline(&mut self) {
         self.handle_drain_begun();
-        self.fail_queued(Failure::Draining, now, out);
+        self.fail_queued(Failure::Draining);
         while let Some((_, key)) = self.running.first().copied() {
-            self.take_back(key, CancelReason::DrainDeadline, out);
-            self.fail(key, Failure::Draining, now, out);
+            self.take_back(key, CancelReason::DrainDeadline);
+            self.fail(key, Failure::Draining);
         }
         let workers = self.worker_keys();
         for worker in workers {
-            self.settle(worker, now, out);
+            self.settle(worker);
         }
     }
 
@@ -211,11 +217,11 @@ impl Dispatch {
         keys
     }
 
-    fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
+    fn fail_queued(&mut self, failure: Failure) {
         let queued: Vec<_> = self.queued().collect();
         for key in queued {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 }

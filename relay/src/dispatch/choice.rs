@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::Dispatch;
 use super::clock::{Moment, Span, duration};
-use super::effect::{Effect, Failure};
+use super::effect::Failure;
 use super::event::{Model, RequestKey, WorkerKey};
 use super::models::{Group, ModelId};
 use super::queue::LaneKey;
@@ -62,8 +62,9 @@ impl Choice {
 
 impl Dispatch {
     /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.
-    pub(super) fn settle_choices(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= now) {
+    pub(super) fn settle_choices(&mut self) {
+        while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= self.clock.now)
+        {
             self.models.choice_dues.pop_first();
             self.models.touch(model);
         }
@@ -76,23 +77,23 @@ impl Dispatch {
         touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
         touched.iter().for_each(|model| self.models.hold(*model));
         for model in touched {
-            self.fail_unloadable(model, now, out);
-            let choice = self.next_choice(model, moving.contains(&model), now);
-            self.set_choice(model, choice, now);
+            self.fail_unloadable(model);
+            let choice = self.next_choice(model, moving.contains(&model));
+            self.set_choice(model, choice);
             self.models.touched.remove(&model);
             self.models.let_go(model);
         }
     }
 
     /// Returns the failure of a request that would wait for a load, if no worker can load its model now.
-    pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey, now: Moment) -> Option<Failure> {
+    pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey) -> Option<Failure> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() || self.is_open_to(group, lane) {
             return None;
         }
         let mut first: Option<(WorkerKey, &Failed)> = None;
         for worker in self.multiplexers_for(group, lane) {
-            match worker.standing(&group.name, now)? {
+            match worker.standing(&group.name, self.clock.now)? {
                 Standing::Able(_) => return None,
                 Standing::Leaving => {}
                 Standing::Failed(failed) => {
@@ -102,17 +103,17 @@ impl Dispatch {
                 }
             }
         }
-        first.map(|(worker, failed)| failure(worker, failed, now))
+        first.map(|(worker, failed)| failure(worker, failed, self.clock.now))
     }
 
     /// The same for a request that only this worker may serve.
-    pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey, now: Moment) -> Option<Failure> {
+    pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey) -> Option<Failure> {
         let (group, worker) = (&self.models[model], self.workers.get(&pin)?);
         if !group.multiplexers.contains(&pin) || group.open.core1.contains(&pin) {
             return None;
         }
-        match worker.standing(&group.name, now)? {
-            Standing::Failed(failed) => Some(failure(pin, failed, now)),
+        match worker.standing(&group.name, self.clock.now)? {
+            Standing::Failed(failed) => Some(failure(pin, failed, self.clock.now)),
             Standing::Able(_) | Standing::Leaving => None,
         }
     }
@@ -133,10 +134,10 @@ impl Dispatch {
     }
 
     /// Returns the time until the pinned or assigned worker has loaded the model, if it reported one.
-    pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>, now: Moment) -> Option<Span> {
+    pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>) -> Option<Span> {
         let group = &self.models[model];
         let worker = pin.or(group.choice.map(|choice| choice.worker))?;
-        self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, now)
+        self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, self.clock.now)
     }
 
     /// True if some worker that serves the model now could receive requests of this lane.
@@ -151,31 +152,31 @@ impl Dispatch {
     }
 
     /// Ends requests that wait for a load if no worker can load the model now.
-    fn fail_unloadable(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+    fn fail_unloadable(&mut self, model: ModelId) {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return;
         }
         let mut failures: Vec<(RequestKey, Failure)> = Vec::new();
         for (lane, waiting) in group.queue.open_lanes() {
-            if let Some(failure) = self.refuses_to_load(model, lane, now) {
+            if let Some(failure) = self.refuses_to_load(model, lane) {
                 failures.extend(waiting.keys().map(|key| (key, failure)));
             }
         }
         for pin in group.queue.pins() {
-            if let Some(failure) = self.refuses_to_load_pinned(model, pin, now) {
+            if let Some(failure) = self.refuses_to_load_pinned(model, pin) {
                 failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure)));
             }
         }
         failures.sort_unstable_by_key(|(key, _)| *key);
         for (key, failure) in failures {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 
     /// `moving`: true if the previous assignment may move to a worker that already has demand for the model.
-    fn next_choice(&self, model: ModelId, moving: bool, now: Moment) -> Option<Choice> {
+    fn next_choice(&self, model: ModelId, moving: bool) -> Option<Choice> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return None;
@@ -189,38 +190,40 @@ impl Dispatch {
             let worker = self.workers.get(&key)?;
             let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
             let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
-            match worker.standing(&group.name, now).filter(|_| could)? {
+            match worker.standing(&group.name, self.clock.now).filter(|_| could)? {
                 Standing::Able(nearness) => Some(nearness),
                 Standing::Failed(_) | Standing::Leaving => None,
             }
         };
         let beside = |key: WorkerKey| {
-            let nearness = self.nearness_beside(key, model, near(key)?, now);
+            let nearness = self.nearness_beside(key, model, near(key)?);
             Some((!self.is_asked_by_another_name(key, model), nearness))
         };
-        let kept = group.choice.filter(|choice| now < choice.until && near(choice.worker).is_some());
+        let kept = group.choice.filter(|choice| self.clock.now < choice.until && near(choice.worker).is_some());
         let choice = match kept {
             Some(kept) if !moving => kept,
             Some(kept) => {
                 let asked = group.asked.iter().copied().chain([kept.worker]);
                 let nearest = self.nearest(asked, group, beside, group.passed_over)?;
-                if nearest == kept.worker { kept } else { Choice::new(nearest, now) }
+                if nearest == kept.worker { kept } else { Choice::new(nearest, self.clock.now) }
             }
             None => {
-                let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
+                let overdue = group.choice.filter(|choice| self.clock.now >= choice.until).map(|choice| choice.worker);
                 let all = group.multiplexers.iter().copied();
-                Choice::new(self.nearest(all, group, beside, overdue.or(group.passed_over))?, now)
+                Choice::new(self.nearest(all, group, beside, overdue.or(group.passed_over))?, self.clock.now)
             }
         };
-        let eta =
-            self.workers.get(&choice.worker).and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, now));
+        let eta = self
+            .workers
+            .get(&choice.worker)
+            .and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, self.clock.now));
         Some(choice.handle_eta(eta))
     }
 
     /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
     /// long, although the worker has not reported so yet. If they were treated as free, one worker would be assigned
     /// all models requested before its next report, however many other workers are idle.
-    fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness, now: Moment) -> Nearness {
+    fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness) -> Nearness {
         let Some((worker, multiplexer)) = self.workers.get(&key).and_then(|w| Some((w, w.multiplexer.as_ref()?)))
         else {
             return nearness;
@@ -234,7 +237,7 @@ impl Dispatch {
         if others.is_empty() {
             return nearness;
         }
-        multiplexer.nearness_beside(&others, model, now)
+        multiplexer.nearness_beside(&others, model, self.clock.now)
     }
 
     /// True if this relay has assigned the same model to a worker by another name, and so its load: whichever worker is
@@ -272,12 +275,12 @@ impl Dispatch {
         multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
-    fn set_choice(&mut self, model: ModelId, choice: Option<Choice>, now: Moment) {
+    fn set_choice(&mut self, model: ModelId, choice: Option<Choice>) {
         let group = &mut self.models[model];
         let old = std::mem::replace(&mut group.choice, choice);
         group.passed_over = match (old, choice) {
             (_, None) => None,
-            (Some(old), Some(new)) if old.worker != new.worker && now >= old.until => Some(old.worker),
+            (Some(old), Some(new)) if old.worker != new.worker && self.clock.now >= old.until => Some(old.worker),
             (_, Some(_)) => group.passed_over,
         };
         if let Some(old) = old {
@@ -287,7 +290,7 @@ impl Dispatch {
         let (before, after) = (old.map(|choice| choice.worker), choice.map(|choice| choice.worker));
         if before != after {
             for worker in before.into_iter().chain(after) {
-                self.mark(worker, now);
+                self.mark(worker);
             }
         }
     }

@@ -37,7 +37,6 @@ pub(super) struct Moment(Span);
 
 impl Moment {
     /// The moment of the first event.
-    #[cfg(test)]
     pub(super) const ZERO: Self = Self(0);
 
     /// The time from `earlier` to here.
@@ -73,25 +72,29 @@ pub(super) fn duration(span: Span) -> Duration {
 
 /// Translates the shell's instants and never lets time go back: two tasks may read the clock in one order and acquire
 /// the lock in the other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Clock {
     epoch: Option<Now>,
-    latest: Option<Moment>,
+    /// The moment of the current event.
+    pub(super) now: Moment,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { epoch: None, now: Moment::ZERO }
+    }
 }
 
 impl Clock {
-    /// Returns the moment of an event.
-    pub(super) fn handle_now(&mut self, now: Now) -> Moment {
+    /// Advances to the moment of an event.
+    pub(super) fn advance(&mut self, now: Now) {
         self.epoch.get_or_insert(now);
-        let moment = self.moment(now);
-        self.latest = Some(moment);
-        moment
+        self.now = self.moment(now);
     }
 
     /// Returns the moment of a query.
     pub(super) fn moment(&self, now: Now) -> Moment {
-        let asked = self.epoch.map_or(Moment(0), |epoch| Moment(span(now.saturating_duration_since(epoch))));
-        self.latest.map_or(asked, |latest| asked.max(latest))
+        self.epoch.map_or(self.now, |epoch| Moment(span(now.saturating_duration_since(epoch))).max(self.now))
     }
 
     /// Converts a moment to an instant. `None` before the first event, when nothing is due.

@@ -2,7 +2,7 @@
 
 use super::Dispatch;
 use super::clock::{Axis, Moment, duration};
-use super::effect::{Effect, Failure};
+use super::effect::Failure;
 use super::event::{CancelReason, RequestKey};
 use super::queue::{Expired, LaneRef};
 use super::request::{Expiry, State};
@@ -18,60 +18,60 @@ impl Dispatch {
 
     /// Ends all requests whose time is over. Waiting requests first: an expired deadline is not undone by the slot that
     /// another request frees in the same instant.
-    pub(super) fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn expire(&mut self) {
         loop {
-            if let Some((_, lane)) = self.queue.dues.first().filter(|(due, _)| *due <= now) {
-                self.expire_waiting(*lane, now, out);
-            } else if let Some((_, key)) = self.running.first().filter(|(due, _)| *due <= now) {
-                self.expire_running(*key, now, out);
+            if let Some((_, lane)) = self.queue.dues.first().filter(|(due, _)| *due <= self.clock.now) {
+                self.expire_waiting(*lane);
+            } else if let Some((_, key)) = self.running.first().filter(|(due, _)| *due <= self.clock.now) {
+                self.expire_running(*key);
             } else {
                 return;
             }
         }
     }
 
-    fn expire_waiting(&mut self, (model, lane): LaneRef, now: Moment, out: &mut Vec<Effect>) {
-        let Some(Expired { key, axis }) = self.models[model].queue.expired(lane, now) else {
-            self.refresh_lane(model, lane, now);
+    fn expire_waiting(&mut self, (model, lane): LaneRef) {
+        let Some(Expired { key, axis }) = self.models[model].queue.expired(lane, self.clock.now) else {
+            self.refresh_lane(model, lane);
             return;
         };
         let expiry = match axis {
             Axis::Warm => self.requests.get(&key).map_or(Expiry::Waiting, |request| request.warm_failure()),
             Axis::Cold | Axis::Wall => Expiry::Waiting,
         };
-        self.expire_queued(key, expiry, now, out);
+        self.expire_queued(key, expiry);
     }
 
     /// Ends a waiting request. If its backend was unreachable, or its model could not be loaded, that is the reason:
     /// the timeout only shows that the problem lasted.
-    fn expire_queued(&mut self, key: RequestKey, expiry: Expiry, now: Moment, out: &mut Vec<Effect>) {
+    fn expire_queued(&mut self, key: RequestKey, expiry: Expiry) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let trouble = request.trouble;
         let waits = self.waits_for_load(&self.models[request.model], request.pin, &request.lane());
-        let loading = waits.then(|| self.eta(request.model, request.pin, now).map(duration));
-        self.dequeue(key, now);
+        let loading = waits.then(|| self.eta(request.model, request.pin).map(duration));
+        self.dequeue(key);
         let failure = match (trouble, expiry) {
             (Some(trouble), _) => trouble.failure(),
             (None, Expiry::Request) => Failure::RequestTimeout,
             (None, Expiry::Waiting) => match loading {
                 Some(retry_after) => Failure::ModelLoading { retry_after },
-                None => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(now) },
+                None => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(self.clock.now) },
             },
         };
-        self.fail(key, failure, now, out);
+        self.fail(key, failure);
     }
 
-    fn expire_running(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    fn expire_running(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let State::Running { worker, .. } = request.state else {
             return;
         };
-        self.take_back(key, CancelReason::Timeout, out);
-        self.fail(key, Failure::RequestTimeout, now, out);
-        self.settle(worker, now, out);
+        self.take_back(key, CancelReason::Timeout);
+        self.fail(key, Failure::RequestTimeout);
+        self.settle(worker);
     }
 }

@@ -66,38 +66,38 @@ pub(super) type Marked = BTreeSet<(Moment, WorkerKey)>;
 
 impl Dispatch {
     /// Marks the listening workers after the waiting requests of a model have changed.
-    pub(super) fn mark_listeners(&mut self, model: ModelId, now: Moment) {
+    pub(super) fn mark_listeners(&mut self, model: ModelId) {
         if self.models[model].listeners.is_empty() {
             return;
         }
         for worker in std::mem::take(&mut self.models[model].listeners) {
-            self.mark(worker, now);
+            self.mark(worker);
         }
     }
 
     /// Marks a worker after the requests that wait for it alone have changed, whether it listens or not.
-    pub(super) fn mark_pin(&mut self, pin: Option<WorkerKey>, now: Moment) {
+    pub(super) fn mark_pin(&mut self, pin: Option<WorkerKey>) {
         if let Some(pin) = pin {
-            self.mark(pin, now);
+            self.mark(pin);
         }
     }
 
     /// Schedules a report to this worker, as soon as its pace allows.
-    pub(super) fn mark(&mut self, key: WorkerKey, now: Moment) {
+    pub(super) fn mark(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         if worker.demand.marked.is_some() || !worker.wants_demand() {
             return;
         }
-        let at = worker.demand.told_at.map_or(now, |told| told.plus(PACE).max(now));
+        let at = worker.demand.told_at.map_or(self.clock.now, |told| told.plus(PACE).max(self.clock.now));
         worker.demand.marked = Some(at);
         self.marked.insert((at, key));
     }
 
     /// Reports at once, without regard to the pace: requests wait, but the multiplexer's count for the model is zero,
     /// so it would unload the model for another. This happens at most once per number of requests reported.
-    pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+    pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId) {
         let waits = |worker: &Worker| worker.multiplexer.is_some() && self.told(model, worker).count > 0;
         if !self.workers.get(&key).is_some_and(waits) {
             return;
@@ -105,28 +105,28 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        if let Some(later) = worker.demand.marked.replace(now) {
+        if let Some(later) = worker.demand.marked.replace(self.clock.now) {
             self.marked.remove(&(later, key));
         }
-        self.marked.insert((now, key));
+        self.marked.insert((self.clock.now, key));
     }
 
     /// A worker refused a request: its count is one higher than reported, so the actual demand is reported.
-    pub(super) fn note_refusal(&mut self, key: WorkerKey, now: Moment) {
+    pub(super) fn note_refusal(&mut self, key: WorkerKey) {
         // The worker also counts while it has one link and receives no reports.
         if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) {
             worker.demand.doubtful = true;
-            self.mark(key, now);
+            self.mark(key);
         }
     }
 
     /// Reports demand again after a grant if requests still wait. The worker may have reserved a slot for this relay
     /// while its messages were delayed, then given that slot to another relay, and treat this relay as silent until its
     /// next message.
-    pub(super) fn answer_grant(&mut self, key: WorkerKey, now: Moment) {
+    pub(super) fn answer_grant(&mut self, key: WorkerKey) {
         if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.believed.is_empty()) {
             worker.demand.doubtful = true;
-            self.mark(key, now);
+            self.mark(key);
         }
     }
 
@@ -145,18 +145,18 @@ impl Dispatch {
 
     /// Reports to the marked workers that are due. Runs last in every event, so it describes the state after all
     /// requests sent.
-    pub(super) fn tell_demand(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= now) {
+    pub(super) fn tell_demand(&mut self) {
+        while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= self.clock.now) {
             self.marked.pop_first();
-            self.tell(key, now, out);
+            self.tell(key);
         }
     }
 
-    fn tell(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    fn tell(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        let mut demand: Vec<_> = worker.models.iter().filter_map(|model| self.demand_of(*model, key, now)).collect();
+        let mut demand: Vec<_> = worker.models.iter().filter_map(|model| self.demand_of(*model, key)).collect();
         demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
         let real: BTreeMap<_, _> = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
         for model in &worker.models {
@@ -174,8 +174,8 @@ impl Dispatch {
         let doubtful = std::mem::take(&mut worker.demand.doubtful);
         if doubtful || worker.demand.believed != real {
             worker.demand.believed = real;
-            worker.demand.told_at = Some(now);
-            out.push(Effect::Demand { worker: key, demand });
+            worker.demand.told_at = Some(self.clock.now);
+            self.out.push(Effect::Demand { worker: key, demand });
         }
     }
 
@@ -186,14 +186,14 @@ impl Dispatch {
     }
 
     /// Returns a worker's demand entry for one model.
-    fn demand_of(&self, model: ModelId, worker: WorkerKey, now: Moment) -> Option<ModelDemand> {
+    fn demand_of(&self, model: ModelId, worker: WorkerKey) -> Option<ModelDemand> {
         let waiting = self.told(model, self.workers.get(&worker)?);
         let oldest = waiting.oldest?;
-        let sum = now.nanos() * i128::from(waiting.count) - waiting.arrivals;
+        let sum = self.clock.now.nanos() * i128::from(waiting.count) - waiting.arrivals;
         Some(ModelDemand {
             model: self.models[model].name.clone(),
             waiting: waiting.count,
-            oldest: duration(now.since(oldest)),
+            oldest: duration(self.clock.now.since(oldest)),
             sum: duration(Span::try_from(sum).unwrap_or(Span::MAX)),
         })
     }

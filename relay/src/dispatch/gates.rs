@@ -3,8 +3,6 @@
 use modelrelay_protocol::message::Slot;
 
 use super::Dispatch;
-use super::clock::Moment;
-use super::effect::Effect;
 use super::event::{Gate, Grant, Model, WorkerKey};
 use super::models::{Group, ModelId};
 use super::queue::{LaneKey, Waiting};
@@ -17,14 +15,7 @@ const MOST_TOLD: u32 = 2;
 impl Dispatch {
     /// Applies the gates that a worker reported. A model that is not among `gates` is not served, whatever else the
     /// worker reported.
-    pub(super) fn handle_gates(
-        &mut self,
-        key: WorkerKey,
-        sums: Grant,
-        gates: &[(Model, Gate)],
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn handle_gates(&mut self, key: WorkerKey, sums: Grant, gates: &[(Model, Gate)]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
@@ -48,39 +39,39 @@ impl Dispatch {
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
         };
         let new: Vec<_> = worker.models.iter().copied().filter(is_new).collect();
-        self.serve_anew(key, new, now, out);
-        self.mark(key, now);
-        self.answer_gates(key, now);
+        self.serve_anew(key, new);
+        self.mark(key);
+        self.answer_gates(key);
     }
 
     /// Updates a multiplexer's models that have opened, closed or changed their meaning.
-    fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>, now: Moment, out: &mut Vec<Effect>) {
+    fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>) {
         for model in models {
-            self.begin_serving(key, model, now);
+            self.begin_serving(key, model);
         }
         self.refresh_rank(key);
-        self.fill(key, now, out);
+        self.fill(key);
     }
 
     /// Replies to the gates as to every grant, if requests wait for one of their models.
-    fn answer_gates(&mut self, key: WorkerKey, now: Moment) {
+    fn answer_gates(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
         if worker.demand.believes_in(|model| worker.is_open_for(model)) {
-            self.answer_grant(key, now);
+            self.answer_grant(key);
         }
     }
 
     /// Applies the slot states, which only influence the assignment of loads, and the names of the slots' models.
-    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot], now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        let are_renamed = multiplexer.set_slots(slots, now);
+        let are_renamed = multiplexer.set_slots(slots, self.clock.now);
         worker.demand.handle_forgotten(|name| multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none());
         for model in &worker.models {
             self.models[*model].note_asked(key, multiplexer);
@@ -88,11 +79,11 @@ impl Dispatch {
         }
         if are_renamed {
             let models = worker.models.clone();
-            self.serve_anew(key, models.clone(), now, out);
+            self.serve_anew(key, models.clone());
             // Perhaps no worker means the models any more that may serve these requests.
-            models.into_iter().for_each(|model| self.fail_hopeless(model, now, out));
+            models.into_iter().for_each(|model| self.fail_hopeless(model));
         }
-        self.mark(key, now);
+        self.mark(key);
     }
 }
 

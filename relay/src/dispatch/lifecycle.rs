@@ -11,36 +11,36 @@ use super::{Dispatch, Phase};
 const SERVED_PART: usize = 10;
 
 impl Dispatch {
-    pub(super) fn handle_submit(&mut self, new: &NewRequest, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn handle_submit(&mut self, new: &NewRequest) {
         // A key identifies one request; if it came twice, the first request would keep it.
         if self.requests.contains_key(&new.key) {
             return;
         }
         let key = new.key;
         let refusal = self.refuses_new().or_else(|| self.cannot_carry(new));
-        self.admit(new, now);
+        self.admit(new);
         if let Some(failure) = refusal {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
             return;
         }
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let hopeless = || match request.pin {
-            Some(pin) => self.refuses_to_load_pinned(request.model, pin, now),
-            None => self.refuses_to_load(request.model, &request.lane(), now),
+            Some(pin) => self.refuses_to_load_pinned(request.model, pin),
+            None => self.refuses_to_load(request.model, &request.lane()),
         };
         if let Some(worker) = self.pick(request) {
-            self.send(key, worker, now, out);
+            self.send(key, worker);
         } else if let Some(failure) = hopeless() {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
         } else if self.is_full_for(request) {
-            let retry_after_secs = self.retry_after_secs(now);
-            self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
+            let retry_after_secs = self.retry_after_secs(self.clock.now);
+            self.fail(key, Failure::QueueFull { retry_after_secs });
         } else if let Some(percent) = self.share_is_full_for(request) {
-            self.fail(key, Failure::QueueShareFull { percent }, now, out);
+            self.fail(key, Failure::QueueShareFull { percent });
         } else {
-            self.enqueue(key, now);
+            self.enqueue(key);
         }
     }
 
@@ -75,7 +75,7 @@ impl Dispatch {
     }
 
     /// Registers the request as waiting, but not in the queue yet.
-    fn admit(&mut self, new: &NewRequest, now: Moment) {
+    fn admit(&mut self, new: &NewRequest) {
         let model = self.models.intern(&new.model);
         self.models.hold(model);
         let request = Request {
@@ -86,7 +86,7 @@ impl Dispatch {
             needs_core1: new.needs_core1,
             scope: new.allowed.clone().map(|allowed| Scope { name: Model::clone(&new.model), allowed }),
             share: new.share.clone(),
-            arrived: now,
+            arrived: self.clock.now,
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
             cold_waited: 0,
             requeues: 0,
@@ -96,7 +96,7 @@ impl Dispatch {
             failed_on: Vec::new(),
             silent: Vec::new(),
             trouble: None,
-            state: State::Queued { place: None, since: now, cold_start: 0 },
+            state: State::Queued { place: None, since: self.clock.now, cold_start: 0 },
         };
         self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
         self.requests.insert(new.key, Box::new(request));
@@ -137,48 +137,41 @@ impl Dispatch {
         self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
     }
 
-    pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         match request.state {
             State::Queued { .. } => {
-                self.dequeue(key, now);
-                self.end_cancelled(key, reason, Stage::Queued, now, out);
+                self.dequeue(key);
+                self.end_cancelled(key, reason, Stage::Queued);
             }
             State::Running { worker, .. } => {
-                self.take_back(key, reason, out);
-                self.end_cancelled(key, reason, Stage::InFlight, now, out);
-                self.settle(worker, now, out);
+                self.take_back(key, reason);
+                self.end_cancelled(key, reason, Stage::InFlight);
+                self.settle(worker);
             }
         }
     }
 
-    fn end_cancelled(
-        &mut self,
-        request: RequestKey,
-        reason: CancelReason,
-        stage: Stage,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    fn end_cancelled(&mut self, request: RequestKey, reason: CancelReason, stage: Stage) {
         if reason == CancelReason::Admin {
-            self.fail(request, Failure::CancelledByAdmin, now, out);
+            self.fail(request, Failure::CancelledByAdmin);
         } else {
             self.end(request);
-            out.push(Effect::Cancelled { request, reason, stage });
+            self.out.push(Effect::Cancelled { request, reason, stage });
         }
     }
 
     /// Cancels a running request at its worker. Its slot is free at once, even if the worker never replies.
-    pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason, out: &mut Vec<Effect>) {
+    pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let State::Running { worker, .. } = request.state else {
             return;
         };
-        out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
+        self.out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
         self.take_from_worker(key);
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.handle_taken_back();
@@ -193,30 +186,23 @@ impl Dispatch {
         })
     }
 
-    pub(super) fn handle_completed(
-        &mut self,
-        worker: WorkerKey,
-        request: RequestKey,
-        attempt: u32,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn handle_completed(&mut self, worker: WorkerKey, request: RequestKey, attempt: u32) {
         if !self.is_current(worker, request, attempt) {
             return;
         }
         self.take_from_worker(request);
         self.end(request);
-        out.push(Effect::Finished { request, worker, attempt });
-        self.settle(worker, now, out);
+        self.out.push(Effect::Finished { request, worker, attempt });
+        self.settle(worker);
     }
 
     /// Ends a request that is in no queue and on no worker, and reports the failure to the client.
-    pub(super) fn fail(&mut self, key: RequestKey, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn fail(&mut self, key: RequestKey, failure: Failure) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let (attempts, age) = (request.attempts, duration(now.since(request.arrived)));
-        out.push(Effect::Fail { request: key, failure, attempts, age });
+        let (attempts, age) = (request.attempts, duration(self.clock.now.since(request.arrived)));
+        self.out.push(Effect::Fail { request: key, failure, attempts, age });
         self.end(key);
     }
 

@@ -10,8 +10,6 @@
 //! placed in order, since several workers may accept them.
 
 use super::Dispatch;
-use super::clock::Moment;
-use super::effect::Effect;
 use super::event::WorkerKey;
 use super::models::{Group, ModelId};
 use super::queue::LaneKey;
@@ -36,24 +34,24 @@ impl Dispatch {
     }
 
     /// Records that the servers of a model have changed, and with them the demand of its failing workers.
-    pub(super) fn note_servers_changed(&mut self, model: ModelId, now: Moment) {
+    pub(super) fn note_servers_changed(&mut self, model: ModelId) {
         if self.models[model].failing.is_empty() {
             return;
         }
         self.are_servers_changed = true;
         for worker in self.models[model].failing.clone() {
-            self.mark(worker, now);
+            self.mark(worker);
         }
     }
 
     /// Places all waiting requests, oldest first, if the servers of a failing model have changed.
-    pub(super) fn place_if_servers_changed(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn place_if_servers_changed(&mut self) {
         if !std::mem::take(&mut self.are_servers_changed) {
             return;
         }
         let is_placeable = |this: &Self, key| this.requests.get(&key).is_some_and(|it| this.pick(it).is_some());
         while let Some(key) = self.queue.all_firsts().into_iter().find(|key| is_placeable(self, *key)) {
-            self.place(key, now, out);
+            self.place(key);
         }
     }
 }

@@ -7,7 +7,7 @@
 //! gains room gets requests from the queue, oldest first, until one of the two is used up.
 
 use super::Dispatch;
-use super::clock::{Moment, duration};
+use super::clock::duration;
 use super::effect::Effect;
 use super::event::{RequestKey, WorkerKey};
 use super::models::{Group, ModelId};
@@ -39,30 +39,30 @@ impl Dispatch {
     }
 
     /// Sends a waiting request to a free worker, if there is one.
-    pub(super) fn place(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn place(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         if let Some(worker) = self.pick(request) {
-            self.dequeue(key, now);
-            self.send(key, worker, now, out);
+            self.dequeue(key);
+            self.send(key, worker);
         }
     }
 
     /// Sends a worker with room the requests that it can serve, oldest first.
-    pub(super) fn fill(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.fill_before(RequestKey(u64::MAX), key, now, out);
+    pub(super) fn fill(&mut self, key: WorkerKey) {
+        self.fill_before(RequestKey(u64::MAX), key);
     }
 
     /// Sends a worker with room the requests older than `limit` that it can serve.
-    pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.place_if_servers_changed(now, out);
+    pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey) {
+        self.place_if_servers_changed();
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
             };
-            self.dequeue(request, now);
-            self.send(request, key, now, out);
+            self.dequeue(request);
+            self.send(request, key);
         }
     }
 
@@ -102,7 +102,7 @@ impl Dispatch {
     }
 
     /// Sends a request that is in no queue to a worker.
-    pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -127,15 +127,15 @@ impl Dispatch {
         }
         let believes_in_none = worker.demand.handle_sent(&group.name);
         let model = request.model;
-        out.push(Effect::Send {
+        self.out.push(Effect::Send {
             worker: to,
             request: key,
             attempt: request.attempts,
-            waited: duration(now.since(since)),
+            waited: duration(self.clock.now.since(since)),
         });
         self.refresh_rank(to);
         if believes_in_none {
-            self.hurry(to, model, now);
+            self.hurry(to, model);
         }
     }
 
@@ -159,15 +159,15 @@ impl Dispatch {
     }
 
     /// Dispatches queued requests to a worker with a freed slot, or reports it idle if it drains.
-    pub(super) fn settle(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.fill(key, now, out);
+    pub(super) fn settle(&mut self, key: WorkerKey) {
+        self.fill(key);
         self.refresh_rank(key);
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         if worker.draining && worker.in_flight.is_empty() && !worker.idle_told {
             worker.idle_told = true;
-            out.push(Effect::DrainedIdle { worker: key });
+            self.out.push(Effect::DrainedIdle { worker: key });
         }
     }
 
@@ -202,7 +202,7 @@ impl Dispatch {
     }
 
     /// Puts a request into the queue at the place of its key. Its cold clock continues where it stopped.
-    pub(super) fn enqueue(&mut self, key: RequestKey, now: Moment) {
+    pub(super) fn enqueue(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -212,19 +212,19 @@ impl Dispatch {
             return;
         };
         let group = &mut self.models[request.model];
-        let cold_start = group.queue.cold(&lane, now) - request.cold_waited;
-        let place = group.queue.insert(lane, request.waiter(cold_start), cold, now);
-        request.state = State::Queued { place: Some(place), since: now, cold_start };
+        let cold_start = group.queue.cold(&lane, self.clock.now) - request.cold_waited;
+        let place = group.queue.insert(lane, request.waiter(cold_start), cold, self.clock.now);
+        request.state = State::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.pin);
-        self.refresh_lane(model, place.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(pin, now);
+        self.refresh_lane(model, place.lane);
+        self.mark_listeners(model);
+        self.mark_pin(pin);
         self.models.touch(model);
     }
 
     /// Pins a request, queued or not, to another worker than before. Its clocks continue.
-    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
+    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -239,20 +239,20 @@ impl Dispatch {
             return;
         };
         let queue = &mut self.models[model].queue;
-        request.cold_waited = queue.remove(old, now) - cold_start;
-        let cold_start = queue.cold(&lane, now) - request.cold_waited;
-        let new = queue.insert(lane, request.waiter(cold_start), cold, now);
+        request.cold_waited = queue.remove(old, self.clock.now) - cold_start;
+        let cold_start = queue.cold(&lane, self.clock.now) - request.cold_waited;
+        let new = queue.insert(lane, request.waiter(cold_start), cold, self.clock.now);
         request.state = State::Queued { place: Some(new), since, cold_start };
-        self.refresh_lane(model, old.lane, now);
-        self.refresh_lane(model, new.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(from, now);
-        self.mark_pin(Some(to), now);
+        self.refresh_lane(model, old.lane);
+        self.refresh_lane(model, new.lane);
+        self.mark_listeners(model);
+        self.mark_pin(from);
+        self.mark_pin(Some(to));
         self.models.touch(model);
     }
 
     /// Removes a request from the queue.
-    pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
+    pub(super) fn dequeue(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -260,19 +260,19 @@ impl Dispatch {
             return;
         };
         let (model, pin) = (request.model, request.pin);
-        request.cold_waited = self.models[model].queue.remove(place, now) - cold_start;
+        request.cold_waited = self.models[model].queue.remove(place, self.clock.now) - cold_start;
         request.state = State::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);
-        self.drain_rate.handle_departure(now);
-        self.refresh_lane(model, place.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(pin, now);
+        self.drain_rate.handle_departure(self.clock.now);
+        self.refresh_lane(model, place.lane);
+        self.mark_listeners(model);
+        self.mark_pin(pin);
         self.models.touch(model);
     }
 
     /// Updates the whole queue's view of a lane.
-    pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo, now: Moment) {
-        if let Some(change) = self.models[model].queue.refresh(lane, now) {
+    pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo) {
+        if let Some(change) = self.models[model].queue.refresh(lane, self.clock.now) {
             self.queue.note((model, lane), change);
         }
     }

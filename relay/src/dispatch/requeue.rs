@@ -4,7 +4,6 @@
 //! request waits again only for its own worker, and ends if that worker is lost or its backend fails. If the worker has
 //! a newer link that succeeded the lost one, the request continues over the newer one.
 
-use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
 use super::event::{AttemptFailure, RequestKey, WorkerKey};
 use super::models::ModelId;
@@ -17,16 +16,14 @@ impl Dispatch {
         &mut self,
         (worker, key, attempt): (WorkerKey, RequestKey, u32),
         failure: AttemptFailure,
-        now: Moment,
-        out: &mut Vec<Effect>,
     ) {
         if !self.is_current(worker, key, attempt) {
             return;
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
-            AttemptFailure::Draining => self.begin_drain(worker, now, out),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key),
+            AttemptFailure::Draining => self.begin_drain(worker),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, Trouble::Unreachable);
             }
@@ -37,35 +34,35 @@ impl Dispatch {
         }
         match self.verdict(key, failure) {
             Err(failure) => {
-                self.fail(key, failure, now, out);
-                self.settle(worker, now, out);
+                self.fail(key, failure);
+                self.settle(worker);
             }
             Ok(reason) => {
-                out.push(Effect::Requeued { request: key, reason, attempt });
-                self.enqueue(key, now);
+                self.out.push(Effect::Requeued { request: key, reason, attempt });
+                self.enqueue(key);
                 // By age: first the older requests for this worker, then this request for any worker, then the rest.
-                self.fill_before(key, worker, now, out);
+                self.fill_before(key, worker);
                 self.refresh_rank(worker);
-                self.place_if_queued(key, now, out);
-                self.settle(worker, now, out);
-                self.end_if_hopeless(key, now, out);
+                self.place_if_queued(key);
+                self.settle(worker);
+                self.end_if_hopeless(key);
             }
         }
     }
 
     /// Fails a request if no worker can serve it any more after the changes during its run.
-    pub(super) fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn end_if_hopeless(&mut self, key: RequestKey) {
         if let Some(model) = self.requests.get(&key).map(|request| request.model) {
-            self.fail_hopeless(model, now, out);
+            self.fail_hopeless(model);
         }
     }
 
-    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
+    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey) {
         if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
             worker.handle_refusal(request.sent, &self.models[request.model].name);
         }
         self.refresh_rank(key);
-        self.note_refusal(key, now);
+        self.note_refusal(key);
     }
 
     fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {
@@ -143,13 +140,7 @@ impl Dispatch {
     }
 
     /// Requeues a request of a lost worker of which the client has received nothing. Returns true if it waits again.
-    pub(super) fn requeue_lost(
-        &mut self,
-        key: RequestKey,
-        reason: RequeueReason,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) -> bool {
+    pub(super) fn requeue_lost(&mut self, key: RequestKey, reason: RequeueReason) -> bool {
         let refusal = self.refuses_waiting();
         let Some(request) = self.requests.get(&key) else {
             return false;
@@ -167,24 +158,24 @@ impl Dispatch {
             refusal
         };
         if let Some(failure) = failure {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
             return false;
         }
         request.requeues += 1;
-        out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
-        self.enqueue(key, now);
+        self.out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
+        self.enqueue(key);
         true
     }
 
-    pub(super) fn place_if_queued(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn place_if_queued(&mut self, key: RequestKey) {
         if self.place_of(key) == Some(RequestPlace::Queued) {
-            self.place(key, now, out);
+            self.place(key);
         }
     }
 
     /// Ends requests of a model that no worker can serve: those that need `core1` if all workers are too old, and those
     /// whose load failed on all workers.
-    pub(super) fn fail_hopeless(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn fail_hopeless(&mut self, model: ModelId) {
         let group = &self.models[model];
         let too_old = group.only_too_old();
         let mut failures = Vec::new();
@@ -200,8 +191,8 @@ impl Dispatch {
         }
         failures.sort_unstable_by_key(|(key, _)| *key);
         for (key, failure) in failures {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 

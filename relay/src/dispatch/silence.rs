@@ -5,7 +5,6 @@
 //! three requeues, and goes to a worker that the request was not revoked from before.
 
 use super::Dispatch;
-use super::clock::Moment;
 use super::effect::{Effect, RequeueReason};
 use super::event::{CancelReason, RequestKey, WorkerKey};
 use super::registry::Worker;
@@ -30,16 +29,20 @@ impl Dispatch {
         self.best_of(request, suits)
     }
 
-    pub(super) fn handle_silent(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn handle_silent(&mut self, key: RequestKey) {
         let Some(to) = self.worker_to_move_to(key) else { return };
-        self.take_back(key, CancelReason::Timeout, out);
+        self.take_back(key, CancelReason::Timeout);
         let Some(request) = self.requests.get_mut(&key) else { return };
         let State::Running { worker: silent, .. } = request.state else { return };
         request.requeues += 1;
         request.silent.push(silent);
-        request.state = State::Queued { place: None, since: now, cold_start: 0 };
-        out.push(Effect::Requeued { request: key, reason: RequeueReason::FirstByteTimeout, attempt: request.attempts });
-        self.send(key, to, now, out);
-        self.settle(silent, now, out);
+        request.state = State::Queued { place: None, since: self.clock.now, cold_start: 0 };
+        self.out.push(Effect::Requeued {
+            request: key,
+            reason: RequeueReason::FirstByteTimeout,
+            attempt: request.attempts,
+        });
+        self.send(key, to);
+        self.settle(silent);
     }
 }

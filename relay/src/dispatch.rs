@@ -45,9 +45,11 @@ mod request;
 mod requeue;
 mod residency;
 mod select;
+mod settle;
 mod shares;
 mod silence;
 mod snapshot;
+
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +68,7 @@ use drain_rate::DrainRate;
 use keys::{Requests, Workers};
 use models::Models;
 use queue::Queue;
+use settle::Unsettled;
 
 /// The queue and worker registry of one provider.
 #[derive(Debug)]
@@ -88,8 +91,7 @@ pub struct Dispatch {
     drain_rate: DrainRate,
     /// Counts dispatches, for the rotation among equals.
     turn: u64,
-    /// True if a worker that was passed over may be due for waiting requests.
-    are_servers_changed: bool,
+    unsettled: Unsettled,
 }
 
 /// The stage of the provider's shutdown.
@@ -119,7 +121,7 @@ impl Dispatch {
             marked: Marked::new(),
             drain_rate: DrainRate::default(),
             turn: 0,
-            are_servers_changed: false,
+            unsettled: Unsettled::default(),
         }
     }
 
@@ -130,15 +132,21 @@ impl Dispatch {
         std::mem::swap(&mut self.out, out);
         self.expire();
         self.apply(event);
+        self.settle();
         self.expire();
-        self.settle_choices();
-        self.tell_demand();
+        self.report();
         std::mem::swap(&mut self.out, out);
     }
 
     /// Returns when [`Event::Tick`] is due, if no other event happens before.
     pub fn next_timeout(&self) -> Option<Now> {
         self.clock.instant(self.next_moment()?)
+    }
+
+    /// Assigns the loads of unserved models and reports demand, which describes the state after all requests sent.
+    fn report(&mut self) {
+        self.settle_choices();
+        self.tell_demand();
     }
 
     fn apply(&mut self, event: Event) {
@@ -164,7 +172,7 @@ impl Dispatch {
             }
             Event::Silent { request } => self.handle_silent(request),
             Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer),
-            Event::WorkerDraining { worker } => self.handle_draining(worker),
+            Event::WorkerDraining { worker } => self.begin_drain(worker),
             Event::SettingsChanged(settings) => self.handle_settings(settings),
             Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
@@ -187,7 +195,7 @@ impl Dispatch {
         self.fail_queued(Failure::Deleted);
         let workers = self.worker_keys();
         for worker in workers {
-            self.handle_draining(worker);
+            self.begin_drain(worker);
         }
     }
 
@@ -203,10 +211,6 @@ impl Dispatch {
         while let Some((_, key)) = self.running.first().copied() {
             self.take_back(key, CancelReason::DrainDeadline);
             self.fail(key, Failure::Draining);
-        }
-        let workers = self.worker_keys();
-        for worker in workers {
-            self.settle(worker);
         }
     }
 

@@ -5,7 +5,7 @@ use super::clock::{Axis, Moment, duration};
 use super::effect::Failure;
 use super::event::{CancelReason, RequestKey};
 use super::queue::{Expired, LaneRef};
-use super::request::{Expiry, State};
+use super::request::Expiry;
 
 impl Dispatch {
     /// Returns when the next deadline expires or the next demand report is due.
@@ -24,6 +24,7 @@ impl Dispatch {
                 self.expire_waiting(*lane);
             } else if let Some((_, key)) = self.running.first().filter(|(due, _)| *due <= self.clock.now) {
                 self.expire_running(*key);
+                self.settle();
             } else {
                 return;
             }
@@ -64,14 +65,7 @@ impl Dispatch {
     }
 
     fn expire_running(&mut self, key: RequestKey) {
-        let Some(request) = self.requests.get(&key) else {
-            return;
-        };
-        let State::Running { worker, .. } = request.state else {
-            return;
-        };
         self.take_back(key, CancelReason::Timeout);
         self.fail(key, Failure::RequestTimeout);
-        self.settle(worker);
     }
 }

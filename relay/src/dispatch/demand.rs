@@ -65,20 +65,11 @@ impl DemandState {
 pub(super) type Marked = BTreeSet<(Moment, WorkerKey)>;
 
 impl Dispatch {
-    /// Marks the listening workers after the waiting requests of a model have changed.
-    pub(super) fn mark_listeners(&mut self, model: ModelId) {
-        if self.models[model].listeners.is_empty() {
-            return;
-        }
-        for worker in std::mem::take(&mut self.models[model].listeners) {
+    /// Marks the listening workers after the waiting requests of a model have changed, and the worker that these are
+    /// pinned to, whether it listens or not.
+    pub(super) fn mark_listeners(&mut self, model: ModelId, pin: Option<WorkerKey>) {
+        for worker in std::mem::take(&mut self.models[model].listeners).into_iter().chain(pin) {
             self.mark(worker);
-        }
-    }
-
-    /// Marks a worker after the requests that wait for it alone have changed, whether it listens or not.
-    pub(super) fn mark_pin(&mut self, pin: Option<WorkerKey>) {
-        if let Some(pin) = pin {
-            self.mark(pin);
         }
     }
 

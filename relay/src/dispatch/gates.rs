@@ -39,18 +39,13 @@ impl Dispatch {
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
         };
         let new: Vec<_> = worker.models.iter().copied().filter(is_new).collect();
-        self.serve_anew(key, new);
-        self.mark(key);
-        self.answer_gates(key);
-    }
-
-    /// Updates a multiplexer's models that have opened, closed or changed their meaning.
-    fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>) {
-        for model in models {
+        for model in new {
             self.begin_serving(key, model);
         }
-        self.refresh_rank(key);
-        self.fill(key);
+        self.note_freed(key);
+        self.settle();
+        self.mark(key);
+        self.answer_gates(key);
     }
 
     /// Replies to the gates as to every grant, if requests wait for one of their models.
@@ -78,10 +73,9 @@ impl Dispatch {
             self.models.touch_told(*model);
         }
         if are_renamed {
-            let models = worker.models.clone();
-            self.serve_anew(key, models.clone());
-            // Perhaps no worker means the models any more that may serve these requests.
-            models.into_iter().for_each(|model| self.fail_hopeless(model));
+            for model in worker.models.clone() {
+                self.begin_serving(key, model);
+            }
         }
         self.mark(key);
     }

@@ -146,10 +146,9 @@ impl Dispatch {
                 self.dequeue(key);
                 self.end_cancelled(key, reason, Stage::Queued);
             }
-            State::Running { worker, .. } => {
+            State::Running { .. } => {
                 self.take_back(key, reason);
                 self.end_cancelled(key, reason, Stage::InFlight);
-                self.settle(worker);
             }
         }
     }
@@ -193,7 +192,6 @@ impl Dispatch {
         self.take_from_worker(request);
         self.end(request);
         self.out.push(Effect::Finished { request, worker, attempt });
-        self.settle(worker);
     }
 
     /// Ends a request that is in no queue and on no worker, and reports the failure to the client.

@@ -26,11 +26,7 @@ impl Dispatch {
         }
         if self.phase == Phase::Deleted {
             self.begin_drain(key);
-            self.settle(key);
-            return;
         }
-        self.refresh_rank(key);
-        self.fill(key);
         // A multiplexer listens from the beginning.
         self.mark(key);
     }
@@ -57,16 +53,7 @@ impl Dispatch {
         }
         let gone: Vec<_> = old.iter().filter(|model| new.binary_search(model).is_err()).copied().collect();
         for model in &gone {
-            self.models.hold(*model);
             self.end_serving(key, *model);
-        }
-        self.refresh_rank(key);
-        self.fill(key);
-        for model in new.iter().chain(&gone) {
-            self.fail_hopeless(*model);
-        }
-        for model in gone {
-            self.models.let_go(model);
         }
         self.mark(key);
     }
@@ -74,8 +61,7 @@ impl Dispatch {
     pub(super) fn handle_load(&mut self, key: WorkerKey, load: u32) {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_load(load);
-            self.refresh_rank(key);
-            self.fill(key);
+            self.note_freed(key);
         }
     }
 
@@ -91,8 +77,8 @@ impl Dispatch {
             (true, false) => self.forget_demand(key),
             (true, true) | (false, false) => {}
         }
-        self.refresh_rank(key);
-        self.fill(key);
+        self.note_freed(key);
+        self.settle();
         self.answer_grant(key);
     }
 
@@ -106,9 +92,7 @@ impl Dispatch {
             return;
         };
         for model in &worker.models {
-            self.models.hold(*model);
-            let group = &mut self.models[*model];
-            group.remove(&worker);
+            self.models[*model].remove(&worker);
             self.refresh_warmth(*model);
         }
         let reason = match cause {
@@ -132,11 +116,9 @@ impl Dispatch {
         }
         // The lost worker may have withdrawn the model of a request that it was running.
         for request in waiting {
-            self.end_if_hopeless(request);
-        }
-        for model in worker.models {
-            self.fail_hopeless(model);
-            self.models.let_go(model);
+            if let Some(request) = self.requests.get(&request) {
+                self.fail_hopeless(request.model);
+            }
         }
     }
 
@@ -151,12 +133,7 @@ impl Dispatch {
             self.pinned.insert((newer, request));
             self.pin_to(request, newer);
         }
-        self.fill(newer);
-    }
-
-    pub(super) fn handle_draining(&mut self, key: WorkerKey) {
-        self.begin_drain(key);
-        self.settle(key);
+        self.note_freed(newer);
     }
 
     /// Sends the worker no new requests from now on. Its models become cold if it was the last to serve them.
@@ -172,7 +149,7 @@ impl Dispatch {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.draining = true;
         }
-        self.refresh_rank(key);
+        self.note_freed(key);
         for model in &models {
             self.begin_serving(key, *model);
         }
@@ -224,6 +201,7 @@ impl Dispatch {
             return;
         };
         self.models[model].insert(worker, worker.is_failing(model));
+        self.note_freed(key);
         self.refresh_warmth(model);
     }
 
@@ -239,6 +217,7 @@ impl Dispatch {
     /// one closed or left.
     fn refresh_warmth(&mut self, model: ModelId) {
         self.models.touch(model);
+        self.note_suspect(model);
         self.note_servers_changed(model);
         let group = &self.models[model];
         let switched = group.queue.lanes().filter_map(|(number, id, lane)| {

@@ -38,7 +38,7 @@ impl Dispatch {
         if self.models[model].failing.is_empty() {
             return;
         }
-        self.are_servers_changed = true;
+        self.unsettled.are_servers_changed = true;
         for worker in self.models[model].failing.clone() {
             self.mark(worker);
         }
@@ -46,12 +46,14 @@ impl Dispatch {
 
     /// Places all waiting requests, oldest first, if the servers of a failing model have changed.
     pub(super) fn place_if_servers_changed(&mut self) {
-        if !std::mem::take(&mut self.are_servers_changed) {
+        if !std::mem::take(&mut self.unsettled.are_servers_changed) {
             return;
         }
         let is_placeable = |this: &Self, key| this.requests.get(&key).is_some_and(|it| this.pick(it).is_some());
+        self.refresh_ranks();
         while let Some(key) = self.queue.all_firsts().into_iter().find(|key| is_placeable(self, *key)) {
             self.place(key);
+            self.refresh_ranks();
         }
     }
 }

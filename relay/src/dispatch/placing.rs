@@ -40,6 +40,7 @@ impl Dispatch {
 
     /// Sends a waiting request to a free worker, if there is one.
     pub(super) fn place(&mut self, key: RequestKey) {
+        self.refresh_ranks();
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -133,15 +134,13 @@ impl Dispatch {
             attempt: request.attempts,
             waited: duration(self.clock.now.since(since)),
         });
-        self.refresh_rank(to);
+        self.note_load(to);
         if believes_in_none {
             self.hurry(to, model);
         }
     }
 
-    /// Removes a running request from its worker, which frees the slot. The caller decides on the request, then
-    /// dispatches queued requests to the worker and calls [settle](Self::settle), which updates its rank: not before,
-    /// because a waiting request uses the slot at once if there is one.
+    /// Removes a running request from its worker, which frees the slot. The caller decides on the request.
     pub(super) fn take_from_worker(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -155,19 +154,8 @@ impl Dispatch {
             if let Some(multiplexer) = &mut worker.multiplexer {
                 multiplexer.handle_taken(&self.models[request.model].name);
             }
-        }
-    }
-
-    /// Dispatches queued requests to a worker with a freed slot, or reports it idle if it drains.
-    pub(super) fn settle(&mut self, key: WorkerKey) {
-        self.fill(key);
-        self.refresh_rank(key);
-        let Some(worker) = self.workers.get_mut(&key) else {
-            return;
-        };
-        if worker.draining && worker.in_flight.is_empty() && !worker.idle_told {
-            worker.idle_told = true;
-            self.out.push(Effect::DrainedIdle { worker: key });
+            let key = worker.key;
+            self.note_freed(key);
         }
     }
 
@@ -217,10 +205,7 @@ impl Dispatch {
         request.state = State::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.pin);
-        self.refresh_lane(model, place.lane);
-        self.mark_listeners(model);
-        self.mark_pin(pin);
-        self.models.touch(model);
+        self.note_queue(model, place.lane, pin);
     }
 
     /// Pins a request, queued or not, to another worker than before. Its clocks continue.
@@ -243,12 +228,8 @@ impl Dispatch {
         let cold_start = queue.cold(&lane, self.clock.now) - request.cold_waited;
         let new = queue.insert(lane, request.waiter(cold_start), cold, self.clock.now);
         request.state = State::Queued { place: Some(new), since, cold_start };
-        self.refresh_lane(model, old.lane);
-        self.refresh_lane(model, new.lane);
-        self.mark_listeners(model);
-        self.mark_pin(from);
-        self.mark_pin(Some(to));
-        self.models.touch(model);
+        self.note_queue(model, old.lane, from);
+        self.note_queue(model, new.lane, Some(to));
     }
 
     /// Removes a request from the queue.
@@ -264,9 +245,13 @@ impl Dispatch {
         request.state = State::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);
         self.drain_rate.handle_departure(self.clock.now);
-        self.refresh_lane(model, place.lane);
-        self.mark_listeners(model);
-        self.mark_pin(pin);
+        self.note_queue(model, place.lane, pin);
+    }
+
+    /// Records that the queued requests of a lane have changed.
+    fn note_queue(&mut self, model: ModelId, lane: LaneNo, pin: Option<WorkerKey>) {
+        self.refresh_lane(model, lane);
+        self.mark_listeners(model, pin);
         self.models.touch(model);
     }
 

@@ -35,25 +35,17 @@ impl Dispatch {
         match self.verdict(key, failure) {
             Err(failure) => {
                 self.fail(key, failure);
-                self.settle(worker);
             }
             Ok(reason) => {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key);
                 // By age: first the older requests for this worker, then this request for any worker, then the rest.
                 self.fill_before(key, worker);
-                self.refresh_rank(worker);
                 self.place_if_queued(key);
-                self.settle(worker);
-                self.end_if_hopeless(key);
+                if let Some(request) = self.requests.get(&key) {
+                    self.note_suspect(request.model);
+                }
             }
-        }
-    }
-
-    /// Fails a request if no worker can serve it any more after the changes during its run.
-    pub(super) fn end_if_hopeless(&mut self, key: RequestKey) {
-        if let Some(model) = self.requests.get(&key).map(|request| request.model) {
-            self.fail_hopeless(model);
         }
     }
 
@@ -61,7 +53,6 @@ impl Dispatch {
         if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
             worker.handle_refusal(request.sent, &self.models[request.model].name);
         }
-        self.refresh_rank(key);
         self.note_refusal(key);
     }
 

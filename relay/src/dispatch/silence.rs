@@ -43,6 +43,5 @@ impl Dispatch {
             attempt: request.attempts,
         });
         self.send(key, to);
-        self.settle(silent);
     }
 }

@@ -8,7 +8,7 @@
 //! Invariants between two events:
 //!
 //! - a request ends exactly once, and at its deadline at the latest;
-//! - no request waits while a worker that could serve it has room, unless it is [passed over](outliers); among the
+//! - no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers); among the
 //!   requests that a worker could serve, the oldest goes first, whichever way it entered the queue;
 //! - no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
 //!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
@@ -24,51 +24,28 @@
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
-mod choice;
-mod clock;
-mod deadlines;
-mod demand;
-mod drain_rate;
-mod effect;
-mod event;
-mod gates;
-mod keys;
-mod lifecycle;
-mod line;
-mod membership;
-mod models;
-mod outliers;
-mod placing;
-mod queue;
-mod registry;
-mod request;
-mod requeue;
-mod residency;
-mod select;
-mod settle;
-mod shares;
-mod silence;
+mod model;
+mod rules;
 mod snapshot;
-
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 
-pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
-pub use event::{
+pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
+pub use model::event::{
     Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
     NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
-use clock::{Clock, Moment};
-use demand::Marked;
-use drain_rate::DrainRate;
-use keys::{Requests, Workers};
-use models::Models;
-use queue::Queue;
-use settle::Unsettled;
+use model::clock::{Clock, Moment};
+use model::drain_rate::DrainRate;
+use model::keys::{Requests, Workers};
+use model::models::Models;
+use model::queue::Queue;
+use rules::demand::Marked;
+use rules::settle::Unsettled;
 
 /// The queue and worker registry of one provider.
 #[derive(Debug)]

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Dispatch;
-use super::clock::duration;
-use super::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
-use super::models::Group;
-use super::registry::Worker;
-use super::request::State;
-use super::residency::Standing;
+use super::model::clock::duration;
+use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
+use super::model::models::Group;
+use super::model::registry::Worker;
+use super::model::request::State;
+use super::model::residency::Standing;
 
 /// The state of one worker.
 #[derive(Clone, PartialEq, Eq, Debug)]

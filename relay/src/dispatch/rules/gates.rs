@@ -2,11 +2,11 @@
 
 use modelrelay_protocol::message::Slot;
 
-use super::Dispatch;
-use super::event::{Gate, Grant, Model, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::{LaneKey, Waiting};
-use super::registry::Worker;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::event::{Gate, Grant, Model, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::{LaneKey, Waiting};
+use crate::dispatch::model::registry::Worker;
 
 /// The reported demand is at most this multiple of the model's capacity: more changes nothing for the worker, and an
 /// unchanged number need not be reported again.
@@ -15,7 +15,7 @@ const MOST_TOLD: u32 = 2;
 impl Dispatch {
     /// Applies the gates that a worker reported. A model that is not among `gates` is not served, whatever else the
     /// worker reported.
-    pub(super) fn handle_gates(&mut self, key: WorkerKey, sums: Grant, gates: &[(Model, Gate)]) {
+    pub(in super::super) fn handle_gates(&mut self, key: WorkerKey, sums: Grant, gates: &[(Model, Gate)]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
@@ -59,7 +59,7 @@ impl Dispatch {
     }
 
     /// Applies the slot states, which only influence the assignment of loads, and the names of the slots' models.
-    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot]) {
+    pub(in super::super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };

@@ -21,14 +21,14 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::Dispatch;
-use super::clock::{Moment, Span, duration};
-use super::effect::Failure;
-use super::event::{Model, RequestKey, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::LaneKey;
-use super::registry::Worker;
-use super::residency::{Failed, Multiplexer, Nearness, Standing};
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::clock::{Moment, Span, duration};
+use crate::dispatch::model::effect::Failure;
+use crate::dispatch::model::event::{Model, RequestKey, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::residency::{Failed, Multiplexer, Nearness, Standing};
 
 /// The least time that an assignment holds without success, in nanoseconds.
 const LEAST_PATIENCE: Span = 60_000_000_000;
@@ -38,10 +38,10 @@ const ETA_PATIENCE: Span = 2;
 
 /// The worker that was assigned to load a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Choice {
-    pub(super) worker: WorkerKey,
+pub(in super::super) struct Choice {
+    pub(in super::super) worker: WorkerKey,
     since: Moment,
-    pub(super) until: Moment,
+    pub(in super::super) until: Moment,
     /// True once the worker has reported an ETA, which is used only once.
     has_eta: bool,
 }
@@ -62,7 +62,7 @@ impl Choice {
 
 impl Dispatch {
     /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.
-    pub(super) fn settle_choices(&mut self) {
+    pub(in super::super) fn settle_choices(&mut self) {
         while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= self.clock.now)
         {
             self.models.choice_dues.pop_first();
@@ -297,7 +297,7 @@ impl Dispatch {
 }
 
 /// The rendezvous hash: relays agree, each worker gets few models, and a worker that joins or leaves moves few.
-pub(super) fn affinity(instance: &str, model: &str) -> u64 {
+pub(in super::super) fn affinity(instance: &str, model: &str) -> u64 {
     let hash = Sha256::new().chain_update(instance).chain_update([0]).chain_update(model).finalize();
     hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }

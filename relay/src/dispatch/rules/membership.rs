@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::effect::{Effect, Failure, RequeueReason};
-use super::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::queue::Lane;
-use super::registry::Worker;
-use super::{Dispatch, Phase};
+use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
+use crate::dispatch::model::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::queue::Lane;
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::{Dispatch, Phase};
 
 impl Dispatch {
-    pub(super) fn handle_joined(&mut self, new: &NewWorker) {
+    pub(in super::super) fn handle_joined(&mut self, new: &NewWorker) {
         // A key identifies one connection; if it came twice, the first one would keep it.
         if self.workers.contains_key(&new.key) {
             return;
@@ -31,7 +31,12 @@ impl Dispatch {
         self.mark(key);
     }
 
-    pub(super) fn handle_models(&mut self, key: WorkerKey, (models, failing): (&[Model], &[Model]), load: Option<u32>) {
+    pub(in super::super) fn handle_models(
+        &mut self,
+        key: WorkerKey,
+        (models, failing): (&[Model], &[Model]),
+        load: Option<u32>,
+    ) {
         if !self.workers.contains_key(&key) {
             return;
         }
@@ -58,14 +63,14 @@ impl Dispatch {
         self.mark(key);
     }
 
-    pub(super) fn handle_load(&mut self, key: WorkerKey, load: u32) {
+    pub(in super::super) fn handle_load(&mut self, key: WorkerKey, load: u32) {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_load(load);
             self.note_freed(key);
         }
     }
 
-    pub(super) fn handle_grant(&mut self, key: WorkerKey, grant: Grant) {
+    pub(in super::super) fn handle_grant(&mut self, key: WorkerKey, grant: Grant) {
         let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) else {
             return;
         };
@@ -82,7 +87,7 @@ impl Dispatch {
         self.answer_grant(key);
     }
 
-    pub(super) fn handle_lost(&mut self, key: WorkerKey, started: &HashSet<RequestKey>, cause: LossCause) {
+    pub(in super::super) fn handle_lost(&mut self, key: WorkerKey, started: &HashSet<RequestKey>, cause: LossCause) {
         if !self.workers.contains_key(&key) {
             return;
         }
@@ -122,7 +127,7 @@ impl Dispatch {
         }
     }
 
-    pub(super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey) {
+    pub(in super::super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey) {
         if !self.workers.get(&newer).is_some_and(|worker| worker.core1 && !worker.draining) {
             return;
         }
@@ -137,7 +142,7 @@ impl Dispatch {
     }
 
     /// Sends the worker no new requests from now on. Its models become cold if it was the last to serve them.
-    pub(super) fn begin_drain(&mut self, key: WorkerKey) {
+    pub(in super::super) fn begin_drain(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) else {
             return;
         };

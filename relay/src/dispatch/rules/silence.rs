@@ -4,14 +4,14 @@
 //! as silent as one that hangs, so its work is not thrown away for a place in the queue. Each move spends one of the
 //! three requeues, and goes to a worker that the request was not revoked from before.
 
-use super::Dispatch;
-use super::effect::{Effect, RequeueReason};
-use super::event::{CancelReason, RequestKey, WorkerKey};
-use super::registry::Worker;
-use super::request::{MAX_REQUEUES, State};
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::effect::{Effect, RequeueReason};
+use crate::dispatch::model::event::{CancelReason, RequestKey, WorkerKey};
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::request::{MAX_REQUEUES, State};
 
 impl Dispatch {
-    /// Returns the attempt that [`Event::Silent`](super::Event::Silent) would end: that of a running request which
+    /// Returns the attempt that [`Event::Silent`](crate::dispatch::Event::Silent) would end: that of a running request which
     /// another worker can serve now.
     pub fn can_move(&self, request: RequestKey) -> Option<u32> {
         self.worker_to_move_to(request)?;
@@ -29,7 +29,7 @@ impl Dispatch {
         self.best_of(request, suits)
     }
 
-    pub(super) fn handle_silent(&mut self, key: RequestKey) {
+    pub(in super::super) fn handle_silent(&mut self, key: RequestKey) {
         let Some(to) = self.worker_to_move_to(key) else { return };
         self.take_back(key, CancelReason::Timeout);
         let Some(request) = self.requests.get_mut(&key) else { return };

@@ -6,15 +6,15 @@
 //! Hence a new request may go straight to a free worker, because no waiting request could use it; and a worker that
 //! gains room gets requests from the queue, oldest first, until one of the two is used up.
 
-use super::Dispatch;
-use super::clock::duration;
-use super::effect::Effect;
-use super::event::{RequestKey, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::{LaneNo, LaneRef};
-use super::registry::Worker;
-use super::request::{Request, State};
-use super::select::Rank;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::clock::duration;
+use crate::dispatch::model::effect::Effect;
+use crate::dispatch::model::event::{RequestKey, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::{LaneNo, LaneRef};
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::request::{Request, State};
+use crate::dispatch::model::select::Rank;
 
 impl Dispatch {
     /// Returns the best free worker for a request, if there is one.
@@ -233,7 +233,7 @@ impl Dispatch {
     }
 
     /// Removes a request from the queue.
-    pub(super) fn dequeue(&mut self, key: RequestKey) {
+    pub(in super::super) fn dequeue(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };

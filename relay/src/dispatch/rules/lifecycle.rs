@@ -1,17 +1,17 @@
 //! The life of a request: submitted, sent, and ended exactly once. Requeuing is in `requeue`.
 
-use super::clock::{Moment, duration, span};
-use super::effect::{Effect, Failure, Stage};
-use super::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::request::{Limits, Request, Scope, State};
-use super::{Dispatch, Phase};
+use crate::dispatch::model::clock::{Moment, duration, span};
+use crate::dispatch::model::effect::{Effect, Failure, Stage};
+use crate::dispatch::model::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::request::{Limits, Request, Scope, State};
+use crate::dispatch::{Dispatch, Phase};
 
 /// One of this number of places in the queue is reserved for requests that a worker can serve now.
 const SERVED_PART: usize = 10;
 
 impl Dispatch {
-    pub(super) fn handle_submit(&mut self, new: &NewRequest) {
+    pub(in super::super) fn handle_submit(&mut self, new: &NewRequest) {
         // A key identifies one request; if it came twice, the first request would keep it.
         if self.requests.contains_key(&new.key) {
             return;
@@ -132,12 +132,12 @@ impl Dispatch {
         self.queue.shares.is_full_for(share, request.bytes, &self.settings).then_some(share.percent)
     }
 
-    pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
+    pub(in super::super) fn retry_after_secs(&self, now: Moment) -> u32 {
         let at_most = span(self.settings.absent());
         self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
     }
 
-    pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason) {
+    pub(in super::super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -163,7 +163,7 @@ impl Dispatch {
     }
 
     /// Cancels a running request at its worker. Its slot is free at once, even if the worker never replies.
-    pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
+    pub(in super::super) fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -185,7 +185,7 @@ impl Dispatch {
         })
     }
 
-    pub(super) fn handle_completed(&mut self, worker: WorkerKey, request: RequestKey, attempt: u32) {
+    pub(in super::super) fn handle_completed(&mut self, worker: WorkerKey, request: RequestKey, attempt: u32) {
         if !self.is_current(worker, request, attempt) {
             return;
         }
@@ -195,7 +195,7 @@ impl Dispatch {
     }
 
     /// Ends a request that is in no queue and on no worker, and reports the failure to the client.
-    pub(super) fn fail(&mut self, key: RequestKey, failure: Failure) {
+    pub(in super::super) fn fail(&mut self, key: RequestKey, failure: Failure) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };

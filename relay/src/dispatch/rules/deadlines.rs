@@ -1,15 +1,15 @@
 //! Timeouts of waiting and running requests.
 
-use super::Dispatch;
-use super::clock::{Axis, Moment, duration};
-use super::effect::Failure;
-use super::event::{CancelReason, RequestKey};
-use super::queue::{Expired, LaneRef};
-use super::request::Expiry;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::clock::{Axis, Moment, duration};
+use crate::dispatch::model::effect::Failure;
+use crate::dispatch::model::event::{CancelReason, RequestKey};
+use crate::dispatch::model::queue::{Expired, LaneRef};
+use crate::dispatch::model::request::Expiry;
 
 impl Dispatch {
     /// Returns when the next deadline expires or the next demand report is due.
-    pub(super) fn next_moment(&self) -> Option<Moment> {
+    pub(in super::super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
         let choice = self.models.choice_dues.first().map(|(due, _)| *due);
@@ -18,7 +18,7 @@ impl Dispatch {
 
     /// Ends all requests whose time is over. Waiting requests first: an expired deadline is not undone by the slot that
     /// another request frees in the same instant.
-    pub(super) fn expire(&mut self) {
+    pub(in super::super) fn expire(&mut self) {
         loop {
             if let Some((_, lane)) = self.queue.dues.first().filter(|(due, _)| *due <= self.clock.now) {
                 self.expire_waiting(*lane);

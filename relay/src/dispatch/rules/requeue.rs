@@ -4,15 +4,15 @@
 //! request waits again only for its own worker, and ends if that worker is lost or its backend fails. If the worker has
 //! a newer link that succeeded the lost one, the request continues over the newer one.
 
-use super::effect::{Effect, Failure, RequeueReason};
-use super::event::{AttemptFailure, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::queue::LaneKey;
-use super::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
-use super::{Dispatch, Phase, RequestPlace};
+use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
+use crate::dispatch::model::event::{AttemptFailure, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
+use crate::dispatch::{Dispatch, Phase, RequestPlace};
 
 impl Dispatch {
-    pub(super) fn handle_attempt_failed(
+    pub(in super::super) fn handle_attempt_failed(
         &mut self,
         (worker, key, attempt): (WorkerKey, RequestKey, u32),
         failure: AttemptFailure,

@@ -3,14 +3,14 @@
 
 use std::cmp::Reverse;
 
-use super::Dispatch;
-use super::effect::Effect;
-use super::event::WorkerKey;
-use super::models::ModelId;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::effect::Effect;
+use crate::dispatch::model::event::WorkerKey;
+use crate::dispatch::model::models::ModelId;
 
 /// The changes that have not been settled. Empty between two events.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled {
+pub(in super::super) struct Unsettled {
     /// Workers whose rank among the available workers is out of date.
     ranks: Vec<WorkerKey>,
     /// Workers that may have room for queued requests, or have nothing left in flight.
@@ -46,7 +46,7 @@ impl Dispatch {
 
     /// Dispatches queued requests to the workers that have room for them, reports draining workers that are idle, and
     /// ends the requests that no worker can serve any more.
-    pub(super) fn settle(&mut self) {
+    pub(in super::super) fn settle(&mut self) {
         self.place_if_servers_changed();
         // In the order in which they joined.
         self.unsettled.freed.sort_unstable_by_key(|key| Reverse(*key));

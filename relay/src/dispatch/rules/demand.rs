@@ -9,20 +9,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Dispatch;
-use super::clock::{Moment, Span, duration};
-use super::effect::{Effect, ModelDemand};
-use super::event::{Model, WorkerKey};
-use super::models::ModelId;
-use super::queue::Waiting;
-use super::registry::Worker;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::clock::{Moment, Span, duration};
+use crate::dispatch::model::effect::{Effect, ModelDemand};
+use crate::dispatch::model::event::{Model, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::queue::Waiting;
+use crate::dispatch::model::registry::Worker;
 
 /// The least time between two reports to one worker, in nanoseconds.
 const PACE: Span = 50_000_000;
 
 /// The demand reported to one worker.
 #[derive(Debug, Default)]
-pub(super) struct DemandState {
+pub(in super::super) struct DemandState {
     /// The worker's own count of waiting requests; models without waiting requests are absent.
     believed: BTreeMap<Model, u32>,
     /// True if the demand is reported even if the count seems right: the worker adds its refusals to a count that may
@@ -62,7 +62,7 @@ impl DemandState {
 }
 
 /// The workers whose report is due, and when.
-pub(super) type Marked = BTreeSet<(Moment, WorkerKey)>;
+pub(in super::super) type Marked = BTreeSet<(Moment, WorkerKey)>;
 
 impl Dispatch {
     /// Marks the listening workers after the waiting requests of a model have changed, and the worker that these are
@@ -136,7 +136,7 @@ impl Dispatch {
 
     /// Reports to the marked workers that are due. Runs last in every event, so it describes the state after all
     /// requests sent.
-    pub(super) fn tell_demand(&mut self) {
+    pub(in super::super) fn tell_demand(&mut self) {
         while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= self.clock.now) {
             self.marked.pop_first();
             self.tell(key);

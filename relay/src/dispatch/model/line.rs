@@ -14,15 +14,15 @@ use super::clock::{Axis, Moment, Span};
 use super::event::RequestKey;
 
 /// No deadline.
-pub(super) const NEVER: Span = Span::MAX;
+pub(crate) const NEVER: Span = Span::MAX;
 
 /// The time at which a waiting request must end on each [`Axis`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Deadlines([Span; Axis::ALL.len()]);
+pub(crate) struct Deadlines([Span; Axis::ALL.len()]);
 
 impl Deadlines {
     /// `None`: that axis never ends it.
-    pub(super) fn new(warm: Option<Span>, cold: Option<Span>, wall: Option<Moment>) -> Self {
+    pub(crate) fn new(warm: Option<Span>, cold: Option<Span>, wall: Option<Moment>) -> Self {
         let wall = wall.map(Moment::on_wall);
         Self([warm, cold, wall].map(|due| due.unwrap_or(NEVER)))
     }
@@ -39,19 +39,19 @@ impl Deadlines {
 
 /// A request, reduced to the fields that a line needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiter {
-    pub(super) key: RequestKey,
-    pub(super) arrived: Moment,
-    pub(super) deadlines: Deadlines,
+pub(crate) struct Waiter {
+    pub(crate) key: RequestKey,
+    pub(crate) arrived: Moment,
+    pub(crate) deadlines: Deadlines,
 }
 
 /// The place of a request in its line, until it leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SeatId(NonZeroU32);
+pub(crate) struct SeatId(NonZeroU32);
 
 /// A request and its neighbours.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(crate) struct Seat {
     waiter: Waiter,
     ahead: Option<SeatId>,
     behind: Option<SeatId>,
@@ -59,7 +59,7 @@ pub(super) struct Seat {
 
 /// All requests that wait in one lane.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     seats: Vec<Seat>,
     /// Unused seats.
     free: Vec<SeatId>,
@@ -72,7 +72,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn insert(&mut self, waiter: Waiter) -> SeatId {
+    pub(crate) fn insert(&mut self, waiter: Waiter) -> SeatId {
         self.arrivals += waiter.arrived.nanos();
         let last = self.last.map(|last| self[last].waiter);
         let fits = last.is_none_or(|last| last.key < waiter.key && last.deadlines.all_by(&waiter.deadlines));
@@ -85,7 +85,7 @@ impl Line {
         seat
     }
 
-    pub(super) fn remove(&mut self, seat: SeatId) {
+    pub(crate) fn remove(&mut self, seat: SeatId) {
         let waiter = self[seat].waiter;
         self.arrivals -= waiter.arrived.nanos();
         if !self.remove_late(&waiter) {
@@ -94,38 +94,38 @@ impl Line {
         self.free.push(seat);
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.seats.len() - self.free.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The oldest request.
-    pub(super) fn first(&self) -> Option<&Waiter> {
+    pub(crate) fn first(&self) -> Option<&Waiter> {
         let late = self.late.values().next();
         self.listed().next().into_iter().chain(late).min_by_key(|waiter| waiter.key)
     }
 
     /// All waiting requests, in no order.
-    pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = RequestKey> {
         self.listed().chain(self.late.values()).map(|waiter| waiter.key)
     }
 
     /// Returns at most twice `count` requests, among them the `count` oldest.
-    pub(super) fn oldest(&self, count: usize) -> impl Iterator<Item = &Waiter> {
+    pub(crate) fn oldest(&self, count: usize) -> impl Iterator<Item = &Waiter> {
         self.listed().take(count).chain(self.late.values().take(count))
     }
 
     /// Returns the next deadline on an axis, and its request.
-    pub(super) fn next_due(&self, axis: Axis) -> Option<(Span, RequestKey)> {
+    pub(crate) fn next_due(&self, axis: Axis) -> Option<(Span, RequestKey)> {
         let listed = self.listed().next().map(|waiter| (waiter.deadlines.on(axis), waiter.key));
         let late = self.late_dues[axis as usize].first().copied();
         listed.into_iter().chain(late).min().filter(|(due, _)| *due != NEVER)
     }
 
-    pub(super) fn arrivals(&self) -> i128 {
+    pub(crate) fn arrivals(&self) -> i128 {
         self.arrivals
     }
 
@@ -204,7 +204,7 @@ impl IndexMut<SeatId> for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dispatch::clock::LaneClock;
+    use crate::dispatch::model::clock::LaneClock;
 
     fn waiter(key: u64, wall: Span) -> Waiter {
         let moment = |at| Moment::ZERO.plus(at);

@@ -9,11 +9,11 @@
 //! Workers that were passed over become due when the last sound one leaves, or changes. All waiting requests are then
 //! placed in order, since several workers may accept them.
 
-use super::Dispatch;
-use super::event::WorkerKey;
-use super::models::{Group, ModelId};
-use super::queue::LaneKey;
-use super::registry::Worker;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::event::WorkerKey;
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::registry::Worker;
 
 impl Dispatch {
     /// True if a worker fails the model and a sound one that `suits` serves it.

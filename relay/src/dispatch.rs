@@ -40,11 +40,11 @@ pub use model::event::{
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
 use model::clock::{Clock, Moment};
+use model::demand::Marked;
 use model::drain_rate::DrainRate;
 use model::keys::{Requests, Workers};
 use model::models::Models;
 use model::queue::Queue;
-use rules::demand::Marked;
 use rules::settle::Unsettled;
 
 /// The queue and worker registry of one provider.

@@ -1,7 +1,9 @@
 //! The data of the core: events and effects, requests, workers and models, and the queue. It applies no rule of the
 //! contract.
 
+pub(super) mod assignment;
 pub(super) mod clock;
+pub(super) mod demand;
 pub(super) mod drain_rate;
 pub(super) mod effect;
 pub(super) mod event;

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
+use super::assignment::Choice;
 use super::clock::Moment;
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
 use super::registry::Worker;
 use super::residency::Multiplexer;
 use super::select::Available;
-use crate::dispatch::rules::choice::Choice;
 
 /// A model's number, valid while a worker serves the model or a request names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

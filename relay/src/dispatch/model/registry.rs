@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::clock::Moment;
+use super::demand::DemandState;
 use super::event::{Grant, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
 use super::residency::{Multiplexer, Standing};
 use super::select::Rank;
-use crate::dispatch::rules::demand::DemandState;
 
 #[derive(Debug)]
 pub(crate) struct Worker {

@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use sha2::{Digest, Sha256};
 
 use crate::dispatch::Dispatch;
+use crate::dispatch::model::assignment::Choice;
 use crate::dispatch::model::clock::{Moment, Span, duration};
 use crate::dispatch::model::effect::Failure;
 use crate::dispatch::model::event::{Model, RequestKey, WorkerKey};
@@ -29,36 +30,6 @@ use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::LaneKey;
 use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::residency::{Failed, Multiplexer, Nearness, Standing};
-
-/// The least time that an assignment holds without success, in nanoseconds.
-const LEAST_PATIENCE: Span = 60_000_000_000;
-
-/// The multiple of the worker's first reported ETA after which an assignment expires.
-const ETA_PATIENCE: Span = 2;
-
-/// The worker that was assigned to load a model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Choice {
-    pub(in super::super) worker: WorkerKey,
-    since: Moment,
-    pub(in super::super) until: Moment,
-    /// True once the worker has reported an ETA, which is used only once.
-    has_eta: bool,
-}
-
-impl Choice {
-    fn new(worker: WorkerKey, now: Moment) -> Self {
-        Self { worker, since: now, until: now.plus(LEAST_PATIENCE), has_eta: false }
-    }
-
-    fn handle_eta(mut self, eta: Option<Span>) -> Self {
-        if let Some(eta) = eta.filter(|_| !self.has_eta) {
-            self.has_eta = true;
-            self.until = self.since.plus(eta.saturating_mul(ETA_PATIENCE).max(LEAST_PATIENCE));
-        }
-        self
-    }
-}
 
 impl Dispatch {
     /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.

@@ -40,7 +40,7 @@ pub use model::event::{
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
 use model::clock::{Clock, Moment};
-use model::demand::Marked;
+use model::demand::PendingDemand;
 use model::drain_rate::DrainRate;
 use model::keys::{Requests, Workers};
 use model::models::Models;
@@ -51,7 +51,7 @@ use rules::settle::Unsettled;
 #[derive(Debug)]
 pub struct Dispatch {
     settings: Settings,
-    phase: Phase,
+    phase: ProviderPhase,
     clock: Clock,
     /// The effects of the current event.
     out: Vec<Effect>,
@@ -64,7 +64,7 @@ pub struct Dispatch {
     /// Running requests by the end of their request timeout.
     running: BTreeSet<(Moment, RequestKey)>,
     /// Workers whose demand report is due.
-    marked: Marked,
+    marked: PendingDemand,
     drain_rate: DrainRate,
     /// Counts dispatches, for the rotation among equals.
     turn: u64,
@@ -73,7 +73,7 @@ pub struct Dispatch {
 
 /// The stage of the provider's shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum ProviderPhase {
     Open,
     /// The relay is shutting down.
     Draining,
@@ -86,7 +86,7 @@ impl Dispatch {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            phase: Phase::Open,
+            phase: ProviderPhase::Open,
             clock: Clock::default(),
             out: Vec::new(),
             requests: Requests::default(),
@@ -95,7 +95,7 @@ impl Dispatch {
             models: Models::default(),
             queue: Queue::default(),
             running: BTreeSet::new(),
-            marked: Marked::new(),
+            marked: PendingDemand::new(),
             drain_rate: DrainRate::default(),
             turn: 0,
             unsettled: Unsettled::default(),
@@ -122,8 +122,8 @@ impl Dispatch {
 
     /// Assigns the loads of unserved models and reports demand, which describes the state after all requests sent.
     fn report(&mut self) {
-        self.settle_choices();
-        self.tell_demand();
+        self.update_assignments();
+        self.report_demand();
     }
 
     fn apply(&mut self, event: Event) {
@@ -168,7 +168,7 @@ impl Dispatch {
     }
 
     fn handle_deleted(&mut self) {
-        self.phase = Phase::Deleted;
+        self.phase = ProviderPhase::Deleted;
         self.fail_queued(Failure::Deleted);
         let workers = self.worker_keys();
         for worker in workers {
@@ -177,8 +177,8 @@ impl Dispatch {
     }
 
     fn handle_drain_begun(&mut self) {
-        if self.phase == Phase::Open {
-            self.phase = Phase::Draining;
+        if self.phase == ProviderPhase::Open {
+            self.phase = ProviderPhase::Draining;
         }
     }
 
@@ -186,7 +186,7 @@ impl Dispatch {
         self.handle_drain_begun();
         self.fail_queued(Failure::Draining);
         while let Some((_, key)) = self.running.first().copied() {
-            self.take_back(key, CancelReason::DrainDeadline);
+            self.revoke(key, CancelReason::DrainDeadline);
             self.fail(key, Failure::Draining);
         }
     }

@@ -4,14 +4,14 @@ use super::clock::{Moment, Span};
 use super::event::WorkerKey;
 
 /// The least time that an assignment holds without success, in nanoseconds.
-const LEAST_PATIENCE: Span = 60_000_000_000;
+const MIN_TIMEOUT: Span = 60_000_000_000;
 
 /// The multiple of the worker's first reported ETA after which an assignment expires.
-const ETA_PATIENCE: Span = 2;
+const ETA_MULTIPLE: Span = 2;
 
 /// The worker that was assigned to load a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Choice {
+pub(crate) struct LoadAssignment {
     pub(crate) worker: WorkerKey,
     since: Moment,
     pub(crate) until: Moment,
@@ -19,15 +19,15 @@ pub(crate) struct Choice {
     has_eta: bool,
 }
 
-impl Choice {
+impl LoadAssignment {
     pub(crate) fn new(worker: WorkerKey, now: Moment) -> Self {
-        Self { worker, since: now, until: now.plus(LEAST_PATIENCE), has_eta: false }
+        Self { worker, since: now, until: now.plus(MIN_TIMEOUT), has_eta: false }
     }
 
     pub(crate) fn handle_eta(mut self, eta: Option<Span>) -> Self {
         if let Some(eta) = eta.filter(|_| !self.has_eta) {
             self.has_eta = true;
-            self.until = self.since.plus(eta.saturating_mul(ETA_PATIENCE).max(LEAST_PATIENCE));
+            self.until = self.since.plus(eta.saturating_mul(ETA_MULTIPLE).max(MIN_TIMEOUT));
         }
         self
     }

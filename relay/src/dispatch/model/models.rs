@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
-use super::assignment::Choice;
+use super::assignment::LoadAssignment;
 use super::clock::Moment;
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
@@ -39,9 +39,9 @@ pub(crate) struct Group {
     /// Multiplexers that have demand for it from any relay, or are loading it; they may include draining ones.
     pub(crate) asked: BTreeSet<WorkerKey>,
     /// The multiplexer that was assigned to load it.
-    pub(crate) choice: Option<Choice>,
+    pub(crate) assignment: Option<LoadAssignment>,
     /// A multiplexer that was assigned before and took too long.
-    pub(crate) passed_over: Option<WorkerKey>,
+    pub(crate) timed_out: Option<WorkerKey>,
     /// The workers that advertise it as an alias, with the id of its model there.
     alias_of: BTreeMap<WorkerKey, Model>,
     /// The workers that advertise it and drain.
@@ -103,8 +103,8 @@ impl Group {
             failing: BTreeSet::new(),
             multiplexers: BTreeSet::new(),
             asked: BTreeSet::new(),
-            choice: None,
-            passed_over: None,
+            assignment: None,
+            timed_out: None,
             alias_of: BTreeMap::new(),
             leaving: Servers::default(),
             available: Available::default(),
@@ -137,12 +137,12 @@ impl Group {
         }
         if let Some(multiplexer) = &worker.multiplexer {
             self.multiplexers.insert(worker.key);
-            self.note_asked(worker.key, multiplexer);
+            self.update_demand(worker.key, multiplexer);
         }
     }
 
     /// Updates the demand of a multiplexer after its slot report.
-    pub(crate) fn note_asked(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
+    pub(crate) fn update_demand(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
         if multiplexer.is_asked(&self.name) {
             self.asked.insert(key);
         } else {
@@ -192,7 +192,7 @@ pub(crate) struct Models {
     /// The touched models whose assignment may move to another worker with demand, because such a worker has reported.
     pub(crate) moving: BTreeSet<ModelId>,
     /// The expiry of each assignment.
-    pub(crate) choice_dues: BTreeSet<(Moment, ModelId)>,
+    pub(crate) assignment_dues: BTreeSet<(Moment, ModelId)>,
 }
 
 impl Models {
@@ -225,25 +225,25 @@ impl Models {
     }
 
     /// Keeps a model in use: for a request until its end, or while an event is processed.
-    pub(crate) fn hold(&mut self, id: ModelId) {
+    pub(crate) fn retain(&mut self, id: ModelId) {
         self[id].held += 1;
     }
 
-    /// The opposite of [`hold`](Self::hold): removes the model if it is no longer in use.
-    pub(crate) fn let_go(&mut self, id: ModelId) {
+    /// The opposite of [`retain`](Self::retain): removes the model if it is no longer in use.
+    pub(crate) fn release(&mut self, id: ModelId) {
         self[id].held -= 1;
-        self.release(id);
+        self.remove_if_unused(id);
     }
 
-    fn release(&mut self, id: ModelId) {
+    fn remove_if_unused(&mut self, id: ModelId) {
         if self[id].is_unused()
             && let Some(group) = self.groups[id.0].take()
         {
             self.ids.remove(&group.name);
             self.touched.remove(&id);
             self.moving.remove(&id);
-            if let Some(choice) = group.choice {
-                self.choice_dues.remove(&(choice.until, id));
+            if let Some(choice) = group.assignment {
+                self.assignment_dues.remove(&(choice.until, id));
             }
             self.free.push(id);
         }
@@ -252,15 +252,15 @@ impl Models {
     /// Marks a model after a change that may affect its assignment.
     pub(crate) fn touch(&mut self, id: ModelId) {
         let group = &self[id];
-        if !group.multiplexers.is_empty() || group.choice.is_some() {
+        if !group.multiplexers.is_empty() || group.assignment.is_some() {
             self.touched.insert(id);
         }
     }
 
     /// Marks a model after the slot report of a multiplexer that can hold it.
-    pub(crate) fn touch_told(&mut self, id: ModelId) {
+    pub(crate) fn mark_reported(&mut self, id: ModelId) {
         self.touch(id);
-        if self[id].choice.is_some() {
+        if self[id].assignment.is_some() {
             self.moving.insert(id);
         }
     }

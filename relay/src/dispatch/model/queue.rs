@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
-use super::line::{Line, SeatId, Waiter};
 use super::models::ModelId;
 use super::registry::Worker;
 use super::request::{FailedOn, Request, Scope, refuses};
 use super::shares::Shares;
+use super::wait_list::{EntryIndex, QueueEntry, WaitList};
 
 /// The properties that all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -50,16 +50,16 @@ pub(crate) struct LaneNo(u32);
 
 /// The place of a request in its model's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct QueuePlace {
     pub(crate) lane: LaneNo,
-    seat: SeatId,
+    index: EntryIndex,
 }
 
 /// Requests that exactly the same workers can serve.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct QueueLane {
     id: LaneId,
-    line: Line,
+    list: WaitList,
     /// Cold while they wait for a load.
     clock: LaneClock,
     /// The whole queue's view of this lane.
@@ -88,14 +88,14 @@ pub(crate) struct Expired {
     pub(crate) axis: Axis,
 }
 
-impl Lane {
+impl QueueLane {
     fn new(id: LaneId, cold: bool, now: Moment) -> Self {
-        Self { id, line: Line::default(), clock: LaneClock::new(cold, now), front: Front::default() }
+        Self { id, list: WaitList::default(), clock: LaneClock::new(cold, now), front: Front::default() }
     }
 
     /// All waiting requests, in no order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = RequestKey> {
-        self.line.keys()
+        self.list.keys()
     }
 
     pub(crate) fn is_cold(&self) -> bool {
@@ -111,13 +111,13 @@ impl Lane {
     }
 
     fn front(&self, now: Moment) -> Front {
-        let due = |axis| self.clock.when(axis, self.line.next_due(axis)?.0, now);
-        Front { first: self.line.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
+        let due = |axis| self.clock.when(axis, self.list.next_due(axis)?.0, now);
+        Front { first: self.list.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
     }
 
     fn expired(&self, now: Moment) -> Option<Expired> {
         Axis::ALL.into_iter().find_map(|axis| {
-            let (due, key) = self.line.next_due(axis)?;
+            let (due, key) = self.list.next_due(axis)?;
             (self.clock.at(axis, now) >= due).then_some(Expired { key, axis })
         })
     }
@@ -136,7 +136,7 @@ pub(crate) struct Waiting {
 /// The queue of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ModelQueue {
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Option<QueueLane>>,
     /// Unused numbers.
     free: Vec<LaneNo>,
     open: Lanes,
@@ -150,18 +150,18 @@ impl ModelQueue {
     }
 
     /// Inserts a request; `cold` is the current state of its lane.
-    pub(crate) fn insert(&mut self, id: LaneId, waiter: Waiter, cold: bool, now: Moment) -> Place {
+    pub(crate) fn insert(&mut self, id: LaneId, entry: QueueEntry, cold: bool, now: Moment) -> QueuePlace {
         let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
-        let seat = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").line.insert(waiter);
-        Place { lane, seat }
+        let index = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").list.insert(entry);
+        QueuePlace { lane, index }
     }
 
     /// Removes a request; returns the position of the lane's cold clock.
-    pub(crate) fn remove(&mut self, place: Place, now: Moment) -> Span {
+    pub(crate) fn remove(&mut self, place: QueuePlace, now: Moment) -> Span {
         let Some(lane) = self.lane_mut(place.lane) else {
             return 0;
         };
-        lane.line.remove(place.seat);
+        lane.list.remove(place.index);
         lane.clock.at(Axis::Cold, now)
     }
 
@@ -178,7 +178,7 @@ impl ModelQueue {
         let lane = self.lane_mut(number)?;
         let new = lane.front(now);
         let old = std::mem::replace(&mut lane.front, new);
-        let (pin, is_empty) = (lane.id.pin, lane.line.is_empty());
+        let (pin, is_empty) = (lane.id.pin, lane.list.is_empty());
         if is_empty {
             self.forget(number);
         }
@@ -186,13 +186,13 @@ impl ModelQueue {
     }
 
     /// All lanes.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneNo, &LaneId, &Lane)> {
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneNo, &LaneId, &QueueLane)> {
         let pinned = self.pinned.values().flat_map(BTreeMap::values);
         let numbers = self.open.values().chain(pinned).copied();
         numbers.filter_map(|number| self.lane(number).map(|lane| (number, &lane.id, lane)))
     }
 
-    pub(crate) fn lane(&self, LaneNo(number): LaneNo) -> Option<&Lane> {
+    pub(crate) fn lane(&self, LaneNo(number): LaneNo) -> Option<&QueueLane> {
         self.lanes.get(number as usize)?.as_ref()
     }
 
@@ -201,7 +201,7 @@ impl ModelQueue {
         self.lane(lane)?.expired(now)
     }
 
-    fn lane_mut(&mut self, LaneNo(number): LaneNo) -> Option<&mut Lane> {
+    fn lane_mut(&mut self, LaneNo(number): LaneNo) -> Option<&mut QueueLane> {
         self.lanes.get_mut(number as usize)?.as_mut()
     }
 
@@ -223,12 +223,12 @@ impl ModelQueue {
             None => &mut self.open,
         };
         lanes.insert(id.key.clone(), number);
-        self.lanes[number.0 as usize] = Some(Lane::new(id, cold, now));
+        self.lanes[number.0 as usize] = Some(QueueLane::new(id, cold, now));
         number
     }
 
     fn forget(&mut self, number: LaneNo) {
-        let Some(Lane { id, .. }) = self.lanes[number.0 as usize].take() else {
+        let Some(QueueLane { id, .. }) = self.lanes[number.0 as usize].take() else {
             return;
         };
         self.free.push(number);
@@ -259,9 +259,9 @@ impl ModelQueue {
     /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds.
     pub(crate) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.line.oldest(count)).collect();
-        first.sort_unstable_by_key(|waiter| waiter.key);
-        first.iter().take(count).map(|waiter| waiter.arrived.nanos()).sum()
+        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.list.oldest(count)).collect();
+        first.sort_unstable_by_key(|entry| entry.key);
+        first.iter().take(count).map(|entry| entry.arrived.nanos()).sum()
     }
 
     /// Returns all waiting requests of the model.
@@ -270,7 +270,7 @@ impl ModelQueue {
     }
 
     /// Returns the lanes of requests that are not pinned, by their needs.
-    pub(crate) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+    pub(crate) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &QueueLane)> {
         self.all_of(&self.open)
     }
 
@@ -294,7 +294,7 @@ impl ModelQueue {
         &'a self,
         worker: &'a Worker,
         is_due: impl Fn(&LaneKey) -> bool,
-    ) -> impl Iterator<Item = &'a Lane> {
+    ) -> impl Iterator<Item = &'a QueueLane> {
         self.open_lanes()
             .filter(move |(key, _)| is_due(key))
             .chain(self.lanes_pinned_to(worker.key))
@@ -302,20 +302,20 @@ impl ModelQueue {
             .map(|(_, lane)| lane)
     }
 
-    fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+    fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &QueueLane)> {
         self.pinned.get(&worker).into_iter().flat_map(|lanes| self.all_of(lanes))
     }
 
-    fn all_of<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (&'a LaneKey, &'a Lane)> {
+    fn all_of<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (&'a LaneKey, &'a QueueLane)> {
         lanes.iter().filter_map(|(key, number)| Some((key, self.lane(*number)?)))
     }
 }
 
-fn total<'a>(lanes: impl Iterator<Item = &'a Lane>) -> Waiting {
+fn total<'a>(lanes: impl Iterator<Item = &'a QueueLane>) -> Waiting {
     lanes.fold(Waiting::default(), |sum, lane| Waiting {
-        count: sum.count.saturating_add(u32::try_from(lane.line.len()).unwrap_or(u32::MAX)),
-        oldest: lane.line.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
-        arrivals: sum.arrivals + lane.line.arrivals(),
+        count: sum.count.saturating_add(u32::try_from(lane.list.len()).unwrap_or(u32::MAX)),
+        oldest: lane.list.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
+        arrivals: sum.arrivals + lane.list.arrivals(),
     })
 }
 

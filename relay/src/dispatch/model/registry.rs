@@ -6,7 +6,7 @@ use super::clock::Moment;
 use super::demand::DemandState;
 use super::event::{Grant, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
-use super::residency::{Multiplexer, Standing};
+use super::residency::{LoadEligibility, Multiplexer};
 use super::select::Rank;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Worker {
     pub(crate) in_flight: BTreeSet<RequestKey>,
     pub(crate) draining: bool,
     /// True if the shell knows that a draining worker is idle.
-    pub(crate) idle_told: bool,
+    pub(crate) is_idle_reported: bool,
     /// Always `None` without `core1`.
     pub(crate) grant: Option<Grant>,
     /// The number of the last dispatch to any worker before the grant was read.
@@ -43,7 +43,7 @@ pub(crate) struct Worker {
     foreign: u32,
     /// Requests revoked since its last report. The next report may have been written before the worker read the
     /// cancels.
-    taken_back: u32,
+    revoked: u32,
 }
 
 impl Worker {
@@ -59,7 +59,7 @@ impl Worker {
             announcements: 0,
             in_flight: BTreeSet::new(),
             draining: false,
-            idle_told: false,
+            is_idle_reported: false,
             grant: None,
             granted_at: 0,
             turn: 0,
@@ -67,7 +67,7 @@ impl Worker {
             multiplexer: new.multiplexer.as_ref().map(|multiplexer| Multiplexer::new(multiplexer, now)),
             reported_load: new.load,
             foreign: new.load,
-            taken_back: 0,
+            revoked: 0,
         }
     }
 
@@ -182,19 +182,19 @@ impl Worker {
     }
 
     /// Returns whether it can be assigned to load a model; `None` without a multiplexer.
-    pub(crate) fn standing(&self, name: &Model, now: Moment) -> Option<Standing<'_>> {
+    pub(crate) fn standing(&self, name: &Model, now: Moment) -> Option<LoadEligibility<'_>> {
         self.multiplexer.as_ref().map(|multiplexer| multiplexer.standing(name, now))
     }
 
     pub(crate) fn handle_load(&mut self, load: u32) {
         self.reported_load = load;
-        self.foreign = load.saturating_sub(self.own()).saturating_sub(self.taken_back);
-        self.taken_back = 0;
+        self.foreign = load.saturating_sub(self.own()).saturating_sub(self.revoked);
+        self.revoked = 0;
     }
 
     /// Records that one of its requests was cancelled, which frees its slot at once.
-    pub(crate) fn handle_taken_back(&mut self) {
-        self.taken_back = self.taken_back.saturating_add(1);
+    pub(crate) fn handle_revoked(&mut self) {
+        self.revoked = self.revoked.saturating_add(1);
     }
 
     /// Records that it refused this attempt because it has no slot. If a `core1` worker has sent a grant since the

@@ -3,10 +3,10 @@
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
 use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey};
-use super::line::{Deadlines, Waiter};
 use super::models::ModelId;
-use super::queue::{LaneId, LaneKey, Place};
+use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
+use super::wait_list::{Deadlines, QueueEntry};
 use std::time::Duration;
 
 /// The number of lost workers and broken backends that a request survives.
@@ -41,8 +41,8 @@ pub(crate) struct Request {
     /// Workers that it was revoked from because they had sent nothing for too long.
     pub(crate) silent: Vec<WorkerKey>,
     /// The last failure that explains why it waits.
-    pub(crate) trouble: Option<Trouble>,
-    pub(crate) state: State,
+    pub(crate) last_failure: Option<LastFailure>,
+    pub(crate) state: RequestState,
 }
 
 /// The models that a request's name may mean, if not any model that a worker means by it.
@@ -60,10 +60,10 @@ impl Scope {
 
 /// The state of a request. At its end it is removed.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum RequestState {
     Queued {
         /// Its place in its model's queue; `None` before it has one.
-        place: Option<Place>,
+        place: Option<QueuePlace>,
         /// The time of its arrival or last requeue.
         since: Moment,
         /// The position of its lane's cold axis at which its own cold clock was zero.
@@ -84,12 +84,12 @@ pub(crate) struct FailedOn {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum LastFailure {
     Unreachable,
     Load { code: LoadFailure, retry_after: Option<Duration> },
 }
 
-impl Trouble {
+impl LastFailure {
     /// True if the request ends once all workers have failed it. An unreachable backend is waited for instead.
     pub(crate) fn ends_without_candidate(self) -> bool {
         matches!(self, Self::Load { .. })
@@ -129,8 +129,8 @@ impl Limits {
 
 impl Request {
     /// Returns the queue entry of a request that waits from now on.
-    pub(crate) fn waiter(&self, cold_start: Span) -> Waiter {
-        Waiter { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
+    pub(crate) fn entry(&self, cold_start: Span) -> QueueEntry {
+        QueueEntry { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
     }
 
     /// Returns the deadlines of a wait whose cold clock was zero at `cold_start`.

@@ -57,7 +57,7 @@ pub(crate) struct Failed {
 
 /// A worker's eligibility to load a model.
 #[derive(Debug)]
-pub(crate) enum Standing<'a> {
+pub(crate) enum LoadEligibility<'a> {
     /// It can; how near it is.
     Able(Nearness),
     /// Every slot that can hold the model reported that it cannot load it now.
@@ -143,21 +143,21 @@ impl Multiplexer {
 
     /// Returns whether it can be assigned to load a model, and how near it is. A worker whose slots report nothing on a
     /// model that it advertises is assigned only if no other worker can be.
-    pub(crate) fn standing(&self, model: &Model, now: Moment) -> Standing<'_> {
+    pub(crate) fn standing(&self, model: &Model, now: Moment) -> LoadEligibility<'_> {
         let offers = self.offers.get(self.id(model)).map_or(&[][..], Vec::as_slice);
         if offers.is_empty() {
-            return Standing::Able(Nearness::Far);
+            return LoadEligibility::Able(Nearness::Far);
         }
         if let Some(nearest) = offers.iter().filter_map(|offer| offer.nearness(now)).min() {
-            return Standing::Able(nearest);
+            return LoadEligibility::Able(nearest);
         }
         let failed = offers.iter().filter_map(|offer| offer.failed.as_ref());
-        failed.min_by(|a, b| a.sooner(b)).map_or(Standing::Leaving, Standing::Failed)
+        failed.min_by(|a, b| a.sooner(b)).map_or(LoadEligibility::Leaving, LoadEligibility::Failed)
     }
 
     /// Returns how near it is to a model if it has already been assigned `others` and has not begun to load them: each
     /// of them uses the nearest slot that is free, can hold it, and is not used by another. All models are given by id.
-    pub(crate) fn nearness_beside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
+    pub(crate) fn nearness_alongside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
         let offers = self.offers.get(model).map_or(&[][..], Vec::as_slice);
         let mut near: Vec<_> = offers.iter().filter_map(|offer| Some((offer.nearness(now)?, offer))).collect();
         near.sort_by_key(|(nearness, offer)| (*nearness, offer.slot));

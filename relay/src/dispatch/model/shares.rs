@@ -10,10 +10,10 @@ use super::event::{QueueShare, Settings};
 
 /// The waiting requests by key. Keys without waiting requests are absent.
 #[derive(Debug, Default)]
-pub(crate) struct Shares(HashMap<Arc<str>, Held>);
+pub(crate) struct Shares(HashMap<Arc<str>, ShareUsage>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct ShareUsage {
     count: usize,
     bytes: u64,
 }

@@ -22,21 +22,22 @@ use std::collections::BTreeSet;
 use sha2::{Digest, Sha256};
 
 use crate::dispatch::Dispatch;
-use crate::dispatch::model::assignment::Choice;
+use crate::dispatch::model::assignment::LoadAssignment;
 use crate::dispatch::model::clock::{Moment, Span, duration};
 use crate::dispatch::model::effect::Failure;
 use crate::dispatch::model::event::{Model, RequestKey, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::LaneKey;
 use crate::dispatch::model::registry::Worker;
-use crate::dispatch::model::residency::{Failed, Multiplexer, Nearness, Standing};
+use crate::dispatch::model::residency::{Failed, LoadEligibility, Multiplexer, Nearness};
 
 impl Dispatch {
     /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.
-    pub(in super::super) fn settle_choices(&mut self) {
-        while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= self.clock.now)
+    pub(in super::super) fn update_assignments(&mut self) {
+        while let Some((_, model)) =
+            self.models.assignment_dues.first().copied().filter(|(due, _)| *due <= self.clock.now)
         {
-            self.models.choice_dues.pop_first();
+            self.models.assignment_dues.pop_first();
             self.models.touch(model);
         }
         if self.models.touched.is_empty() {
@@ -46,13 +47,13 @@ impl Dispatch {
         let moving = std::mem::take(&mut self.models.moving);
         let mut touched: Vec<_> = std::mem::take(&mut self.models.touched).into_iter().collect();
         touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
-        touched.iter().for_each(|model| self.models.hold(*model));
+        touched.iter().for_each(|model| self.models.retain(*model));
         for model in touched {
             self.fail_unloadable(model);
-            let choice = self.next_choice(model, moving.contains(&model));
-            self.set_choice(model, choice);
+            let choice = self.next_assignment(model, moving.contains(&model));
+            self.set_assignment(model, choice);
             self.models.touched.remove(&model);
-            self.models.let_go(model);
+            self.models.release(model);
         }
     }
 
@@ -65,9 +66,9 @@ impl Dispatch {
         let mut first: Option<(WorkerKey, &Failed)> = None;
         for worker in self.multiplexers_for(group, lane) {
             match worker.standing(&group.name, self.clock.now)? {
-                Standing::Able(_) => return None,
-                Standing::Leaving => {}
-                Standing::Failed(failed) => {
+                LoadEligibility::Able(_) => return None,
+                LoadEligibility::Leaving => {}
+                LoadEligibility::Failed(failed) => {
                     if first.is_none_or(|(_, sooner)| failed.sooner(sooner).is_lt()) {
                         first = Some((worker.key, failed));
                     }
@@ -84,8 +85,8 @@ impl Dispatch {
             return None;
         }
         match worker.standing(&group.name, self.clock.now)? {
-            Standing::Failed(failed) => Some(failure(pin, failed, self.clock.now)),
-            Standing::Able(_) | Standing::Leaving => None,
+            LoadEligibility::Failed(failed) => Some(failure(pin, failed, self.clock.now)),
+            LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
         }
     }
 
@@ -107,7 +108,7 @@ impl Dispatch {
     /// Returns the time until the pinned or assigned worker has loaded the model, if it reported one.
     pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>) -> Option<Span> {
         let group = &self.models[model];
-        let worker = pin.or(group.choice.map(|choice| choice.worker))?;
+        let worker = pin.or(group.assignment.map(|choice| choice.worker))?;
         self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, self.clock.now)
     }
 
@@ -147,7 +148,7 @@ impl Dispatch {
     }
 
     /// `moving`: true if the previous assignment may move to a worker that already has demand for the model.
-    fn next_choice(&self, model: ModelId, moving: bool) -> Option<Choice> {
+    fn next_assignment(&self, model: ModelId, moving: bool) -> Option<LoadAssignment> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return None;
@@ -162,26 +163,27 @@ impl Dispatch {
             let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
             let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
             match worker.standing(&group.name, self.clock.now).filter(|_| could)? {
-                Standing::Able(nearness) => Some(nearness),
-                Standing::Failed(_) | Standing::Leaving => None,
+                LoadEligibility::Able(nearness) => Some(nearness),
+                LoadEligibility::Failed(_) | LoadEligibility::Leaving => None,
             }
         };
         let beside = |key: WorkerKey| {
-            let nearness = self.nearness_beside(key, model, near(key)?);
-            Some((!self.is_asked_by_another_name(key, model), nearness))
+            let nearness = self.nearness_alongside(key, model, near(key)?);
+            Some((!self.is_assigned_by_another_name(key, model), nearness))
         };
-        let kept = group.choice.filter(|choice| self.clock.now < choice.until && near(choice.worker).is_some());
+        let kept = group.assignment.filter(|choice| self.clock.now < choice.until && near(choice.worker).is_some());
         let choice = match kept {
             Some(kept) if !moving => kept,
             Some(kept) => {
                 let asked = group.asked.iter().copied().chain([kept.worker]);
-                let nearest = self.nearest(asked, group, beside, group.passed_over)?;
-                if nearest == kept.worker { kept } else { Choice::new(nearest, self.clock.now) }
+                let nearest = self.nearest(asked, group, beside, group.timed_out)?;
+                if nearest == kept.worker { kept } else { LoadAssignment::new(nearest, self.clock.now) }
             }
             None => {
-                let overdue = group.choice.filter(|choice| self.clock.now >= choice.until).map(|choice| choice.worker);
+                let overdue =
+                    group.assignment.filter(|choice| self.clock.now >= choice.until).map(|choice| choice.worker);
                 let all = group.multiplexers.iter().copied();
-                Choice::new(self.nearest(all, group, beside, overdue.or(group.passed_over))?, self.clock.now)
+                LoadAssignment::new(self.nearest(all, group, beside, overdue.or(group.timed_out))?, self.clock.now)
             }
         };
         let eta = self
@@ -194,13 +196,13 @@ impl Dispatch {
     /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
     /// long, although the worker has not reported so yet. If they were treated as free, one worker would be assigned
     /// all models requested before its next report, however many other workers are idle.
-    fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness) -> Nearness {
+    fn nearness_alongside(&self, key: WorkerKey, model: ModelId, nearness: Nearness) -> Nearness {
         let Some((worker, multiplexer)) = self.workers.get(&key).and_then(|w| Some((w, w.multiplexer.as_ref()?)))
         else {
             return nearness;
         };
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
+        let asked = groups.filter(|group| group.assignment.is_some_and(|choice| choice.worker == key));
         // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
         let others = asked.map(|group| multiplexer.id(&group.name));
@@ -208,19 +210,19 @@ impl Dispatch {
         if others.is_empty() {
             return nearness;
         }
-        multiplexer.nearness_beside(&others, model, self.clock.now)
+        multiplexer.nearness_alongside(&others, model, self.clock.now)
     }
 
     /// True if this relay has assigned the same model to a worker by another name, and so its load: whichever worker is
     /// nearer now, a second load is worse than none.
-    fn is_asked_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
+    fn is_assigned_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
         let has_names = |worker: &&Worker| worker.multiplexer.as_ref().is_some_and(Multiplexer::has_aliases);
         let Some(worker) = self.workers.get(&key).filter(has_names) else {
             return false;
         };
         let id = worker.id(&self.models[model].name);
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let mut asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
+        let mut asked = groups.filter(|group| group.assignment.is_some_and(|choice| choice.worker == key));
         asked.any(|group| worker.id(&group.name) == id)
     }
 
@@ -246,18 +248,18 @@ impl Dispatch {
         multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
-    fn set_choice(&mut self, model: ModelId, choice: Option<Choice>) {
+    fn set_assignment(&mut self, model: ModelId, choice: Option<LoadAssignment>) {
         let group = &mut self.models[model];
-        let old = std::mem::replace(&mut group.choice, choice);
-        group.passed_over = match (old, choice) {
+        let old = std::mem::replace(&mut group.assignment, choice);
+        group.timed_out = match (old, choice) {
             (_, None) => None,
             (Some(old), Some(new)) if old.worker != new.worker && self.clock.now >= old.until => Some(old.worker),
-            (_, Some(_)) => group.passed_over,
+            (_, Some(_)) => group.timed_out,
         };
         if let Some(old) = old {
-            self.models.choice_dues.remove(&(old.until, model));
+            self.models.assignment_dues.remove(&(old.until, model));
         }
-        self.models.choice_dues.extend(choice.map(|choice| (choice.until, model)));
+        self.models.assignment_dues.extend(choice.map(|choice| (choice.until, model)));
         let (before, after) = (old.map(|choice| choice.worker), choice.map(|choice| choice.worker));
         if before != after {
             for worker in before.into_iter().chain(after) {

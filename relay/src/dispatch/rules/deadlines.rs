@@ -12,7 +12,7 @@ impl Dispatch {
     pub(in super::super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
-        let choice = self.models.choice_dues.first().map(|(due, _)| *due);
+        let choice = self.models.assignment_dues.first().map(|(due, _)| *due);
         self.queue.next_due().into_iter().chain(running).chain(marked).chain(choice).min()
     }
 
@@ -49,12 +49,12 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let trouble = request.trouble;
+        let last_failure = request.last_failure;
         let waits = self.waits_for_load(&self.models[request.model], request.pin, &request.lane());
         let loading = waits.then(|| self.eta(request.model, request.pin).map(duration));
         self.dequeue(key);
-        let failure = match (trouble, expiry) {
-            (Some(trouble), _) => trouble.failure(),
+        let failure = match (last_failure, expiry) {
+            (Some(last_failure), _) => last_failure.failure(),
             (None, Expiry::Request) => Failure::RequestTimeout,
             (None, Expiry::Waiting) => match loading {
                 Some(retry_after) => Failure::ModelLoading { retry_after },
@@ -65,7 +65,7 @@ impl Dispatch {
     }
 
     fn expire_running(&mut self, key: RequestKey) {
-        self.take_back(key, CancelReason::Timeout);
+        self.revoke(key, CancelReason::Timeout);
         self.fail(key, Failure::RequestTimeout);
     }
 }

@@ -37,15 +37,15 @@ impl Dispatch {
         if worker.demand.marked.is_some() || !worker.wants_demand() {
             return;
         }
-        let at = worker.demand.told_at.map_or(self.clock.now, |told| told.plus(PACE).max(self.clock.now));
+        let at = worker.demand.reported_at.map_or(self.clock.now, |reported| reported.plus(PACE).max(self.clock.now));
         worker.demand.marked = Some(at);
         self.marked.insert((at, key));
     }
 
     /// Reports at once, without regard to the pace: requests wait, but the multiplexer's count for the model is zero,
     /// so it would unload the model for another. This happens at most once per number of requests reported.
-    pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId) {
-        let waits = |worker: &Worker| worker.multiplexer.is_some() && self.told(model, worker).count > 0;
+    pub(super) fn report_demand_now(&mut self, key: WorkerKey, model: ModelId) {
+        let waits = |worker: &Worker| worker.multiplexer.is_some() && self.reported_demand(model, worker).count > 0;
         if !self.workers.get(&key).is_some_and(waits) {
             return;
         }
@@ -71,7 +71,7 @@ impl Dispatch {
     /// while its messages were delayed, then given that slot to another relay, and treat this relay as silent until its
     /// next message.
     pub(super) fn answer_grant(&mut self, key: WorkerKey) {
-        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.believed.is_empty()) {
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.worker_counts.is_empty()) {
             worker.demand.doubtful = true;
             self.mark(key);
         }
@@ -92,14 +92,14 @@ impl Dispatch {
 
     /// Reports to the marked workers that are due. Runs last in every event, so it describes the state after all
     /// requests sent.
-    pub(in super::super) fn tell_demand(&mut self) {
+    pub(in super::super) fn report_demand(&mut self) {
         while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= self.clock.now) {
             self.marked.pop_first();
-            self.tell(key);
+            self.report_to(key);
         }
     }
 
-    fn tell(&mut self, key: WorkerKey) {
+    fn report_to(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
@@ -119,22 +119,22 @@ impl Dispatch {
         };
         worker.demand.marked = None;
         let doubtful = std::mem::take(&mut worker.demand.doubtful);
-        if doubtful || worker.demand.believed != real {
-            worker.demand.believed = real;
-            worker.demand.told_at = Some(self.clock.now);
+        if doubtful || worker.demand.worker_counts != real {
+            worker.demand.worker_counts = real;
+            worker.demand.reported_at = Some(self.clock.now);
             self.out.push(Effect::Demand { worker: key, demand });
         }
     }
 
     /// Returns the waiting requests for a model that are reported to a worker.
-    fn told(&self, model: ModelId, worker: &Worker) -> Waiting {
+    fn reported_demand(&self, model: ModelId, worker: &Worker) -> Waiting {
         let group = &self.models[model];
-        group.told(worker, |lane| !self.passes_over(group, worker.key, lane))
+        group.reported_demand(worker, |lane| !self.passes_over(group, worker.key, lane))
     }
 
     /// Returns a worker's demand entry for one model.
     fn demand_of(&self, model: ModelId, worker: WorkerKey) -> Option<ModelDemand> {
-        let waiting = self.told(model, self.workers.get(&worker)?);
+        let waiting = self.reported_demand(model, self.workers.get(&worker)?);
         let oldest = waiting.oldest?;
         let sum = self.clock.now.nanos() * i128::from(waiting.count) - waiting.arrivals;
         Some(ModelDemand {

@@ -10,7 +10,7 @@ use crate::dispatch::model::registry::Worker;
 
 /// The reported demand is at most this multiple of the model's capacity: more changes nothing for the worker, and an
 /// unchanged number need not be reported again.
-const MOST_TOLD: u32 = 2;
+const MAX_REPORTED: u32 = 2;
 
 impl Dispatch {
     /// Applies the gates that a worker reported. A model that is not among `gates` is not served, whatever else the
@@ -53,7 +53,7 @@ impl Dispatch {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        if worker.demand.believes_in(|model| worker.is_open_for(model)) {
+        if worker.demand.has_reported_demand(|model| worker.is_open_for(model)) {
             self.answer_grant(key);
         }
     }
@@ -69,8 +69,8 @@ impl Dispatch {
         let are_renamed = multiplexer.set_slots(slots, self.clock.now);
         worker.demand.handle_forgotten(|name| multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none());
         for model in &worker.models {
-            self.models[*model].note_asked(key, multiplexer);
-            self.models.touch_told(*model);
+            self.models[*model].update_demand(key, multiplexer);
+            self.models.mark_reported(*model);
         }
         if are_renamed {
             for model in worker.models.clone() {
@@ -84,13 +84,13 @@ impl Dispatch {
 impl Group {
     /// Returns the demand to report to a worker. A multiplexer that does not serve the model receives it only if it was
     /// assigned to load the model, or for requests that no other worker may serve.
-    pub(super) fn told(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
+    pub(super) fn reported_demand(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         if !self.concerns(worker) {
             return self.queue.pinned_waiting_for(worker);
         }
         let mut waiting = self.queue.waiting_for(worker, &is_due);
         let gate = worker.multiplexer.as_ref().and_then(|multiplexer| multiplexer.gate(&self.name));
-        let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MOST_TOLD));
+        let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MAX_REPORTED));
         if let Some(most) = most.filter(|most| *most < waiting.count) {
             waiting.count = most;
             waiting.arrivals = self.queue.first_arrivals(worker, most, is_due);
@@ -101,6 +101,6 @@ impl Group {
     /// True if this worker receives the demand for the model. The many multiplexers that do not hold the model do not,
     /// so that a request costs no check of them.
     pub(super) fn concerns(&self, worker: &Worker) -> bool {
-        worker.is_open_for(&self.name) || self.choice.is_some_and(|choice| choice.worker == worker.key)
+        worker.is_open_for(&self.name) || self.assignment.is_some_and(|assignment| assignment.worker == worker.key)
     }
 }

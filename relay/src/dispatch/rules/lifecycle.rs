@@ -4,8 +4,8 @@ use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
 use crate::dispatch::model::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
 use crate::dispatch::model::models::ModelId;
-use crate::dispatch::model::request::{Limits, Request, Scope, State};
-use crate::dispatch::{Dispatch, Phase};
+use crate::dispatch::model::request::{Limits, Request, RequestState, Scope};
+use crate::dispatch::{Dispatch, ProviderPhase};
 
 /// One of this number of places in the queue is reserved for requests that a worker can serve now.
 const SERVED_PART: usize = 10;
@@ -47,9 +47,9 @@ impl Dispatch {
     /// Returns the failure of any new request in the provider's current state.
     fn refuses_new(&self) -> Option<Failure> {
         match self.phase {
-            Phase::Deleted => Some(Failure::Deleted),
-            Phase::Draining => Some(Failure::Draining),
-            Phase::Open => (!self.settings.enabled).then_some(Failure::Disabled),
+            ProviderPhase::Deleted => Some(Failure::Deleted),
+            ProviderPhase::Draining => Some(Failure::Draining),
+            ProviderPhase::Open => (!self.settings.enabled).then_some(Failure::Disabled),
         }
     }
 
@@ -77,7 +77,7 @@ impl Dispatch {
     /// Registers the request as waiting, but not in the queue yet.
     fn admit(&mut self, new: &NewRequest) {
         let model = self.models.intern(&new.model);
-        self.models.hold(model);
+        self.models.retain(model);
         let request = Request {
             key: new.key,
             model,
@@ -95,8 +95,8 @@ impl Dispatch {
             sent: 0,
             failed_on: Vec::new(),
             silent: Vec::new(),
-            trouble: None,
-            state: State::Queued { place: None, since: self.clock.now, cold_start: 0 },
+            last_failure: None,
+            state: RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 },
         };
         self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
         self.requests.insert(new.key, Box::new(request));
@@ -142,12 +142,12 @@ impl Dispatch {
             return;
         };
         match request.state {
-            State::Queued { .. } => {
+            RequestState::Queued { .. } => {
                 self.dequeue(key);
                 self.end_cancelled(key, reason, Stage::Queued);
             }
-            State::Running { .. } => {
-                self.take_back(key, reason);
+            RequestState::Running { .. } => {
+                self.revoke(key, reason);
                 self.end_cancelled(key, reason, Stage::InFlight);
             }
         }
@@ -163,24 +163,24 @@ impl Dispatch {
     }
 
     /// Cancels a running request at its worker. Its slot is free at once, even if the worker never replies.
-    pub(in super::super) fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
+    pub(in super::super) fn revoke(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let State::Running { worker, .. } = request.state else {
+        let RequestState::Running { worker, .. } = request.state else {
             return;
         };
         self.out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
         self.take_from_worker(key);
         if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.handle_taken_back();
+            worker.handle_revoked();
         }
     }
 
     /// True for the attempt that runs now; any other is a late reply and is ignored.
     pub(super) fn is_current(&self, worker: WorkerKey, key: RequestKey, attempt: u32) -> bool {
         self.requests.get(&key).is_some_and(|request| {
-            let runs_there = matches!(request.state, State::Running { worker: on, .. } if on == worker);
+            let runs_there = matches!(request.state, RequestState::Running { worker: on, .. } if on == worker);
             runs_there && request.attempts == attempt
         })
     }
@@ -210,7 +210,7 @@ impl Dispatch {
             if let Some(pin) = request.pin {
                 self.pinned.remove(&(pin, key));
             }
-            self.models.let_go(request.model);
+            self.models.release(request.model);
         }
     }
 }

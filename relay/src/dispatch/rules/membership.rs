@@ -5,9 +5,9 @@ use std::collections::{BTreeSet, HashSet};
 use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
 use crate::dispatch::model::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
 use crate::dispatch::model::models::ModelId;
-use crate::dispatch::model::queue::Lane;
+use crate::dispatch::model::queue::QueueLane;
 use crate::dispatch::model::registry::Worker;
-use crate::dispatch::{Dispatch, Phase};
+use crate::dispatch::{Dispatch, ProviderPhase};
 
 impl Dispatch {
     pub(in super::super) fn handle_joined(&mut self, new: &NewWorker) {
@@ -22,9 +22,9 @@ impl Dispatch {
         self.workers.insert(key, worker);
         for model in models {
             self.begin_serving(key, model);
-            self.fail_hopeless(model);
+            self.fail_unservable(model);
         }
-        if self.phase == Phase::Deleted {
+        if self.phase == ProviderPhase::Deleted {
             self.begin_drain(key);
         }
         // A multiplexer listens from the beginning.
@@ -122,7 +122,7 @@ impl Dispatch {
         // The lost worker may have withdrawn the model of a request that it was running.
         for request in waiting {
             if let Some(request) = self.requests.get(&request) {
-                self.fail_hopeless(request.model);
+                self.fail_unservable(request.model);
             }
         }
     }
@@ -160,7 +160,7 @@ impl Dispatch {
         }
         self.fail_pinned(key);
         for model in models {
-            self.fail_hopeless(model);
+            self.fail_unservable(model);
         }
     }
 
@@ -168,7 +168,7 @@ impl Dispatch {
     fn fail_pinned(&mut self, worker: WorkerKey) {
         let lanes =
             self.queue.firsts_pinned_to(worker).filter_map(|(_, (model, lane))| self.models[model].queue.lane(lane));
-        let mut pinned: Vec<_> = lanes.flat_map(Lane::keys).collect();
+        let mut pinned: Vec<_> = lanes.flat_map(QueueLane::keys).collect();
         pinned.sort_unstable();
         for request in pinned {
             self.dequeue(request);

@@ -13,7 +13,7 @@ use crate::dispatch::model::event::{RequestKey, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
 use crate::dispatch::model::registry::Worker;
-use crate::dispatch::model::request::{Request, State};
+use crate::dispatch::model::request::{Request, RequestState};
 use crate::dispatch::model::select::Rank;
 
 impl Dispatch {
@@ -51,12 +51,12 @@ impl Dispatch {
     }
 
     /// Sends a worker with room the requests that it can serve, oldest first.
-    pub(super) fn fill(&mut self, key: WorkerKey) {
-        self.fill_before(RequestKey(u64::MAX), key);
+    pub(super) fn dispatch_queued(&mut self, key: WorkerKey) {
+        self.dispatch_queued_before(RequestKey(u64::MAX), key);
     }
 
     /// Sends a worker with room the requests older than `limit` that it can serve.
-    pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey) {
+    pub(super) fn dispatch_queued_before(&mut self, limit: RequestKey, key: WorkerKey) {
         self.place_if_servers_changed();
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
@@ -110,13 +110,13 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&to) else {
             return;
         };
-        let State::Queued { since, .. } = request.state else {
+        let RequestState::Queued { since, .. } = request.state else {
             return;
         };
         let group = &self.models[request.model];
         request.attempts += 1;
         let due = request.running_due();
-        request.state = State::Running { worker: to, due };
+        request.state = RequestState::Running { worker: to, due };
         self.running.insert((due, key));
 
         self.turn += 1;
@@ -126,7 +126,7 @@ impl Dispatch {
         if let Some(multiplexer) = &mut worker.multiplexer {
             multiplexer.handle_sent(&group.name);
         }
-        let believes_in_none = worker.demand.handle_sent(&group.name);
+        let is_used_up = worker.demand.handle_sent(&group.name);
         let model = request.model;
         self.out.push(Effect::Send {
             worker: to,
@@ -135,8 +135,8 @@ impl Dispatch {
             waited: duration(self.clock.now.since(since)),
         });
         self.note_load(to);
-        if believes_in_none {
-            self.hurry(to, model);
+        if is_used_up {
+            self.report_demand_now(to, model);
         }
     }
 
@@ -145,7 +145,7 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let State::Running { worker, due } = request.state else {
+        let RequestState::Running { worker, due } = request.state else {
             return;
         };
         self.running.remove(&(due, key));
@@ -201,8 +201,8 @@ impl Dispatch {
         };
         let group = &mut self.models[request.model];
         let cold_start = group.queue.cold(&lane, self.clock.now) - request.cold_waited;
-        let place = group.queue.insert(lane, request.waiter(cold_start), cold, self.clock.now);
-        request.state = State::Queued { place: Some(place), since: self.clock.now, cold_start };
+        let place = group.queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        request.state = RequestState::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.pin);
         self.note_queue(model, place.lane, pin);
@@ -215,7 +215,7 @@ impl Dispatch {
         };
         let (model, from) = (request.model, request.pin);
         request.pin = Some(to);
-        let State::Queued { place: Some(old), since, cold_start } = request.state else {
+        let RequestState::Queued { place: Some(old), since, cold_start } = request.state else {
             return;
         };
         let lane = request.lane_id();
@@ -226,8 +226,8 @@ impl Dispatch {
         let queue = &mut self.models[model].queue;
         request.cold_waited = queue.remove(old, self.clock.now) - cold_start;
         let cold_start = queue.cold(&lane, self.clock.now) - request.cold_waited;
-        let new = queue.insert(lane, request.waiter(cold_start), cold, self.clock.now);
-        request.state = State::Queued { place: Some(new), since, cold_start };
+        let new = queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        request.state = RequestState::Queued { place: Some(new), since, cold_start };
         self.note_queue(model, old.lane, from);
         self.note_queue(model, new.lane, Some(to));
     }
@@ -237,12 +237,12 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let State::Queued { place: Some(place), since, cold_start } = request.state else {
+        let RequestState::Queued { place: Some(place), since, cold_start } = request.state else {
             return;
         };
         let (model, pin) = (request.model, request.pin);
         request.cold_waited = self.models[model].queue.remove(place, self.clock.now) - cold_start;
-        request.state = State::Queued { place: None, since, cold_start };
+        request.state = RequestState::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);
         self.drain_rate.handle_departure(self.clock.now);
         self.note_queue(model, place.lane, pin);

@@ -8,8 +8,8 @@ use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
 use crate::dispatch::model::event::{AttemptFailure, RequestKey, WorkerKey};
 use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::queue::LaneKey;
-use crate::dispatch::model::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
-use crate::dispatch::{Dispatch, Phase, RequestPlace};
+use crate::dispatch::model::request::{FailedOn, LastFailure, MAX_REQUEUES, MAX_SEVERED};
+use crate::dispatch::{Dispatch, ProviderPhase, RequestPlace};
 
 impl Dispatch {
     pub(in super::super) fn handle_attempt_failed(
@@ -25,10 +25,10 @@ impl Dispatch {
             AttemptFailure::AtCapacity => self.note_at_capacity(worker, key),
             AttemptFailure::Draining => self.begin_drain(worker),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
-                self.note_failed_on(worker, key, Trouble::Unreachable);
+                self.note_failed_on(worker, key, LastFailure::Unreachable);
             }
             AttemptFailure::LoadFailed { code, retry_after } => {
-                self.note_failed_on(worker, key, Trouble::Load { code, retry_after });
+                self.note_failed_on(worker, key, LastFailure::Load { code, retry_after });
             }
             AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
         }
@@ -40,7 +40,7 @@ impl Dispatch {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key);
                 // By age: first the older requests for this worker, then this request for any worker, then the rest.
-                self.fill_before(key, worker);
+                self.dispatch_queued_before(key, worker);
                 self.place_if_queued(key);
                 if let Some(request) = self.requests.get(&key) {
                     self.note_suspect(request.model);
@@ -56,7 +56,7 @@ impl Dispatch {
         self.note_refusal(key);
     }
 
-    fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {
+    fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, last_failure: LastFailure) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -65,9 +65,12 @@ impl Dispatch {
             return;
         };
         let name = &self.models[model].name;
-        if matches!(trouble, Trouble::Unreachable) && failing.multiplexer.is_some() && !failing.is_open_for(name) {
+        if matches!(last_failure, LastFailure::Unreachable)
+            && failing.multiplexer.is_some()
+            && !failing.is_open_for(name)
+        {
             // The worker has closed the gate since, and serves the model again before it receives requests for it.
-            request.trouble = Some(trouble);
+            request.last_failure = Some(last_failure);
             return;
         }
         let announcement = failing.announcement(model);
@@ -76,7 +79,7 @@ impl Dispatch {
             self.workers.get(&entry.worker).is_some_and(|worker| worker.announcement(model) == entry.announcement)
         });
         request.note_failed_on(FailedOn { worker, announcement });
-        request.trouble = Some(trouble);
+        request.last_failure = Some(last_failure);
     }
 
     /// Returns whether a request whose worker failed it waits again, or how it ends.
@@ -125,8 +128,8 @@ impl Dispatch {
     /// shutting down still has its queue.
     pub(super) fn refuses_waiting(&self) -> Option<Failure> {
         match self.phase {
-            Phase::Deleted => Some(Failure::Deleted),
-            Phase::Open | Phase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),
+            ProviderPhase::Deleted => Some(Failure::Deleted),
+            ProviderPhase::Open | ProviderPhase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),
         }
     }
 
@@ -166,7 +169,7 @@ impl Dispatch {
 
     /// Ends requests of a model that no worker can serve: those that need `core1` if all workers are too old, and those
     /// whose load failed on all workers.
-    pub(super) fn fail_hopeless(&mut self, model: ModelId) {
+    pub(super) fn fail_unservable(&mut self, model: ModelId) {
         let group = &self.models[model];
         let too_old = group.only_too_old();
         let mut failures = Vec::new();
@@ -175,8 +178,8 @@ impl Dispatch {
                 failures.extend(waiting.keys().map(|key| (key, Failure::WorkerTooOld { worker })));
             } else if !lane.failed_on.is_empty() && !self.has_candidate(model, lane) {
                 failures.extend(waiting.keys().filter_map(|key| {
-                    let trouble = self.requests.get(&key)?.trouble?;
-                    trouble.ends_without_candidate().then_some((key, trouble.failure()))
+                    let last_failure = self.requests.get(&key)?.last_failure?;
+                    last_failure.ends_without_candidate().then_some((key, last_failure.failure()))
                 }));
             }
         }

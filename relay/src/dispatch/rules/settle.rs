@@ -40,7 +40,7 @@ impl Dispatch {
 
     /// Records that perhaps no worker can serve some of a model's queued requests any more.
     pub(super) fn note_suspect(&mut self, model: ModelId) {
-        self.models.hold(model);
+        self.models.retain(model);
         self.unsettled.suspects.push(model);
     }
 
@@ -51,12 +51,12 @@ impl Dispatch {
         // In the order in which they joined.
         self.unsettled.freed.sort_unstable_by_key(|key| Reverse(*key));
         while let Some(key) = self.unsettled.freed.pop() {
-            self.fill(key);
+            self.dispatch_queued(key);
             self.report_idle(key);
         }
         for model in std::mem::take(&mut self.unsettled.suspects) {
-            self.fail_hopeless(model);
-            self.models.let_go(model);
+            self.fail_unservable(model);
+            self.models.release(model);
         }
         self.refresh_ranks();
     }
@@ -73,8 +73,8 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        if worker.draining && worker.in_flight.is_empty() && !worker.idle_told {
-            worker.idle_told = true;
+        if worker.draining && worker.in_flight.is_empty() && !worker.is_idle_reported {
+            worker.is_idle_reported = true;
             self.out.push(Effect::DrainedIdle { worker: key });
         }
     }

@@ -8,7 +8,7 @@ use crate::dispatch::Dispatch;
 use crate::dispatch::model::effect::{Effect, RequeueReason};
 use crate::dispatch::model::event::{CancelReason, RequestKey, WorkerKey};
 use crate::dispatch::model::registry::Worker;
-use crate::dispatch::model::request::{MAX_REQUEUES, State};
+use crate::dispatch::model::request::{MAX_REQUEUES, RequestState};
 
 impl Dispatch {
     /// Returns the attempt that [`Event::Silent`](crate::dispatch::Event::Silent) would end: that of a running request which
@@ -20,7 +20,7 @@ impl Dispatch {
 
     fn worker_to_move_to(&self, key: RequestKey) -> Option<WorkerKey> {
         let request = self.requests.get(&key)?;
-        let State::Running { worker: silent, .. } = request.state else { return None };
+        let RequestState::Running { worker: silent, .. } = request.state else { return None };
         if request.pin.is_some() || request.requeues == MAX_REQUEUES || self.refuses_waiting().is_some() {
             return None;
         }
@@ -31,12 +31,12 @@ impl Dispatch {
 
     pub(in super::super) fn handle_silent(&mut self, key: RequestKey) {
         let Some(to) = self.worker_to_move_to(key) else { return };
-        self.take_back(key, CancelReason::Timeout);
+        self.revoke(key, CancelReason::Timeout);
         let Some(request) = self.requests.get_mut(&key) else { return };
-        let State::Running { worker: silent, .. } = request.state else { return };
+        let RequestState::Running { worker: silent, .. } = request.state else { return };
         request.requeues += 1;
         request.silent.push(silent);
-        request.state = State::Queued { place: None, since: self.clock.now, cold_start: 0 };
+        request.state = RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 };
         self.out.push(Effect::Requeued {
             request: key,
             reason: RequeueReason::FirstByteTimeout,

@@ -5,6 +5,11 @@
 //! whole histories can be generated at random and replayed. The shell keeps one value per provider behind a lock and
 //! executes the effects in order before it releases the lock.
 //!
+//! An event is applied, then settled, then reported. A handler [applies](rules) the event and records which workers and
+//! models it has changed; [settling](rules::settle) dispatches queued requests to workers with room and ends the
+//! requests that no worker can serve any more; reports assign loads and send demand. The core holds the time of the
+//! event and its effects itself.
+//!
 //! Invariants between two events:
 //!
 //! - a request ends exactly once, and at its deadline at the latest;

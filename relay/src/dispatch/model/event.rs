@@ -51,7 +51,7 @@ pub struct Settings {
 impl Settings {
     /// Returns how long a request waits while no worker serves its model, unless a cold timeout or a declaration
     /// applies.
-    pub(in super::super) fn absent(&self) -> Duration {
+    pub(crate) fn absent(&self) -> Duration {
         self.absent_timeout.unwrap_or(self.queue_timeout)
     }
 }

@@ -57,7 +57,6 @@ impl Dispatch {
 
     /// Sends a worker with room the requests older than `limit` that it can serve.
     pub(super) fn dispatch_queued_before(&mut self, limit: RequestKey, key: WorkerKey) {
-        self.place_if_servers_changed();
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;

@@ -33,13 +33,12 @@ impl Dispatch {
             AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
         }
         match self.verdict(key, failure) {
-            Err(failure) => {
-                self.fail(key, failure);
-            }
+            Err(failure) => self.fail(key, failure),
             Ok(reason) => {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key);
                 // By age: first the older requests for this worker, then this request for any worker, then the rest.
+                self.place_if_servers_changed();
                 self.dispatch_queued_before(key, worker);
                 self.place_if_queued(key);
                 if let Some(request) = self.requests.get(&key) {

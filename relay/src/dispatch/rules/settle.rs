@@ -1,5 +1,5 @@
-//! Changes of an event, until `settle` draws their consequences: a handler records what has changed, and need not
-//! know what depends on it.
+//! The consequences of an event. A handler records which workers and models it has changed; everything that depends on
+//! them is updated here, in one order.
 
 use std::cmp::Reverse;
 

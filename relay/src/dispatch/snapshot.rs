@@ -142,7 +142,7 @@ impl Dispatch {
                     oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
                     workers: group.serving.len(),
                     open_workers: group.open.len(),
-                    asked: group.assignment.map(|choice| choice.worker),
+                    asked: group.assignment.map(|assignment| assignment.worker),
                 }
             })
             .collect();

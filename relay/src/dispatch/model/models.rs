@@ -242,8 +242,8 @@ impl Models {
             self.ids.remove(&group.name);
             self.touched.remove(&id);
             self.moving.remove(&id);
-            if let Some(choice) = group.assignment {
-                self.assignment_dues.remove(&(choice.until, id));
+            if let Some(assignment) = group.assignment {
+                self.assignment_dues.remove(&(assignment.until, id));
             }
             self.free.push(id);
         }

@@ -50,8 +50,8 @@ impl Dispatch {
         touched.iter().for_each(|model| self.models.retain(*model));
         for model in touched {
             self.fail_unloadable(model);
-            let choice = self.next_assignment(model, moving.contains(&model));
-            self.set_assignment(model, choice);
+            let assignment = self.next_assignment(model, moving.contains(&model));
+            self.set_assignment(model, assignment);
             self.models.touched.remove(&model);
             self.models.release(model);
         }
@@ -108,7 +108,7 @@ impl Dispatch {
     /// Returns the time until the pinned or assigned worker has loaded the model, if it reported one.
     pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>) -> Option<Span> {
         let group = &self.models[model];
-        let worker = pin.or(group.assignment.map(|choice| choice.worker))?;
+        let worker = pin.or(group.assignment.map(|assignment| assignment.worker))?;
         self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, self.clock.now)
     }
 
@@ -171,8 +171,10 @@ impl Dispatch {
             let nearness = self.nearness_alongside(key, model, near(key)?);
             Some((!self.is_assigned_by_another_name(key, model), nearness))
         };
-        let kept = group.assignment.filter(|choice| self.clock.now < choice.until && near(choice.worker).is_some());
-        let choice = match kept {
+        let kept = group
+            .assignment
+            .filter(|assignment| self.clock.now < assignment.until && near(assignment.worker).is_some());
+        let assignment = match kept {
             Some(kept) if !moving => kept,
             Some(kept) => {
                 let asked = group.asked.iter().copied().chain([kept.worker]);
@@ -180,17 +182,19 @@ impl Dispatch {
                 if nearest == kept.worker { kept } else { LoadAssignment::new(nearest, self.clock.now) }
             }
             None => {
-                let overdue =
-                    group.assignment.filter(|choice| self.clock.now >= choice.until).map(|choice| choice.worker);
+                let overdue = group
+                    .assignment
+                    .filter(|assignment| self.clock.now >= assignment.until)
+                    .map(|assignment| assignment.worker);
                 let all = group.multiplexers.iter().copied();
                 LoadAssignment::new(self.nearest(all, group, beside, overdue.or(group.timed_out))?, self.clock.now)
             }
         };
         let eta = self
             .workers
-            .get(&choice.worker)
+            .get(&assignment.worker)
             .and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, self.clock.now));
-        Some(choice.handle_eta(eta))
+        Some(assignment.handle_eta(eta))
     }
 
     /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
@@ -202,7 +206,7 @@ impl Dispatch {
             return nearness;
         };
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let asked = groups.filter(|group| group.assignment.is_some_and(|choice| choice.worker == key));
+        let asked = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
         // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
         let others = asked.map(|group| multiplexer.id(&group.name));
@@ -222,7 +226,7 @@ impl Dispatch {
         };
         let id = worker.id(&self.models[model].name);
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let mut asked = groups.filter(|group| group.assignment.is_some_and(|choice| choice.worker == key));
+        let mut asked = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
         asked.any(|group| worker.id(&group.name) == id)
     }
 
@@ -248,10 +252,10 @@ impl Dispatch {
         multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
-    fn set_assignment(&mut self, model: ModelId, choice: Option<LoadAssignment>) {
+    fn set_assignment(&mut self, model: ModelId, assignment: Option<LoadAssignment>) {
         let group = &mut self.models[model];
-        let old = std::mem::replace(&mut group.assignment, choice);
-        group.timed_out = match (old, choice) {
+        let old = std::mem::replace(&mut group.assignment, assignment);
+        group.timed_out = match (old, assignment) {
             (_, None) => None,
             (Some(old), Some(new)) if old.worker != new.worker && self.clock.now >= old.until => Some(old.worker),
             (_, Some(_)) => group.timed_out,
@@ -259,8 +263,8 @@ impl Dispatch {
         if let Some(old) = old {
             self.models.assignment_dues.remove(&(old.until, model));
         }
-        self.models.assignment_dues.extend(choice.map(|choice| (choice.until, model)));
-        let (before, after) = (old.map(|choice| choice.worker), choice.map(|choice| choice.worker));
+        self.models.assignment_dues.extend(assignment.map(|assignment| (assignment.until, model)));
+        let (before, after) = (old.map(|assignment| assignment.worker), assignment.map(|assignment| assignment.worker));
         if before != after {
             for worker in before.into_iter().chain(after) {
                 self.mark(worker);

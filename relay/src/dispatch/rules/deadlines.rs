@@ -12,8 +12,8 @@ impl Dispatch {
     pub(in super::super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
-        let choice = self.models.assignment_dues.first().map(|(due, _)| *due);
-        self.queue.next_due().into_iter().chain(running).chain(marked).chain(choice).min()
+        let assignment = self.models.assignment_dues.first().map(|(due, _)| *due);
+        self.queue.next_due().into_iter().chain(running).chain(marked).chain(assignment).min()
     }
 
     /// Ends all requests whose time is over. Waiting requests first: an expired deadline is not undone by the slot that

@@ -24,8 +24,13 @@ impl Dispatch {
     /// Marks the listening workers after the waiting requests of a model have changed, and the worker that these are
     /// pinned to, whether it listens or not.
     pub(super) fn mark_listeners(&mut self, model: ModelId, pin: Option<WorkerKey>) {
-        for worker in std::mem::take(&mut self.models[model].listeners).into_iter().chain(pin) {
-            self.mark(worker);
+        if !self.models[model].listeners.is_empty() {
+            for worker in std::mem::take(&mut self.models[model].listeners) {
+                self.mark(worker);
+            }
+        }
+        if let Some(pin) = pin {
+            self.mark(pin);
         }
     }
 

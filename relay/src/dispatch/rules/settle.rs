@@ -54,10 +54,12 @@ impl Dispatch {
             self.dispatch_queued(key);
             self.report_idle(key);
         }
-        for model in std::mem::take(&mut self.unsettled.suspects) {
+        let mut suspects = std::mem::take(&mut self.unsettled.suspects);
+        for model in suspects.drain(..) {
             self.fail_unservable(model);
             self.models.release(model);
         }
+        self.unsettled.suspects = suspects;
         self.refresh_ranks();
     }
 

@@ -198,7 +198,7 @@ impl Dispatch {
 
     /// Returns this worker's last reason why it cannot load the model.
     pub fn load_problem(&self, worker: WorkerKey, model: &Model, now: Now) -> Option<String> {
-        match self.workers.get(&worker)?.standing(model, self.clock.moment(now))? {
+        match self.workers.get(&worker)?.eligibility(model, self.clock.moment(now))? {
             LoadEligibility::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),
             LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
         }

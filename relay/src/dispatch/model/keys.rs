@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn consecutive_keys_hash_to_consecutive_places() {
-        let beside = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
-        assert!(beside > 99_900, "{beside}");
+        let adjacent = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
+        assert!(adjacent > 99_900, "{adjacent}");
     }
 
     #[test]

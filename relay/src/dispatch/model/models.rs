@@ -37,7 +37,7 @@ pub(crate) struct Group {
     /// The serving workers that have a multiplexer.
     pub(crate) multiplexers: BTreeSet<WorkerKey>,
     /// Multiplexers that have demand for it from any relay, or are loading it; they may include draining ones.
-    pub(crate) asked: BTreeSet<WorkerKey>,
+    pub(crate) with_demand: BTreeSet<WorkerKey>,
     /// The multiplexer that was assigned to load it.
     pub(crate) assignment: Option<LoadAssignment>,
     /// A multiplexer that was assigned before and took too long.
@@ -102,7 +102,7 @@ impl Group {
             sound: Servers::default(),
             failing: BTreeSet::new(),
             multiplexers: BTreeSet::new(),
-            asked: BTreeSet::new(),
+            with_demand: BTreeSet::new(),
             assignment: None,
             timed_out: None,
             alias_of: BTreeMap::new(),
@@ -143,10 +143,10 @@ impl Group {
 
     /// Updates the demand of a multiplexer after its slot report.
     pub(crate) fn update_demand(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
-        if multiplexer.is_asked(&self.name) {
-            self.asked.insert(key);
+        if multiplexer.has_demand(&self.name) {
+            self.with_demand.insert(key);
         } else {
-            self.asked.remove(&key);
+            self.with_demand.remove(&key);
         }
     }
 
@@ -158,7 +158,7 @@ impl Group {
         self.failing.remove(&worker.key);
         self.leaving.remove(worker);
         self.multiplexers.remove(&worker.key);
-        self.asked.remove(&worker.key);
+        self.with_demand.remove(&worker.key);
         self.alias_of.remove(&worker.key);
     }
 

@@ -94,10 +94,10 @@ impl Worker {
     }
 
     /// Announces models that are ready again, or will be before they receive requests.
-    pub(crate) fn handle_turned(&mut self, turned: &[ModelId]) {
+    pub(crate) fn handle_toggled(&mut self, toggled: &[ModelId]) {
         self.announcements += 1;
         for (model, announced) in self.models.iter().zip(&mut self.announced) {
-            if turned.contains(model) {
+            if toggled.contains(model) {
                 *announced = self.announcements;
             }
         }
@@ -182,8 +182,8 @@ impl Worker {
     }
 
     /// Returns whether it can be assigned to load a model; `None` without a multiplexer.
-    pub(crate) fn standing(&self, name: &Model, now: Moment) -> Option<LoadEligibility<'_>> {
-        self.multiplexer.as_ref().map(|multiplexer| multiplexer.standing(name, now))
+    pub(crate) fn eligibility(&self, name: &Model, now: Moment) -> Option<LoadEligibility<'_>> {
+        self.multiplexer.as_ref().map(|multiplexer| multiplexer.eligibility(name, now))
     }
 
     pub(crate) fn handle_load(&mut self, load: u32) {

@@ -36,7 +36,7 @@ struct Offer {
     /// The slot's index.
     slot: usize,
     /// The report as of `at`.
-    said: nearness::Offer,
+    report: nearness::Offer,
     at: Moment,
     /// When a slot that is loading the model will be ready, if it reported an ETA.
     ready: Option<Moment>,
@@ -143,7 +143,7 @@ impl Multiplexer {
 
     /// Returns whether it can be assigned to load a model, and how near it is. A worker whose slots report nothing on a
     /// model that it advertises is assigned only if no other worker can be.
-    pub(crate) fn standing(&self, model: &Model, now: Moment) -> LoadEligibility<'_> {
+    pub(crate) fn eligibility(&self, model: &Model, now: Moment) -> LoadEligibility<'_> {
         let offers = self.offers.get(self.id(model)).map_or(&[][..], Vec::as_slice);
         if offers.is_empty() {
             return LoadEligibility::Able(Nearness::Far);
@@ -165,7 +165,7 @@ impl Multiplexer {
             let can_hold = |slot: usize| self.offers.get(*other).is_some_and(|all| all.iter().any(|o| o.slot == slot));
             let taken = near.iter_mut().find(|(nearness, offer)| nearness.is_free() && can_hold(offer.slot));
             if let Some((nearness, offer)) = taken {
-                *nearness = offer.said.nearness_behind_another();
+                *nearness = offer.report.nearness_behind_another();
             }
         }
         near.into_iter().map(|(nearness, _)| nearness).min().unwrap_or(Nearness::Far)
@@ -173,13 +173,13 @@ impl Multiplexer {
 
     /// True if a slot is loading the model of this id, or holds it.
     pub(crate) fn is_coming(&self, model: &Model) -> bool {
-        let is_coming = |offer: &Offer| offer.said.way == Way::Coming;
+        let is_coming = |offer: &Offer| offer.report.way == Way::Coming;
         self.offers.get(model).is_some_and(|offers| offers.iter().any(is_coming))
     }
 
     /// True if one of its slots has demand for the model, or is loading it for another reason.
-    pub(crate) fn is_asked(&self, model: &Model) -> bool {
-        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.said.is_asked()))
+    pub(crate) fn has_demand(&self, model: &Model) -> bool {
+        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.report.is_asked()))
     }
 
     /// True if it reported that a load of the model failed, and so discarded its demand.
@@ -203,11 +203,11 @@ impl Failed {
 
 impl Offer {
     fn new(place: usize, slot: &Slot, model: &SlotModel, now: Moment) -> Self {
-        let said = nearness::Offer::new(slot, model);
-        let eta = slot.eta_ms.filter(|_| said.way == Way::Coming && slot.state != SlotState::Ready);
+        let report = nearness::Offer::new(slot, model);
+        let eta = slot.eta_ms.filter(|_| report.way == Way::Coming && slot.state != SlotState::Ready);
         Self {
             slot: place,
-            said,
+            report,
             at: now,
             ready: eta.map(|eta| now.plus(millis(eta))),
             failed: failed(slot, model, now),
@@ -216,7 +216,7 @@ impl Offer {
     }
 
     fn nearness(&self, now: Moment) -> Option<Nearness> {
-        self.said.nearness(duration(now.since(self.at)))
+        self.report.nearness(duration(now.since(self.at)))
     }
 }
 

@@ -65,7 +65,7 @@ impl Dispatch {
         }
         let mut first: Option<(WorkerKey, &Failed)> = None;
         for worker in self.multiplexers_for(group, lane) {
-            match worker.standing(&group.name, self.clock.now)? {
+            match worker.eligibility(&group.name, self.clock.now)? {
                 LoadEligibility::Able(_) => return None,
                 LoadEligibility::Leaving => {}
                 LoadEligibility::Failed(failed) => {
@@ -84,7 +84,7 @@ impl Dispatch {
         if !group.multiplexers.contains(&pin) || group.open.core1.contains(&pin) {
             return None;
         }
-        match worker.standing(&group.name, self.clock.now)? {
+        match worker.eligibility(&group.name, self.clock.now)? {
             LoadEligibility::Failed(failed) => Some(failure(pin, failed, self.clock.now)),
             LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
         }
@@ -162,12 +162,12 @@ impl Dispatch {
             let worker = self.workers.get(&key)?;
             let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
             let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
-            match worker.standing(&group.name, self.clock.now).filter(|_| could)? {
+            match worker.eligibility(&group.name, self.clock.now).filter(|_| could)? {
                 LoadEligibility::Able(nearness) => Some(nearness),
                 LoadEligibility::Failed(_) | LoadEligibility::Leaving => None,
             }
         };
-        let beside = |key: WorkerKey| {
+        let alongside = |key: WorkerKey| {
             let nearness = self.nearness_alongside(key, model, near(key)?);
             Some((!self.is_assigned_by_another_name(key, model), nearness))
         };
@@ -177,8 +177,8 @@ impl Dispatch {
         let assignment = match kept {
             Some(kept) if !moving => kept,
             Some(kept) => {
-                let asked = group.asked.iter().copied().chain([kept.worker]);
-                let nearest = self.nearest(asked, group, beside, group.timed_out)?;
+                let candidates = group.with_demand.iter().copied().chain([kept.worker]);
+                let nearest = self.nearest(candidates, group, alongside, group.timed_out)?;
                 if nearest == kept.worker { kept } else { LoadAssignment::new(nearest, self.clock.now) }
             }
             None => {
@@ -187,7 +187,7 @@ impl Dispatch {
                     .filter(|assignment| self.clock.now >= assignment.until)
                     .map(|assignment| assignment.worker);
                 let all = group.multiplexers.iter().copied();
-                LoadAssignment::new(self.nearest(all, group, beside, overdue.or(group.timed_out))?, self.clock.now)
+                LoadAssignment::new(self.nearest(all, group, alongside, overdue.or(group.timed_out))?, self.clock.now)
             }
         };
         let eta = self
@@ -206,10 +206,10 @@ impl Dispatch {
             return nearness;
         };
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let asked = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
+        let assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
         // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
-        let others = asked.map(|group| multiplexer.id(&group.name));
+        let others = assigned.map(|group| multiplexer.id(&group.name));
         let others: BTreeSet<_> = others.filter(|other| *other != model && !multiplexer.is_coming(other)).collect();
         if others.is_empty() {
             return nearness;
@@ -226,8 +226,8 @@ impl Dispatch {
         };
         let id = worker.id(&self.models[model].name);
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let mut asked = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
-        asked.any(|group| worker.id(&group.name) == id)
+        let mut assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
+        assigned.any(|group| worker.id(&group.name) == id)
     }
 
     /// Returns the nearest of these workers; `overdue`, whose time is over, comes last. All relays break ties in the

@@ -22,15 +22,15 @@ impl Dispatch {
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        let turned = multiplexer.set_gates(gates);
-        let is_turned = |model: &ModelId| turned.contains(multiplexer.id(&self.models[*model].name));
-        let turned: Vec<_> = worker.models.iter().copied().filter(is_turned).collect();
-        if !turned.is_empty() {
+        let toggled = multiplexer.set_gates(gates);
+        let is_toggled = |model: &ModelId| toggled.contains(multiplexer.id(&self.models[*model].name));
+        let toggled: Vec<_> = worker.models.iter().copied().filter(is_toggled).collect();
+        if !toggled.is_empty() {
             // A model that is ready again is treated as newly advertised: earlier failures there are forgiven. They are
             // also forgiven when the gate closes: no requests go there until the model is ready again, and the failed
             // requests may be all that has it loaded.
-            worker.handle_turned(&turned);
-            turned.iter().for_each(|model| self.models.touch(*model));
+            worker.handle_toggled(&toggled);
+            toggled.iter().for_each(|model| self.models.touch(*model));
         }
         worker.grant = Some(sums);
         worker.granted_at = self.turn;

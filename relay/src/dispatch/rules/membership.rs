@@ -74,10 +74,10 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) else {
             return;
         };
-        let told = worker.wants_demand();
+        let wanted = worker.wants_demand();
         worker.grant = Some(grant);
         worker.granted_at = self.turn;
-        match (told, worker.wants_demand()) {
+        match (wanted, worker.wants_demand()) {
             (false, true) => self.mark(key),
             (true, false) => self.forget_demand(key),
             (true, true) | (false, false) => {}

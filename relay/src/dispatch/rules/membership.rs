@@ -98,7 +98,7 @@ impl Dispatch {
         };
         for model in &worker.models {
             self.models[*model].remove(&worker);
-            self.refresh_warmth(*model);
+            self.note_servers(*model);
         }
         let reason = match cause {
             LossCause::Disconnected => RequeueReason::WorkerLost,
@@ -159,6 +159,7 @@ impl Dispatch {
             self.begin_serving(key, *model);
         }
         self.fail_pinned(key);
+        // At once: they end before other requests are sent.
         for model in models {
             self.fail_unservable(model);
         }
@@ -207,7 +208,7 @@ impl Dispatch {
         };
         self.models[model].insert(worker, worker.is_failing(model));
         self.note_freed(key);
-        self.refresh_warmth(model);
+        self.note_servers(model);
     }
 
     fn end_serving(&mut self, key: WorkerKey, model: ModelId) {
@@ -215,15 +216,15 @@ impl Dispatch {
             return;
         };
         self.models[model].remove(worker);
-        self.refresh_warmth(model);
+        self.note_servers(model);
     }
 
-    /// Switches the clocks of the requests that wait for the model, if its first worker joined or opened, or its last
-    /// one closed or left.
-    fn refresh_warmth(&mut self, model: ModelId) {
+    /// Records that the servers of a model have changed. Switches the clocks of the requests that wait for it, if its
+    /// first worker joined or opened, or its last one closed or left.
+    fn note_servers(&mut self, model: ModelId) {
         self.models.touch(model);
         self.note_suspect(model);
-        self.note_servers_changed(model);
+        self.mark_failing(model);
         let group = &self.models[model];
         let switched = group.queue.lanes().filter_map(|(number, id, lane)| {
             let cold = self.is_cold(group, id.pin, &id.key);

@@ -34,7 +34,7 @@ impl Dispatch {
     }
 
     /// Records that the servers of a model have changed, and with them the demand of its failing workers.
-    pub(super) fn note_servers_changed(&mut self, model: ModelId) {
+    pub(super) fn mark_failing(&mut self, model: ModelId) {
         if self.models[model].failing.is_empty() {
             return;
         }

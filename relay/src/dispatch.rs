@@ -5,10 +5,15 @@
 //! whole histories can be generated at random and replayed. The shell keeps one value per provider behind a lock and
 //! executes the effects in order before it releases the lock.
 //!
+//! An event is applied, then settled, then reported. A handler [applies](rules) the event and records which workers and
+//! models it has changed; [settling](rules::settle) dispatches queued requests to workers with room and ends the
+//! requests that no worker can serve any more; reports assign loads and send demand. The core holds the time of the
+//! event and its effects itself.
+//!
 //! Invariants between two events:
 //!
 //! - a request ends exactly once, and at its deadline at the latest;
-//! - no request waits while a worker that could serve it has room, unless it is [passed over](outliers); among the
+//! - no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers); among the
 //!   requests that a worker could serve, the oldest goes first, whichever way it entered the queue;
 //! - no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
 //!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
@@ -24,55 +29,37 @@
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
-mod choice;
-mod clock;
-mod deadlines;
-mod demand;
-mod drain_rate;
-mod effect;
-mod event;
-mod gates;
-mod keys;
-mod lifecycle;
-mod line;
-mod membership;
-mod models;
-mod outliers;
-mod placing;
-mod queue;
-mod registry;
-mod request;
-mod requeue;
-mod residency;
-mod select;
-mod shares;
-mod silence;
+mod model;
+mod rules;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 
-pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
-pub use event::{
+pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
+pub use model::event::{
     Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
     NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
-use clock::{Clock, Moment};
-use demand::Marked;
-use drain_rate::DrainRate;
-use keys::{Requests, Workers};
-use models::Models;
-use queue::Queue;
+use model::clock::{Clock, Moment};
+use model::demand::PendingDemand;
+use model::drain_rate::DrainRate;
+use model::keys::{Requests, Workers};
+use model::models::Models;
+use model::queue::Queue;
+use rules::settle::Unsettled;
 
 /// The queue and worker registry of one provider.
 #[derive(Debug)]
 pub struct Dispatch {
     settings: Settings,
-    phase: Phase,
+    phase: ProviderPhase,
     clock: Clock,
+    /// The effects of the current event.
+    out: Vec<Effect>,
     requests: Requests,
     /// Requests that only one worker may serve, by that worker.
     pinned: BTreeSet<(WorkerKey, RequestKey)>,
@@ -82,17 +69,16 @@ pub struct Dispatch {
     /// Running requests by the end of their request timeout.
     running: BTreeSet<(Moment, RequestKey)>,
     /// Workers whose demand report is due.
-    marked: Marked,
+    marked: PendingDemand,
     drain_rate: DrainRate,
     /// Counts dispatches, for the rotation among equals.
     turn: u64,
-    /// True if a worker that was passed over may be due for waiting requests.
-    are_servers_changed: bool,
+    unsettled: Unsettled,
 }
 
 /// The stage of the provider's shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum ProviderPhase {
     Open,
     /// The relay is shutting down.
     Draining,
@@ -105,29 +91,33 @@ impl Dispatch {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            phase: Phase::Open,
+            phase: ProviderPhase::Open,
             clock: Clock::default(),
+            out: Vec::new(),
             requests: Requests::default(),
             pinned: BTreeSet::new(),
             workers: Workers::default(),
             models: Models::default(),
             queue: Queue::default(),
             running: BTreeSet::new(),
-            marked: Marked::new(),
+            marked: PendingDemand::new(),
             drain_rate: DrainRate::default(),
             turn: 0,
-            are_servers_changed: false,
+            unsettled: Unsettled::default(),
         }
     }
 
     /// Handles an event that happened at `now` and appends the resulting effects.
     pub fn handle(&mut self, event: Event, now: Now, out: &mut Vec<Effect>) {
-        let now = self.clock.handle_now(now);
-        self.expire(now, out);
-        self.apply(event, now, out);
-        self.expire(now, out);
-        self.settle_choices(now, out);
-        self.tell_demand(now, out);
+        self.clock.advance(now);
+        // The caller's list is filled in place, so that no event allocates one.
+        std::mem::swap(&mut self.out, out);
+        self.expire();
+        self.apply(event);
+        self.settle();
+        self.expire();
+        self.report();
+        std::mem::swap(&mut self.out, out);
     }
 
     /// Returns when [`Event::Tick`] is due, if no other event happens before.
@@ -135,72 +125,74 @@ impl Dispatch {
         self.clock.instant(self.next_moment()?)
     }
 
-    fn apply(&mut self, event: Event, now: Moment, out: &mut Vec<Effect>) {
+    /// Assigns the loads of unserved models and reports demand, which describes the state after all requests sent.
+    fn report(&mut self) {
+        self.update_assignments();
+        self.report_demand();
+    }
+
+    fn apply(&mut self, event: Event) {
         match event {
-            Event::Submit(new) => self.handle_submit(&new, now, out),
-            Event::Cancel { request, reason } => self.handle_cancel(request, reason, now, out),
-            Event::WorkerJoined(new) => self.handle_joined(&new, now, out),
+            Event::Submit(new) => self.handle_submit(&new),
+            Event::Cancel { request, reason } => self.handle_cancel(request, reason),
+            Event::WorkerJoined(new) => self.handle_joined(&new),
             Event::WorkerLost { worker, started, cause } => {
-                self.handle_lost(worker, &started, cause, now, out);
+                self.handle_lost(worker, &started, cause);
             }
             Event::ModelsUpdated { worker, models, failing, load } => {
-                self.handle_models(worker, (&models, &failing), load, now, out);
+                self.handle_models(worker, (&models, &failing), load);
             }
-            Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
-            Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
-            Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates, now, out),
-            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots, now, out),
+            Event::LoadReported { worker, load } => self.handle_load(worker, load),
+            Event::Granted { worker, grant } => self.handle_grant(worker, grant),
+            Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates),
+            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots),
             Event::Completed { worker, request, attempt } => {
-                self.handle_completed(worker, request, attempt, now, out);
+                self.handle_completed(worker, request, attempt);
             }
             Event::AttemptFailed { worker, request, attempt, failure } => {
-                self.handle_attempt_failed((worker, request, attempt), failure, now, out);
+                self.handle_attempt_failed((worker, request, attempt), failure);
             }
-            Event::Silent { request } => self.handle_silent(request, now, out),
-            Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer, now, out),
-            Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),
-            Event::SettingsChanged(settings) => self.handle_settings(settings, now, out),
-            Event::Deleted => self.handle_deleted(now, out),
+            Event::Silent { request } => self.handle_silent(request),
+            Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer),
+            Event::WorkerDraining { worker } => self.begin_drain(worker),
+            Event::SettingsChanged(settings) => self.handle_settings(settings),
+            Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
-            Event::DrainDeadline => self.handle_drain_deadline(now, out),
+            Event::DrainDeadline => self.handle_drain_deadline(),
             Event::Tick => {}
         }
     }
 
     /// New limits apply to later requests; no waiting request is evicted. Only a disabled provider ends its waiting
     /// requests.
-    fn handle_settings(&mut self, settings: Settings, now: Moment, out: &mut Vec<Effect>) {
+    fn handle_settings(&mut self, settings: Settings) {
         self.settings = settings;
         if !self.settings.enabled {
-            self.fail_queued(Failure::Disabled, now, out);
+            self.fail_queued(Failure::Disabled);
         }
     }
 
-    fn handle_deleted(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        self.phase = Phase::Deleted;
-        self.fail_queued(Failure::Deleted, now, out);
+    fn handle_deleted(&mut self) {
+        self.phase = ProviderPhase::Deleted;
+        self.fail_queued(Failure::Deleted);
         let workers = self.worker_keys();
         for worker in workers {
-            self.handle_draining(worker, now, out);
+            self.begin_drain(worker);
         }
     }
 
     fn handle_drain_begun(&mut self) {
-        if self.phase == Phase::Open {
-            self.phase = Phase::Draining;
+        if self.phase == ProviderPhase::Open {
+            self.phase = ProviderPhase::Draining;
         }
     }
 
-    fn handle_drain_deadline(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    fn handle_drain_deadline(&mut self) {
         self.handle_drain_begun();
-        self.fail_queued(Failure::Draining, now, out);
+        self.fail_queued(Failure::Draining);
         while let Some((_, key)) = self.running.first().copied() {
-            self.take_back(key, CancelReason::DrainDeadline, out);
-            self.fail(key, Failure::Draining, now, out);
-        }
-        let workers = self.worker_keys();
-        for worker in workers {
-            self.settle(worker, now, out);
+            self.revoke(key, CancelReason::DrainDeadline);
+            self.fail(key, Failure::Draining);
         }
     }
 
@@ -211,11 +203,11 @@ impl Dispatch {
         keys
     }
 
-    fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
+    fn fail_queued(&mut self, failure: Failure) {
         let queued: Vec<_> = self.queued().collect();
         for key in queued {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Dispatch;
-use super::clock::duration;
-use super::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
-use super::models::Group;
-use super::registry::Worker;
-use super::request::State;
-use super::residency::Standing;
+use super::model::clock::duration;
+use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
+use super::model::models::Group;
+use super::model::registry::Worker;
+use super::model::request::RequestState;
+use super::model::residency::LoadEligibility;
 
 /// The state of one worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,8 +114,8 @@ impl Dispatch {
     /// Returns the place of a request; `None` once it has ended.
     pub fn place_of(&self, request: RequestKey) -> Option<RequestPlace> {
         self.requests.get(&request).map(|request| match request.state {
-            State::Queued { .. } => RequestPlace::Queued,
-            State::Running { worker, .. } => RequestPlace::Running { worker, attempt: request.attempts },
+            RequestState::Queued { .. } => RequestPlace::Queued,
+            RequestState::Running { worker, .. } => RequestPlace::Running { worker, attempt: request.attempts },
         })
     }
 
@@ -142,7 +142,7 @@ impl Dispatch {
                     oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
                     workers: group.serving.len(),
                     open_workers: group.open.len(),
-                    asked: group.choice.map(|choice| choice.worker),
+                    asked: group.assignment.map(|assignment| assignment.worker),
                 }
             })
             .collect();
@@ -198,9 +198,9 @@ impl Dispatch {
 
     /// Returns this worker's last reason why it cannot load the model.
     pub fn load_problem(&self, worker: WorkerKey, model: &Model, now: Now) -> Option<String> {
-        match self.workers.get(&worker)?.standing(model, self.clock.moment(now))? {
-            Standing::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),
-            Standing::Able(_) | Standing::Leaving => None,
+        match self.workers.get(&worker)?.eligibility(model, self.clock.moment(now))? {
+            LoadEligibility::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),
+            LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
         }
     }
 

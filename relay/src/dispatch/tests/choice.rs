@@ -4,7 +4,7 @@ use modelrelay_protocol::message::{Slot, SlotState};
 
 use super::harness::{Provider, secs};
 use super::slots::{asleep, busy, empty, failed, idle, loading, with};
-use crate::dispatch::choice::affinity;
+use crate::dispatch::rules::choice::affinity;
 use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
 
 const NOTHING: [&str; 0] = [];

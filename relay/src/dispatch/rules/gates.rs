@@ -2,44 +2,35 @@
 
 use modelrelay_protocol::message::Slot;
 
-use super::Dispatch;
-use super::clock::Moment;
-use super::effect::Effect;
-use super::event::{Gate, Grant, Model, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::{LaneKey, Waiting};
-use super::registry::Worker;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::event::{Gate, Grant, Model, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::{LaneKey, Waiting};
+use crate::dispatch::model::registry::Worker;
 
 /// The reported demand is at most this multiple of the model's capacity: more changes nothing for the worker, and an
 /// unchanged number need not be reported again.
-const MOST_TOLD: u32 = 2;
+const MAX_REPORTED: u32 = 2;
 
 impl Dispatch {
     /// Applies the gates that a worker reported. A model that is not among `gates` is not served, whatever else the
     /// worker reported.
-    pub(super) fn handle_gates(
-        &mut self,
-        key: WorkerKey,
-        sums: Grant,
-        gates: &[(Model, Gate)],
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(in super::super) fn handle_gates(&mut self, key: WorkerKey, sums: Grant, gates: &[(Model, Gate)]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        let turned = multiplexer.set_gates(gates);
-        let is_turned = |model: &ModelId| turned.contains(multiplexer.id(&self.models[*model].name));
-        let turned: Vec<_> = worker.models.iter().copied().filter(is_turned).collect();
-        if !turned.is_empty() {
+        let toggled = multiplexer.set_gates(gates);
+        let is_toggled = |model: &ModelId| toggled.contains(multiplexer.id(&self.models[*model].name));
+        let toggled: Vec<_> = worker.models.iter().copied().filter(is_toggled).collect();
+        if !toggled.is_empty() {
             // A model that is ready again is treated as newly advertised: earlier failures there are forgiven. They are
             // also forgiven when the gate closes: no requests go there until the model is ready again, and the failed
             // requests may be all that has it loaded.
-            worker.handle_turned(&turned);
-            turned.iter().for_each(|model| self.models.touch(*model));
+            worker.handle_toggled(&toggled);
+            toggled.iter().for_each(|model| self.models.touch(*model));
         }
         worker.grant = Some(sums);
         worker.granted_at = self.turn;
@@ -48,64 +39,58 @@ impl Dispatch {
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
         };
         let new: Vec<_> = worker.models.iter().copied().filter(is_new).collect();
-        self.serve_anew(key, new, now, out);
-        self.mark(key, now);
-        self.answer_gates(key, now);
-    }
-
-    /// Updates a multiplexer's models that have opened, closed or changed their meaning.
-    fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>, now: Moment, out: &mut Vec<Effect>) {
-        for model in models {
-            self.begin_serving(key, model, now);
+        for model in new {
+            self.begin_serving(key, model);
         }
-        self.refresh_rank(key);
-        self.fill(key, now, out);
+        self.note_freed(key);
+        self.settle();
+        self.mark(key);
+        self.answer_gates(key);
     }
 
     /// Replies to the gates as to every grant, if requests wait for one of their models.
-    fn answer_gates(&mut self, key: WorkerKey, now: Moment) {
+    fn answer_gates(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        if worker.demand.believes_in(|model| worker.is_open_for(model)) {
-            self.answer_grant(key, now);
+        if worker.demand.has_reported_demand(|model| worker.is_open_for(model)) {
+            self.answer_grant(key);
         }
     }
 
     /// Applies the slot states, which only influence the assignment of loads, and the names of the slots' models.
-    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot], now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot]) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        let are_renamed = multiplexer.set_slots(slots, now);
+        let are_renamed = multiplexer.set_slots(slots, self.clock.now);
         worker.demand.handle_forgotten(|name| multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none());
         for model in &worker.models {
-            self.models[*model].note_asked(key, multiplexer);
-            self.models.touch_told(*model);
+            self.models[*model].update_demand(key, multiplexer);
+            self.models.mark_reported(*model);
         }
         if are_renamed {
-            let models = worker.models.clone();
-            self.serve_anew(key, models.clone(), now, out);
-            // Perhaps no worker means the models any more that may serve these requests.
-            models.into_iter().for_each(|model| self.fail_hopeless(model, now, out));
+            for model in worker.models.clone() {
+                self.begin_serving(key, model);
+            }
         }
-        self.mark(key, now);
+        self.mark(key);
     }
 }
 
 impl Group {
     /// Returns the demand to report to a worker. A multiplexer that does not serve the model receives it only if it was
     /// assigned to load the model, or for requests that no other worker may serve.
-    pub(super) fn told(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
+    pub(super) fn reported_demand(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         if !self.concerns(worker) {
             return self.queue.pinned_waiting_for(worker);
         }
         let mut waiting = self.queue.waiting_for(worker, &is_due);
         let gate = worker.multiplexer.as_ref().and_then(|multiplexer| multiplexer.gate(&self.name));
-        let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MOST_TOLD));
+        let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MAX_REPORTED));
         if let Some(most) = most.filter(|most| *most < waiting.count) {
             waiting.count = most;
             waiting.arrivals = self.queue.first_arrivals(worker, most, is_due);
@@ -116,6 +101,6 @@ impl Group {
     /// True if this worker receives the demand for the model. The many multiplexers that do not hold the model do not,
     /// so that a request costs no check of them.
     pub(super) fn concerns(&self, worker: &Worker) -> bool {
-        worker.is_open_for(&self.name) || self.choice.is_some_and(|choice| choice.worker == worker.key)
+        worker.is_open_for(&self.name) || self.assignment.is_some_and(|assignment| assignment.worker == worker.key)
     }
 }

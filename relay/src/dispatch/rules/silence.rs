@@ -4,15 +4,14 @@
 //! as silent as one that hangs, so its work is not thrown away for a place in the queue. Each move spends one of the
 //! three requeues, and goes to a worker that the request was not revoked from before.
 
-use super::Dispatch;
-use super::clock::Moment;
-use super::effect::{Effect, RequeueReason};
-use super::event::{CancelReason, RequestKey, WorkerKey};
-use super::registry::Worker;
-use super::request::{MAX_REQUEUES, State};
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::effect::{Effect, RequeueReason};
+use crate::dispatch::model::event::{CancelReason, RequestKey, WorkerKey};
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::request::{MAX_REQUEUES, RequestState};
 
 impl Dispatch {
-    /// Returns the attempt that [`Event::Silent`](super::Event::Silent) would end: that of a running request which
+    /// Returns the attempt that [`Event::Silent`](crate::dispatch::Event::Silent) would end: that of a running request which
     /// another worker can serve now.
     pub fn can_move(&self, request: RequestKey) -> Option<u32> {
         self.worker_to_move_to(request)?;
@@ -21,7 +20,7 @@ impl Dispatch {
 
     fn worker_to_move_to(&self, key: RequestKey) -> Option<WorkerKey> {
         let request = self.requests.get(&key)?;
-        let State::Running { worker: silent, .. } = request.state else { return None };
+        let RequestState::Running { worker: silent, .. } = request.state else { return None };
         if request.pin.is_some() || request.requeues == MAX_REQUEUES || self.refuses_waiting().is_some() {
             return None;
         }
@@ -30,16 +29,19 @@ impl Dispatch {
         self.best_of(request, suits)
     }
 
-    pub(super) fn handle_silent(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_silent(&mut self, key: RequestKey) {
         let Some(to) = self.worker_to_move_to(key) else { return };
-        self.take_back(key, CancelReason::Timeout, out);
+        self.revoke(key, CancelReason::Timeout);
         let Some(request) = self.requests.get_mut(&key) else { return };
-        let State::Running { worker: silent, .. } = request.state else { return };
+        let RequestState::Running { worker: silent, .. } = request.state else { return };
         request.requeues += 1;
         request.silent.push(silent);
-        request.state = State::Queued { place: None, since: now, cold_start: 0 };
-        out.push(Effect::Requeued { request: key, reason: RequeueReason::FirstByteTimeout, attempt: request.attempts });
-        self.send(key, to, now, out);
-        self.settle(silent, now, out);
+        request.state = RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 };
+        self.out.push(Effect::Requeued {
+            request: key,
+            reason: RequeueReason::FirstByteTimeout,
+            attempt: request.attempts,
+        });
+        self.send(key, to);
     }
 }

@@ -21,50 +21,23 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::Dispatch;
-use super::clock::{Moment, Span, duration};
-use super::effect::{Effect, Failure};
-use super::event::{Model, RequestKey, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::LaneKey;
-use super::registry::Worker;
-use super::residency::{Failed, Multiplexer, Nearness, Standing};
-
-/// The least time that an assignment holds without success, in nanoseconds.
-const LEAST_PATIENCE: Span = 60_000_000_000;
-
-/// The multiple of the worker's first reported ETA after which an assignment expires.
-const ETA_PATIENCE: Span = 2;
-
-/// The worker that was assigned to load a model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Choice {
-    pub(super) worker: WorkerKey,
-    since: Moment,
-    pub(super) until: Moment,
-    /// True once the worker has reported an ETA, which is used only once.
-    has_eta: bool,
-}
-
-impl Choice {
-    fn new(worker: WorkerKey, now: Moment) -> Self {
-        Self { worker, since: now, until: now.plus(LEAST_PATIENCE), has_eta: false }
-    }
-
-    fn handle_eta(mut self, eta: Option<Span>) -> Self {
-        if let Some(eta) = eta.filter(|_| !self.has_eta) {
-            self.has_eta = true;
-            self.until = self.since.plus(eta.saturating_mul(ETA_PATIENCE).max(LEAST_PATIENCE));
-        }
-        self
-    }
-}
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::assignment::LoadAssignment;
+use crate::dispatch::model::clock::{Moment, Span, duration};
+use crate::dispatch::model::effect::Failure;
+use crate::dispatch::model::event::{Model, RequestKey, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::residency::{Failed, LoadEligibility, Multiplexer, Nearness};
 
 impl Dispatch {
     /// Updates the assignments of all touched models. Runs last in every event, before demand is reported.
-    pub(super) fn settle_choices(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= now) {
-            self.models.choice_dues.pop_first();
+    pub(in super::super) fn update_assignments(&mut self) {
+        while let Some((_, model)) =
+            self.models.assignment_dues.first().copied().filter(|(due, _)| *due <= self.clock.now)
+        {
+            self.models.assignment_dues.pop_first();
             self.models.touch(model);
         }
         if self.models.touched.is_empty() {
@@ -74,46 +47,46 @@ impl Dispatch {
         let moving = std::mem::take(&mut self.models.moving);
         let mut touched: Vec<_> = std::mem::take(&mut self.models.touched).into_iter().collect();
         touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
-        touched.iter().for_each(|model| self.models.hold(*model));
+        touched.iter().for_each(|model| self.models.retain(*model));
         for model in touched {
-            self.fail_unloadable(model, now, out);
-            let choice = self.next_choice(model, moving.contains(&model), now);
-            self.set_choice(model, choice, now);
+            self.fail_unloadable(model);
+            let assignment = self.next_assignment(model, moving.contains(&model));
+            self.set_assignment(model, assignment);
             self.models.touched.remove(&model);
-            self.models.let_go(model);
+            self.models.release(model);
         }
     }
 
     /// Returns the failure of a request that would wait for a load, if no worker can load its model now.
-    pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey, now: Moment) -> Option<Failure> {
+    pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey) -> Option<Failure> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() || self.is_open_to(group, lane) {
             return None;
         }
         let mut first: Option<(WorkerKey, &Failed)> = None;
         for worker in self.multiplexers_for(group, lane) {
-            match worker.standing(&group.name, now)? {
-                Standing::Able(_) => return None,
-                Standing::Leaving => {}
-                Standing::Failed(failed) => {
+            match worker.eligibility(&group.name, self.clock.now)? {
+                LoadEligibility::Able(_) => return None,
+                LoadEligibility::Leaving => {}
+                LoadEligibility::Failed(failed) => {
                     if first.is_none_or(|(_, sooner)| failed.sooner(sooner).is_lt()) {
                         first = Some((worker.key, failed));
                     }
                 }
             }
         }
-        first.map(|(worker, failed)| failure(worker, failed, now))
+        first.map(|(worker, failed)| failure(worker, failed, self.clock.now))
     }
 
     /// The same for a request that only this worker may serve.
-    pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey, now: Moment) -> Option<Failure> {
+    pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey) -> Option<Failure> {
         let (group, worker) = (&self.models[model], self.workers.get(&pin)?);
         if !group.multiplexers.contains(&pin) || group.open.core1.contains(&pin) {
             return None;
         }
-        match worker.standing(&group.name, now)? {
-            Standing::Failed(failed) => Some(failure(pin, failed, now)),
-            Standing::Able(_) | Standing::Leaving => None,
+        match worker.eligibility(&group.name, self.clock.now)? {
+            LoadEligibility::Failed(failed) => Some(failure(pin, failed, self.clock.now)),
+            LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
         }
     }
 
@@ -133,10 +106,10 @@ impl Dispatch {
     }
 
     /// Returns the time until the pinned or assigned worker has loaded the model, if it reported one.
-    pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>, now: Moment) -> Option<Span> {
+    pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>) -> Option<Span> {
         let group = &self.models[model];
-        let worker = pin.or(group.choice.map(|choice| choice.worker))?;
-        self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, now)
+        let worker = pin.or(group.assignment.map(|assignment| assignment.worker))?;
+        self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, self.clock.now)
     }
 
     /// True if some worker that serves the model now could receive requests of this lane.
@@ -151,31 +124,31 @@ impl Dispatch {
     }
 
     /// Ends requests that wait for a load if no worker can load the model now.
-    fn fail_unloadable(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+    fn fail_unloadable(&mut self, model: ModelId) {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return;
         }
         let mut failures: Vec<(RequestKey, Failure)> = Vec::new();
         for (lane, waiting) in group.queue.open_lanes() {
-            if let Some(failure) = self.refuses_to_load(model, lane, now) {
+            if let Some(failure) = self.refuses_to_load(model, lane) {
                 failures.extend(waiting.keys().map(|key| (key, failure)));
             }
         }
         for pin in group.queue.pins() {
-            if let Some(failure) = self.refuses_to_load_pinned(model, pin, now) {
+            if let Some(failure) = self.refuses_to_load_pinned(model, pin) {
                 failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure)));
             }
         }
         failures.sort_unstable_by_key(|(key, _)| *key);
         for (key, failure) in failures {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 
     /// `moving`: true if the previous assignment may move to a worker that already has demand for the model.
-    fn next_choice(&self, model: ModelId, moving: bool, now: Moment) -> Option<Choice> {
+    fn next_assignment(&self, model: ModelId, moving: bool) -> Option<LoadAssignment> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return None;
@@ -189,65 +162,72 @@ impl Dispatch {
             let worker = self.workers.get(&key)?;
             let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
             let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
-            match worker.standing(&group.name, now).filter(|_| could)? {
-                Standing::Able(nearness) => Some(nearness),
-                Standing::Failed(_) | Standing::Leaving => None,
+            match worker.eligibility(&group.name, self.clock.now).filter(|_| could)? {
+                LoadEligibility::Able(nearness) => Some(nearness),
+                LoadEligibility::Failed(_) | LoadEligibility::Leaving => None,
             }
         };
-        let beside = |key: WorkerKey| {
-            let nearness = self.nearness_beside(key, model, near(key)?, now);
-            Some((!self.is_asked_by_another_name(key, model), nearness))
+        let alongside = |key: WorkerKey| {
+            let nearness = self.nearness_alongside(key, model, near(key)?);
+            Some((!self.is_assigned_by_another_name(key, model), nearness))
         };
-        let kept = group.choice.filter(|choice| now < choice.until && near(choice.worker).is_some());
-        let choice = match kept {
+        let kept = group
+            .assignment
+            .filter(|assignment| self.clock.now < assignment.until && near(assignment.worker).is_some());
+        let assignment = match kept {
             Some(kept) if !moving => kept,
             Some(kept) => {
-                let asked = group.asked.iter().copied().chain([kept.worker]);
-                let nearest = self.nearest(asked, group, beside, group.passed_over)?;
-                if nearest == kept.worker { kept } else { Choice::new(nearest, now) }
+                let candidates = group.with_demand.iter().copied().chain([kept.worker]);
+                let nearest = self.nearest(candidates, group, alongside, group.timed_out)?;
+                if nearest == kept.worker { kept } else { LoadAssignment::new(nearest, self.clock.now) }
             }
             None => {
-                let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
+                let overdue = group
+                    .assignment
+                    .filter(|assignment| self.clock.now >= assignment.until)
+                    .map(|assignment| assignment.worker);
                 let all = group.multiplexers.iter().copied();
-                Choice::new(self.nearest(all, group, beside, overdue.or(group.passed_over))?, now)
+                LoadAssignment::new(self.nearest(all, group, alongside, overdue.or(group.timed_out))?, self.clock.now)
             }
         };
-        let eta =
-            self.workers.get(&choice.worker).and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, now));
-        Some(choice.handle_eta(eta))
+        let eta = self
+            .workers
+            .get(&assignment.worker)
+            .and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, self.clock.now));
+        Some(assignment.handle_eta(eta))
     }
 
     /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
     /// long, although the worker has not reported so yet. If they were treated as free, one worker would be assigned
     /// all models requested before its next report, however many other workers are idle.
-    fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness, now: Moment) -> Nearness {
+    fn nearness_alongside(&self, key: WorkerKey, model: ModelId, nearness: Nearness) -> Nearness {
         let Some((worker, multiplexer)) = self.workers.get(&key).and_then(|w| Some((w, w.multiplexer.as_ref()?)))
         else {
             return nearness;
         };
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
+        let assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
         // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
-        let others = asked.map(|group| multiplexer.id(&group.name));
+        let others = assigned.map(|group| multiplexer.id(&group.name));
         let others: BTreeSet<_> = others.filter(|other| *other != model && !multiplexer.is_coming(other)).collect();
         if others.is_empty() {
             return nearness;
         }
-        multiplexer.nearness_beside(&others, model, now)
+        multiplexer.nearness_alongside(&others, model, self.clock.now)
     }
 
     /// True if this relay has assigned the same model to a worker by another name, and so its load: whichever worker is
     /// nearer now, a second load is worse than none.
-    fn is_asked_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
+    fn is_assigned_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
         let has_names = |worker: &&Worker| worker.multiplexer.as_ref().is_some_and(Multiplexer::has_aliases);
         let Some(worker) = self.workers.get(&key).filter(has_names) else {
             return false;
         };
         let id = worker.id(&self.models[model].name);
         let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let mut asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
-        asked.any(|group| worker.id(&group.name) == id)
+        let mut assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
+        assigned.any(|group| worker.id(&group.name) == id)
     }
 
     /// Returns the nearest of these workers; `overdue`, whose time is over, comes last. All relays break ties in the
@@ -272,29 +252,29 @@ impl Dispatch {
         multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
-    fn set_choice(&mut self, model: ModelId, choice: Option<Choice>, now: Moment) {
+    fn set_assignment(&mut self, model: ModelId, assignment: Option<LoadAssignment>) {
         let group = &mut self.models[model];
-        let old = std::mem::replace(&mut group.choice, choice);
-        group.passed_over = match (old, choice) {
+        let old = std::mem::replace(&mut group.assignment, assignment);
+        group.timed_out = match (old, assignment) {
             (_, None) => None,
-            (Some(old), Some(new)) if old.worker != new.worker && now >= old.until => Some(old.worker),
-            (_, Some(_)) => group.passed_over,
+            (Some(old), Some(new)) if old.worker != new.worker && self.clock.now >= old.until => Some(old.worker),
+            (_, Some(_)) => group.timed_out,
         };
         if let Some(old) = old {
-            self.models.choice_dues.remove(&(old.until, model));
+            self.models.assignment_dues.remove(&(old.until, model));
         }
-        self.models.choice_dues.extend(choice.map(|choice| (choice.until, model)));
-        let (before, after) = (old.map(|choice| choice.worker), choice.map(|choice| choice.worker));
+        self.models.assignment_dues.extend(assignment.map(|assignment| (assignment.until, model)));
+        let (before, after) = (old.map(|assignment| assignment.worker), assignment.map(|assignment| assignment.worker));
         if before != after {
             for worker in before.into_iter().chain(after) {
-                self.mark(worker, now);
+                self.mark(worker);
             }
         }
     }
 }
 
 /// The rendezvous hash: relays agree, each worker gets few models, and a worker that joins or leaves moves few.
-pub(super) fn affinity(instance: &str, model: &str) -> u64 {
+pub(in super::super) fn affinity(instance: &str, model: &str) -> u64 {
     let hash = Sha256::new().chain_update(instance).chain_update([0]).chain_update(model).finalize();
     hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }

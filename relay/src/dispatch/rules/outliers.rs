@@ -9,13 +9,11 @@
 //! Workers that were passed over become due when the last sound one leaves, or changes. All waiting requests are then
 //! placed in order, since several workers may accept them.
 
-use super::Dispatch;
-use super::clock::Moment;
-use super::effect::Effect;
-use super::event::WorkerKey;
-use super::models::{Group, ModelId};
-use super::queue::LaneKey;
-use super::registry::Worker;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::event::WorkerKey;
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::registry::Worker;
 
 impl Dispatch {
     /// True if a worker fails the model and a sound one that `suits` serves it.
@@ -36,24 +34,26 @@ impl Dispatch {
     }
 
     /// Records that the servers of a model have changed, and with them the demand of its failing workers.
-    pub(super) fn note_servers_changed(&mut self, model: ModelId, now: Moment) {
+    pub(super) fn mark_failing(&mut self, model: ModelId) {
         if self.models[model].failing.is_empty() {
             return;
         }
-        self.are_servers_changed = true;
+        self.unsettled.are_servers_changed = true;
         for worker in self.models[model].failing.clone() {
-            self.mark(worker, now);
+            self.mark(worker);
         }
     }
 
     /// Places all waiting requests, oldest first, if the servers of a failing model have changed.
-    pub(super) fn place_if_servers_changed(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        if !std::mem::take(&mut self.are_servers_changed) {
+    pub(super) fn place_if_servers_changed(&mut self) {
+        if !std::mem::take(&mut self.unsettled.are_servers_changed) {
             return;
         }
         let is_placeable = |this: &Self, key| this.requests.get(&key).is_some_and(|it| this.pick(it).is_some());
+        self.refresh_ranks();
         while let Some(key) = self.queue.all_firsts().into_iter().find(|key| is_placeable(self, *key)) {
-            self.place(key, now, out);
+            self.place(key);
+            self.refresh_ranks();
         }
     }
 }

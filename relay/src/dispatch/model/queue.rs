@@ -13,23 +13,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
-use super::line::{Line, SeatId, Waiter};
 use super::models::ModelId;
 use super::registry::Worker;
 use super::request::{FailedOn, Request, Scope, refuses};
 use super::shares::Shares;
+use super::wait_list::{EntryIndex, QueueEntry, WaitList};
 
 /// The properties that all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct LaneKey {
-    pub(super) model: ModelId,
-    pub(super) needs_core1: bool,
-    pub(super) failed_on: Vec<FailedOn>,
-    pub(super) scope: Option<Scope>,
+pub(crate) struct LaneKey {
+    pub(crate) model: ModelId,
+    pub(crate) needs_core1: bool,
+    pub(crate) failed_on: Vec<FailedOn>,
+    pub(crate) scope: Option<Scope>,
 }
 
 impl LaneKey {
-    pub(super) fn admits(&self, worker: &Worker) -> bool {
+    pub(crate) fn admits(&self, worker: &Worker) -> bool {
         (worker.core1 || !self.needs_core1)
             && !refuses(&self.failed_on, self.model, worker)
             && self.scope.as_ref().is_none_or(|scope| scope.admits(worker))
@@ -38,28 +38,28 @@ impl LaneKey {
 
 /// One lane of a model's queue.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct LaneId {
+pub(crate) struct LaneId {
     /// The only worker that may serve the requests of the lane.
-    pub(super) pin: Option<WorkerKey>,
-    pub(super) key: LaneKey,
+    pub(crate) pin: Option<WorkerKey>,
+    pub(crate) key: LaneKey,
 }
 
 /// A lane's number within its model's queue, valid while the lane is not empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct LaneNo(u32);
+pub(crate) struct LaneNo(u32);
 
 /// The place of a request in its model's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
-    pub(super) lane: LaneNo,
-    seat: SeatId,
+pub(crate) struct QueuePlace {
+    pub(crate) lane: LaneNo,
+    index: EntryIndex,
 }
 
 /// Requests that exactly the same workers can serve.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct QueueLane {
     id: LaneId,
-    line: Line,
+    list: WaitList,
     /// Cold while they wait for a load.
     clock: LaneClock,
     /// The whole queue's view of this lane.
@@ -68,14 +68,14 @@ pub(super) struct Lane {
 
 /// The view of a lane from outside. Empty for an empty lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Front {
+pub(crate) struct Front {
     first: Option<RequestKey>,
     due: Option<Moment>,
 }
 
 /// A change of a lane's front.
 #[derive(Debug)]
-pub(super) struct FrontChange {
+pub(crate) struct FrontChange {
     pin: Option<WorkerKey>,
     old: Front,
     new: Front,
@@ -83,41 +83,41 @@ pub(super) struct FrontChange {
 
 /// A waiting request whose time is over on one axis.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expired {
-    pub(super) key: RequestKey,
-    pub(super) axis: Axis,
+pub(crate) struct Expired {
+    pub(crate) key: RequestKey,
+    pub(crate) axis: Axis,
 }
 
-impl Lane {
+impl QueueLane {
     fn new(id: LaneId, cold: bool, now: Moment) -> Self {
-        Self { id, line: Line::default(), clock: LaneClock::new(cold, now), front: Front::default() }
+        Self { id, list: WaitList::default(), clock: LaneClock::new(cold, now), front: Front::default() }
     }
 
     /// All waiting requests, in no order.
-    pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
-        self.line.keys()
+    pub(crate) fn keys(&self) -> impl Iterator<Item = RequestKey> {
+        self.list.keys()
     }
 
-    pub(super) fn is_cold(&self) -> bool {
+    pub(crate) fn is_cold(&self) -> bool {
         self.clock.is_cold()
     }
 
-    pub(super) fn admits(&self, worker: &Worker) -> bool {
+    pub(crate) fn admits(&self, worker: &Worker) -> bool {
         self.id.key.admits(worker)
     }
 
-    pub(super) fn key(&self) -> &LaneKey {
+    pub(crate) fn key(&self) -> &LaneKey {
         &self.id.key
     }
 
     fn front(&self, now: Moment) -> Front {
-        let due = |axis| self.clock.when(axis, self.line.next_due(axis)?.0, now);
-        Front { first: self.line.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
+        let due = |axis| self.clock.when(axis, self.list.next_due(axis)?.0, now);
+        Front { first: self.list.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
     }
 
     fn expired(&self, now: Moment) -> Option<Expired> {
         Axis::ALL.into_iter().find_map(|axis| {
-            let (due, key) = self.line.next_due(axis)?;
+            let (due, key) = self.list.next_due(axis)?;
             (self.clock.at(axis, now) >= due).then_some(Expired { key, axis })
         })
     }
@@ -127,16 +127,16 @@ type Lanes = BTreeMap<LaneKey, LaneNo>;
 
 /// The number of waiting requests, and since when they wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Waiting {
-    pub(super) count: u32,
-    pub(super) oldest: Option<Moment>,
-    pub(super) arrivals: i128,
+pub(crate) struct Waiting {
+    pub(crate) count: u32,
+    pub(crate) oldest: Option<Moment>,
+    pub(crate) arrivals: i128,
 }
 
 /// The queue of one model.
 #[derive(Debug, Default)]
-pub(super) struct ModelQueue {
-    lanes: Vec<Option<Lane>>,
+pub(crate) struct ModelQueue {
+    lanes: Vec<Option<QueueLane>>,
     /// Unused numbers.
     free: Vec<LaneNo>,
     open: Lanes,
@@ -145,28 +145,28 @@ pub(super) struct ModelQueue {
 
 impl ModelQueue {
     /// Returns the position of the lane's cold clock. That of a lane that does not exist yet will begin at zero.
-    pub(super) fn cold(&self, id: &LaneId, now: Moment) -> Span {
+    pub(crate) fn cold(&self, id: &LaneId, now: Moment) -> Span {
         self.number(id).and_then(|lane| self.lane(lane)).map_or(0, |lane| lane.clock.at(Axis::Cold, now))
     }
 
     /// Inserts a request; `cold` is the current state of its lane.
-    pub(super) fn insert(&mut self, id: LaneId, waiter: Waiter, cold: bool, now: Moment) -> Place {
+    pub(crate) fn insert(&mut self, id: LaneId, entry: QueueEntry, cold: bool, now: Moment) -> QueuePlace {
         let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
-        let seat = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").line.insert(waiter);
-        Place { lane, seat }
+        let index = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").list.insert(entry);
+        QueuePlace { lane, index }
     }
 
     /// Removes a request; returns the position of the lane's cold clock.
-    pub(super) fn remove(&mut self, place: Place, now: Moment) -> Span {
+    pub(crate) fn remove(&mut self, place: QueuePlace, now: Moment) -> Span {
         let Some(lane) = self.lane_mut(place.lane) else {
             return 0;
         };
-        lane.line.remove(place.seat);
+        lane.list.remove(place.index);
         lane.clock.at(Axis::Cold, now)
     }
 
     /// Switches the lane to its other clock.
-    pub(super) fn set_cold(&mut self, lane: LaneNo, cold: bool, now: Moment) {
+    pub(crate) fn set_cold(&mut self, lane: LaneNo, cold: bool, now: Moment) {
         if let Some(lane) = self.lane_mut(lane) {
             lane.clock.set_cold(cold, now);
         }
@@ -174,11 +174,11 @@ impl ModelQueue {
 
     /// Called after any of these: updates the first request and the next deadline, returns the change if there is one,
     /// and removes an empty lane.
-    pub(super) fn refresh(&mut self, number: LaneNo, now: Moment) -> Option<FrontChange> {
+    pub(crate) fn refresh(&mut self, number: LaneNo, now: Moment) -> Option<FrontChange> {
         let lane = self.lane_mut(number)?;
         let new = lane.front(now);
         let old = std::mem::replace(&mut lane.front, new);
-        let (pin, is_empty) = (lane.id.pin, lane.line.is_empty());
+        let (pin, is_empty) = (lane.id.pin, lane.list.is_empty());
         if is_empty {
             self.forget(number);
         }
@@ -186,22 +186,22 @@ impl ModelQueue {
     }
 
     /// All lanes.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneNo, &LaneId, &Lane)> {
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneNo, &LaneId, &QueueLane)> {
         let pinned = self.pinned.values().flat_map(BTreeMap::values);
         let numbers = self.open.values().chain(pinned).copied();
         numbers.filter_map(|number| self.lane(number).map(|lane| (number, &lane.id, lane)))
     }
 
-    pub(super) fn lane(&self, LaneNo(number): LaneNo) -> Option<&Lane> {
+    pub(crate) fn lane(&self, LaneNo(number): LaneNo) -> Option<&QueueLane> {
         self.lanes.get(number as usize)?.as_ref()
     }
 
     /// Returns a request of the lane whose time is over.
-    pub(super) fn expired(&self, lane: LaneNo, now: Moment) -> Option<Expired> {
+    pub(crate) fn expired(&self, lane: LaneNo, now: Moment) -> Option<Expired> {
         self.lane(lane)?.expired(now)
     }
 
-    fn lane_mut(&mut self, LaneNo(number): LaneNo) -> Option<&mut Lane> {
+    fn lane_mut(&mut self, LaneNo(number): LaneNo) -> Option<&mut QueueLane> {
         self.lanes.get_mut(number as usize)?.as_mut()
     }
 
@@ -223,12 +223,12 @@ impl ModelQueue {
             None => &mut self.open,
         };
         lanes.insert(id.key.clone(), number);
-        self.lanes[number.0 as usize] = Some(Lane::new(id, cold, now));
+        self.lanes[number.0 as usize] = Some(QueueLane::new(id, cold, now));
         number
     }
 
     fn forget(&mut self, number: LaneNo) {
-        let Some(Lane { id, .. }) = self.lanes[number.0 as usize].take() else {
+        let Some(QueueLane { id, .. }) = self.lanes[number.0 as usize].take() else {
             return;
         };
         self.free.push(number);
@@ -246,46 +246,46 @@ impl ModelQueue {
 
     /// Returns the oldest request that this worker can serve, among those without a pin, in the lanes that are due for
     /// it.
-    pub(super) fn oldest_open_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Option<RequestKey> {
+    pub(crate) fn oldest_open_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Option<RequestKey> {
         let due = self.open_lanes().filter(|(key, _)| key.admits(worker) && is_due(key));
         due.filter_map(|(_, lane)| lane.front.first).min()
     }
 
     /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it.
-    pub(super) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
+    pub(crate) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         total(self.lanes_for(worker, is_due))
     }
 
     /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds.
-    pub(super) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
+    pub(crate) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.line.oldest(count)).collect();
-        first.sort_unstable_by_key(|waiter| waiter.key);
-        first.iter().take(count).map(|waiter| waiter.arrived.nanos()).sum()
+        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.list.oldest(count)).collect();
+        first.sort_unstable_by_key(|entry| entry.key);
+        first.iter().take(count).map(|entry| entry.arrived.nanos()).sum()
     }
 
     /// Returns all waiting requests of the model.
-    pub(super) fn waiting(&self) -> Waiting {
+    pub(crate) fn waiting(&self) -> Waiting {
         total(self.lanes().map(|(_, _, lane)| lane))
     }
 
     /// Returns the lanes of requests that are not pinned, by their needs.
-    pub(super) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+    pub(crate) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &QueueLane)> {
         self.all_of(&self.open)
     }
 
     /// Returns the requests that only this worker may serve, in no order.
-    pub(super) fn pinned_to(&self, worker: WorkerKey) -> Vec<RequestKey> {
+    pub(crate) fn pinned_to(&self, worker: WorkerKey) -> Vec<RequestKey> {
         self.lanes_pinned_to(worker).flat_map(|(_, lane)| lane.keys()).collect()
     }
 
     /// Returns the workers that requests are pinned to.
-    pub(super) fn pins(&self) -> impl Iterator<Item = WorkerKey> {
+    pub(crate) fn pins(&self) -> impl Iterator<Item = WorkerKey> {
         self.pinned.keys().copied()
     }
 
     /// Returns the requests that wait for this worker alone.
-    pub(super) fn pinned_waiting_for(&self, worker: &Worker) -> Waiting {
+    pub(crate) fn pinned_waiting_for(&self, worker: &Worker) -> Waiting {
         let lanes = self.lanes_pinned_to(worker.key);
         total(lanes.filter(|(key, _)| key.admits(worker)).map(|(_, lane)| lane))
     }
@@ -294,7 +294,7 @@ impl ModelQueue {
         &'a self,
         worker: &'a Worker,
         is_due: impl Fn(&LaneKey) -> bool,
-    ) -> impl Iterator<Item = &'a Lane> {
+    ) -> impl Iterator<Item = &'a QueueLane> {
         self.open_lanes()
             .filter(move |(key, _)| is_due(key))
             .chain(self.lanes_pinned_to(worker.key))
@@ -302,43 +302,43 @@ impl ModelQueue {
             .map(|(_, lane)| lane)
     }
 
-    fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+    fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &QueueLane)> {
         self.pinned.get(&worker).into_iter().flat_map(|lanes| self.all_of(lanes))
     }
 
-    fn all_of<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (&'a LaneKey, &'a Lane)> {
+    fn all_of<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (&'a LaneKey, &'a QueueLane)> {
         lanes.iter().filter_map(|(key, number)| Some((key, self.lane(*number)?)))
     }
 }
 
-fn total<'a>(lanes: impl Iterator<Item = &'a Lane>) -> Waiting {
+fn total<'a>(lanes: impl Iterator<Item = &'a QueueLane>) -> Waiting {
     lanes.fold(Waiting::default(), |sum, lane| Waiting {
-        count: sum.count.saturating_add(u32::try_from(lane.line.len()).unwrap_or(u32::MAX)),
-        oldest: lane.line.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
-        arrivals: sum.arrivals + lane.line.arrivals(),
+        count: sum.count.saturating_add(u32::try_from(lane.list.len()).unwrap_or(u32::MAX)),
+        oldest: lane.list.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
+        arrivals: sum.arrivals + lane.list.arrivals(),
     })
 }
 
 /// A lane of a model.
-pub(super) type LaneRef = (ModelId, LaneNo);
+pub(crate) type LaneRef = (ModelId, LaneNo);
 
 /// The provider's whole queue: its size, the first request of each lane, and the next deadlines.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    pub(super) len: usize,
-    pub(super) bytes: u64,
-    pub(super) shares: Shares,
+pub(crate) struct Queue {
+    pub(crate) len: usize,
+    pub(crate) bytes: u64,
+    pub(crate) shares: Shares,
     /// The first request of each lane that is not pinned, oldest first.
-    pub(super) firsts: BTreeSet<(RequestKey, LaneRef)>,
+    pub(crate) firsts: BTreeSet<(RequestKey, LaneRef)>,
     /// The first request of each pinned lane, by its worker.
-    pub(super) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
+    pub(crate) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
     /// The next deadline of each lane.
-    pub(super) dues: BTreeSet<(Moment, LaneRef)>,
+    pub(crate) dues: BTreeSet<(Moment, LaneRef)>,
 }
 
 impl Queue {
     /// Adds a request that begins to wait to the totals.
-    pub(super) fn handle_waiting(&mut self, request: &Request) {
+    pub(crate) fn handle_waiting(&mut self, request: &Request) {
         self.len += 1;
         self.bytes = self.bytes.saturating_add(request.bytes);
         if let Some(share) = &request.share {
@@ -347,7 +347,7 @@ impl Queue {
     }
 
     /// Subtracts a request that no longer waits from the totals.
-    pub(super) fn handle_gone(&mut self, request: &Request) {
+    pub(crate) fn handle_gone(&mut self, request: &Request) {
         self.len -= 1;
         self.bytes = self.bytes.saturating_sub(request.bytes);
         if let Some(share) = &request.share {
@@ -356,7 +356,7 @@ impl Queue {
     }
 
     /// Returns the first request of each lane pinned to this worker, oldest first.
-    pub(super) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
+    pub(crate) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
         let from = (worker, RequestKey(0), (ModelId::FIRST, LaneNo(0)));
         // Nearly always there is none, and no search is needed.
         let all = (!self.pinned_firsts.is_empty()).then(|| self.pinned_firsts.range(from..));
@@ -365,7 +365,7 @@ impl Queue {
     }
 
     /// Returns the first request of each lane, oldest first.
-    pub(super) fn all_firsts(&self) -> Vec<RequestKey> {
+    pub(crate) fn all_firsts(&self) -> Vec<RequestKey> {
         let open = self.firsts.iter().map(|(key, _)| *key);
         let mut all: Vec<_> = open.chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).collect();
         all.sort_unstable();
@@ -373,18 +373,18 @@ impl Queue {
     }
 
     /// The oldest waiting request.
-    pub(super) fn oldest(&self) -> Option<RequestKey> {
+    pub(crate) fn oldest(&self) -> Option<RequestKey> {
         let open = self.firsts.first().map(|(key, _)| *key);
         open.into_iter().chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).min()
     }
 
     /// The next deadline of any waiting request.
-    pub(super) fn next_due(&self) -> Option<Moment> {
+    pub(crate) fn next_due(&self) -> Option<Moment> {
         self.dues.first().map(|(due, _)| *due)
     }
 
     /// Records a lane's new front.
-    pub(super) fn note(&mut self, lane: LaneRef, FrontChange { pin, old, new }: FrontChange) {
+    pub(crate) fn note(&mut self, lane: LaneRef, FrontChange { pin, old, new }: FrontChange) {
         if old.first != new.first {
             if let Some(old) = old.first {
                 self.forget_first(pin, old, lane);

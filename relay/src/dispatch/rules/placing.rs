@@ -6,15 +6,15 @@
 //! Hence a new request may go straight to a free worker, because no waiting request could use it; and a worker that
 //! gains room gets requests from the queue, oldest first, until one of the two is used up.
 
-use super::Dispatch;
-use super::clock::{Moment, duration};
-use super::effect::Effect;
-use super::event::{RequestKey, WorkerKey};
-use super::models::{Group, ModelId};
-use super::queue::{LaneNo, LaneRef};
-use super::registry::Worker;
-use super::request::{Request, State};
-use super::select::Rank;
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::clock::duration;
+use crate::dispatch::model::effect::Effect;
+use crate::dispatch::model::event::{RequestKey, WorkerKey};
+use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::queue::{LaneNo, LaneRef};
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::request::{Request, RequestState};
+use crate::dispatch::model::select::Rank;
 
 impl Dispatch {
     /// Returns the best free worker for a request, if there is one.
@@ -39,30 +39,30 @@ impl Dispatch {
     }
 
     /// Sends a waiting request to a free worker, if there is one.
-    pub(super) fn place(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn place(&mut self, key: RequestKey) {
+        self.refresh_ranks();
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         if let Some(worker) = self.pick(request) {
-            self.dequeue(key, now);
-            self.send(key, worker, now, out);
+            self.dequeue(key);
+            self.send(key, worker);
         }
     }
 
     /// Sends a worker with room the requests that it can serve, oldest first.
-    pub(super) fn fill(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.fill_before(RequestKey(u64::MAX), key, now, out);
+    pub(super) fn dispatch_queued(&mut self, key: WorkerKey) {
+        self.dispatch_queued_before(RequestKey(u64::MAX), key);
     }
 
     /// Sends a worker with room the requests older than `limit` that it can serve.
-    pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.place_if_servers_changed(now, out);
+    pub(super) fn dispatch_queued_before(&mut self, limit: RequestKey, key: WorkerKey) {
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
             };
-            self.dequeue(request, now);
-            self.send(request, key, now, out);
+            self.dequeue(request);
+            self.send(request, key);
         }
     }
 
@@ -102,20 +102,20 @@ impl Dispatch {
     }
 
     /// Sends a request that is in no queue to a worker.
-    pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let Some(worker) = self.workers.get_mut(&to) else {
             return;
         };
-        let State::Queued { since, .. } = request.state else {
+        let RequestState::Queued { since, .. } = request.state else {
             return;
         };
         let group = &self.models[request.model];
         request.attempts += 1;
         let due = request.running_due();
-        request.state = State::Running { worker: to, due };
+        request.state = RequestState::Running { worker: to, due };
         self.running.insert((due, key));
 
         self.turn += 1;
@@ -125,28 +125,26 @@ impl Dispatch {
         if let Some(multiplexer) = &mut worker.multiplexer {
             multiplexer.handle_sent(&group.name);
         }
-        let believes_in_none = worker.demand.handle_sent(&group.name);
+        let is_used_up = worker.demand.handle_sent(&group.name);
         let model = request.model;
-        out.push(Effect::Send {
+        self.out.push(Effect::Send {
             worker: to,
             request: key,
             attempt: request.attempts,
-            waited: duration(now.since(since)),
+            waited: duration(self.clock.now.since(since)),
         });
-        self.refresh_rank(to);
-        if believes_in_none {
-            self.hurry(to, model, now);
+        self.note_load(to);
+        if is_used_up {
+            self.report_demand_now(to, model);
         }
     }
 
-    /// Removes a running request from its worker, which frees the slot. The caller decides on the request, then
-    /// dispatches queued requests to the worker and calls [settle](Self::settle), which updates its rank: not before,
-    /// because a waiting request uses the slot at once if there is one.
+    /// Removes a running request from its worker, which frees the slot. The caller decides on the request.
     pub(super) fn take_from_worker(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let State::Running { worker, due } = request.state else {
+        let RequestState::Running { worker, due } = request.state else {
             return;
         };
         self.running.remove(&(due, key));
@@ -155,19 +153,8 @@ impl Dispatch {
             if let Some(multiplexer) = &mut worker.multiplexer {
                 multiplexer.handle_taken(&self.models[request.model].name);
             }
-        }
-    }
-
-    /// Dispatches queued requests to a worker with a freed slot, or reports it idle if it drains.
-    pub(super) fn settle(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.fill(key, now, out);
-        self.refresh_rank(key);
-        let Some(worker) = self.workers.get_mut(&key) else {
-            return;
-        };
-        if worker.draining && worker.in_flight.is_empty() && !worker.idle_told {
-            worker.idle_told = true;
-            out.push(Effect::DrainedIdle { worker: key });
+            let key = worker.key;
+            self.note_freed(key);
         }
     }
 
@@ -202,7 +189,7 @@ impl Dispatch {
     }
 
     /// Puts a request into the queue at the place of its key. Its cold clock continues where it stopped.
-    pub(super) fn enqueue(&mut self, key: RequestKey, now: Moment) {
+    pub(super) fn enqueue(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -212,25 +199,22 @@ impl Dispatch {
             return;
         };
         let group = &mut self.models[request.model];
-        let cold_start = group.queue.cold(&lane, now) - request.cold_waited;
-        let place = group.queue.insert(lane, request.waiter(cold_start), cold, now);
-        request.state = State::Queued { place: Some(place), since: now, cold_start };
+        let cold_start = group.queue.cold(&lane, self.clock.now) - request.cold_waited;
+        let place = group.queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        request.state = RequestState::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.pin);
-        self.refresh_lane(model, place.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(pin, now);
-        self.models.touch(model);
+        self.note_queue(model, place.lane, pin);
     }
 
     /// Pins a request, queued or not, to another worker than before. Its clocks continue.
-    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
+    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let (model, from) = (request.model, request.pin);
         request.pin = Some(to);
-        let State::Queued { place: Some(old), since, cold_start } = request.state else {
+        let RequestState::Queued { place: Some(old), since, cold_start } = request.state else {
             return;
         };
         let lane = request.lane_id();
@@ -239,40 +223,40 @@ impl Dispatch {
             return;
         };
         let queue = &mut self.models[model].queue;
-        request.cold_waited = queue.remove(old, now) - cold_start;
-        let cold_start = queue.cold(&lane, now) - request.cold_waited;
-        let new = queue.insert(lane, request.waiter(cold_start), cold, now);
-        request.state = State::Queued { place: Some(new), since, cold_start };
-        self.refresh_lane(model, old.lane, now);
-        self.refresh_lane(model, new.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(from, now);
-        self.mark_pin(Some(to), now);
-        self.models.touch(model);
+        request.cold_waited = queue.remove(old, self.clock.now) - cold_start;
+        let cold_start = queue.cold(&lane, self.clock.now) - request.cold_waited;
+        let new = queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        request.state = RequestState::Queued { place: Some(new), since, cold_start };
+        self.note_queue(model, old.lane, from);
+        self.note_queue(model, new.lane, Some(to));
     }
 
     /// Removes a request from the queue.
-    pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
+    pub(in super::super) fn dequeue(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let State::Queued { place: Some(place), since, cold_start } = request.state else {
+        let RequestState::Queued { place: Some(place), since, cold_start } = request.state else {
             return;
         };
         let (model, pin) = (request.model, request.pin);
-        request.cold_waited = self.models[model].queue.remove(place, now) - cold_start;
-        request.state = State::Queued { place: None, since, cold_start };
+        request.cold_waited = self.models[model].queue.remove(place, self.clock.now) - cold_start;
+        request.state = RequestState::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);
-        self.drain_rate.handle_departure(now);
-        self.refresh_lane(model, place.lane, now);
-        self.mark_listeners(model, now);
-        self.mark_pin(pin, now);
+        self.drain_rate.handle_departure(self.clock.now);
+        self.note_queue(model, place.lane, pin);
+    }
+
+    /// Records that the queued requests of a lane have changed.
+    fn note_queue(&mut self, model: ModelId, lane: LaneNo, pin: Option<WorkerKey>) {
+        self.refresh_lane(model, lane);
+        self.mark_listeners(model, pin);
         self.models.touch(model);
     }
 
     /// Updates the whole queue's view of a lane.
-    pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo, now: Moment) {
-        if let Some(change) = self.models[model].queue.refresh(lane, now) {
+    pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo) {
+        if let Some(change) = self.models[model].queue.refresh(lane, self.clock.now) {
             self.queue.note((model, lane), change);
         }
     }

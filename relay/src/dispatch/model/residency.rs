@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState, WorkerError};
-pub(super) use modelrelay_protocol::nearness::Nearness;
+pub(crate) use modelrelay_protocol::nearness::Nearness;
 use modelrelay_protocol::nearness::{self, Way};
 
 use super::clock::{Moment, Span, duration, span};
@@ -17,9 +17,9 @@ use super::event::{Gate, LoadFailure, Model, NewMultiplexer};
 
 /// One worker's multiplexer.
 #[derive(Debug)]
-pub(super) struct Multiplexer {
+pub(crate) struct Multiplexer {
     /// The worker's name at every relay.
-    pub(super) instance: Arc<str>,
+    pub(crate) instance: Arc<str>,
     /// The requests that may be sent, by the model's id. A model without an entry is not served.
     gates: BTreeMap<Model, Gate>,
     /// The reports of each slot that can hold a model, by the model's id.
@@ -36,7 +36,7 @@ struct Offer {
     /// The slot's index.
     slot: usize,
     /// The report as of `at`.
-    said: nearness::Offer,
+    report: nearness::Offer,
     at: Moment,
     /// When a slot that is loading the model will be ready, if it reported an ETA.
     ready: Option<Moment>,
@@ -47,17 +47,17 @@ struct Offer {
 
 /// The reason why a slot cannot load a model now.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Failed {
-    pub(super) code: LoadFailure,
+pub(crate) struct Failed {
+    pub(crate) code: LoadFailure,
     /// When the load may be tried again; `None`: not before the next report.
-    pub(super) until: Option<Moment>,
+    pub(crate) until: Option<Moment>,
     /// The worker's human-readable message.
-    pub(super) message: String,
+    pub(crate) message: String,
 }
 
 /// A worker's eligibility to load a model.
 #[derive(Debug)]
-pub(super) enum Standing<'a> {
+pub(crate) enum LoadEligibility<'a> {
     /// It can; how near it is.
     Able(Nearness),
     /// Every slot that can hold the model reported that it cannot load it now.
@@ -67,7 +67,7 @@ pub(super) enum Standing<'a> {
 }
 
 impl Multiplexer {
-    pub(super) fn new(new: &NewMultiplexer, now: Moment) -> Self {
+    pub(crate) fn new(new: &NewMultiplexer, now: Moment) -> Self {
         Self {
             instance: Arc::clone(&new.instance),
             gates: BTreeMap::new(),
@@ -79,27 +79,27 @@ impl Multiplexer {
 
     /// Returns the id of the model that the worker means by a name. All names of one model share its gate, slots and
     /// count.
-    pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
+    pub(crate) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
         self.aliases.get(name).unwrap_or(name)
     }
 
     /// True if any of its models has an alias.
-    pub(super) fn has_aliases(&self) -> bool {
+    pub(crate) fn has_aliases(&self) -> bool {
         !self.aliases.is_empty()
     }
 
     /// Returns the model's gate; `None` while it is closed.
-    pub(super) fn gate(&self, model: &Model) -> Option<Gate> {
+    pub(crate) fn gate(&self, model: &Model) -> Option<Gate> {
         self.gates.get(self.id(model)).copied()
     }
 
     /// All models that it serves now.
-    pub(super) fn gates(&self) -> impl Iterator<Item = (&Model, &Gate)> {
+    pub(crate) fn gates(&self) -> impl Iterator<Item = (&Model, &Gate)> {
         self.gates.iter()
     }
 
     /// Replaces all gates, and returns the models whose gate opened or closed.
-    pub(super) fn set_gates(&mut self, gates: &[(Model, Gate)]) -> BTreeSet<Model> {
+    pub(crate) fn set_gates(&mut self, gates: &[(Model, Gate)]) -> BTreeSet<Model> {
         let new: BTreeMap<_, _> = gates.iter().cloned().collect();
         let old = std::mem::replace(&mut self.gates, new);
         let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.into_keys().collect(), self.gates.keys().cloned().collect());
@@ -107,7 +107,7 @@ impl Multiplexer {
     }
 
     /// Records that it refused a request because it has no slot: until its next report it has none beyond those in use.
-    pub(super) fn handle_refusal(&mut self, model: &Model) {
+    pub(crate) fn handle_refusal(&mut self, model: &Model) {
         let own = self.own(model);
         let id = Model::clone(self.id(model));
         if let Some(gate) = self.gates.get_mut(&id) {
@@ -116,16 +116,16 @@ impl Multiplexer {
     }
 
     /// Returns the number of this relay's requests for the model on it, by all names.
-    pub(super) fn own(&self, model: &Model) -> u32 {
+    pub(crate) fn own(&self, model: &Model) -> u32 {
         let id = self.id(model);
         self.running.iter().filter(|(name, _)| self.id(name) == id).map(|(_, running)| *running).sum()
     }
 
-    pub(super) fn handle_sent(&mut self, name: &Model) {
+    pub(crate) fn handle_sent(&mut self, name: &Model) {
         *self.running.entry(Model::clone(name)).or_default() += 1;
     }
 
-    pub(super) fn handle_taken(&mut self, name: &Model) {
+    pub(crate) fn handle_taken(&mut self, name: &Model) {
         if let Some(running) = self.running.get_mut(name) {
             *running -= 1;
             if *running == 0 {
@@ -135,7 +135,7 @@ impl Multiplexer {
     }
 
     /// Replaces the slot reports; returns true if a name means another model now.
-    pub(super) fn set_slots(&mut self, slots: &[Slot], now: Moment) -> bool {
+    pub(crate) fn set_slots(&mut self, slots: &[Slot], now: Moment) -> bool {
         self.offers = offers(slots, now);
         let new = aliases(slots);
         std::mem::replace(&mut self.aliases, new) != self.aliases
@@ -143,21 +143,21 @@ impl Multiplexer {
 
     /// Returns whether it can be assigned to load a model, and how near it is. A worker whose slots report nothing on a
     /// model that it advertises is assigned only if no other worker can be.
-    pub(super) fn standing(&self, model: &Model, now: Moment) -> Standing<'_> {
+    pub(crate) fn eligibility(&self, model: &Model, now: Moment) -> LoadEligibility<'_> {
         let offers = self.offers.get(self.id(model)).map_or(&[][..], Vec::as_slice);
         if offers.is_empty() {
-            return Standing::Able(Nearness::Far);
+            return LoadEligibility::Able(Nearness::Far);
         }
         if let Some(nearest) = offers.iter().filter_map(|offer| offer.nearness(now)).min() {
-            return Standing::Able(nearest);
+            return LoadEligibility::Able(nearest);
         }
         let failed = offers.iter().filter_map(|offer| offer.failed.as_ref());
-        failed.min_by(|a, b| a.sooner(b)).map_or(Standing::Leaving, Standing::Failed)
+        failed.min_by(|a, b| a.sooner(b)).map_or(LoadEligibility::Leaving, LoadEligibility::Failed)
     }
 
     /// Returns how near it is to a model if it has already been assigned `others` and has not begun to load them: each
     /// of them uses the nearest slot that is free, can hold it, and is not used by another. All models are given by id.
-    pub(super) fn nearness_beside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
+    pub(crate) fn nearness_alongside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
         let offers = self.offers.get(model).map_or(&[][..], Vec::as_slice);
         let mut near: Vec<_> = offers.iter().filter_map(|offer| Some((offer.nearness(now)?, offer))).collect();
         near.sort_by_key(|(nearness, offer)| (*nearness, offer.slot));
@@ -165,30 +165,30 @@ impl Multiplexer {
             let can_hold = |slot: usize| self.offers.get(*other).is_some_and(|all| all.iter().any(|o| o.slot == slot));
             let taken = near.iter_mut().find(|(nearness, offer)| nearness.is_free() && can_hold(offer.slot));
             if let Some((nearness, offer)) = taken {
-                *nearness = offer.said.nearness_behind_another();
+                *nearness = offer.report.nearness_behind_another();
             }
         }
         near.into_iter().map(|(nearness, _)| nearness).min().unwrap_or(Nearness::Far)
     }
 
     /// True if a slot is loading the model of this id, or holds it.
-    pub(super) fn is_coming(&self, model: &Model) -> bool {
-        let is_coming = |offer: &Offer| offer.said.way == Way::Coming;
+    pub(crate) fn is_coming(&self, model: &Model) -> bool {
+        let is_coming = |offer: &Offer| offer.report.way == Way::Coming;
         self.offers.get(model).is_some_and(|offers| offers.iter().any(is_coming))
     }
 
     /// True if one of its slots has demand for the model, or is loading it for another reason.
-    pub(super) fn is_asked(&self, model: &Model) -> bool {
-        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.said.is_asked()))
+    pub(crate) fn has_demand(&self, model: &Model) -> bool {
+        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.report.is_asked()))
     }
 
     /// True if it reported that a load of the model failed, and so discarded its demand.
-    pub(super) fn has_forgotten(&self, model: &Model) -> bool {
+    pub(crate) fn has_forgotten(&self, model: &Model) -> bool {
         self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.forgot))
     }
 
     /// Returns the time until a slot that is loading the model is ready, if it reported an ETA.
-    pub(super) fn eta(&self, model: &Model, now: Moment) -> Option<Span> {
+    pub(crate) fn eta(&self, model: &Model, now: Moment) -> Option<Span> {
         let offers = self.offers.get(self.id(model))?;
         offers.iter().filter_map(|offer| offer.ready).min().map(|ready| ready.since(now).max(0))
     }
@@ -196,18 +196,18 @@ impl Multiplexer {
 
 impl Failed {
     /// Orders by the time of the next try; never comes last.
-    pub(super) fn sooner(&self, other: &Self) -> std::cmp::Ordering {
+    pub(crate) fn sooner(&self, other: &Self) -> std::cmp::Ordering {
         (self.until.is_none(), self.until).cmp(&(other.until.is_none(), other.until))
     }
 }
 
 impl Offer {
     fn new(place: usize, slot: &Slot, model: &SlotModel, now: Moment) -> Self {
-        let said = nearness::Offer::new(slot, model);
-        let eta = slot.eta_ms.filter(|_| said.way == Way::Coming && slot.state != SlotState::Ready);
+        let report = nearness::Offer::new(slot, model);
+        let eta = slot.eta_ms.filter(|_| report.way == Way::Coming && slot.state != SlotState::Ready);
         Self {
             slot: place,
-            said,
+            report,
             at: now,
             ready: eta.map(|eta| now.plus(millis(eta))),
             failed: failed(slot, model, now),
@@ -216,7 +216,7 @@ impl Offer {
     }
 
     fn nearness(&self, now: Moment) -> Option<Nearness> {
-        self.said.nearness(duration(now.since(self.at)))
+        self.report.nearness(duration(now.since(self.at)))
     }
 }
 

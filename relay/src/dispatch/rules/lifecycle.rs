@@ -1,55 +1,55 @@
 //! The life of a request: submitted, sent, and ended exactly once. Requeuing is in `requeue`.
 
-use super::clock::{Moment, duration, span};
-use super::effect::{Effect, Failure, Stage};
-use super::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::request::{Limits, Request, Scope, State};
-use super::{Dispatch, Phase};
+use crate::dispatch::model::clock::{Moment, duration, span};
+use crate::dispatch::model::effect::{Effect, Failure, Stage};
+use crate::dispatch::model::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::request::{Limits, Request, RequestState, Scope};
+use crate::dispatch::{Dispatch, ProviderPhase};
 
 /// One of this number of places in the queue is reserved for requests that a worker can serve now.
 const SERVED_PART: usize = 10;
 
 impl Dispatch {
-    pub(super) fn handle_submit(&mut self, new: &NewRequest, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_submit(&mut self, new: &NewRequest) {
         // A key identifies one request; if it came twice, the first request would keep it.
         if self.requests.contains_key(&new.key) {
             return;
         }
         let key = new.key;
         let refusal = self.refuses_new().or_else(|| self.cannot_carry(new));
-        self.admit(new, now);
+        self.admit(new);
         if let Some(failure) = refusal {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
             return;
         }
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let hopeless = || match request.pin {
-            Some(pin) => self.refuses_to_load_pinned(request.model, pin, now),
-            None => self.refuses_to_load(request.model, &request.lane(), now),
+            Some(pin) => self.refuses_to_load_pinned(request.model, pin),
+            None => self.refuses_to_load(request.model, &request.lane()),
         };
         if let Some(worker) = self.pick(request) {
-            self.send(key, worker, now, out);
+            self.send(key, worker);
         } else if let Some(failure) = hopeless() {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
         } else if self.is_full_for(request) {
-            let retry_after_secs = self.retry_after_secs(now);
-            self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
+            let retry_after_secs = self.retry_after_secs(self.clock.now);
+            self.fail(key, Failure::QueueFull { retry_after_secs });
         } else if let Some(percent) = self.share_is_full_for(request) {
-            self.fail(key, Failure::QueueShareFull { percent }, now, out);
+            self.fail(key, Failure::QueueShareFull { percent });
         } else {
-            self.enqueue(key, now);
+            self.enqueue(key);
         }
     }
 
     /// Returns the failure of any new request in the provider's current state.
     fn refuses_new(&self) -> Option<Failure> {
         match self.phase {
-            Phase::Deleted => Some(Failure::Deleted),
-            Phase::Draining => Some(Failure::Draining),
-            Phase::Open => (!self.settings.enabled).then_some(Failure::Disabled),
+            ProviderPhase::Deleted => Some(Failure::Deleted),
+            ProviderPhase::Draining => Some(Failure::Draining),
+            ProviderPhase::Open => (!self.settings.enabled).then_some(Failure::Disabled),
         }
     }
 
@@ -75,9 +75,9 @@ impl Dispatch {
     }
 
     /// Registers the request as waiting, but not in the queue yet.
-    fn admit(&mut self, new: &NewRequest, now: Moment) {
+    fn admit(&mut self, new: &NewRequest) {
         let model = self.models.intern(&new.model);
-        self.models.hold(model);
+        self.models.retain(model);
         let request = Request {
             key: new.key,
             model,
@@ -86,7 +86,7 @@ impl Dispatch {
             needs_core1: new.needs_core1,
             scope: new.allowed.clone().map(|allowed| Scope { name: Model::clone(&new.model), allowed }),
             share: new.share.clone(),
-            arrived: now,
+            arrived: self.clock.now,
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
             cold_waited: 0,
             requeues: 0,
@@ -95,8 +95,8 @@ impl Dispatch {
             sent: 0,
             failed_on: Vec::new(),
             silent: Vec::new(),
-            trouble: None,
-            state: State::Queued { place: None, since: now, cold_start: 0 },
+            last_failure: None,
+            state: RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 },
         };
         self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
         self.requests.insert(new.key, Box::new(request));
@@ -132,91 +132,75 @@ impl Dispatch {
         self.queue.shares.is_full_for(share, request.bytes, &self.settings).then_some(share.percent)
     }
 
-    pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
+    pub(in super::super) fn retry_after_secs(&self, now: Moment) -> u32 {
         let at_most = span(self.settings.absent());
         self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
     }
 
-    pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         match request.state {
-            State::Queued { .. } => {
-                self.dequeue(key, now);
-                self.end_cancelled(key, reason, Stage::Queued, now, out);
+            RequestState::Queued { .. } => {
+                self.dequeue(key);
+                self.end_cancelled(key, reason, Stage::Queued);
             }
-            State::Running { worker, .. } => {
-                self.take_back(key, reason, out);
-                self.end_cancelled(key, reason, Stage::InFlight, now, out);
-                self.settle(worker, now, out);
+            RequestState::Running { .. } => {
+                self.revoke(key, reason);
+                self.end_cancelled(key, reason, Stage::InFlight);
             }
         }
     }
 
-    fn end_cancelled(
-        &mut self,
-        request: RequestKey,
-        reason: CancelReason,
-        stage: Stage,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    fn end_cancelled(&mut self, request: RequestKey, reason: CancelReason, stage: Stage) {
         if reason == CancelReason::Admin {
-            self.fail(request, Failure::CancelledByAdmin, now, out);
+            self.fail(request, Failure::CancelledByAdmin);
         } else {
             self.end(request);
-            out.push(Effect::Cancelled { request, reason, stage });
+            self.out.push(Effect::Cancelled { request, reason, stage });
         }
     }
 
     /// Cancels a running request at its worker. Its slot is free at once, even if the worker never replies.
-    pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason, out: &mut Vec<Effect>) {
+    pub(in super::super) fn revoke(&mut self, key: RequestKey, reason: CancelReason) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let State::Running { worker, .. } = request.state else {
+        let RequestState::Running { worker, .. } = request.state else {
             return;
         };
-        out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
+        self.out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
         self.take_from_worker(key);
         if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.handle_taken_back();
+            worker.handle_revoked();
         }
     }
 
     /// True for the attempt that runs now; any other is a late reply and is ignored.
     pub(super) fn is_current(&self, worker: WorkerKey, key: RequestKey, attempt: u32) -> bool {
         self.requests.get(&key).is_some_and(|request| {
-            let runs_there = matches!(request.state, State::Running { worker: on, .. } if on == worker);
+            let runs_there = matches!(request.state, RequestState::Running { worker: on, .. } if on == worker);
             runs_there && request.attempts == attempt
         })
     }
 
-    pub(super) fn handle_completed(
-        &mut self,
-        worker: WorkerKey,
-        request: RequestKey,
-        attempt: u32,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(in super::super) fn handle_completed(&mut self, worker: WorkerKey, request: RequestKey, attempt: u32) {
         if !self.is_current(worker, request, attempt) {
             return;
         }
         self.take_from_worker(request);
         self.end(request);
-        out.push(Effect::Finished { request, worker, attempt });
-        self.settle(worker, now, out);
+        self.out.push(Effect::Finished { request, worker, attempt });
     }
 
     /// Ends a request that is in no queue and on no worker, and reports the failure to the client.
-    pub(super) fn fail(&mut self, key: RequestKey, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn fail(&mut self, key: RequestKey, failure: Failure) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let (attempts, age) = (request.attempts, duration(now.since(request.arrived)));
-        out.push(Effect::Fail { request: key, failure, attempts, age });
+        let (attempts, age) = (request.attempts, duration(self.clock.now.since(request.arrived)));
+        self.out.push(Effect::Fail { request: key, failure, attempts, age });
         self.end(key);
     }
 
@@ -226,7 +210,7 @@ impl Dispatch {
             if let Some(pin) = request.pin {
                 self.pinned.remove(&(pin, key));
             }
-            self.models.let_go(request.model);
+            self.models.release(request.model);
         }
     }
 }

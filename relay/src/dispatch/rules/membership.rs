@@ -2,47 +2,40 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::clock::Moment;
-use super::effect::{Effect, Failure, RequeueReason};
-use super::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::queue::Lane;
-use super::registry::Worker;
-use super::{Dispatch, Phase};
+use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
+use crate::dispatch::model::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::queue::QueueLane;
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::{Dispatch, ProviderPhase};
 
 impl Dispatch {
-    pub(super) fn handle_joined(&mut self, new: &NewWorker, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_joined(&mut self, new: &NewWorker) {
         // A key identifies one connection; if it came twice, the first one would keep it.
         if self.workers.contains_key(&new.key) {
             return;
         }
         let models = self.intern_all(&new.models);
-        let mut worker = Worker::new(new, models, now);
+        let mut worker = Worker::new(new, models, self.clock.now);
         worker.set_failing(self.failing_ids(&worker.models, &new.failing));
         let (key, models) = (worker.key, worker.models.clone());
         self.workers.insert(key, worker);
         for model in models {
-            self.begin_serving(key, model, now);
-            self.fail_hopeless(model, now, out);
+            self.begin_serving(key, model);
+            self.fail_unservable(model);
         }
-        if self.phase == Phase::Deleted {
-            self.begin_drain(key, now, out);
-            self.settle(key, now, out);
-            return;
+        if self.phase == ProviderPhase::Deleted {
+            self.begin_drain(key);
         }
-        self.refresh_rank(key);
-        self.fill(key, now, out);
         // A multiplexer listens from the beginning.
-        self.mark(key, now);
+        self.mark(key);
     }
 
-    pub(super) fn handle_models(
+    pub(in super::super) fn handle_models(
         &mut self,
         key: WorkerKey,
         (models, failing): (&[Model], &[Model]),
         load: Option<u32>,
-        now: Moment,
-        out: &mut Vec<Effect>,
     ) {
         if !self.workers.contains_key(&key) {
             return;
@@ -61,57 +54,40 @@ impl Dispatch {
         worker.set_failing(failing);
         // A model that failed here before may work now, so the existing models are treated as new, too.
         for model in &new {
-            self.begin_serving(key, *model, now);
+            self.begin_serving(key, *model);
         }
         let gone: Vec<_> = old.iter().filter(|model| new.binary_search(model).is_err()).copied().collect();
         for model in &gone {
-            self.models.hold(*model);
-            self.end_serving(key, *model, now);
+            self.end_serving(key, *model);
         }
-        self.refresh_rank(key);
-        self.fill(key, now, out);
-        for model in new.iter().chain(&gone) {
-            self.fail_hopeless(*model, now, out);
-        }
-        for model in gone {
-            self.models.let_go(model);
-        }
-        self.mark(key, now);
+        self.mark(key);
     }
 
-    pub(super) fn handle_load(&mut self, key: WorkerKey, load: u32, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_load(&mut self, key: WorkerKey, load: u32) {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_load(load);
-            self.refresh_rank(key);
-            self.fill(key, now, out);
+            self.note_freed(key);
         }
     }
 
-    pub(super) fn handle_grant(&mut self, key: WorkerKey, grant: Grant, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_grant(&mut self, key: WorkerKey, grant: Grant) {
         let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) else {
             return;
         };
-        let told = worker.wants_demand();
+        let wanted = worker.wants_demand();
         worker.grant = Some(grant);
         worker.granted_at = self.turn;
-        match (told, worker.wants_demand()) {
-            (false, true) => self.mark(key, now),
+        match (wanted, worker.wants_demand()) {
+            (false, true) => self.mark(key),
             (true, false) => self.forget_demand(key),
             (true, true) | (false, false) => {}
         }
-        self.refresh_rank(key);
-        self.fill(key, now, out);
-        self.answer_grant(key, now);
+        self.note_freed(key);
+        self.settle();
+        self.answer_grant(key);
     }
 
-    pub(super) fn handle_lost(
-        &mut self,
-        key: WorkerKey,
-        started: &HashSet<RequestKey>,
-        cause: LossCause,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(in super::super) fn handle_lost(&mut self, key: WorkerKey, started: &HashSet<RequestKey>, cause: LossCause) {
         if !self.workers.contains_key(&key) {
             return;
         }
@@ -121,10 +97,8 @@ impl Dispatch {
             return;
         };
         for model in &worker.models {
-            self.models.hold(*model);
-            let group = &mut self.models[*model];
-            group.remove(&worker);
-            self.refresh_warmth(*model, now);
+            self.models[*model].remove(&worker);
+            self.note_servers(*model);
         }
         let reason = match cause {
             LossCause::Disconnected => RequeueReason::WorkerLost,
@@ -135,27 +109,25 @@ impl Dispatch {
             self.take_from_worker(request);
             if started.contains(&request) {
                 self.end(request);
-                out.push(Effect::Severed { request, worker: key });
-            } else if self.requeue_lost(request, reason, now, out) {
+                self.out.push(Effect::Severed { request, worker: key });
+            } else if self.requeue_lost(request, reason) {
                 waiting.push(request);
             }
         }
-        self.fail_pinned(key, now, out);
-        self.place_if_servers_changed(now, out);
+        self.fail_pinned(key);
+        self.place_if_servers_changed();
         for request in &waiting {
-            self.place_if_queued(*request, now, out);
+            self.place_if_queued(*request);
         }
         // The lost worker may have withdrawn the model of a request that it was running.
         for request in waiting {
-            self.end_if_hopeless(request, now, out);
-        }
-        for model in worker.models {
-            self.fail_hopeless(model, now, out);
-            self.models.let_go(model);
+            if let Some(request) = self.requests.get(&request) {
+                self.fail_unservable(request.model);
+            }
         }
     }
 
-    pub(super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey) {
         if !self.workers.get(&newer).is_some_and(|worker| worker.core1 && !worker.draining) {
             return;
         }
@@ -164,48 +136,44 @@ impl Dispatch {
         for (_, request) in pinned {
             self.pinned.remove(&(older, request));
             self.pinned.insert((newer, request));
-            self.pin_to(request, newer, now);
+            self.pin_to(request, newer);
         }
-        self.fill(newer, now, out);
-    }
-
-    pub(super) fn handle_draining(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        self.begin_drain(key, now, out);
-        self.settle(key, now, out);
+        self.note_freed(newer);
     }
 
     /// Sends the worker no new requests from now on. Its models become cold if it was the last to serve them.
-    pub(super) fn begin_drain(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(in super::super) fn begin_drain(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) else {
             return;
         };
         let models = worker.models.clone();
         self.forget_demand(key);
         for model in &models {
-            self.end_serving(key, *model, now);
+            self.end_serving(key, *model);
         }
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.draining = true;
         }
-        self.refresh_rank(key);
+        self.note_freed(key);
         for model in &models {
-            self.begin_serving(key, *model, now);
+            self.begin_serving(key, *model);
         }
-        self.fail_pinned(key, now, out);
+        self.fail_pinned(key);
+        // At once: they end before other requests are sent.
         for model in models {
-            self.fail_hopeless(model, now, out);
+            self.fail_unservable(model);
         }
     }
 
     /// Fails the requests that only this worker may serve.
-    fn fail_pinned(&mut self, worker: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+    fn fail_pinned(&mut self, worker: WorkerKey) {
         let lanes =
             self.queue.firsts_pinned_to(worker).filter_map(|(_, (model, lane))| self.models[model].queue.lane(lane));
-        let mut pinned: Vec<_> = lanes.flat_map(Lane::keys).collect();
+        let mut pinned: Vec<_> = lanes.flat_map(QueueLane::keys).collect();
         pinned.sort_unstable();
         for request in pinned {
-            self.dequeue(request, now);
-            self.fail(request, Failure::AffinityLost, now, out);
+            self.dequeue(request);
+            self.fail(request, Failure::AffinityLost);
         }
     }
 
@@ -234,27 +202,29 @@ impl Dispatch {
     }
 
     /// Updates the model after a worker that advertises it joined, drained, or opened or closed its gate.
-    pub(super) fn begin_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+    pub(super) fn begin_serving(&mut self, key: WorkerKey, model: ModelId) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
         self.models[model].insert(worker, worker.is_failing(model));
-        self.refresh_warmth(model, now);
+        self.note_freed(key);
+        self.note_servers(model);
     }
 
-    fn end_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+    fn end_serving(&mut self, key: WorkerKey, model: ModelId) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
         self.models[model].remove(worker);
-        self.refresh_warmth(model, now);
+        self.note_servers(model);
     }
 
-    /// Switches the clocks of the requests that wait for the model, if its first worker joined or opened, or its last
-    /// one closed or left.
-    fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
+    /// Records that the servers of a model have changed. Switches the clocks of the requests that wait for it, if its
+    /// first worker joined or opened, or its last one closed or left.
+    fn note_servers(&mut self, model: ModelId) {
         self.models.touch(model);
-        self.note_servers_changed(model, now);
+        self.note_suspect(model);
+        self.mark_failing(model);
         let group = &self.models[model];
         let switched = group.queue.lanes().filter_map(|(number, id, lane)| {
             let cold = self.is_cold(group, id.pin, &id.key);
@@ -262,8 +232,8 @@ impl Dispatch {
         });
         let switched: Vec<_> = switched.collect();
         for (lane, cold) in switched {
-            self.models[model].queue.set_cold(lane, cold, now);
-            self.refresh_lane(model, lane, now);
+            self.models[model].queue.set_cold(lane, cold, self.clock.now);
+            self.refresh_lane(model, lane);
         }
     }
 }

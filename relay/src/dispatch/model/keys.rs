@@ -13,10 +13,10 @@ use super::registry::Worker;
 use super::request::Request;
 
 /// Requests are boxed: a map of pointers is small when most of it is skipped, and quickly grown.
-pub(super) type Requests = HashMap<RequestKey, Box<Request>, BuildHasherDefault<KeyHasher>>;
+pub(crate) type Requests = HashMap<RequestKey, Box<Request>, BuildHasherDefault<KeyHasher>>;
 
 /// Workers, whose keys come from a counter of the relay, too.
-pub(super) type Workers = HashMap<WorkerKey, Worker, BuildHasherDefault<KeyHasher>>;
+pub(crate) type Workers = HashMap<WorkerKey, Worker, BuildHasherDefault<KeyHasher>>;
 
 /// After this many consecutive keys (as a power of two) there is a gap, so that keys that are multiples of a large
 /// power of two do not collide.
@@ -28,7 +28,7 @@ const GAP: u64 = 17;
 /// Not for names that come from peers. The standard library's map finds the place by the low bits, and distinguishes
 /// the keys in a place by the highest seven.
 #[derive(Default)]
-pub(super) struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write_u64(&mut self, key: u64) {
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn consecutive_keys_hash_to_consecutive_places() {
-        let beside = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
-        assert!(beside > 99_900, "{beside}");
+        let adjacent = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
+        assert!(adjacent > 99_900, "{adjacent}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
-use super::choice::Choice;
+use super::assignment::LoadAssignment;
 use super::clock::Moment;
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
@@ -14,77 +14,77 @@ use super::select::Available;
 
 /// A model's number, valid while a worker serves the model or a request names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) struct ModelId(usize);
+pub(crate) struct ModelId(usize);
 
 impl ModelId {
     /// Before all other numbers.
-    pub(super) const FIRST: Self = Self(0);
+    pub(crate) const FIRST: Self = Self(0);
 }
 
 /// The state of one model.
 #[derive(Debug)]
-pub(super) struct Group {
-    pub(super) name: Model,
+pub(crate) struct Group {
+    pub(crate) name: Model,
     /// The workers that advertise it and accept requests.
-    pub(super) serving: Servers,
+    pub(crate) serving: Servers,
     /// The serving workers that could be sent requests for it now or after others: all but multiplexers that do not
     /// hold it. The model is warm while there is one.
-    pub(super) open: Servers,
+    pub(crate) open: Servers,
     /// The open workers whose backend does not fail the model.
-    pub(super) sound: Servers,
+    pub(crate) sound: Servers,
     /// Workers that advertise the model and accept requests, and whose backend fails it.
-    pub(super) failing: BTreeSet<WorkerKey>,
+    pub(crate) failing: BTreeSet<WorkerKey>,
     /// The serving workers that have a multiplexer.
-    pub(super) multiplexers: BTreeSet<WorkerKey>,
+    pub(crate) multiplexers: BTreeSet<WorkerKey>,
     /// Multiplexers that have demand for it from any relay, or are loading it; they may include draining ones.
-    pub(super) asked: BTreeSet<WorkerKey>,
+    pub(crate) with_demand: BTreeSet<WorkerKey>,
     /// The multiplexer that was assigned to load it.
-    pub(super) choice: Option<Choice>,
+    pub(crate) assignment: Option<LoadAssignment>,
     /// A multiplexer that was assigned before and took too long.
-    pub(super) passed_over: Option<WorkerKey>,
+    pub(crate) timed_out: Option<WorkerKey>,
     /// The workers that advertise it as an alias, with the id of its model there.
     alias_of: BTreeMap<WorkerKey, Model>,
     /// The workers that advertise it and drain.
-    pub(super) leaving: Servers,
+    pub(crate) leaving: Servers,
     /// The open workers that have room.
-    pub(super) available: Available,
-    pub(super) queue: ModelQueue,
+    pub(crate) available: Available,
+    pub(crate) queue: ModelQueue,
     /// The number of its unfinished requests, and of events that are being processed.
     held: usize,
     /// Workers to notify when the waiting requests change, without those whose report is already scheduled.
-    pub(super) listeners: BTreeSet<WorkerKey>,
+    pub(crate) listeners: BTreeSet<WorkerKey>,
 }
 
 /// Workers, separated by what they can carry.
 #[derive(Debug, Default)]
-pub(super) struct Servers {
-    pub(super) core1: BTreeSet<WorkerKey>,
-    pub(super) seeds: BTreeSet<WorkerKey>,
+pub(crate) struct Servers {
+    pub(crate) core1: BTreeSet<WorkerKey>,
+    pub(crate) seeds: BTreeSet<WorkerKey>,
 }
 
 impl Servers {
-    pub(super) fn insert(&mut self, worker: &Worker) {
+    pub(crate) fn insert(&mut self, worker: &Worker) {
         self.side(worker.core1).insert(worker.key);
     }
 
-    pub(super) fn remove(&mut self, worker: &Worker) {
+    pub(crate) fn remove(&mut self, worker: &Worker) {
         self.side(worker.core1).remove(&worker.key);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.core1.is_empty() && self.seeds.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.core1.len() + self.seeds.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = WorkerKey> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = WorkerKey> {
         self.core1.iter().chain(&self.seeds).copied()
     }
 
     /// Returns the workers that can carry a request with this need.
-    pub(super) fn able(&self, needs_core1: bool) -> impl Iterator<Item = WorkerKey> {
+    pub(crate) fn able(&self, needs_core1: bool) -> impl Iterator<Item = WorkerKey> {
         self.core1.iter().chain(self.seeds.iter().filter(move |_| !needs_core1)).copied()
     }
 
@@ -102,9 +102,9 @@ impl Group {
             sound: Servers::default(),
             failing: BTreeSet::new(),
             multiplexers: BTreeSet::new(),
-            asked: BTreeSet::new(),
-            choice: None,
-            passed_over: None,
+            with_demand: BTreeSet::new(),
+            assignment: None,
+            timed_out: None,
             alias_of: BTreeMap::new(),
             leaving: Servers::default(),
             available: Available::default(),
@@ -115,7 +115,7 @@ impl Group {
     }
 
     /// Adds or updates a worker that advertises the model.
-    pub(super) fn insert(&mut self, worker: &Worker, is_failing: bool) {
+    pub(crate) fn insert(&mut self, worker: &Worker, is_failing: bool) {
         self.remove(worker);
         let id = worker.id(&self.name);
         if *id != self.name {
@@ -137,41 +137,41 @@ impl Group {
         }
         if let Some(multiplexer) = &worker.multiplexer {
             self.multiplexers.insert(worker.key);
-            self.note_asked(worker.key, multiplexer);
+            self.update_demand(worker.key, multiplexer);
         }
     }
 
     /// Updates the demand of a multiplexer after its slot report.
-    pub(super) fn note_asked(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
-        if multiplexer.is_asked(&self.name) {
-            self.asked.insert(key);
+    pub(crate) fn update_demand(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
+        if multiplexer.has_demand(&self.name) {
+            self.with_demand.insert(key);
         } else {
-            self.asked.remove(&key);
+            self.with_demand.remove(&key);
         }
     }
 
     /// Removes a worker that is gone or does not advertise the model any more.
-    pub(super) fn remove(&mut self, worker: &Worker) {
+    pub(crate) fn remove(&mut self, worker: &Worker) {
         self.serving.remove(worker);
         self.open.remove(worker);
         self.sound.remove(worker);
         self.failing.remove(&worker.key);
         self.leaving.remove(worker);
         self.multiplexers.remove(&worker.key);
-        self.asked.remove(&worker.key);
+        self.with_demand.remove(&worker.key);
         self.alias_of.remove(&worker.key);
     }
 
     /// Returns a worker that cannot carry requests that need `core1`, if only such workers exist. Without any worker
     /// the model is not "too old".
-    pub(super) fn only_too_old(&self) -> Option<WorkerKey> {
+    pub(crate) fn only_too_old(&self) -> Option<WorkerKey> {
         (self.serving.core1.is_empty() && self.leaving.core1.is_empty())
             .then(|| self.serving.seeds.first().copied())
             .flatten()
     }
 
     /// Returns the ids that the workers advertising it mean by it.
-    pub(super) fn ids(&self) -> BTreeSet<Model> {
+    pub(crate) fn ids(&self) -> BTreeSet<Model> {
         let others = self.serving.len() + self.leaving.len() > self.alias_of.len();
         self.alias_of.values().chain(others.then_some(&self.name)).cloned().collect()
     }
@@ -183,29 +183,29 @@ impl Group {
 
 /// All models, by name and by number.
 #[derive(Debug, Default)]
-pub(super) struct Models {
+pub(crate) struct Models {
     ids: HashMap<Model, ModelId>,
     groups: Vec<Option<Group>>,
     free: Vec<ModelId>,
     /// Models whose assignment must be re-evaluated.
-    pub(super) touched: BTreeSet<ModelId>,
+    pub(crate) touched: BTreeSet<ModelId>,
     /// The touched models whose assignment may move to another worker with demand, because such a worker has reported.
-    pub(super) moving: BTreeSet<ModelId>,
+    pub(crate) moving: BTreeSet<ModelId>,
     /// The expiry of each assignment.
-    pub(super) choice_dues: BTreeSet<(Moment, ModelId)>,
+    pub(crate) assignment_dues: BTreeSet<(Moment, ModelId)>,
 }
 
 impl Models {
-    pub(super) fn id(&self, name: &str) -> Option<ModelId> {
+    pub(crate) fn id(&self, name: &str) -> Option<ModelId> {
         self.ids.get(name).copied()
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<&Group> {
+    pub(crate) fn find(&self, name: &str) -> Option<&Group> {
         self.id(name).map(|id| &self[id])
     }
 
     /// Returns the model's number, a new one if it has none. The caller holds it, or has a worker serve it.
-    pub(super) fn intern(&mut self, name: &Model) -> ModelId {
+    pub(crate) fn intern(&mut self, name: &Model) -> ModelId {
         if let Some(id) = self.id(name) {
             return id;
         }
@@ -225,47 +225,47 @@ impl Models {
     }
 
     /// Keeps a model in use: for a request until its end, or while an event is processed.
-    pub(super) fn hold(&mut self, id: ModelId) {
+    pub(crate) fn retain(&mut self, id: ModelId) {
         self[id].held += 1;
     }
 
-    /// The opposite of [`hold`](Self::hold): removes the model if it is no longer in use.
-    pub(super) fn let_go(&mut self, id: ModelId) {
+    /// The opposite of [`retain`](Self::retain): removes the model if it is no longer in use.
+    pub(crate) fn release(&mut self, id: ModelId) {
         self[id].held -= 1;
-        self.release(id);
+        self.remove_if_unused(id);
     }
 
-    fn release(&mut self, id: ModelId) {
+    fn remove_if_unused(&mut self, id: ModelId) {
         if self[id].is_unused()
             && let Some(group) = self.groups[id.0].take()
         {
             self.ids.remove(&group.name);
             self.touched.remove(&id);
             self.moving.remove(&id);
-            if let Some(choice) = group.choice {
-                self.choice_dues.remove(&(choice.until, id));
+            if let Some(assignment) = group.assignment {
+                self.assignment_dues.remove(&(assignment.until, id));
             }
             self.free.push(id);
         }
     }
 
     /// Marks a model after a change that may affect its assignment.
-    pub(super) fn touch(&mut self, id: ModelId) {
+    pub(crate) fn touch(&mut self, id: ModelId) {
         let group = &self[id];
-        if !group.multiplexers.is_empty() || group.choice.is_some() {
+        if !group.multiplexers.is_empty() || group.assignment.is_some() {
             self.touched.insert(id);
         }
     }
 
     /// Marks a model after the slot report of a multiplexer that can hold it.
-    pub(super) fn touch_told(&mut self, id: ModelId) {
+    pub(crate) fn mark_reported(&mut self, id: ModelId) {
         self.touch(id);
-        if self[id].choice.is_some() {
+        if self[id].assignment.is_some() {
             self.moving.insert(id);
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Group> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {
         self.groups.iter().flatten()
     }
 }

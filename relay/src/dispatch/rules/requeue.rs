@@ -4,71 +4,58 @@
 //! request waits again only for its own worker, and ends if that worker is lost or its backend fails. If the worker has
 //! a newer link that succeeded the lost one, the request continues over the newer one.
 
-use super::clock::Moment;
-use super::effect::{Effect, Failure, RequeueReason};
-use super::event::{AttemptFailure, RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::queue::LaneKey;
-use super::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
-use super::{Dispatch, Phase, RequestPlace};
+use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
+use crate::dispatch::model::event::{AttemptFailure, RequestKey, WorkerKey};
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::queue::LaneKey;
+use crate::dispatch::model::request::{FailedOn, LastFailure, MAX_REQUEUES, MAX_SEVERED};
+use crate::dispatch::{Dispatch, ProviderPhase, RequestPlace};
 
 impl Dispatch {
-    pub(super) fn handle_attempt_failed(
+    pub(in super::super) fn handle_attempt_failed(
         &mut self,
         (worker, key, attempt): (WorkerKey, RequestKey, u32),
         failure: AttemptFailure,
-        now: Moment,
-        out: &mut Vec<Effect>,
     ) {
         if !self.is_current(worker, key, attempt) {
             return;
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
-            AttemptFailure::Draining => self.begin_drain(worker, now, out),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key),
+            AttemptFailure::Draining => self.begin_drain(worker),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
-                self.note_failed_on(worker, key, Trouble::Unreachable);
+                self.note_failed_on(worker, key, LastFailure::Unreachable);
             }
             AttemptFailure::LoadFailed { code, retry_after } => {
-                self.note_failed_on(worker, key, Trouble::Load { code, retry_after });
+                self.note_failed_on(worker, key, LastFailure::Load { code, retry_after });
             }
             AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
         }
         match self.verdict(key, failure) {
-            Err(failure) => {
-                self.fail(key, failure, now, out);
-                self.settle(worker, now, out);
-            }
+            Err(failure) => self.fail(key, failure),
             Ok(reason) => {
-                out.push(Effect::Requeued { request: key, reason, attempt });
-                self.enqueue(key, now);
+                self.out.push(Effect::Requeued { request: key, reason, attempt });
+                self.enqueue(key);
                 // By age: first the older requests for this worker, then this request for any worker, then the rest.
-                self.fill_before(key, worker, now, out);
-                self.refresh_rank(worker);
-                self.place_if_queued(key, now, out);
-                self.settle(worker, now, out);
-                self.end_if_hopeless(key, now, out);
+                self.place_if_servers_changed();
+                self.dispatch_queued_before(key, worker);
+                self.place_if_queued(key);
+                if let Some(request) = self.requests.get(&key) {
+                    self.note_suspect(request.model);
+                }
             }
         }
     }
 
-    /// Fails a request if no worker can serve it any more after the changes during its run.
-    pub(super) fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
-        if let Some(model) = self.requests.get(&key).map(|request| request.model) {
-            self.fail_hopeless(model, now, out);
-        }
-    }
-
-    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
+    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey) {
         if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
             worker.handle_refusal(request.sent, &self.models[request.model].name);
         }
-        self.refresh_rank(key);
-        self.note_refusal(key, now);
+        self.note_refusal(key);
     }
 
-    fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {
+    fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, last_failure: LastFailure) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -77,9 +64,12 @@ impl Dispatch {
             return;
         };
         let name = &self.models[model].name;
-        if matches!(trouble, Trouble::Unreachable) && failing.multiplexer.is_some() && !failing.is_open_for(name) {
+        if matches!(last_failure, LastFailure::Unreachable)
+            && failing.multiplexer.is_some()
+            && !failing.is_open_for(name)
+        {
             // The worker has closed the gate since, and serves the model again before it receives requests for it.
-            request.trouble = Some(trouble);
+            request.last_failure = Some(last_failure);
             return;
         }
         let announcement = failing.announcement(model);
@@ -88,7 +78,7 @@ impl Dispatch {
             self.workers.get(&entry.worker).is_some_and(|worker| worker.announcement(model) == entry.announcement)
         });
         request.note_failed_on(FailedOn { worker, announcement });
-        request.trouble = Some(trouble);
+        request.last_failure = Some(last_failure);
     }
 
     /// Returns whether a request whose worker failed it waits again, or how it ends.
@@ -137,19 +127,13 @@ impl Dispatch {
     /// shutting down still has its queue.
     pub(super) fn refuses_waiting(&self) -> Option<Failure> {
         match self.phase {
-            Phase::Deleted => Some(Failure::Deleted),
-            Phase::Open | Phase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),
+            ProviderPhase::Deleted => Some(Failure::Deleted),
+            ProviderPhase::Open | ProviderPhase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),
         }
     }
 
     /// Requeues a request of a lost worker of which the client has received nothing. Returns true if it waits again.
-    pub(super) fn requeue_lost(
-        &mut self,
-        key: RequestKey,
-        reason: RequeueReason,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) -> bool {
+    pub(super) fn requeue_lost(&mut self, key: RequestKey, reason: RequeueReason) -> bool {
         let refusal = self.refuses_waiting();
         let Some(request) = self.requests.get(&key) else {
             return false;
@@ -167,24 +151,24 @@ impl Dispatch {
             refusal
         };
         if let Some(failure) = failure {
-            self.fail(key, failure, now, out);
+            self.fail(key, failure);
             return false;
         }
         request.requeues += 1;
-        out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
-        self.enqueue(key, now);
+        self.out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
+        self.enqueue(key);
         true
     }
 
-    pub(super) fn place_if_queued(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn place_if_queued(&mut self, key: RequestKey) {
         if self.place_of(key) == Some(RequestPlace::Queued) {
-            self.place(key, now, out);
+            self.place(key);
         }
     }
 
     /// Ends requests of a model that no worker can serve: those that need `core1` if all workers are too old, and those
     /// whose load failed on all workers.
-    pub(super) fn fail_hopeless(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn fail_unservable(&mut self, model: ModelId) {
         let group = &self.models[model];
         let too_old = group.only_too_old();
         let mut failures = Vec::new();
@@ -193,15 +177,15 @@ impl Dispatch {
                 failures.extend(waiting.keys().map(|key| (key, Failure::WorkerTooOld { worker })));
             } else if !lane.failed_on.is_empty() && !self.has_candidate(model, lane) {
                 failures.extend(waiting.keys().filter_map(|key| {
-                    let trouble = self.requests.get(&key)?.trouble?;
-                    trouble.ends_without_candidate().then_some((key, trouble.failure()))
+                    let last_failure = self.requests.get(&key)?.last_failure?;
+                    last_failure.ends_without_candidate().then_some((key, last_failure.failure()))
                 }));
             }
         }
         failures.sort_unstable_by_key(|(key, _)| *key);
         for (key, failure) in failures {
-            self.dequeue(key, now);
-            self.fail(key, failure, now, out);
+            self.dequeue(key);
+            self.fail(key, failure);
         }
     }
 

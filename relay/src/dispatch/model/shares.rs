@@ -10,17 +10,17 @@ use super::event::{QueueShare, Settings};
 
 /// The waiting requests by key. Keys without waiting requests are absent.
 #[derive(Debug, Default)]
-pub(super) struct Shares(HashMap<Arc<str>, Held>);
+pub(crate) struct Shares(HashMap<Arc<str>, ShareUsage>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct ShareUsage {
     count: usize,
     bytes: u64,
 }
 
 impl Shares {
     /// True if the share has no room for another request with a body of this size.
-    pub(super) fn is_full_for(&self, share: &QueueShare, bytes: u64, settings: &Settings) -> bool {
+    pub(crate) fn is_full_for(&self, share: &QueueShare, bytes: u64, settings: &Settings) -> bool {
         let Some(held) = self.0.get(&share.key) else { return false };
         let part = |whole: u64| u64::try_from(u128::from(whole) * u128::from(share.percent) / 100).unwrap_or(whole);
         let most = part(u64::try_from(settings.max_queue_len).unwrap_or(u64::MAX)).max(1);
@@ -28,13 +28,13 @@ impl Shares {
             || held.bytes.saturating_add(bytes) > part(settings.max_queue_bytes)
     }
 
-    pub(super) fn handle_waiting(&mut self, share: &QueueShare, bytes: u64) {
+    pub(crate) fn handle_waiting(&mut self, share: &QueueShare, bytes: u64) {
         let held = self.0.entry(Arc::clone(&share.key)).or_default();
         held.count += 1;
         held.bytes = held.bytes.saturating_add(bytes);
     }
 
-    pub(super) fn handle_gone(&mut self, share: &QueueShare, bytes: u64) {
+    pub(crate) fn handle_gone(&mut self, share: &QueueShare, bytes: u64) {
         let Some(held) = self.0.get_mut(&share.key) else { return };
         held.count -= 1;
         held.bytes = held.bytes.saturating_sub(bytes);
@@ -45,7 +45,7 @@ impl Shares {
 
     /// The number of keys with waiting requests.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 }

@@ -3,67 +3,67 @@
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
 use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey};
-use super::line::{Deadlines, Waiter};
 use super::models::ModelId;
-use super::queue::{LaneId, LaneKey, Place};
+use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
+use super::wait_list::{Deadlines, QueueEntry};
 use std::time::Duration;
 
 /// The number of lost workers and broken backends that a request survives.
-pub(super) const MAX_REQUEUES: u32 = 3;
+pub(crate) const MAX_REQUEUES: u32 = 3;
 
 /// The number of swaps that a request survives.
-pub(super) const MAX_SEVERED: u32 = 3;
+pub(crate) const MAX_SEVERED: u32 = 3;
 
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) key: RequestKey,
-    pub(super) model: ModelId,
-    pub(super) bytes: u64,
-    pub(super) pin: Option<WorkerKey>,
-    pub(super) needs_core1: bool,
-    pub(super) scope: Option<Scope>,
-    pub(super) share: Option<QueueShare>,
-    pub(super) arrived: Moment,
-    pub(super) limits: Limits,
+pub(crate) struct Request {
+    pub(crate) key: RequestKey,
+    pub(crate) model: ModelId,
+    pub(crate) bytes: u64,
+    pub(crate) pin: Option<WorkerKey>,
+    pub(crate) needs_core1: bool,
+    pub(crate) scope: Option<Scope>,
+    pub(crate) share: Option<QueueShare>,
+    pub(crate) arrived: Moment,
+    pub(crate) limits: Limits,
     /// The cold time of earlier waits.
-    pub(super) cold_waited: Span,
+    pub(crate) cold_waited: Span,
     /// The number of requeues that spent an attempt.
-    pub(super) requeues: u32,
+    pub(crate) requeues: u32,
     /// The number of requeues by a swap.
-    pub(super) severed: u32,
+    pub(crate) severed: u32,
     /// The number of attempts.
-    pub(super) attempts: u32,
+    pub(crate) attempts: u32,
     /// The number of its last dispatch.
-    pub(super) sent: u64,
+    pub(crate) sent: u64,
     /// Workers that failed it, sorted.
-    pub(super) failed_on: Vec<FailedOn>,
+    pub(crate) failed_on: Vec<FailedOn>,
     /// Workers that it was revoked from because they had sent nothing for too long.
-    pub(super) silent: Vec<WorkerKey>,
+    pub(crate) silent: Vec<WorkerKey>,
     /// The last failure that explains why it waits.
-    pub(super) trouble: Option<Trouble>,
-    pub(super) state: State,
+    pub(crate) last_failure: Option<LastFailure>,
+    pub(crate) state: RequestState,
 }
 
 /// The models that a request's name may mean, if not any model that a worker means by it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Scope {
-    pub(super) name: Model,
-    pub(super) allowed: Allowed,
+pub(crate) struct Scope {
+    pub(crate) name: Model,
+    pub(crate) allowed: Allowed,
 }
 
 impl Scope {
-    pub(super) fn admits(&self, worker: &Worker) -> bool {
+    pub(crate) fn admits(&self, worker: &Worker) -> bool {
         self.allowed.contains(worker.id(&self.name))
     }
 }
 
 /// The state of a request. At its end it is removed.
 #[derive(Debug)]
-pub(super) enum State {
+pub(crate) enum RequestState {
     Queued {
         /// Its place in its model's queue; `None` before it has one.
-        place: Option<Place>,
+        place: Option<QueuePlace>,
         /// The time of its arrival or last requeue.
         since: Moment,
         /// The position of its lane's cold axis at which its own cold clock was zero.
@@ -78,24 +78,24 @@ pub(super) enum State {
 
 /// A worker that failed a request, with its last announcement of the model: after the next one it may try again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct FailedOn {
-    pub(super) worker: WorkerKey,
-    pub(super) announcement: u64,
+pub(crate) struct FailedOn {
+    pub(crate) worker: WorkerKey,
+    pub(crate) announcement: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Trouble {
+pub(crate) enum LastFailure {
     Unreachable,
     Load { code: LoadFailure, retry_after: Option<Duration> },
 }
 
-impl Trouble {
+impl LastFailure {
     /// True if the request ends once all workers have failed it. An unreachable backend is waited for instead.
-    pub(super) fn ends_without_candidate(self) -> bool {
+    pub(crate) fn ends_without_candidate(self) -> bool {
         matches!(self, Self::Load { .. })
     }
 
-    pub(super) fn failure(self) -> Failure {
+    pub(crate) fn failure(self) -> Failure {
         match self {
             Self::Unreachable => Failure::BackendUnreachable,
             Self::Load { code, retry_after } => Failure::LoadFailed { code, retry_after },
@@ -105,7 +105,7 @@ impl Trouble {
 
 /// The timeouts of one request, captured from the settings at its arrival.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     queue: Span,
     /// `None`: one waiting clock, warm or cold.
     cold: Option<Span>,
@@ -114,7 +114,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// A model that is declared, by the settings or by a multiplexer's slot, gets time to be loaded.
-    pub(super) fn new(settings: &Settings, model: &Model, in_slot: bool) -> Self {
+    pub(crate) fn new(settings: &Settings, model: &Model, in_slot: bool) -> Self {
         let declared = || {
             let declared = in_slot || settings.cold_models.contains(model);
             declared.then(|| settings.absent().max(DEFAULT_COLD_TIMEOUT))
@@ -129,8 +129,8 @@ impl Limits {
 
 impl Request {
     /// Returns the queue entry of a request that waits from now on.
-    pub(super) fn waiter(&self, cold_start: Span) -> Waiter {
-        Waiter { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
+    pub(crate) fn entry(&self, cold_start: Span) -> QueueEntry {
+        QueueEntry { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
     }
 
     /// Returns the deadlines of a wait whose cold clock was zero at `cold_start`.
@@ -148,7 +148,7 @@ impl Request {
     }
 
     /// Returns the properties that determine which workers can serve it, besides its pin.
-    pub(super) fn lane(&self) -> LaneKey {
+    pub(crate) fn lane(&self) -> LaneKey {
         LaneKey {
             model: self.model,
             needs_core1: self.needs_core1,
@@ -158,27 +158,27 @@ impl Request {
     }
 
     /// Returns its lane in its model's queue.
-    pub(super) fn lane_id(&self) -> LaneId {
+    pub(crate) fn lane_id(&self) -> LaneId {
         LaneId { pin: self.pin, key: self.lane() }
     }
 
     /// Returns which timeout ends the request at its warm deadline.
-    pub(super) fn warm_failure(&self) -> Expiry {
+    pub(crate) fn warm_failure(&self) -> Expiry {
         if self.limits.request < self.limits.queue { Expiry::Request } else { Expiry::Waiting }
     }
 
     /// Returns the time at which it must end if it runs from now on.
-    pub(super) fn running_due(&self) -> Moment {
+    pub(crate) fn running_due(&self) -> Moment {
         self.arrived.plus(self.cold_waited + self.limits.request)
     }
 
     /// True if this worker failed it and has not announced its model since, or means a model that the request may not
     /// use.
-    pub(super) fn refuses(&self, worker: &Worker) -> bool {
+    pub(crate) fn refuses(&self, worker: &Worker) -> bool {
         refuses(&self.failed_on, self.model, worker) || self.scope.as_ref().is_some_and(|scope| !scope.admits(worker))
     }
 
-    pub(super) fn note_failed_on(&mut self, entry: FailedOn) {
+    pub(crate) fn note_failed_on(&mut self, entry: FailedOn) {
         self.failed_on.retain(|old| old.worker != entry.worker);
         self.failed_on.push(entry);
         self.failed_on.sort_unstable();
@@ -187,13 +187,13 @@ impl Request {
 
 /// The timeout that ended a waiting request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Expiry {
+pub(crate) enum Expiry {
     Waiting,
     Request,
 }
 
 /// True if a list of failures with a model excludes a worker.
-pub(super) fn refuses(failed_on: &[FailedOn], model: ModelId, worker: &Worker) -> bool {
+pub(crate) fn refuses(failed_on: &[FailedOn], model: ModelId, worker: &Worker) -> bool {
     let entry = || FailedOn { worker: worker.key, announcement: worker.announcement(model) };
     !failed_on.is_empty() && failed_on.binary_search(&entry()).is_ok()
 }

@@ -11,14 +11,14 @@ use std::time::Duration;
 use super::event::Now;
 
 /// A length of time, or a position on the warm or cold axis of a lane, in nanoseconds.
-pub(super) type Span = i64;
+pub(crate) type Span = i64;
 
 /// Settings beyond this (36 years) mean "never"; a few of them still add up without overflow.
 const LONGEST: Span = Span::MAX / 8;
 
 /// The clock of a waiting request's deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Axis {
+pub(crate) enum Axis {
     /// Runs while a worker serves the model.
     Warm,
     /// Runs while the request waits for a load.
@@ -28,97 +28,100 @@ pub(super) enum Axis {
 }
 
 impl Axis {
-    pub(super) const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Wall];
+    pub(crate) const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Wall];
 }
 
 /// A point in time, in nanoseconds since the first event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Moment(Span);
+pub(crate) struct Moment(Span);
 
 impl Moment {
     /// The moment of the first event.
-    #[cfg(test)]
-    pub(super) const ZERO: Self = Self(0);
+    pub(crate) const ZERO: Self = Self(0);
 
     /// The time from `earlier` to here.
-    pub(super) fn since(self, earlier: Self) -> Span {
+    pub(crate) fn since(self, earlier: Self) -> Span {
         self.0 - earlier.0
     }
 
     /// The moment `span` later.
-    pub(super) fn plus(self, span: Span) -> Self {
+    pub(crate) fn plus(self, span: Span) -> Self {
         Self(self.0.saturating_add(span))
     }
 
     /// The place on the wall axis.
-    pub(super) fn on_wall(self) -> Span {
+    pub(crate) fn on_wall(self) -> Span {
         self.0
     }
 
     /// The number itself, for sums over many moments.
-    pub(super) fn nanos(self) -> i128 {
+    pub(crate) fn nanos(self) -> i128 {
         i128::from(self.0)
     }
 }
 
 /// Converts a duration to a span, capped at `LONGEST`.
-pub(super) fn span(duration: Duration) -> Span {
+pub(crate) fn span(duration: Duration) -> Span {
     Span::try_from(duration.as_nanos()).map_or(LONGEST, |nanos| nanos.min(LONGEST))
 }
 
 /// Converts a span to a duration; a negative span becomes zero.
-pub(super) fn duration(span: Span) -> Duration {
+pub(crate) fn duration(span: Span) -> Duration {
     Duration::from_nanos(u64::try_from(span).unwrap_or(0))
 }
 
 /// Translates the shell's instants and never lets time go back: two tasks may read the clock in one order and acquire
 /// the lock in the other.
-#[derive(Debug, Default)]
-pub(super) struct Clock {
+#[derive(Debug)]
+pub(crate) struct Clock {
     epoch: Option<Now>,
-    latest: Option<Moment>,
+    /// The moment of the current event.
+    pub(crate) now: Moment,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { epoch: None, now: Moment::ZERO }
+    }
 }
 
 impl Clock {
-    /// Returns the moment of an event.
-    pub(super) fn handle_now(&mut self, now: Now) -> Moment {
+    /// Advances to the moment of an event.
+    pub(crate) fn advance(&mut self, now: Now) {
         self.epoch.get_or_insert(now);
-        let moment = self.moment(now);
-        self.latest = Some(moment);
-        moment
+        self.now = self.moment(now);
     }
 
     /// Returns the moment of a query.
-    pub(super) fn moment(&self, now: Now) -> Moment {
-        let asked = self.epoch.map_or(Moment(0), |epoch| Moment(span(now.saturating_duration_since(epoch))));
-        self.latest.map_or(asked, |latest| asked.max(latest))
+    pub(crate) fn moment(&self, now: Now) -> Moment {
+        self.epoch.map_or(self.now, |epoch| Moment(span(now.saturating_duration_since(epoch))).max(self.now))
     }
 
     /// Converts a moment to an instant. `None` before the first event, when nothing is due.
-    pub(super) fn instant(&self, moment: Moment) -> Option<Now> {
+    pub(crate) fn instant(&self, moment: Moment) -> Option<Now> {
         self.epoch.and_then(|epoch| epoch.checked_add(duration(moment.0)))
     }
 }
 
 /// Measures how long the requests of a lane have been cold and warm since the first one arrived.
 #[derive(Debug)]
-pub(super) struct LaneClock {
+pub(crate) struct LaneClock {
     cold_before: Span,
     cold_since: Option<Moment>,
 }
 
 impl LaneClock {
     /// Creates a clock at zero.
-    pub(super) fn new(cold: bool, now: Moment) -> Self {
+    pub(crate) fn new(cold: bool, now: Moment) -> Self {
         Self { cold_before: 0, cold_since: cold.then_some(now) }
     }
 
-    pub(super) fn is_cold(&self) -> bool {
+    pub(crate) fn is_cold(&self) -> bool {
         self.cold_since.is_some()
     }
 
     /// Returns the position on an axis: the total cold time of the lane, the time that was not cold, or all time.
-    pub(super) fn at(&self, axis: Axis, now: Moment) -> Span {
+    pub(crate) fn at(&self, axis: Axis, now: Moment) -> Span {
         match axis {
             Axis::Warm => now.0 - self.cold(now),
             Axis::Cold => self.cold(now),
@@ -127,7 +130,7 @@ impl LaneClock {
     }
 
     /// Switches to the other axis, if that is a change.
-    pub(super) fn set_cold(&mut self, cold: bool, now: Moment) {
+    pub(crate) fn set_cold(&mut self, cold: bool, now: Moment) {
         if cold == self.is_cold() {
             return;
         }
@@ -136,7 +139,7 @@ impl LaneClock {
     }
 
     /// Returns when an axis reaches `due`: now if it has already, `None` if the axis stands still.
-    pub(super) fn when(&self, axis: Axis, due: Span, now: Moment) -> Option<Moment> {
+    pub(crate) fn when(&self, axis: Axis, due: Span, now: Moment) -> Option<Moment> {
         if self.at(axis, now) >= due {
             return Some(now);
         }

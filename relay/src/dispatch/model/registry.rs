@@ -6,48 +6,48 @@ use super::clock::Moment;
 use super::demand::DemandState;
 use super::event::{Grant, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
-use super::residency::{Multiplexer, Standing};
+use super::residency::{LoadEligibility, Multiplexer};
 use super::select::Rank;
 
 #[derive(Debug)]
-pub(super) struct Worker {
-    pub(super) key: WorkerKey,
-    pub(super) core1: bool,
-    pub(super) max_concurrent: u32,
+pub(crate) struct Worker {
+    pub(crate) key: WorkerKey,
+    pub(crate) core1: bool,
+    pub(crate) max_concurrent: u32,
     /// The models that it advertises, sorted, without duplicates.
-    pub(super) models: Vec<ModelId>,
+    pub(crate) models: Vec<ModelId>,
     /// The models of those whose requests its backend fails.
     failing: BTreeSet<ModelId>,
     /// Counts its announcements of models: it advertised them all, or changed the gates of some.
     announcements: u64,
     /// The last announcement of each of its models, in their order: failures before it are forgiven.
     announced: Vec<u64>,
-    pub(super) in_flight: BTreeSet<RequestKey>,
-    pub(super) draining: bool,
+    pub(crate) in_flight: BTreeSet<RequestKey>,
+    pub(crate) draining: bool,
     /// True if the shell knows that a draining worker is idle.
-    pub(super) idle_told: bool,
+    pub(crate) is_idle_reported: bool,
     /// Always `None` without `core1`.
-    pub(super) grant: Option<Grant>,
+    pub(crate) grant: Option<Grant>,
     /// The number of the last dispatch to any worker before the grant was read.
-    pub(super) granted_at: u64,
+    pub(crate) granted_at: u64,
     /// The number of the last dispatch to this worker.
-    pub(super) turn: u64,
+    pub(crate) turn: u64,
     /// Its rank among the available workers of each of its models, in their order; `None` without room.
-    pub(super) ranks: Vec<Option<Rank>>,
-    pub(super) demand: DemandState,
+    pub(crate) ranks: Vec<Option<Rank>>,
+    pub(crate) demand: DemandState,
     /// Its multiplexer, if it has one: then it has separate room for each model.
-    pub(super) multiplexer: Option<Multiplexer>,
+    pub(crate) multiplexer: Option<Multiplexer>,
     /// Its last load report, unchanged.
-    pub(super) reported_load: u32,
+    pub(crate) reported_load: u32,
     /// The number of requests that it runs for others, as of its last report.
     foreign: u32,
     /// Requests revoked since its last report. The next report may have been written before the worker read the
     /// cancels.
-    taken_back: u32,
+    revoked: u32,
 }
 
 impl Worker {
-    pub(super) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment) -> Self {
+    pub(crate) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment) -> Self {
         Self {
             key: new.key,
             core1: new.core1 || new.multiplexer.is_some(),
@@ -59,7 +59,7 @@ impl Worker {
             announcements: 0,
             in_flight: BTreeSet::new(),
             draining: false,
-            idle_told: false,
+            is_idle_reported: false,
             grant: None,
             granted_at: 0,
             turn: 0,
@@ -67,26 +67,26 @@ impl Worker {
             multiplexer: new.multiplexer.as_ref().map(|multiplexer| Multiplexer::new(multiplexer, now)),
             reported_load: new.load,
             foreign: new.load,
-            taken_back: 0,
+            revoked: 0,
         }
     }
 
-    pub(super) fn serves(&self, model: ModelId) -> bool {
+    pub(crate) fn serves(&self, model: ModelId) -> bool {
         self.models.binary_search(&model).is_ok()
     }
 
     /// True if its backend fails the requests for a model.
-    pub(super) fn is_failing(&self, model: ModelId) -> bool {
+    pub(crate) fn is_failing(&self, model: ModelId) -> bool {
         self.failing.contains(&model)
     }
 
     /// Replaces the models whose requests its backend fails.
-    pub(super) fn set_failing(&mut self, failing: BTreeSet<ModelId>) {
+    pub(crate) fn set_failing(&mut self, failing: BTreeSet<ModelId>) {
         self.failing = failing;
     }
 
     /// Replaces the advertised models, which must be sorted, and returns the previous ones.
-    pub(super) fn handle_models(&mut self, models: Vec<ModelId>) -> Vec<ModelId> {
+    pub(crate) fn handle_models(&mut self, models: Vec<ModelId>) -> Vec<ModelId> {
         self.announcements += 1;
         self.announced = vec![self.announcements; models.len()];
         self.ranks = vec![None; models.len()];
@@ -94,44 +94,44 @@ impl Worker {
     }
 
     /// Announces models that are ready again, or will be before they receive requests.
-    pub(super) fn handle_turned(&mut self, turned: &[ModelId]) {
+    pub(crate) fn handle_toggled(&mut self, toggled: &[ModelId]) {
         self.announcements += 1;
         for (model, announced) in self.models.iter().zip(&mut self.announced) {
-            if turned.contains(model) {
+            if toggled.contains(model) {
                 *announced = self.announcements;
             }
         }
     }
 
     /// Returns the number of its last announcement of the model.
-    pub(super) fn announcement(&self, model: ModelId) -> u64 {
+    pub(crate) fn announcement(&self, model: ModelId) -> u64 {
         self.models.binary_search(&model).map_or(self.announcements, |place| self.announced[place])
     }
 
     /// The number of this relay's requests that it runs.
-    pub(super) fn own(&self) -> u32 {
+    pub(crate) fn own(&self) -> u32 {
         u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX)
     }
 
     /// Returns its total load, as far as the relay knows it. This relay's part is exact, so a completion takes effect
     /// at once.
-    pub(super) fn load(&self) -> u32 {
+    pub(crate) fn load(&self) -> u32 {
         let others = self.grant.map_or(self.foreign, |grant| grant.others);
         self.own().saturating_add(others)
     }
 
     /// True if it serves a model that it advertises: always, without a multiplexer.
-    pub(super) fn is_open_for(&self, name: &Model) -> bool {
+    pub(crate) fn is_open_for(&self, name: &Model) -> bool {
         self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gate(name).is_some())
     }
 
     /// Returns the id of the model that the worker means by a name.
-    pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
+    pub(crate) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
         self.multiplexer.as_ref().map_or(name, |multiplexer| multiplexer.id(name))
     }
 
     /// True if it has no room for any request. A multiplexer has separate room for each model.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.multiplexer.is_none() && !self.has_shared_room()
     }
 
@@ -146,7 +146,7 @@ impl Worker {
 
     /// True if it may be sent another request for a model. A `core1` worker's grant is its only limit, and a
     /// multiplexer's grant for the model; without one no request is sent.
-    pub(super) fn has_room_for(&self, model: &Model) -> bool {
+    pub(crate) fn has_room_for(&self, model: &Model) -> bool {
         if self.draining {
             false
         } else if let Some(multiplexer) = &self.multiplexer {
@@ -160,13 +160,13 @@ impl Worker {
     /// the same for each of them.
     ///
     /// For a model that its backend fails, its rank is behind all others.
-    pub(super) fn shared_rank(&self) -> Option<Rank> {
+    pub(crate) fn shared_rank(&self) -> Option<Rank> {
         (!self.draining && self.has_shared_room()).then(|| self.rank(self.load()))
     }
 
     /// Returns the rank of a multiplexer for a model, if it has room. Its models do not share their capacity, and each
     /// has a load of its own.
-    pub(super) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer) -> Option<Rank> {
+    pub(crate) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer) -> Option<Rank> {
         let others = multiplexer.gate(model).map_or(0, |gate| gate.others);
         self.has_room_for(model).then(|| self.rank(multiplexer.own(model).saturating_add(others)))
     }
@@ -176,32 +176,32 @@ impl Worker {
     }
 
     /// True if it must receive demand reports: other relays want its slots too, or it loads models by them.
-    pub(super) fn wants_demand(&self) -> bool {
+    pub(crate) fn wants_demand(&self) -> bool {
         let shared = || self.grant.is_some_and(|grant| grant.links > 1);
         self.core1 && !self.draining && (self.multiplexer.is_some() || shared())
     }
 
     /// Returns whether it can be assigned to load a model; `None` without a multiplexer.
-    pub(super) fn standing(&self, name: &Model, now: Moment) -> Option<Standing<'_>> {
-        self.multiplexer.as_ref().map(|multiplexer| multiplexer.standing(name, now))
+    pub(crate) fn eligibility(&self, name: &Model, now: Moment) -> Option<LoadEligibility<'_>> {
+        self.multiplexer.as_ref().map(|multiplexer| multiplexer.eligibility(name, now))
     }
 
-    pub(super) fn handle_load(&mut self, load: u32) {
+    pub(crate) fn handle_load(&mut self, load: u32) {
         self.reported_load = load;
-        self.foreign = load.saturating_sub(self.own()).saturating_sub(self.taken_back);
-        self.taken_back = 0;
+        self.foreign = load.saturating_sub(self.own()).saturating_sub(self.revoked);
+        self.revoked = 0;
     }
 
     /// Records that one of its requests was cancelled, which frees its slot at once.
-    pub(super) fn handle_taken_back(&mut self) {
-        self.taken_back = self.taken_back.saturating_add(1);
+    pub(crate) fn handle_revoked(&mut self) {
+        self.revoked = self.revoked.saturating_add(1);
     }
 
     /// Records that it refused this attempt because it has no slot. If a `core1` worker has sent a grant since the
     /// attempt, that grant stands: it may already include a new free slot, and is not sent twice. Otherwise, and for a
     /// worker without grants, the refusal means that it is full until its next report, or the same request would be
     /// sent back and forth.
-    pub(super) fn handle_refusal(&mut self, sent: u64, model: &Model) {
+    pub(crate) fn handle_refusal(&mut self, sent: u64, model: &Model) {
         let has_granted_since = self.granted_at >= sent;
         if let Some(multiplexer) = &mut self.multiplexer {
             if !has_granted_since {

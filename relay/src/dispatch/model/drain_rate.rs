@@ -10,13 +10,13 @@ const REMEMBERED: usize = 64;
 const SECOND: Span = 1_000_000_000;
 
 #[derive(Debug, Default)]
-pub(super) struct DrainRate {
+pub(crate) struct DrainRate {
     departures: VecDeque<Moment>,
 }
 
 impl DrainRate {
     /// Records that a place in the queue became free.
-    pub(super) fn handle_departure(&mut self, now: Moment) {
+    pub(crate) fn handle_departure(&mut self, now: Moment) {
         if self.departures.len() == REMEMBERED {
             self.departures.pop_front();
         }
@@ -25,7 +25,7 @@ impl DrainRate {
 
     /// Returns whole seconds until a queue of this length has moved on, 1 to 60, and never more than `at_most`, after
     /// which the places are free in any case.
-    pub(super) fn retry_after_secs(&self, waiting: usize, at_most: Span, now: Moment) -> u32 {
+    pub(crate) fn retry_after_secs(&self, waiting: usize, at_most: Span, now: Moment) -> u32 {
         // The first departure only starts the measurement; one alone is no rate.
         let moved = i64::try_from(self.departures.len().saturating_sub(1)).unwrap_or(i64::MAX);
         let wait = match self.departures.front() {

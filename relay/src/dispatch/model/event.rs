@@ -51,7 +51,7 @@ pub struct Settings {
 impl Settings {
     /// Returns how long a request waits while no worker serves its model, unless a cold timeout or a declaration
     /// applies.
-    pub(super) fn absent(&self) -> Duration {
+    pub(crate) fn absent(&self) -> Duration {
         self.absent_timeout.unwrap_or(self.queue_timeout)
     }
 }
@@ -144,7 +144,7 @@ pub enum Event {
         failure: AttemptFailure,
     },
     /// A request's worker has sent nothing of its response for too long. Has no effect unless [another
-    /// worker](super::Dispatch::can_move) can serve it now.
+    /// worker](crate::dispatch::Dispatch::can_move) can serve it now.
     Silent {
         /// The request.
         request: RequestKey,
@@ -171,7 +171,7 @@ pub enum Event {
     DrainBegun,
     /// The relay's drain deadline has passed: all remaining requests end.
     DrainDeadline,
-    /// Time has passed, at least to [`next_timeout`](super::Dispatch::next_timeout).
+    /// Time has passed, at least to [`next_timeout`](crate::dispatch::Dispatch::next_timeout).
     Tick,
 }
 

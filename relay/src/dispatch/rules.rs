@@ -1,0 +1,13 @@
+//! The rules of the contract, one chapter per module.
+
+pub(super) mod choice;
+pub(super) mod deadlines;
+pub(super) mod demand;
+pub(super) mod gates;
+pub(super) mod lifecycle;
+pub(super) mod membership;
+pub(super) mod outliers;
+pub(super) mod placing;
+pub(super) mod requeue;
+pub(super) mod settle;
+pub(super) mod silence;

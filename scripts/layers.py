@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 6}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 13, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 11}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 18, "operator": 11}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -56,8 +56,8 @@ LAYERS = {
         {"net": "net"},
         {"multiplexer": "multiplexer"},
         {"settings, telemetry": "config cli telemetry metrics shell shutdown"},
-        {"serving": "backend capacity catalogue forward swapping"},
-        {"link": "relay_link relays", "probe": "probe"},
+        {"serving": "backend capacity catalogue forward relay_link serving"},
+        {"relays": "relays", "probe": "probe"},
         {"app": "crate worker program check connect convert demo install"},
     ],
     "operator": [

@@ -31,7 +31,8 @@ use crate::backend::Backend;
 use crate::config::Models;
 use crate::metrics::Metrics;
 use crate::relay_link::{Link, LinkId};
-use crate::worker::{Links, Worker};
+use crate::serving::SingleBackend;
+use crate::worker::Links;
 use health::{Health, Listing};
 use silence::{Seen, Silence};
 
@@ -175,7 +176,7 @@ impl Catalogue {
 
     /// Probes the backend after it has failed a request. If the probe fails too, the models are withdrawn and the backend is
     /// lost: it will not serve the next request either. A backend that does not respond in time may only be busy.
-    pub async fn is_lost(&self, worker: &Worker, backend: &Backend) -> bool {
+    pub async fn is_lost(&self, single: &SingleBackend, backend: &Backend) -> bool {
         let failed = Instant::now();
         let mut newest = self.check.lock().await;
         if let Some(check) = *newest
@@ -186,8 +187,8 @@ impl Catalogue {
         let began = Instant::now();
         let health = tokio::time::timeout(CHECK_TIMEOUT, health::probe(backend)).await;
         let lost = match &health {
-            Ok(health @ (Health::NotReady(_) | Health::Gone(_))) if is_current(worker, backend) => {
-                self.change(&worker.links, worker.capacity.load(), |state| {
+            Ok(health @ (Health::NotReady(_) | Health::Gone(_))) if is_current(single, backend) => {
+                self.change(&single.links, single.capacity.load(), |state| {
                     state.backend.handle_probe(health, began, Instant::now());
                 });
                 true
@@ -223,12 +224,12 @@ impl Catalogue {
     }
 
     /// Keeps the catalogue up to date. Never returns.
-    pub async fn run(&self, worker: &Worker) {
-        let mut drain = worker.drain.subscribe();
+    pub async fn run(&self, single: &SingleBackend) {
+        let mut drain = single.drain.subscribe();
         let mut is_woken = true;
         loop {
-            self.look(worker, is_woken).await;
-            let pause = self.pause(&worker.live.load().models, worker.drain.is_undoable());
+            self.look(single, is_woken).await;
+            let pause = self.pause(&single.live.load().models, single.drain.is_undoable());
             is_woken = tokio::select! {
                 () = tokio::time::sleep(pause) => false,
                 () = self.wake.notified() => true,
@@ -246,10 +247,10 @@ impl Catalogue {
         }
     }
 
-    async fn look(&self, worker: &Worker, is_woken: bool) {
-        let backend = worker.backend.load_full();
+    async fn look(&self, single: &SingleBackend, is_woken: bool) {
+        let backend = single.backend();
         let (models, declared) = {
-            let live = worker.live.load();
+            let live = single.live.load();
             (live.models.clone(), live.model_details.clone())
         };
         let began = Instant::now();
@@ -260,13 +261,13 @@ impl Catalogue {
             (Models::Ask, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
             | (Models::Fixed(_), _) => None,
         };
-        if !is_current(worker, &backend) {
+        if !is_current(single, &backend) {
             // The settings were reloaded in the meantime; the next probe examines the new backend.
             self.wake.notify_one();
             return;
         }
-        let (load, naming) = (worker.capacity.load(), advertised::naming(backend.settings()));
-        let changed = self.change(&worker.links, load, |state| {
+        let (load, naming) = (single.capacity.load(), advertised::naming(backend.settings()));
+        let changed = self.change(&single.links, load, |state| {
             let now = Instant::now();
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
@@ -284,20 +285,20 @@ impl Catalogue {
             state.served |= state.backend.is_healthy();
         });
         self.note_listing(listing.as_ref());
-        self.break_off_silent(worker, Instant::now());
+        self.break_off_silent(&single.links, Instant::now());
         let asked = std::mem::take(&mut self.lock().asked);
         if !changed {
             let advertised = self.advertised();
-            for link in asked.into_iter().filter_map(|id| worker.links.find(id)) {
+            for link in asked.into_iter().filter_map(|id| single.links.find(id)) {
                 link.announce(&advertised, load);
             }
         }
-        self.advise(worker, &backend, listing.as_ref()).await;
+        self.advise(single, &backend, listing.as_ref()).await;
     }
 
     /// Ends the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
     /// nothing of their responses has arrived.
-    fn break_off_silent(&self, worker: &Worker, now: Instant) {
+    fn break_off_silent(&self, links: &Links, now: Instant) {
         let silent = {
             let mut state = self.lock();
             if state.backend.condition() != Condition::Gone {
@@ -307,11 +308,11 @@ impl Catalogue {
                 let waiting = link.waiting_for_backend().into_iter();
                 waiting.map(move |(key, pieces)| Seen { link: link.id, key, pieces })
             };
-            state.silence.observe(worker.links.all().into_iter().flat_map(of).collect(), now)
+            state.silence.observe(links.all().into_iter().flat_map(of).collect(), now)
         };
         for Seen { link, key, .. } in silent {
             let message = "the backend closed its port and sent nothing more";
-            let link = worker.links.find(link);
+            let link = links.find(link);
             if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
                 tracing::warn!(request_id = %key.id, "{message}");
                 self.metrics.backend_errors("reset");
@@ -363,10 +364,10 @@ impl Catalogue {
     }
 
     /// Warns once if the backend could run more requests at once than the default sends it.
-    async fn advise(&self, worker: &Worker, backend: &Backend, listing: Option<&Listing>) {
+    async fn advise(&self, single: &SingleBackend, backend: &Backend, listing: Option<&Listing>) {
         let is_due = {
             let state = self.lock();
-            worker.live.load().is_default_concurrency && state.served && !state.advised
+            single.live.load().is_default_concurrency && state.served && !state.advised
         };
         if !is_due {
             return;
@@ -409,8 +410,8 @@ fn warn_of_new(known: &mut Vec<String>, warnings: Vec<String>) {
 }
 
 /// True unless a reload has replaced the backend.
-fn is_current(worker: &Worker, backend: &Backend) -> bool {
-    std::ptr::eq(backend, Arc::as_ptr(&worker.backend.load_full()))
+fn is_current(single: &SingleBackend, backend: &Backend) -> bool {
+    std::ptr::eq(backend, Arc::as_ptr(&single.backend()))
 }
 
 fn not_ready(why: &str) -> String {

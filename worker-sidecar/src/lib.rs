@@ -21,9 +21,9 @@ pub mod probe;
 pub mod program;
 pub mod relay_link;
 pub mod relays;
+pub mod serving;
 pub mod shell;
 pub mod shutdown;
-pub mod swapping;
 pub mod telemetry;
 pub mod worker;
 

@@ -15,17 +15,16 @@ use modelrelay_platform::{log, readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
-use crate::backend::{Backend, SpareMemory};
-use crate::capacity::Capacity;
-use crate::catalogue::{Advertised, Catalogue, Failing};
+use crate::backend::SpareMemory;
+use crate::catalogue::{Advertised, Failing};
 use crate::cli::Args;
 use crate::config::{self, Credential, Live, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
 use crate::relay_link::Link;
+use crate::serving::{Serving, ServingContext};
 use crate::shutdown::{self, Cause, Drain, Order};
-use crate::swapping::Swapping;
 use crate::{probe, relays, telemetry};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.
@@ -37,9 +36,7 @@ pub struct Worker {
     /// The settings at the start.
     pub settings: Settings,
     /// The settings that a reload changes.
-    pub live: ArcSwap<Live>,
-    /// The current backend.
-    pub backend: ArcSwap<Backend>,
+    pub live: Arc<ArcSwap<Live>>,
     /// Memory for large request bodies.
     pub spare_memory: Arc<SpareMemory>,
     /// The certificates that are trusted for relays.
@@ -48,14 +45,10 @@ pub struct Worker {
     pub instance_id: String,
     /// Live links.
     pub links: Arc<Links>,
-    /// The worker's concurrency slots, unless there is a multiplexer.
-    pub capacity: Arc<Capacity>,
-    /// The models, unless there is a multiplexer.
-    pub catalogue: Catalogue,
-    /// The multiplexer, if there is one: it replaces backend, capacity and catalogue.
-    pub swapping: Option<Arc<Swapping>>,
+    /// The part that serves requests.
+    pub serving: Serving,
     /// The drain state: whether the worker accepts requests.
-    pub drain: Drain,
+    pub drain: Arc<Drain>,
     /// True while no link exists and none is being dialled.
     pub unlinked: watch::Sender<bool>,
     /// The number of relays, as relays report it.
@@ -150,23 +143,26 @@ impl Worker {
     pub fn new(settings: Settings) -> Result<Self, SettingError> {
         let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
-        let live = settings.live.clone();
-        let failing = Arc::new(Failing::new(Arc::clone(&metrics)));
-        let start = |slots| Swapping::start(slots, &live.model_details, Arc::clone(&failing), &metrics);
         let instance_id = instance_id()?;
         let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id, &metrics)).transpose()?;
+        let context = ServingContext {
+            live: Arc::new(ArcSwap::from_pointee(settings.live.clone())),
+            links: Arc::default(),
+            drain: Arc::default(),
+            failing: Arc::new(Failing::new(Arc::clone(&metrics))),
+            metrics,
+        };
+        let serving = Serving::start(&context)?;
+        let ServingContext { live, links, drain, failing, metrics } = context;
         Ok(Self {
-            swapping: live.slots.clone().map(start).transpose()?,
-            backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
+            serving,
             spare_memory: SpareMemory::new(settings.max_buffered_bytes),
-            capacity: Capacity::new(live.max_concurrency),
-            live: ArcSwap::from_pointee(live),
+            live,
             trust,
             instance_id,
-            links: Arc::default(),
-            catalogue: Catalogue::new(Arc::clone(&failing), Arc::clone(&metrics)),
+            links,
             failing,
-            drain: Drain::default(),
+            drain,
             unlinked: watch::channel(false).0,
             relay_count: watch::channel(1).0,
             traces,
@@ -194,11 +190,7 @@ impl Worker {
     /// Connects to the relays and serves requests, until `stop` resolves with the name of a signal and running requests
     /// have had their time.
     pub async fn work(self: &Arc<Self>, stop: impl Future<Output = &'static str>) {
-        if self.swapping.is_none() {
-            tokio::spawn(Arc::clone(&self.capacity).run());
-            let worker = Arc::clone(self);
-            tokio::spawn(async move { worker.catalogue.run(&worker).await });
-        }
+        self.serving.run();
         tokio::spawn(relays::run(Arc::clone(self)));
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
         let worker = Arc::clone(self);
@@ -271,34 +263,19 @@ impl Worker {
 
     /// A link has registered with these models.
     pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
-        if let Some(swapping) = &self.swapping {
-            self.links.insert(link);
-            swapping.attach(link, registered);
-        } else {
-            self.attach_to_capacity(link, registered);
-        }
+        self.serving.attach(link, registered);
         // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
-        let advertised = self.advertised();
+        let advertised = self.serving.advertised();
         if !link.core1 && !advertised.models.is_empty() {
-            link.announce(&advertised, self.load());
+            link.announce(&advertised, self.serving.running());
         }
         self.metrics.connected.with_label_values(&[&*link.relay]).inc();
-    }
-
-    fn attach_to_capacity(&self, link: &Arc<Link>, registered: &Advertised) {
-        self.catalogue.attach(registered, |changed| {
-            self.links.insert(link);
-            if let Some(advertised) = changed {
-                link.announce(advertised, self.capacity.load());
-            }
-        });
-        self.capacity.join(link);
     }
 
     /// Applies the status of a forwarded response, and reports to relays if the model is failing now, or no longer.
     pub fn note_status(&self, model: &str, status: u16) {
         if self.failing.handle_status(model, status) {
-            self.announce();
+            self.serving.announce();
         }
     }
 
@@ -306,47 +283,7 @@ impl Worker {
     async fn try_failing_models(&self) {
         loop {
             self.failing.expired().await;
-            self.announce();
-        }
-    }
-
-    fn announce(&self) {
-        let Some(swapping) = &self.swapping else {
-            return self.catalogue.announce(&self.links, self.capacity.load());
-        };
-        let advertised = swapping.advertised();
-        self.links.all().iter().for_each(|link| link.announce(&advertised, swapping.running()));
-    }
-
-    /// Returns the models to advertise to relays.
-    pub fn advertised(&self) -> Advertised {
-        match &self.swapping {
-            Some(swapping) => swapping.advertised(),
-            None => self.catalogue.advertised(),
-        }
-    }
-
-    /// The number of running requests.
-    pub fn load(&self) -> u32 {
-        match &self.swapping {
-            Some(swapping) => swapping.running(),
-            None => self.capacity.load(),
-        }
-    }
-
-    /// The most requests that may run at once.
-    pub fn max_concurrency(&self) -> u32 {
-        match &self.swapping {
-            Some(swapping) => swapping.multiplexer.capacity(),
-            None => self.live.load().max_concurrency,
-        }
-    }
-
-    /// A relay requests the models.
-    pub fn refresh(&self, link: &Link) {
-        match &self.swapping {
-            Some(swapping) => link.announce(&swapping.advertised(), swapping.running()),
-            None => self.catalogue.refresh(link.id),
+            self.serving.announce();
         }
     }
 
@@ -356,10 +293,7 @@ impl Worker {
         if aborted > 0 {
             tracing::warn!(relay = %link.relay, aborted, "requests ended with their link");
         }
-        match &self.swapping {
-            Some(swapping) => swapping.detach(link),
-            None => self.capacity.leave(link.id),
-        }
+        self.serving.detach(link);
         self.links.remove(link.id);
         let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
         gauge.dec();
@@ -378,10 +312,7 @@ impl Worker {
         let order = self.drain.begin(cause, timeout, Instant::now());
         let running = self.links.unanswered();
         tracing::info!(cause = cause.as_str(), running, "graceful shutdown");
-        // A `/drain` may be undone, and the waiting requests are then served.
-        if let (Cause::Admin | Cause::Signal, Some(swapping)) = (order.cause, &self.swapping) {
-            swapping.multiplexer.give_back_held();
-        }
+        self.serving.handle_drain(order.cause);
         order
     }
 
@@ -399,10 +330,8 @@ impl Worker {
         tracing::info!(signal, "signal received");
         let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
         self.end_links(order).await;
-        if let Some(swapping) = &self.swapping {
-            // Nothing is running any more. Only the worker's own backends are left, which must not outlive it.
-            swapping.stop(order.deadline.saturating_duration_since(Instant::now())).await;
-        }
+        // Nothing is running any more. Only the worker's own backends are left, which must not outlive it.
+        self.serving.stop(order.deadline.saturating_duration_since(Instant::now())).await;
     }
 
     async fn end_links(&self, order: Order) {
@@ -441,29 +370,7 @@ impl Worker {
         lock(&self.config_error).take();
         self.live.store(Arc::new(new.clone()));
         self.reloaded.notify_one();
-        match (&self.swapping, &new.slots) {
-            (Some(swapping), Some(slots)) if new.slots != old.slots || new.model_details != old.model_details => {
-                swapping.reconfigure(slots, &new.model_details, &self.links);
-            }
-            (Some(_), Some(_)) | (None, None) => {}
-            (Some(_), None) | (None, Some(_)) => {
-                tracing::warn!("worker.yaml gained or lost its multiplexer; that needs a restart");
-            }
-        }
-        if self.swapping.is_some() {
-            return tracing::info!("worker.yaml applied");
-        }
-        if new.max_concurrency != old.max_concurrency {
-            self.capacity.set(new.max_concurrency);
-        }
-        if new.backend != old.backend {
-            self.backend.store(Arc::new(Backend::new(new.backend.clone(), Arc::new(Trust::new(None)))));
-        }
-        if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
-            self.catalogue.reset(&self.links, self.capacity.load());
-        } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
-            self.catalogue.look_again();
-        }
+        self.serving.reconfigure(&old, &new);
         tracing::info!("worker.yaml applied");
     }
 

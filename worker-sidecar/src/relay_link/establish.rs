@@ -126,7 +126,7 @@ async fn dial_and_register(
         }
     };
     let _turn = turn.await;
-    let advertised = worker.advertised();
+    let advertised = worker.serving.advertised();
     let registering = register(worker, &mut socket, version, &advertised, older);
     let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
         .await
@@ -149,8 +149,8 @@ async fn dial_and_register(
         worker.set_relay_count(count);
     }
     // Zero: the relay does not report it.
-    if let (Some(swapping), Some(limits)) = (&worker.swapping, ack.limits.filter(|limits| limits.cold_timeout_ms > 0)) {
-        swapping.check_patience(&link, Duration::from_millis(limits.cold_timeout_ms));
+    if let Some(limits) = ack.limits.filter(|limits| limits.cold_timeout_ms > 0) {
+        worker.serving.check_patience(&link, Duration::from_millis(limits.cold_timeout_ms));
     }
     let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
     worker.attach(&link, &advertised);
@@ -187,8 +187,7 @@ fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, credential: 
 
 /// Returns the capabilities that this worker announces.
 fn capabilities(worker: &Worker) -> Capabilities {
-    let slots1 = worker.swapping.as_ref().map(|_| Capability::Slots1);
-    Capabilities::new([Capability::Core1].into_iter().chain(slots1))
+    Capabilities::new([Capability::Core1].into_iter().chain(worker.serving.capability()))
 }
 
 async fn register(
@@ -201,9 +200,9 @@ async fn register(
     let register = WorkerToRelay::Register(Register {
         worker_name: worker.settings.name.clone(),
         models: advertised.models.clone(),
-        max_concurrent: worker.max_concurrency(),
+        max_concurrent: worker.serving.max_concurrency(),
         protocol_version: Some(version.to_owned()),
-        current_load: worker.load(),
+        current_load: worker.serving.running(),
         instance_id: Some(worker.instance_id.clone()),
         pool: worker.settings.pool.clone(),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -211,7 +210,7 @@ async fn register(
         succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),
         capabilities: capabilities(worker).names(),
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
-        slots: worker.swapping.as_ref().map(|swapping| swapping.multiplexer.slots().slots),
+        slots: worker.serving.slots(),
         model_details: advertised.details.clone(),
         naming: advertised.naming,
         failing: advertised.failing.clone(),

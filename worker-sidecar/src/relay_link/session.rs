@@ -8,9 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream::SplitStream;
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::limits::MAX_CONTROL_BYTES;
-use modelrelay_protocol::message::{
-    Cancel, CommandResult, Drain, GracefulShutdown, Parsed, Pong, RelayToWorker, WorkerToRelay,
-};
+use modelrelay_protocol::message::{Cancel, Drain, GracefulShutdown, Parsed, Pong, RelayToWorker, WorkerToRelay};
 use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
@@ -242,36 +240,20 @@ impl<'a> Session<'a> {
         let (worker, link) = (self.worker, self.link);
         match message {
             RelayToWorker::Request(request) => return forward::begin(worker, link, request),
-            RelayToWorker::Demand(demand) => {
-                if let Some(swapping) = &worker.swapping {
-                    return swapping.handle_demand(link, &demand);
-                }
-                let waiting = demand.models.iter().fold(0_u32, |sum, model| sum.saturating_add(model.waiting));
-                return worker.capacity.handle_demand(link.id, waiting);
-            }
+            RelayToWorker::Demand(demand) => return worker.serving.handle_demand(link, &demand),
             RelayToWorker::Cancel(cancel) => self.handle_cancel(&cancel),
             RelayToWorker::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
             RelayToWorker::Ping(ping) => link.push(&WorkerToRelay::Pong(Pong {
-                current_load: Some(worker.load()),
+                current_load: Some(worker.serving.running()),
                 timestamp_unix_ms: ping.timestamp_unix_ms,
             })),
             RelayToWorker::Relays(relays) => worker.set_relay_count(relays.relay_count),
-            RelayToWorker::ModelsRefresh(_) => worker.refresh(link),
+            RelayToWorker::ModelsRefresh(_) => worker.serving.handle_refresh(link),
             RelayToWorker::GracefulShutdown(shutdown) => self.handle_graceful_shutdown(&shutdown),
-            RelayToWorker::Command(command) => match &worker.swapping {
-                Some(swapping) => swapping.handle_command(link, &command),
-                None => link.push(&WorkerToRelay::CommandResult(CommandResult {
-                    op_id: command.op_id,
-                    ok: false,
-                    error: Some("this worker has no multiplexer".to_owned()),
-                })),
-            },
+            RelayToWorker::Command(command) => worker.serving.handle_command(link, command),
             RelayToWorker::RegisterAck(_) => tracing::warn!(relay = %link.relay, "skipping a second register_ack"),
         }
-        match &worker.swapping {
-            Some(swapping) => swapping.handle_message(link),
-            None => worker.capacity.handle_message(link.id),
-        }
+        worker.serving.handle_message(link);
     }
 
     fn handle_cancel(&self, cancel: &Cancel) {
@@ -288,10 +270,7 @@ impl<'a> Session<'a> {
 
     fn handle_graceful_shutdown(&mut self, shutdown: &GracefulShutdown) {
         // Whatever the reason, no request follows.
-        match &self.worker.swapping {
-            Some(swapping) => swapping.handle_leaving(self.link),
-            None => self.worker.capacity.handle_leaving(self.link.id),
-        }
+        self.worker.serving.handle_leaving(self.link);
         let reason = shutdown.reason.as_deref().unwrap_or_default();
         match reason {
             GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,

@@ -58,12 +58,14 @@ impl Links {
         let _ = changed.wait_for(|()| !leads_there()).await;
     }
 
-    pub(super) fn insert(&self, link: &Arc<Link>) {
+    /// Adds a link.
+    pub fn insert(&self, link: &Arc<Link>) {
         self.lock().insert(link.id, Arc::clone(link));
         self.changed.send_replace(());
     }
 
-    pub(super) fn remove(&self, id: LinkId) {
+    /// Removes a link.
+    pub fn remove(&self, id: LinkId) {
         self.lock().remove(&id);
         self.changed.send_replace(());
     }

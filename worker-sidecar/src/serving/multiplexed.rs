@@ -1,4 +1,6 @@
-//! The counterpart of backend, capacity and catalogue for a worker with a multiplexer.
+//! The slots of a multiplexer, the connections to their backends, and the details of their models.
+
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -6,20 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
-use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, Slots, WorkerToRelay, encode};
+use modelrelay_protocol::message::{CommandResult, Grant, Slots, WorkerToRelay, encode};
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
 
+use super::ServingContext;
 use crate::backend::Backend;
 use crate::catalogue::{Advertised, Declared, Failing};
-use crate::config::{BackendSettings, DriverSettings, Engine, SettingError, SlotSettings};
+use crate::config::{BackendSettings, DriverSettings, Engine, Live, SettingError, SlotSettings};
 use crate::multiplexer::Model;
-use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
+use crate::multiplexer::actor::{Arriving, Lease, Suspicion, Ticket};
 use crate::multiplexer::board::RelaySink;
 use crate::multiplexer::driver::build::{Driven, slot_drivers};
 use crate::multiplexer::driver::roster::Changes;
-use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::RelayKey;
 use crate::multiplexer::metrics::Metrics;
 use crate::multiplexer::policy::{self, Candidate};
 use crate::multiplexer::slots::Multiplexer;
@@ -33,9 +36,9 @@ const MAX_BACKENDS: usize = 32;
 
 /// The slots and the connections to their backends.
 #[derive(Debug)]
-pub struct Swapping {
+pub struct MultiplexedBackend {
     /// The slots.
-    pub multiplexer: Multiplexer,
+    pub(super) multiplexer: Multiplexer,
     /// The settings in effect, in the order of the slots. Never held over an await.
     settings: Mutex<Vec<SlotSettings>>,
     /// The driver of each slot.
@@ -46,6 +49,8 @@ pub struct Swapping {
     aliases: Mutex<BTreeMap<String, String>>,
     /// The models whose requests their backends fail, by their ids.
     failing: Arc<Failing>,
+    /// Live links.
+    links: Arc<Links>,
     /// The most recently used first. Never held over an await.
     backends: Mutex<Vec<Arc<Backend>>>,
     running: AtomicU32,
@@ -53,23 +58,24 @@ pub struct Swapping {
     has_served: AtomicBool,
 }
 
-/// A lease and its backend. It is included in the running requests until it is released.
+/// A lease. It is included in the running requests until it is released.
 #[derive(Debug)]
 pub struct Leased {
     lease: Option<Lease>,
-    swapping: Arc<Swapping>,
-    /// The backend for its requests.
-    pub backend: Arc<Backend>,
+    slots: Arc<MultiplexedBackend>,
 }
 
-impl Swapping {
+/// The lease of a request that is queued; dropping it cancels the request.
+#[derive(Debug)]
+pub struct PendingLease {
+    arriving: Arriving,
+    slots: Arc<MultiplexedBackend>,
+}
+
+impl MultiplexedBackend {
     /// Starts the slots; must be called within a runtime.
-    pub fn start(
-        slots: Vec<SlotSettings>,
-        declared: &Declared,
-        failing: Arc<Failing>,
-        metrics: &crate::metrics::Metrics,
-    ) -> Result<Arc<Self>, SettingError> {
+    pub(super) fn start(slots: Vec<SlotSettings>, context: ServingContext) -> Result<Arc<Self>, SettingError> {
+        let ServingContext { live, links, failing, metrics, .. } = context;
         metrics.forget_backend();
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
@@ -84,9 +90,10 @@ impl Swapping {
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {
             multiplexer: Multiplexer::start(machines, Arc::new(Metrics::new(metrics.registry())), seed),
-            details: Mutex::new(with_aliases(declared, &slots)),
+            details: Mutex::new(with_aliases(&live.load().model_details, &slots)),
             aliases: Mutex::new(aliases(&slots)),
             failing,
+            links,
             settings: Mutex::new(slots),
             driven,
             backends: Mutex::default(),
@@ -95,27 +102,36 @@ impl Swapping {
         }))
     }
 
-    /// Returns the driver of each slot.
-    pub fn drivers(&self) -> Vec<Arc<SlotDriver>> {
-        self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect()
-    }
-
     fn settings(&self) -> MutexGuard<'_, Vec<SlotSettings>> {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A link has registered with these models.
-    pub fn attach(self: &Arc<Self>, link: &Arc<Link>, registered: &Advertised) {
+    /// Adds a link that has registered with these models.
+    pub(super) fn attach(self: &Arc<Self>, link: &Arc<Link>, registered: &Advertised) {
+        self.links.insert(link);
         let advertised = self.advertised();
         if advertised != *registered {
             link.announce(&advertised, self.running());
         }
-        let sink = Arc::new(LinkSink { link: Arc::downgrade(link), swapping: Arc::downgrade(self) });
+        let sink = Arc::new(LinkSink { link: Arc::downgrade(link), slots: Arc::downgrade(self) });
         link.take_seat(self.multiplexer.join(link.peer(), sink));
     }
 
+    /// Calls the multiplexer with its key for a link, if the link has joined.
+    pub(super) fn with_seat(&self, link: &Link, call: impl FnOnce(&Multiplexer, RelayKey)) {
+        if let Some(seat) = link.seat() {
+            call(&self.multiplexer, seat);
+        }
+    }
+
+    /// Announces the models to all links.
+    pub(super) fn announce(&self) {
+        let advertised = self.advertised();
+        self.links.all().iter().for_each(|link| link.announce(&advertised, self.running()));
+    }
+
     /// Returns the models of all slots, with their declared details.
-    pub fn advertised(&self) -> Advertised {
+    pub(super) fn advertised(&self) -> Advertised {
         self.with_details(self.multiplexer.models())
     }
 
@@ -131,7 +147,7 @@ impl Swapping {
     }
 
     /// Warns if a relay times out requests that the worker would still have served.
-    pub fn check_patience(&self, link: &Link, patience: Duration) {
+    pub(super) fn check_patience(&self, link: &Link, patience: Duration) {
         if let Some((model, wait)) = self.longest_wait()
             && link.slots1
             && wait > patience
@@ -164,61 +180,20 @@ impl Swapping {
         waits.max_by_key(|(_, wait)| *wait)
     }
 
-    /// A link is gone, and its requests with it.
-    pub fn detach(&self, link: &Link) {
-        if let Some(seat) = link.seat() {
-            self.multiplexer.leave(seat);
-        }
-    }
-
-    /// A request arrived. It is queued when this returns.
-    pub fn arrive(&self, link: &Link, model: &str) -> Option<Arriving> {
-        Some(self.multiplexer.arrive(link.seat()?, model, Instant::now()))
-    }
-
-    /// A relay reported its waiting requests.
-    pub fn handle_demand(&self, link: &Link, demand: &Demand) {
-        if let Some(seat) = link.seat() {
-            self.multiplexer.handle_demand(seat, demand);
-        }
-    }
-
-    /// A relay forwards an operator's order.
-    pub fn handle_command(&self, link: &Link, command: &Command) {
-        if let Some(seat) = link.seat() {
-            self.multiplexer.handle_command(seat, command);
-        }
-    }
-
-    /// A relay sends no more requests over this link.
-    pub fn handle_leaving(&self, link: &Link) {
-        if let Some(seat) = link.seat() {
-            self.multiplexer.handle_leaving(seat);
-        }
-    }
-
-    /// Any other message arrived.
-    pub fn handle_message(&self, link: &Link) {
-        if let Some(seat) = link.seat() {
-            self.multiplexer.handle_message(seat);
-        }
+    /// A request arrived. It is queued when this returns. Returns `None` if its link is gone.
+    pub(super) fn arrive(self: &Arc<Self>, link: &Link, model: &str) -> Option<PendingLease> {
+        let arriving = self.multiplexer.arrive(link.seat()?, model, Instant::now());
+        Some(PendingLease { arriving, slots: Arc::clone(self) })
     }
 
     /// The number of running requests.
-    pub fn running(&self) -> u32 {
+    pub(super) fn running(&self) -> u32 {
         self.running.load(Ordering::Relaxed)
-    }
-
-    /// A request may run now.
-    pub fn leased(self: &Arc<Self>, lease: Lease) -> Leased {
-        self.running.fetch_add(1, Ordering::Relaxed);
-        let backend = self.backend(&lease);
-        Leased { lease: Some(lease), swapping: Arc::clone(self), backend }
     }
 
     /// Returns why the slots could never serve; `None` once they could. A slot without a default waits for its first
     /// request by design.
-    pub fn never_served(&self) -> Option<String> {
+    pub(super) fn never_served(&self) -> Option<String> {
         if self.has_served.load(Ordering::Relaxed) {
             return None;
         }
@@ -236,8 +211,12 @@ impl Swapping {
     }
 
     /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next start.
-    pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
-        *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
+    pub(super) fn reconfigure(self: &Arc<Self>, old: &Live, new: &Live) {
+        let Some(slots) = &new.slots else { return };
+        if new.slots == old.slots && new.model_details == old.model_details {
+            return;
+        }
+        *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(&new.model_details, slots);
         *self.aliases.lock().unwrap_or_else(PoisonError::into_inner) = aliases(slots);
         for slot in slots {
             let mut settings = self.settings();
@@ -263,14 +242,11 @@ impl Swapping {
                 "worker.yaml does not have a slot any more, which takes effect at the next start"
             );
         }
-        let (swapping, links) = (Arc::clone(self), Arc::clone(links));
+        let this = Arc::clone(self);
         tokio::spawn(async move {
             // A slot that sends its report has processed its new settings.
-            let _ = swapping.multiplexer.reports().await;
-            let advertised = swapping.advertised();
-            for link in links.all() {
-                link.announce(&advertised, swapping.running());
-            }
+            let _ = this.multiplexer.reports().await;
+            this.announce();
         });
     }
 
@@ -301,9 +277,10 @@ impl Swapping {
         *running = slot.clone();
     }
 
-    /// Ends the slots and the worker's own backends for good.
-    pub async fn stop(&self, timeout: Duration) {
-        self.multiplexer.stop(timeout).await;
+    /// Returns when the slots' backends have gone and returned.
+    pub(super) async fn backends_returned(&self) {
+        let drivers: Vec<_> = self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect();
+        recovery::come_back(&drivers).await;
     }
 
     fn backend(&self, lease: &Lease) -> Arc<Backend> {
@@ -350,6 +327,22 @@ fn backend_of(lease: &Lease) -> Backend {
     Backend::new(settings, Arc::new(Trust::new(None)))
 }
 
+impl PendingLease {
+    /// Returns the handle that cancels the request.
+    pub fn ticket(&self) -> Ticket {
+        self.arriving.ticket()
+    }
+
+    /// Waits until the request may run, and returns its lease and the backend.
+    pub async fn wait(self) -> Result<(Leased, Arc<Backend>), SlotError> {
+        let Self { arriving, slots } = self;
+        let lease = arriving.await?;
+        slots.running.fetch_add(1, Ordering::Relaxed);
+        let backend = slots.backend(&lease);
+        Ok((Leased { lease: Some(lease), slots }, backend))
+    }
+}
+
 impl Leased {
     /// Returns the backend's name for the model.
     pub fn backend_name(&self) -> Option<&str> {
@@ -388,7 +381,7 @@ impl Leased {
 
 impl Drop for Leased {
     fn drop(&mut self) {
-        self.swapping.running.fetch_sub(1, Ordering::Relaxed);
+        self.slots.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -396,7 +389,7 @@ impl Drop for Leased {
 #[derive(Debug)]
 struct LinkSink {
     link: Weak<Link>,
-    swapping: Weak<Swapping>,
+    slots: Weak<MultiplexedBackend>,
 }
 
 impl RelaySink for LinkSink {
@@ -413,9 +406,9 @@ impl RelaySink for LinkSink {
     }
 
     fn models(&self, names: &[Model]) {
-        if let (Some(link), Some(swapping)) = (self.link.upgrade(), self.swapping.upgrade()) {
+        if let (Some(link), Some(slots)) = (self.link.upgrade(), self.slots.upgrade()) {
             let names: Vec<_> = names.iter().map(ToString::to_string).collect();
-            link.announce(&swapping.with_details(names), swapping.running());
+            link.announce(&slots.with_details(names), slots.running());
         }
     }
 

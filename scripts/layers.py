@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 13, "operator": 6}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 5, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 18, "operator": 11}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 2, "operator": 11}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -53,12 +53,16 @@ LAYERS = {
         {"app": "crate relay program"},
     ],
     "worker-sidecar": [
-        {"net": "net"},
+        {"net, shutdown": "net setting_error shutdown"},
         {"multiplexer": "multiplexer"},
-        {"settings, telemetry": "config cli telemetry metrics shell shutdown"},
-        {"serving": "backend capacity catalogue forward relay_link serving"},
-        {"relays": "relays", "probe": "probe"},
-        {"app": "crate worker program check connect convert demo install"},
+        {"settings, telemetry": "config telemetry"},
+        {"backend": "backend catalogue/condition catalogue/health"},
+        {"metrics": "metrics"},
+        {"link": "relay_link capacity catalogue/advertised"},
+        {"serving": "serving catalogue"},
+        {"worker": "worker forward"},
+        {"relays": "relays relay_link/establish relay_link/session", "probe": "probe"},
+        {"app": "crate check cli connect convert demo install program run shell"},
     ],
     "operator": [
         {"settings, telemetry, API": """cli crd defaults names words telemetry metrics api accept intake conditions context

@@ -16,7 +16,7 @@ mod list;
 mod outliers;
 mod silence;
 
-pub use advertised::{Advertised, Declared};
+pub use advertised::Advertised;
 pub use condition::{Condition, Monitor};
 pub use failing::Failing;
 pub use health::{Listed, TIMEOUT, is_relay, look};
@@ -28,11 +28,10 @@ use modelrelay_protocol::message::WorkerError;
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
-use crate::config::Models;
+use crate::config::{Declared, Models};
 use crate::metrics::Metrics;
-use crate::relay_link::{Link, LinkId};
+use crate::relay_link::{Link, LinkId, Links};
 use crate::serving::SingleBackend;
-use crate::worker::Links;
 use health::{Health, Listing};
 use silence::{Seen, Silence};
 

@@ -4,8 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::cli::Args;
-use crate::config::{BackendSettings, CredentialSource, Live, Models, SettingError, Settings, SlotSettings};
+use crate::config::{Args, BackendSettings, CredentialSource, Live, Models, SettingError, Settings, SlotSettings};
 use crate::worker::trust;
 
 /// The result for valid settings.

@@ -4,6 +4,7 @@
 //! values. Secrets are never repeated. After a reload of the file only [`Live`] settings change; changes of the rest
 //! are logged as requiring a restart.
 
+mod args;
 mod credential;
 mod file;
 mod mistakes;
@@ -14,14 +15,19 @@ mod relay_headers;
 mod relay_url;
 mod watch;
 
+pub use args::{Args, Setting, flags};
+pub(crate) use args::{of_variable, secret};
 pub use credential::{Credential, CredentialSource};
-pub use multiplexer::{DriverSettings, SlotSettings};
 pub(crate) use parse::Given;
 pub use proxies::Proxies;
 pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
+pub use crate::multiplexer::driver::settings::{DriverSettings, SlotSettings};
+pub use crate::setting_error::SettingError;
+
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,8 +39,6 @@ use modelrelay_protocol::secret::Secret;
 use modelrelay_traces::{ENDPOINT, Target};
 use url::Url;
 
-use crate::catalogue::Declared;
-use crate::cli::Args;
 use crate::telemetry::{LogFilter, LogFormat};
 use file::File;
 use mistakes::Mistakes;
@@ -42,56 +46,8 @@ use mistakes::Mistakes;
 /// The default address of the probe server.
 pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
 
-/// A setting that cannot be used. Displayed as one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SettingError {
-    setting: String,
-    value: Option<String>,
-    allowed: String,
-}
-
-impl SettingError {
-    pub(crate) fn new(setting: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> Self {
-        let value: String = value.into();
-        let value = value.chars().take(200).collect();
-        Self { setting: setting.into(), value: Some(value), allowed: allowed.into() }
-    }
-
-    /// Creates an error about a value that must not be shown, or that is missing.
-    pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
-        Self { setting: setting.into(), value: None, allowed: allowed.into() }
-    }
-
-    /// Creates an error about the trace export.
-    pub(crate) fn traces(error: &modelrelay_traces::SettingError) -> Self {
-        Self::hidden(error.setting(), error.problem())
-    }
-
-    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a token.
-    pub(crate) fn url(setting: &str, url: &str, allowed: &str) -> Self {
-        if url.contains(['@', '?', '#']) {
-            Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))
-        } else {
-            Self::new(setting, url, allowed)
-        }
-    }
-}
-
-impl std::fmt::Display for SettingError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // One line without control characters for a terminal, whatever a file or a library put into it.
-        let line = |text: &str| {
-            let text = text.replace(char::is_control, " ");
-            text.split_whitespace().collect::<Vec<_>>().join(" ")
-        };
-        match &self.value {
-            Some(value) => write!(f, "{}: {value:?} is not allowed: {}", self.setting, line(&self.allowed)),
-            None => write!(f, "{}: {}", self.setting, line(&self.allowed)),
-        }
-    }
-}
-
-impl std::error::Error for SettingError {}
+/// Details that `worker.yaml` declares, by model name.
+pub type Declared = BTreeMap<String, ModelDetails>;
 
 /// All settings.
 #[derive(Clone, Debug, PartialEq)]

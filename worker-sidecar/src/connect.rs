@@ -22,7 +22,7 @@ use modelrelay_protocol::secret::Secret;
 use tokio::runtime::Runtime;
 
 use crate::check;
-use crate::cli::{Args, secret};
+use crate::config::{Args, secret};
 use crate::shell::Shell;
 use next::next;
 use questions::Questions;
@@ -92,7 +92,7 @@ pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // The settings in the file were tried; a variable that is still set may hold an untried one.
-    crate::run(&Args {
+    crate::run::run(&Args {
         config: Some(output),
         probe_addr: of_run.probe_addr.clone(),
         otlp_endpoint: of_run.otlp_endpoint.clone(),

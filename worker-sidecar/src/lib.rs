@@ -21,10 +21,10 @@ pub mod probe;
 pub mod program;
 pub mod relay_link;
 pub mod relays;
+pub mod run;
 pub mod serving;
+pub mod setting_error;
 pub mod shell;
 pub mod shutdown;
 pub mod telemetry;
 pub mod worker;
-
-pub use worker::{run, run_demo};

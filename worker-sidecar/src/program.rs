@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use modelrelay_platform::log;
 use modelrelay_platform::service::{self, Program};
 
-use crate::cli::{self, Args, Command};
+use crate::cli::{self, Command};
+use crate::config::Args;
 use crate::multiplexer::driver::supervisor;
 use crate::{connect, convert, install};
 
@@ -25,10 +26,10 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     match cli::parse(words) {
         Ok(Command::Say(text)) => say(&text),
-        Ok(Command::Run(args)) => crate::run(&args),
+        Ok(Command::Run(args)) => crate::run::run(&args),
         Ok(Command::Check(args)) => check(&args),
         Ok(Command::Connect(args, connect)) => connect::run(*connect, &args),
-        Ok(Command::Demo(args, demo)) => crate::run_demo(&args, demo),
+        Ok(Command::Demo(args, demo)) => crate::run::run_demo(&args, demo),
         Ok(Command::Man(args)) => match modelrelay_manual::man(cli::command(), &args) {
             Ok(page) => say(&String::from_utf8_lossy(&page)),
             Err(error) => fail(&format!("modelrelay-worker: {error}")),

@@ -9,6 +9,7 @@
 mod backoff;
 mod dial;
 mod establish;
+mod links;
 mod liveness;
 mod requests;
 mod session;
@@ -17,6 +18,7 @@ mod writer;
 pub use backoff::{Backoff, EndKind, random};
 pub use dial::{Endpoint, Refusal, Way, try_dial};
 pub use establish::{End, Linked, establish};
+pub use links::Links;
 pub use requests::Taken;
 
 use std::collections::HashMap;

@@ -22,9 +22,8 @@ use crate::capacity::{Held, Place};
 use crate::catalogue::{Advertised, Failing};
 use crate::config::{Live, SettingError};
 use crate::metrics::Metrics;
-use crate::relay_link::{Link, Taken};
+use crate::relay_link::{Link, Links, Taken};
 use crate::shutdown::{Cause, Drain};
-use crate::worker::Links;
 
 /// The part of a worker that serves requests.
 #[derive(Debug)]

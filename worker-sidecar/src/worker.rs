@@ -1,31 +1,23 @@
-//! The whole worker: the shared state of its parts, and their start and end.
+//! The state that all parts of a worker share.
 
-mod links;
 mod undo;
 
-pub use links::Links;
-
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_platform::{log, readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
 use crate::catalogue::{Advertised, Failing};
-use crate::cli::Args;
-use crate::config::{self, Credential, Live, SettingError, Settings};
-use crate::demo::{self, DemoArgs};
+use crate::config::{Credential, Live, SettingError, Settings};
 use crate::metrics::Metrics;
 use crate::net::Trust;
-use crate::relay_link::Link;
+use crate::relay_link::{Link, Links};
 use crate::serving::{Serving, ServingContext};
-use crate::shutdown::{self, Cause, Drain, Order};
-use crate::{probe, relays, telemetry};
+use crate::shutdown::{Cause, Drain, Order};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.
 const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,75 +59,6 @@ pub struct Worker {
     reloaded: Notify,
     secret_error: Mutex<Option<String>>,
     config_error: Mutex<Option<String>>,
-}
-
-/// Runs the worker until a signal. Errors of the settings end it with one line and exit code 1.
-pub fn run(args: &Args) -> ExitCode {
-    let settings = match Settings::load(args) {
-        Ok(settings) => settings,
-        Err(error) => return fail(&error),
-    };
-    telemetry::init(&settings.log_filter, settings.log_format);
-    run_to_end(serve(args, settings))
-}
-
-/// Runs the demo backend until a signal.
-pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
-    match config::log_settings(args) {
-        Ok((filter, format)) => telemetry::init(&filter, format),
-        Err(error) => return fail(&error),
-    }
-    run_to_end(async {
-        let listen = demo.listen.to_string();
-        demo::run(demo).await.map_err(|error| SettingError::new("--listen", listen, error.to_string()))
-    })
-}
-
-/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each other, and
-/// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
-/// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
-fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
-    scheduling::take_turns();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
-    };
-    let ended = runtime.block_on(work);
-    log::finish();
-    match ended {
-        Ok(()) => {
-            // The remaining tasks have nothing to finish.
-            runtime.shutdown_background();
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(&error),
-    }
-}
-
-fn fail(error: &SettingError) -> ExitCode {
-    log::complain(&error.to_string());
-    ExitCode::FAILURE
-}
-
-async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
-    let first_signal = shutdown::first_signal().map_err(|error| SettingError::hidden("signals", error.to_string()))?;
-    let listener = probe::bind(settings.probe).await?;
-    let worker = Arc::new(Worker::new(settings)?);
-    tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
-    if let Some(path) = args.config.clone() {
-        let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
-        let args = args.clone();
-        tokio::spawn(async move {
-            config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
-        });
-    }
-    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
-    readiness::report();
-    worker.work(first_signal).await;
-    if let Some(traces) = worker.traces.clone() {
-        traces.shutdown().await;
-    }
-    Ok(())
 }
 
 impl Worker {
@@ -187,17 +110,13 @@ impl Worker {
         }
     }
 
-    /// Connects to the relays and serves requests, until `stop` resolves with the name of a signal and running requests
-    /// have had their time.
-    pub async fn work(self: &Arc<Self>, stop: impl Future<Output = &'static str>) {
-        self.serving.run();
-        tokio::spawn(relays::run(Arc::clone(self)));
+    /// Spawns the tasks that maintain this state.
+    pub fn spawn_upkeep(self: &Arc<Self>) {
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.try_failing_models().await });
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.watch_credential().await });
-        self.stop(stop.await).await;
     }
 
     /// Waits until there is a secret or token other than the one that a relay rejected.
@@ -326,32 +245,8 @@ impl Worker {
         lock(&self.config_error).clone()
     }
 
-    async fn stop(&self, signal: &str) {
-        tracing::info!(signal, "signal received");
-        let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
-        self.end_links(order).await;
-        // Nothing is running any more. Only the worker's own backends are left, which must not outlive it.
-        self.serving.stop(order.deadline.saturating_duration_since(Instant::now())).await;
-    }
-
-    async fn end_links(&self, order: Order) {
-        let mut unlinked = self.unlinked.subscribe();
-        let idle = unlinked.wait_for(|unlinked| *unlinked);
-        if tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok() {
-            return tracing::info!("graceful shutdown complete");
-        }
-        let links = self.links.all();
-        let severed: usize = links.iter().map(|link| link.cancel_all()).sum();
-        tracing::warn!(severed, "drain timeout reached");
-        for link in &links {
-            link.close(1000, "graceful shutdown timed out");
-        }
-        // Long enough for the close frames, too short to matter.
-        let mut unlinked = self.unlinked.subscribe();
-        let _ = tokio::time::timeout(Duration::from_millis(500), unlinked.wait_for(|unlinked| *unlinked)).await;
-    }
-
-    fn apply(&self, settings: Settings) {
+    /// Applies the settings of a changed `worker.yaml`.
+    pub fn apply(&self, settings: Settings) {
         let (old, mut new) = (self.live.load_full(), settings.live.clone());
         if new.relay_ca_file != old.relay_ca_file {
             match trust(new.relay_ca_file.as_ref()) {
@@ -374,7 +269,8 @@ impl Worker {
         tracing::info!("worker.yaml applied");
     }
 
-    fn refuse(&self, error: &SettingError) {
+    /// Keeps the settings, because those of a changed `worker.yaml` cannot be used.
+    pub fn refuse(&self, error: &SettingError) {
         tracing::error!(%error, "worker.yaml cannot be used; the last good settings stay in force");
         *lock(&self.config_error) = Some(error.to_string());
     }

@@ -159,8 +159,7 @@ fn backend(pool: &WorkerPool) -> Option<Backend> {
 mod tests {
     use std::io::Write;
 
-    use modelrelay_worker::cli::Args;
-    use modelrelay_worker::config::Settings;
+    use modelrelay_worker::config::{Args, Settings};
     use serde_json::json;
 
     use super::*;

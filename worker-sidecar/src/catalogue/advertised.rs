@@ -1,11 +1,9 @@
 //! The models that a worker advertises, and their details.
 
-use std::collections::BTreeMap;
-
-use modelrelay_protocol::model_details::{DetailsByModel, ModelDetails};
+use modelrelay_protocol::model_details::DetailsByModel;
 use modelrelay_protocol::names::Naming;
 
-use crate::config::{BackendSettings, Engine};
+use crate::config::{BackendSettings, Declared, Engine};
 
 /// The models in `register` and `models_update`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,9 +28,6 @@ pub(super) fn naming(backend: &BackendSettings) -> Naming {
         (Engine::Vllm | Engine::Sglang | Engine::LlamaServer | Engine::OpenAi, _) => Naming::Exact,
     }
 }
-
-/// Details that `worker.yaml` declares, by model name.
-pub type Declared = BTreeMap<String, ModelDetails>;
 
 impl Advertised {
     /// Models with the details that their backend lists, in which declared fields replace listed ones.
@@ -63,8 +58,10 @@ impl Advertised {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use modelrelay_protocol::model_details::ModelDetails;
     use serde_json::json;
+
+    use super::*;
 
     #[test]
     fn declared_details_replace_listed_ones() {

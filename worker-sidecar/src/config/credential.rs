@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use modelrelay_protocol::secret::Secret;
 
+use super::Args;
 use super::file::File;
 use super::{SettingError, header_secret, read_secret};
-use crate::cli::Args;
 
 /// The worker's credential.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use modelrelay_platform::files;
 use modelrelay_protocol::secret::Secret;
 
+use super::Args;
 use super::SettingError;
 use super::credential::CredentialSource;
 use super::file::File;
-use crate::cli::Args;
 
 /// Headers of the connection, of the WebSocket handshake, and of the worker itself.
 const RESERVED: [&str; 12] = [

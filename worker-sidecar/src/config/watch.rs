@@ -6,9 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::Args;
 use super::file::File;
 use super::{SettingError, Settings, read_config};
-use crate::cli::Args;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 

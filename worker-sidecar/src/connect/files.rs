@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::check::check;
-    use crate::cli::Args;
+    use crate::config::Args;
 
     fn answers() -> Answers {
         Answers {

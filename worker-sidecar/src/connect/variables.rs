@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use http::HeaderMap;
 
-use crate::cli::{self, Args};
-use crate::config::{BackendSettings, Credential, RelayUrl, Settings};
+use crate::config::{self, Args, BackendSettings, Credential, RelayUrl, Settings};
 
 /// The settings that `connect` writes, as a run would read them.
 #[derive(PartialEq)]
@@ -24,8 +23,8 @@ struct Asked {
 /// Returns the variables that would make a run of this file behave differently, or fail.
 pub(super) fn in_the_way(file: &Path) -> Vec<String> {
     let Some(written) = asked(&Args { config: Some(file.to_owned()), ..Args::default() }) else { return Vec::new() };
-    let differs = |variable: &String| asked(&cli::of_variable(variable, file)).is_none_or(|asked| asked != written);
-    cli::settings().into_iter().map(|setting| setting.variable).filter(differs).collect()
+    let differs = |variable: &String| asked(&config::of_variable(variable, file)).is_none_or(|asked| asked != written);
+    config::flags().into_iter().map(|setting| setting.variable).filter(differs).collect()
 }
 
 fn asked(args: &Args) -> Option<Asked> {

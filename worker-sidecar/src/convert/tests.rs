@@ -1,7 +1,6 @@
 //! The worker's own parser validates the results.
 
-use crate::cli::Args;
-use crate::config::Settings;
+use crate::config::{Args, Settings};
 
 use super::llama_swap::convert;
 use super::words;

@@ -10,9 +10,8 @@ use crate::capacity::Capacity;
 use crate::catalogue::{Advertised, Catalogue};
 use crate::config::{BackendSettings, Live};
 use crate::net::Trust;
-use crate::relay_link::Link;
+use crate::relay_link::{Link, Links};
 use crate::shutdown::Drain;
-use crate::worker::Links;
 
 /// One backend, its concurrency slots and its models.
 #[derive(Debug)]

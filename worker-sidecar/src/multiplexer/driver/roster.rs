@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use url::Url;
 
+use super::settings::{DriverSettings, SlotSettings};
 use super::{Call, Capabilities, Driver, DriverError, Probed};
-use crate::config::{DriverSettings, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
+use crate::setting_error::SettingError;
 
 /// Builds the driver of a slot with these settings.
 pub type Build = Box<dyn Fn(&SlotSettings) -> Result<Arc<dyn Driver>, SettingError> + Send + Sync>;

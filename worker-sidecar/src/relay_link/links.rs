@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::relay_link::{Link, LinkId};
+use super::{Link, LinkId};
 
 /// The live links.
 #[derive(Debug)]

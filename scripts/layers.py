@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 5, "operator": 6}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 3, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 2, "operator": 11}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 0, "operator": 11}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -55,14 +55,14 @@ LAYERS = {
     "worker-sidecar": [
         {"net, shutdown": "net setting_error shutdown"},
         {"multiplexer": "multiplexer"},
-        {"settings, telemetry": "config telemetry"},
-        {"backend": "backend catalogue/condition catalogue/health"},
+        {"settings, telemetry": "settings telemetry"},
+        {"backend": "backend"},
         {"metrics": "metrics"},
-        {"link": "relay_link capacity catalogue/advertised"},
-        {"serving": "serving catalogue"},
+        {"link": "link"},
+        {"serving": "serving"},
         {"worker": "worker forward"},
-        {"relays": "relays relay_link/establish relay_link/session", "probe": "probe"},
-        {"app": "crate check cli connect convert demo install program run shell"},
+        {"relays": "relays", "probe": "probe"},
+        {"app": "crate app"},
     ],
     "operator": [
         {"settings, telemetry, API": """cli crd defaults names words telemetry metrics api accept intake conditions context

@@ -28,8 +28,8 @@ use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
+use crate::link::{Link, RequestKey};
 use crate::multiplexer::actor::Suspicion;
-use crate::relay_link::{Link, RequestKey};
 use crate::serving::{Admission, Leased, Start};
 use crate::worker::Worker;
 use trace::ForwardTrace;

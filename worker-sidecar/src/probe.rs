@@ -15,7 +15,7 @@ use axum::routing::get;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::config::{ProbeAddr, SettingError};
+use crate::settings::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 

@@ -11,6 +11,9 @@
 //!
 //! While the worker drains it dials no relay; when all links have ended the worker is unlinked, and reports it.
 
+mod establish;
+mod session;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -24,11 +27,12 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
-use crate::config::Credential;
+use crate::link::{self, Backoff, EndKind, Endpoint, Link};
 use crate::net;
-use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
+use crate::settings::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
+use establish::{End, Linked, establish};
 
 /// The interval between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
@@ -153,7 +157,7 @@ impl<'a> Dialling<'a> {
             Key::Addr(addr) => Some(addr),
         };
         let worker = Arc::clone(self.worker);
-        let first = within.mul_f64(relay_link::random());
+        let first = within.mul_f64(link::random());
         self.tasks.spawn(async move {
             keep_linked(&worker, addr, wanted, first).await;
             key
@@ -196,7 +200,7 @@ async fn keep_linked(
             version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
         }
         let relays = *worker.relay_count.borrow();
-        let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let pause = backoff.next_pause(kind, relays, link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
             match (&end.relay_id, addr) {
                 // This very relay is behind the address: another dial is useless while its link lives.
@@ -286,7 +290,7 @@ async fn link_up(
     version: &str,
     older: Option<&Link>,
 ) -> Result<Linked, End> {
-    let linked = AssertUnwindSafe(relay_link::establish(worker, endpoint, version, older)).catch_unwind();
+    let linked = AssertUnwindSafe(establish(worker, endpoint, version, older)).catch_unwind();
     linked.await.unwrap_or_else(|_| Err(End::panicked()))
 }
 
@@ -309,7 +313,7 @@ impl<'a> Move<'a> {
             wanted,
             backoff: Backoff::default(),
             said: None,
-            pause: spread(relay_link::random()),
+            pause: spread(link::random()),
         }
     }
 
@@ -323,7 +327,7 @@ impl<'a> Move<'a> {
             if tokio::time::timeout(self.pause, self.credential.changed()).await.is_err() {
                 break;
             }
-            self.pause = spread(relay_link::random());
+            self.pause = spread(link::random());
         }
         // An address that is no longer listed is not dialled, even if its link still serves.
         let _ = self.wanted.wait_for(|wanted| *wanted).await;
@@ -334,7 +338,7 @@ impl<'a> Move<'a> {
         self.worker.metrics.reconnects(end.label);
         tell(endpoint, end, &mut self.said);
         let relays = *self.worker.relay_count.borrow();
-        let pause = self.backoff.next_pause(end.kind, relays, relay_link::random());
+        let pause = self.backoff.next_pause(end.kind, relays, link::random());
         self.pause = pause.max(end.retry_after.unwrap_or_default());
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! [`Serving`] is the only place that distinguishes the two; the rest of the worker calls its methods.
 
+mod catalogue;
 mod multiplexed;
 mod single;
 
+pub use catalogue::Failing;
 pub use multiplexed::{Leased, MultiplexedBackend, PendingLease};
 pub use single::SingleBackend;
 
@@ -18,11 +20,9 @@ use modelrelay_protocol::version::Capability;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::capacity::{Held, Place};
-use crate::catalogue::{Advertised, Failing};
-use crate::config::{Live, SettingError};
+use crate::link::{Advertised, Held, Link, Links, Place, Taken};
 use crate::metrics::Metrics;
-use crate::relay_link::{Link, Links, Taken};
+use crate::settings::{Live, SettingError};
 use crate::shutdown::{Cause, Drain};
 
 /// The part of a worker that serves requests.

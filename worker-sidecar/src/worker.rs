@@ -11,12 +11,11 @@ use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
-use crate::catalogue::{Advertised, Failing};
-use crate::config::{Credential, Live, SettingError, Settings};
+use crate::link::{Advertised, Link, Links};
 use crate::metrics::Metrics;
 use crate::net::Trust;
-use crate::relay_link::{Link, Links};
-use crate::serving::{Serving, ServingContext};
+use crate::serving::{Failing, Serving, ServingContext};
+use crate::settings::{Credential, Live, SettingError, Settings};
 use crate::shutdown::{Cause, Drain, Order};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.

@@ -159,7 +159,7 @@ fn backend(pool: &WorkerPool) -> Option<Backend> {
 mod tests {
     use std::io::Write;
 
-    use modelrelay_worker::config::{Args, Settings};
+    use modelrelay_worker::settings::{Args, Settings};
     use serde_json::json;
 
     use super::*;

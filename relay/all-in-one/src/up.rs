@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
 use modelrelay_protocol::names::marked;
+use modelrelay_worker::app::connect::backends::{self, Found};
+use modelrelay_worker::app::shell::Shell;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::config::{BackendSettings, Engine};
-use modelrelay_worker::connect::backends::{self, Found};
 use modelrelay_worker::net::Trust;
-use modelrelay_worker::shell::Shell;
+use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 use crate::cli::UpArgs;

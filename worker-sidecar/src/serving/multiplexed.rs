@@ -12,10 +12,9 @@ use modelrelay_protocol::message::{CommandResult, Grant, Slots, WorkerToRelay, e
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
 
-use super::ServingContext;
+use super::{Failing, ServingContext};
 use crate::backend::Backend;
-use crate::catalogue::{Advertised, Failing};
-use crate::config::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
+use crate::link::{Advertised, Link, Links, random};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion, Ticket};
 use crate::multiplexer::board::RelaySink;
@@ -27,7 +26,7 @@ use crate::multiplexer::metrics::Metrics;
 use crate::multiplexer::policy::{self, Candidate};
 use crate::multiplexer::slots::Multiplexer;
 use crate::net::Trust;
-use crate::relay_link::{Link, Links, random};
+use crate::settings::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
 
 /// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is
 /// loaded again listens elsewhere, and the entry for its former port is evicted here.

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use super::ServingContext;
+use super::catalogue::Catalogue;
 use crate::backend::Backend;
-use crate::capacity::Capacity;
-use crate::catalogue::{Advertised, Catalogue};
-use crate::config::{BackendSettings, Live};
+use crate::link::{Advertised, Capacity, Link, Links};
 use crate::net::Trust;
-use crate::relay_link::{Link, Links};
+use crate::settings::{BackendSettings, Live};
 use crate::shutdown::Drain;
 
 /// One backend, its concurrency slots and its models.

@@ -19,7 +19,6 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::harness::{Sink, pass};
-use crate::config::{DriverSettings, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, now};
 use crate::multiplexer::board::Peer;
@@ -34,6 +33,7 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Left, RelayKey};
 use crate::multiplexer::metrics::Metrics;
 use crate::multiplexer::slots::Multiplexer;
+use crate::settings::{DriverSettings, SlotSettings};
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 const TOTAL: u64 = 100;

@@ -15,7 +15,7 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 3, "operator": 6}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 2, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
 AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 0, "operator": 11}

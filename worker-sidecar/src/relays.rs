@@ -32,7 +32,7 @@ use crate::net;
 use crate::settings::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
-use establish::{End, Linked, establish};
+use establish::{Linked, establish};
 
 /// The interval between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
@@ -45,6 +45,34 @@ const ADDED_SPREAD: Duration = Duration::from_secs(1);
 
 /// The most links to one name. More are a mistake.
 const MAX_RELAYS: usize = 256;
+
+/// How a link, or the attempt to establish one, ended.
+#[derive(Debug)]
+struct End {
+    /// Its effect on the next dial.
+    kind: EndKind,
+    /// The human-readable reason.
+    reason: String,
+    /// The metric label.
+    label: &'static str,
+    /// The pause that the relay requested.
+    retry_after: Option<Duration>,
+    /// The id of the already linked relay.
+    relay_id: Option<String>,
+    /// The credential that was rejected.
+    refused: Option<Box<Credential>>,
+}
+
+impl End {
+    fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
+    }
+
+    /// The code that served the link failed.
+    fn panicked() -> Self {
+        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
+    }
+}
 
 /// Identifies one task: the n-th link to a fixed URL, or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,7 @@
 //! relays' grants and by the registered concurrency, everything else by the rate at which links are read.
 
 mod calls;
-mod history;
+pub mod history;
 mod lease;
 mod news;
 #[cfg(test)]

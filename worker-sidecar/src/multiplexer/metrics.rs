@@ -10,7 +10,7 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVe
 
 use modelrelay_protocol::message::SlotState;
 
-use super::actor::{Report, Shares};
+use super::actor::history::{Report, Shares};
 use super::effect::{News, Reason, Swap, SwapResult};
 
 /// Loads and holds take from milliseconds to an hour.

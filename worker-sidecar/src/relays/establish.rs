@@ -12,6 +12,7 @@ use modelrelay_protocol::message::{Parsed, Register, RegisterAck, RelayToWorker,
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio_tungstenite::tungstenite::Message;
 
+use super::End;
 use super::session::Session;
 use crate::link::liveness::Traffic;
 use crate::link::writer::WebSocket;
@@ -28,34 +29,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// WebSocket close codes.
 const PROTOCOL_ERROR: u16 = 1002;
-
-/// How a link, or the attempt to establish one, ended.
-#[derive(Debug)]
-pub(super) struct End {
-    /// Its effect on the next dial.
-    pub kind: EndKind,
-    /// The human-readable reason.
-    pub reason: String,
-    /// The metric label.
-    pub label: &'static str,
-    /// The pause that the relay requested.
-    pub retry_after: Option<Duration>,
-    /// The id of the already linked relay.
-    pub relay_id: Option<String>,
-    /// The credential that was rejected.
-    pub refused: Option<Box<Credential>>,
-}
-
-impl End {
-    pub(super) fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
-    }
-
-    /// The code that served the link failed.
-    pub(super) fn panicked() -> Self {
-        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
-    }
-}
 
 /// A registered link; [`Linked::serve`] serves it, and dropping this detaches it.
 pub(super) struct Linked {

@@ -12,7 +12,7 @@ use modelrelay_protocol::message::{Cancel, Drain, GracefulShutdown, Parsed, Pong
 use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
-use super::establish::End;
+use super::End;
 use crate::forward;
 use crate::link::liveness::{Traffic, Verdict};
 use crate::link::writer::{self, WebSocket};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_yaml::{Mapping, Value};
 
+use super::slots::{self, Group};
 use super::words::{self, Macros};
-use super::{Model, Multiplexer, Notes, Worker, slots};
+use super::{Model, Multiplexer, Notes, Worker};
 
 /// llama-swap's own default.
 const HEALTH_CHECK_SECS: u64 = 120;
@@ -65,23 +66,6 @@ struct Hooks {
 struct OnStartup {
     #[serde(default)]
     preload: Vec<String>,
-}
-
-/// Models that swap with each other, or run together, in parallel with others or instead of them.
-#[derive(Debug, Deserialize)]
-pub(super) struct Group {
-    #[serde(default = "yes")]
-    pub(super) swap: bool,
-    #[serde(default = "yes")]
-    pub(super) exclusive: bool,
-    #[serde(default)]
-    pub(super) persistent: bool,
-    #[serde(default)]
-    pub(super) members: Vec<String>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 #[derive(Debug, Deserialize)]

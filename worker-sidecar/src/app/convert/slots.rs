@@ -5,8 +5,26 @@
 //! get their own slot: a GPU that is shared by mistake fails with "out of memory", while one that is wrongly not shared
 //! merely causes waiting.
 
-use super::llama_swap::Group;
+use serde::Deserialize;
+
 use super::{Model, Notes, Slot};
+
+/// Models that swap with each other, or run together, in parallel with others or instead of them.
+#[derive(Debug, Deserialize)]
+pub(super) struct Group {
+    #[serde(default = "yes")]
+    pub(super) swap: bool,
+    #[serde(default = "yes")]
+    pub(super) exclusive: bool,
+    #[serde(default)]
+    pub(super) persistent: bool,
+    #[serde(default)]
+    pub(super) members: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
 
 /// The slot of all models that unload each other.
 const SHARED: &str = "gpu0";

@@ -27,12 +27,7 @@ DUPLICATES = {
         Places:2 Progress:2 ProviderState:2 Refusal:2 Relay:2 Seen:2 Shared:3 Socket:2 Sources:2 Stage:2 Standing:3 State:7
         Status:2 Unfit:2 Verdict:2 WorkerState:2
     """,
-    "worker-sidecar": """
-        Answer:2 Asked:2 Backend:2 Call:2 Change:2 Condition:2 Driver:2 End:2 Entry:3 Event:2 Failure:3 File:2 FileModel:2
-        Found:3 Given:2 Health:2 Hooks:2 Inner:2 Key:2 Known:2 Lease:2 Left:2 List:2 Memory:2 Metrics:2 Model:2 Multiplexer:2
-        Order:3 Place:2 Process:2 Refusal:3 Report:2 RequestKey:2 Resident:2 Running:2 Seen:3 Session:2 Slot:2 Spec:2 Standing:2
-        State:5 Status:3 Waiting:3 Worker:2
-    """,
+    "worker-sidecar": "",
     "operator": """
         Applied:2 Backend:2 Decision:2 Entry:2 Error:2 Facts:2 Failure:2 FetchError:2 Fetched:2 File:2 Held:2 Inputs:3 Key:3
         Memory:3 Outcome:2 Place:3 ProviderState:2 Queue:2 Reason:3 Seen:4 Served:2 Shared:2 Told:2 Unusable:2 Webhook:2

@@ -28,8 +28,8 @@ use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
-use crate::link::{Link, RequestKey};
-use crate::multiplexer::actor::Suspicion;
+use crate::link::{Link, LinkRequestKey};
+use crate::multiplexer::actor::ConnectFailureReport;
 use crate::serving::{Admission, Leased, Start};
 use crate::worker::Worker;
 use trace::ForwardTrace;
@@ -41,7 +41,7 @@ const BROKEN_UPLOAD: &str = "body";
 struct Job {
     worker: Arc<Worker>,
     link: Arc<Link>,
-    key: RequestKey,
+    key: LinkRequestKey,
     request: Request,
     upload: Upload,
     started: Instant,
@@ -255,7 +255,7 @@ impl Job {
 
     /// Returns the report for the slot about its backend. The slot checks the backend itself: it probes at once, and
     /// reports the result in its own messages.
-    fn suspicion(&self, failure: &Failure) -> Option<Suspicion> {
+    fn suspicion(&self, failure: &Failure) -> Option<ConnectFailureReport> {
         match failure {
             Failure::Backend(BackendError::Unreachable(_) | BackendError::Reset(_)) | Failure::Broken(_) => {
                 self.leased.as_ref()?.suspicion()

@@ -3,7 +3,7 @@
 //! Reader, writer and requests meet only here, under one short lock that is never held over an await. The reader never
 //! waits for the writer or the backend: it only adds entries here.
 //!
-//! A request is identified by its [`RequestKey`]. It is registered until its last byte is written or it is cancelled;
+//! A request is identified by its [`LinkRequestKey`]. It is registered until its last byte is written or it is cancelled;
 //! anything that its task sends afterwards is dropped, so a late message can never affect a newer request.
 
 mod advertised;
@@ -17,11 +17,11 @@ pub(crate) mod writer;
 
 pub use advertised::{Advertised, naming};
 pub use backoff::{Backoff, EndKind, random};
-pub use capacity::{Capacity, Held, Place, Slot};
+pub use capacity::{Capacity, CapacityAdmission, Held, Slot};
 pub(crate) use dial::{DialError, dial};
-pub use dial::{Endpoint, Refusal, Way, try_dial};
+pub use dial::{Endpoint, RelayRefusal, Way, try_dial};
 pub use links::Links;
-pub use requests::Taken;
+pub use requests::SlotGuard;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,7 +41,7 @@ use crate::multiplexer::board::Peer;
 use crate::multiplexer::event::RelayKey;
 use crate::settings::Credential;
 use liveness::Traffic;
-use requests::{Running, StreamState};
+use requests::{RunningRequest, StreamState};
 
 /// Distinguishes the pong of [`Link::ping_behind`] from those of liveness pings.
 pub(crate) const BARRIER: &[u8] = b"drain";
@@ -53,7 +53,7 @@ pub struct LinkId(u64);
 
 /// Identifies one request on its link, even if a relay uses an id again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestKey {
+pub struct LinkRequestKey {
     /// The relay's id.
     pub id: Arc<str>,
     /// The stream of its pieces; `None` for a relay without `core1`.
@@ -84,7 +84,7 @@ pub struct Link {
     seat: OnceLock<RelayKey>,
     /// The traffic of its socket, once its session has begun.
     traffic: OnceLock<Arc<Traffic>>,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     /// Notified when there may be something to write.
     work: Notify,
     /// Notified when the writer has written.
@@ -96,9 +96,9 @@ pub struct Link {
 }
 
 #[derive(Debug)]
-struct State {
+struct LinkState {
     outbox: Outbox,
-    requests: HashMap<Arc<str>, Running>,
+    requests: HashMap<Arc<str>, RunningRequest>,
     streams: HashMap<u32, StreamState>,
     next_serial: u64,
     /// True if a WebSocket ping is due.
@@ -127,7 +127,7 @@ impl Link {
     /// A new link with nothing to write.
     pub fn new(relay: Arc<str>, ack: &RegisterAck, capabilities: &Capabilities, credential: Credential) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let state = State {
+        let state = LinkState {
             outbox: Outbox::new(BodyKind::Response, credit_text),
             requests: HashMap::new(),
             streams: HashMap::new(),
@@ -310,7 +310,7 @@ impl Link {
         self.tell_changed();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -76,7 +76,7 @@ impl End {
 
 /// Identifies one task: the n-th link to a fixed URL, or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum DialKey {
     Nth(usize),
     Addr(SocketAddr),
 }
@@ -96,8 +96,8 @@ pub async fn run(worker: Arc<Worker>) {
 struct Dialling<'a> {
     worker: &'a Arc<Worker>,
     /// The running tasks, and whether each is still wanted.
-    wanted: BTreeMap<Key, watch::Sender<bool>>,
-    tasks: JoinSet<Key>,
+    wanted: BTreeMap<DialKey, watch::Sender<bool>>,
+    tasks: JoinSet<DialKey>,
     addresses: BTreeSet<SocketAddr>,
     /// True if the failure was logged; it is not logged again every 5 s.
     lookup_failed: bool,
@@ -140,7 +140,7 @@ impl<'a> Dialling<'a> {
 
     fn want_count(&mut self, number: u32, within: Duration) {
         let number = usize::try_from(number).unwrap_or(MAX_RELAYS).clamp(1, MAX_RELAYS);
-        self.want(&(0..number).map(Key::Nth).collect(), within);
+        self.want(&(0..number).map(DialKey::Nth).collect(), within);
     }
 
     fn handle_lookup(&mut self, found: io::Result<BTreeSet<SocketAddr>>) {
@@ -160,12 +160,12 @@ impl<'a> Dialling<'a> {
                 }
             }
         }
-        let keys = self.addresses.iter().copied().map(Key::Addr).collect();
+        let keys = self.addresses.iter().copied().map(DialKey::Addr).collect();
         self.want(&keys, Duration::ZERO);
     }
 
     /// Starts the missing tasks; new ones are first dialled `within` this time.
-    fn want(&mut self, keys: &BTreeSet<Key>, within: Duration) {
+    fn want(&mut self, keys: &BTreeSet<DialKey>, within: Duration) {
         for (key, wanted) in &self.wanted {
             wanted.send_if_modified(|now| std::mem::replace(now, keys.contains(key)) != keys.contains(key));
         }
@@ -174,15 +174,15 @@ impl<'a> Dialling<'a> {
         }
     }
 
-    fn start(&mut self, key: Key, within: Duration) {
+    fn start(&mut self, key: DialKey, within: Duration) {
         if self.wanted.contains_key(&key) {
             return;
         }
         let (sender, wanted) = watch::channel(true);
         self.wanted.insert(key, sender);
         let addr = match key {
-            Key::Nth(_) => None,
-            Key::Addr(addr) => Some(addr),
+            DialKey::Nth(_) => None,
+            DialKey::Addr(addr) => Some(addr),
         };
         let worker = Arc::clone(self.worker);
         let first = within.mul_f64(link::random());
@@ -192,7 +192,7 @@ impl<'a> Dialling<'a> {
         });
     }
 
-    fn handle_ended(&mut self, key: Key) {
+    fn handle_ended(&mut self, key: DialKey) {
         // It is wanted again at the instant at which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
             self.start(key, Duration::ZERO);
@@ -214,7 +214,7 @@ async fn keep_linked(
     let mut version = VERSION;
     let mut said = None;
     // Links that were replaced, until they end.
-    let mut leaving: Vec<Session> = Vec::new();
+    let mut leaving: Vec<ServedLink> = Vec::new();
     loop {
         let endpoint = endpoint(worker, addr);
         let end = serve(worker, &endpoint, version, &wanted, &mut leaving).await;
@@ -273,7 +273,7 @@ async fn serve(
     endpoint: &Endpoint,
     version: &str,
     wanted: &watch::Receiver<bool>,
-    leaving: &mut Vec<Session>,
+    leaving: &mut Vec<ServedLink>,
 ) -> End {
     let mut linked = match link_up(worker, endpoint, version, None).await {
         Ok(linked) => linked,
@@ -281,7 +281,7 @@ async fn serve(
     };
     loop {
         let link = Arc::clone(linked.link());
-        let mut session = Session(tokio::spawn(linked.serve()));
+        let mut session = ServedLink(tokio::spawn(linked.serve()));
         let mut moving = Move::new(worker, wanted.clone());
         linked = loop {
             tokio::select! {
@@ -304,9 +304,9 @@ async fn serve(
 }
 
 /// A link that is being served; dropping this aborts it.
-struct Session(JoinHandle<End>);
+struct ServedLink(JoinHandle<End>);
 
-impl Drop for Session {
+impl Drop for ServedLink {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -7,7 +7,7 @@ mod multiplexed;
 mod single;
 
 pub use catalogue::Failing;
-pub use multiplexed::{Leased, MultiplexedBackend, PendingLease};
+pub use multiplexed::{Leased, MultiplexedBackend, PendingStart};
 pub use single::SingleBackend;
 
 use std::fmt::Display;
@@ -20,7 +20,7 @@ use modelrelay_protocol::version::Capability;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::link::{Advertised, Held, Link, Links, Place, Taken};
+use crate::link::{Advertised, CapacityAdmission, Held, Link, Links, SlotGuard};
 use crate::metrics::Metrics;
 use crate::settings::{Live, SettingError};
 use crate::shutdown::{Cause, Drain};
@@ -53,7 +53,7 @@ pub struct ServingContext {
 #[derive(Debug)]
 pub enum Admission {
     /// It occupies capacity, except if it is held, and starts under this condition.
-    Accepted(Option<Taken>, Start),
+    Accepted(Option<SlotGuard>, Start),
     /// The relay must requeue it.
     AtCapacity,
     /// Its link is gone.
@@ -68,7 +68,7 @@ pub enum Start {
     /// When a slot becomes free.
     Held(Arc<SingleBackend>, Held),
     /// When its model is loaded.
-    Leasing(PendingLease),
+    Leasing(PendingStart),
 }
 
 impl Serving {
@@ -175,12 +175,14 @@ impl Serving {
     pub fn admit(&self, link: &Link, model: &str) -> Admission {
         match self {
             Self::Single(single) => match single.capacity.handle_request(link) {
-                Place::Run(slot) => Admission::Accepted(Some(Taken::Slot(slot)), Start::Now(Arc::clone(single))),
-                Place::Held(held) => Admission::Accepted(None, Start::Held(Arc::clone(single), held)),
-                Place::AtCapacity => Admission::AtCapacity,
+                CapacityAdmission::Run(slot) => {
+                    Admission::Accepted(Some(SlotGuard::Slot(slot)), Start::Now(Arc::clone(single)))
+                }
+                CapacityAdmission::Held(held) => Admission::Accepted(None, Start::Held(Arc::clone(single), held)),
+                CapacityAdmission::AtCapacity => Admission::AtCapacity,
             },
             Self::Multiplexed(slots) => match slots.arrive(link, model) {
-                Some(lease) => Admission::Accepted(Some(Taken::Place(lease.ticket())), Start::Leasing(lease)),
+                Some(lease) => Admission::Accepted(Some(SlotGuard::Place(lease.ticket())), Start::Leasing(lease)),
                 None => Admission::Unlinked,
             },
         }

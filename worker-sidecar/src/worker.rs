@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::net::Trust;
 use crate::serving::{Failing, Serving, ServingContext};
 use crate::settings::{Credential, Live, SettingError, Settings};
-use crate::shutdown::{Cause, Drain, Order};
+use crate::shutdown::{Cause, Drain, DrainOrder};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.
 const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -226,7 +226,7 @@ impl Worker {
     }
 
     /// Begins a drain: the worker accepts no more requests.
-    pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> Order {
+    pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> DrainOrder {
         let order = self.drain.begin(cause, timeout, Instant::now());
         let running = self.links.unanswered();
         tracing::info!(cause = cause.as_str(), running, "graceful shutdown");

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
 use modelrelay_protocol::names::marked;
-use modelrelay_worker::app::connect::backends::{self, Found};
+use modelrelay_worker::app::connect::backends::{self, FoundBackend};
 use modelrelay_worker::app::shell::Shell;
 use modelrelay_worker::backend::Backend;
 use modelrelay_worker::net::Trust;
@@ -140,7 +140,7 @@ async fn choose_backend(args: &UpArgs, parts: &mut Parts) -> Result<String, Stri
 }
 
 /// The servers with a model. Reports why each of the others is not used.
-fn usable(looks: Vec<Result<Found, String>>) -> Vec<Found> {
+fn usable(looks: Vec<Result<FoundBackend, String>>) -> Vec<FoundBackend> {
     let mut usable = Vec::new();
     for look in looks {
         match look {

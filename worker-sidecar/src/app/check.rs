@@ -9,7 +9,7 @@ use crate::worker::trust;
 
 /// The result for valid settings.
 #[derive(Debug)]
-pub struct Report {
+pub struct CheckReport {
     /// The actions of a run, one line each.
     pub plan: String,
     /// The conditions that a run would wait for.
@@ -17,7 +17,7 @@ pub struct Report {
 }
 
 /// Validates flags, variables and `worker.yaml` as a run would. Returns every mistake, at least one.
-pub fn check(args: &Args) -> Result<Report, Vec<SettingError>> {
+pub fn check(args: &Args) -> Result<CheckReport, Vec<SettingError>> {
     let settings = Settings::check(args)?;
     trust(settings.live.relay_ca_file.as_ref()).map_err(|error| vec![error])?;
     if let Some(target) = &settings.traces {
@@ -25,7 +25,7 @@ pub fn check(args: &Args) -> Result<Report, Vec<SettingError>> {
     }
     let credential = settings.live.credential.read();
     let warnings = credential.err().map(|error| format!("a worker would wait for this: {error}"));
-    Ok(Report { plan: plan(&settings), warnings: warnings.into_iter().collect() })
+    Ok(CheckReport { plan: plan(&settings), warnings: warnings.into_iter().collect() })
 }
 
 fn plan(settings: &Settings) -> String {

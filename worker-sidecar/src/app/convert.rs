@@ -60,33 +60,33 @@ impl Notes {
 /// The part of `worker.yaml` that a conversion writes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Worker {
+struct ConvertedWorker {
     relay: String,
     worker_secret: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     log_level: Option<String>,
-    multiplexer: Multiplexer,
+    multiplexer: ConvertedMultiplexer,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Multiplexer {
+struct ConvertedMultiplexer {
     load_timeout: String,
-    slots: Vec<Slot>,
+    slots: Vec<ConvertedSlot>,
 }
 
 #[derive(Debug, Serialize)]
-struct Slot {
+struct ConvertedSlot {
     id: String,
     driver: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     default: Option<String>,
-    models: Vec<Model>,
+    models: Vec<ConvertedModel>,
 }
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Model {
+struct ConvertedModel {
     id: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     aliases: Vec<String>,
@@ -104,7 +104,7 @@ struct Model {
     idle_ttl: Option<String>,
 }
 
-impl Worker {
+impl ConvertedWorker {
     /// Returns the file's text, notes first.
     fn text(&self, notes: &Notes) -> Result<String, String> {
         let yaml = serde_yaml::to_string(self).map_err(|error| format!("the result cannot be written: {error}"))?;

@@ -40,7 +40,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::shutdown;
-use reply::{Dialect, Failure};
+use reply::{DemoError, Dialect};
 
 /// The default id of the demo backend's only model.
 pub const MODEL: &str = "demo";
@@ -171,11 +171,11 @@ async fn list_models(State(demo): State<Demo>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_card(&demo)]}))
 }
 
-async fn one_model(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, Failure> {
+async fn one_model(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, DemoError> {
     if *id == *demo.model {
         Ok(Json(model_card(&demo)))
     } else {
-        Err(Failure::no_such_model(&demo, Dialect::OpenAi, &id))
+        Err(DemoError::no_such_model(&demo, Dialect::OpenAi, &id))
     }
 }
 
@@ -183,11 +183,11 @@ fn model_card(demo: &Demo) -> Value {
     json!({"id": &*demo.model, "object": "model", "created": 0, "owned_by": "modelrelay", "max_model_len": CONTEXT_TOKENS})
 }
 
-async fn no_such_path(uri: Uri) -> Failure {
-    Failure::new(Dialect::of_path(uri.path()), StatusCode::NOT_FOUND, "not_found", "no such path")
+async fn no_such_path(uri: Uri) -> DemoError {
+    DemoError::new(Dialect::of_path(uri.path()), StatusCode::NOT_FOUND, "not_found", "no such path")
 }
 
 /// The router adds the `Allow` header.
-async fn wrong_method(uri: Uri) -> Failure {
-    Failure::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
+async fn wrong_method(uri: Uri) -> DemoError {
+    DemoError::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
 }

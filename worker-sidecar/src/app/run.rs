@@ -8,7 +8,7 @@ use modelrelay_platform::{log, readiness, scheduling};
 
 use crate::app::demo::{self, DemoArgs};
 use crate::settings::{self, Args, SettingError, Settings};
-use crate::shutdown::{self, Cause, Order};
+use crate::shutdown::{self, Cause, DrainOrder};
 use crate::worker::Worker;
 use crate::{probe, relays, telemetry};
 
@@ -98,7 +98,7 @@ async fn stop(worker: &Worker, signal: &str) {
     worker.serving.stop(order.deadline.saturating_duration_since(Instant::now())).await;
 }
 
-async fn end_links(worker: &Worker, order: Order) {
+async fn end_links(worker: &Worker, order: DrainOrder) {
     let mut unlinked = worker.unlinked.subscribe();
     let idle = unlinked.wait_for(|unlinked| *unlinked);
     if tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok() {

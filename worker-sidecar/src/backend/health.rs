@@ -56,7 +56,7 @@ pub(crate) async fn probe(backend: &Backend) -> Health {
     for path in paths {
         match find(backend, path).await {
             // The backend has no such route.
-            Ok(Some(Found { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. })) => {}
+            Ok(Some(ProbeReply { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. })) => {}
             found => return judge(engine, path, found),
         }
     }
@@ -91,11 +91,11 @@ pub async fn look(backend: &Backend) -> Result<Listed, String> {
     Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })
 }
 
-fn owner(entries: &[Entry]) -> Option<String> {
+fn owner(entries: &[ListedModel]) -> Option<String> {
     entries.first().and_then(|entry| entry.owned_by.as_str().map(str::to_owned))
 }
 
-async fn read(backend: &Backend) -> Result<(Vec<Entry>, usize), String> {
+async fn read(backend: &Backend) -> Result<(Vec<ListedModel>, usize), String> {
     let read = async {
         let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
         match answer.head.status {
@@ -112,27 +112,27 @@ async fn read(backend: &Backend) -> Result<(Vec<Entry>, usize), String> {
 }
 
 /// The response to a probe.
-struct Found {
+struct ProbeReply {
     status: StatusCode,
     is_relay: bool,
 }
 
 /// Returns the response at a path, `None` on a timeout.
-async fn find(backend: &Backend, path: &str) -> Result<Option<Found>, BackendError> {
+async fn find(backend: &Backend, path: &str) -> Result<Option<ProbeReply>, BackendError> {
     let found = async {
         let mut answer = backend.ask(path).await?;
         let status = answer.head.status;
         // A list of models may be long, and a body without a length may be endless.
         let is_short = answer.content_length().is_some_and(|length| length <= MAX_HEALTH_BYTES as u64);
         let body = if is_short { answer.read_all(MAX_HEALTH_BYTES).await.unwrap_or_default() } else { Vec::new() };
-        Ok::<_, BackendError>(Found { status, is_relay: is_relays(&body) })
+        Ok::<_, BackendError>(ProbeReply { status, is_relay: is_relays(&body) })
     };
     tokio::time::timeout(TIMEOUT, found).await.map_or(Ok(None), |found| found.map(Some))
 }
 
 /// True if a ModelRelay relay responds. Requests to it would loop back to the worker.
 pub async fn is_relay(backend: &Backend) -> bool {
-    matches!(find(backend, "/health").await, Ok(Some(Found { is_relay: true, .. })))
+    matches!(find(backend, "/health").await, Ok(Some(ProbeReply { is_relay: true, .. })))
 }
 
 /// True for the body that a relay's `/health` returns.
@@ -141,11 +141,11 @@ fn is_relays(body: &[u8]) -> bool {
     body.get("workers_connected").is_some()
 }
 
-fn judge(engine: Engine, path: &str, found: Result<Option<Found>, BackendError>) -> Health {
+fn judge(engine: Engine, path: &str, found: Result<Option<ProbeReply>, BackendError>) -> Health {
     match found {
-        Ok(Some(Found { is_relay: true, .. })) => Health::NotReady(IS_RELAY.to_owned()),
-        Ok(Some(Found { status, .. })) if is_alive(engine, status) => Health::Alive,
-        Ok(Some(Found { status, .. })) => Health::NotReady(format!("{path} answers {status}")),
+        Ok(Some(ProbeReply { is_relay: true, .. })) => Health::NotReady(IS_RELAY.to_owned()),
+        Ok(Some(ProbeReply { status, .. })) if is_alive(engine, status) => Health::Alive,
+        Ok(Some(ProbeReply { status, .. })) => Health::NotReady(format!("{path} answers {status}")),
         Ok(None) => Health::Silent(format!("{path} takes more than 5 s")),
         Err(BackendError::Unreachable(error)) => Health::Gone(error.to_string()),
         Err(BackendError::Reset(why) | BackendError::BadAnswer(why)) => Health::NotReady(why),
@@ -171,7 +171,7 @@ struct List {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct ListedModel {
     id: String,
     // Of any type: the catalogue does not depend on it.
     #[serde(default)]
@@ -180,7 +180,7 @@ struct Entry {
     details: ModelDetails,
 }
 
-impl Entry {
+impl ListedModel {
     fn parse(mut entry: Value, others: &Value) -> Option<Self> {
         let id = entry.get("id")?.as_str()?;
         if entry.get("capabilities").is_none()
@@ -201,12 +201,13 @@ fn capabilities(others: &Value, id: &str) -> Option<Value> {
 }
 
 /// Parses a list: its entries, and the number of those without an id. Ollama returns null if it has no model.
-fn parse(body: &[u8]) -> Result<(Vec<Entry>, usize), String> {
+fn parse(body: &[u8]) -> Result<(Vec<ListedModel>, usize), String> {
     let list: List =
         serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
     let listed = list.data.unwrap_or_default();
     let count = listed.len();
-    let entries: Vec<Entry> = listed.into_iter().filter_map(|entry| Entry::parse(entry, &list.models)).collect();
+    let entries: Vec<ListedModel> =
+        listed.into_iter().filter_map(|entry| ListedModel::parse(entry, &list.models)).collect();
     let odd = count - entries.len();
     Ok((entries, odd))
 }
@@ -259,7 +260,7 @@ mod tests {
     }
 
     fn details_of(body: &Value) -> Vec<Value> {
-        let details = |entry: Entry| Value::Object(entry.details.fields().clone());
+        let details = |entry: ListedModel| Value::Object(entry.details.fields().clone());
         parse(body.to_string().as_bytes()).unwrap().0.into_iter().map(details).collect()
     }
 

@@ -20,7 +20,7 @@ use super::{Link, LinkId};
 /// The worker's concurrency slots.
 #[derive(Debug)]
 pub struct Capacity {
-    inner: Mutex<Inner>,
+    inner: Mutex<CapacityState>,
     /// The number of running requests, readable without the lock.
     load: AtomicU32,
     next_ticket: AtomicU64,
@@ -28,7 +28,7 @@ pub struct Capacity {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct CapacityState {
     divider: Divider<LinkId>,
     links: HashMap<LinkId, Arc<Link>>,
     /// Requests of relays that do not support `at_capacity`, in arrival order.
@@ -50,7 +50,7 @@ pub struct Held {
 
 /// The admission of a request that has just arrived.
 #[derive(Debug)]
-pub enum Place {
+pub enum CapacityAdmission {
     /// It runs.
     Run(Slot),
     /// It runs when a slot becomes free.
@@ -62,7 +62,7 @@ pub enum Place {
 impl Capacity {
     /// Creates the capacity for `slots` concurrent requests.
     pub fn new(slots: u32) -> Arc<Self> {
-        let inner = Inner { divider: Divider::new(slots), links: HashMap::new(), held: HashMap::new() };
+        let inner = CapacityState { divider: Divider::new(slots), links: HashMap::new(), held: HashMap::new() };
         Arc::new(Self {
             inner: Mutex::new(inner),
             load: AtomicU32::new(0),
@@ -105,15 +105,15 @@ impl Capacity {
     }
 
     /// A request arrived on `link`.
-    pub fn handle_request(self: &Arc<Self>, link: &Link) -> Place {
+    pub fn handle_request(self: &Arc<Self>, link: &Link) -> CapacityAdmission {
         self.change(|inner| match inner.divider.on_request(link.id, Instant::now()) {
-            Admission::Run => Place::Run(Slot(Some((Arc::clone(self), link.id)))),
-            Admission::AtCapacity if link.core1 => Place::AtCapacity,
+            Admission::Run => CapacityAdmission::Run(Slot(Some((Arc::clone(self), link.id)))),
+            Admission::AtCapacity if link.core1 => CapacityAdmission::AtCapacity,
             Admission::AtCapacity => {
                 let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
                 let (sender, slot) = oneshot::channel();
                 inner.held.entry(link.id).or_default().push_back((ticket, sender));
-                Place::Held(Held { capacity: Arc::clone(self), link: link.id, ticket, slot })
+                CapacityAdmission::Held(Held { capacity: Arc::clone(self), link: link.id, ticket, slot })
             }
         })
     }
@@ -168,7 +168,7 @@ impl Capacity {
 
     /// Applies a change, starts held requests, and queues every grant that differs. The caller queues the completion or
     /// error that belongs to the change after this returns, and thus behind the grant.
-    fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Inner) -> R) -> R {
+    fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut CapacityState) -> R) -> R {
         let mut inner = self.lock();
         let due = inner.divider.next_timeout();
         let result = change(&mut inner);
@@ -185,8 +185,8 @@ impl Capacity {
         result
     }
 
-    fn begin_held(self: &Arc<Self>, inner: &mut Inner) {
-        let Inner { divider, held, .. } = inner;
+    fn begin_held(self: &Arc<Self>, inner: &mut CapacityState) {
+        let CapacityState { divider, held, .. } = inner;
         for (link, line) in held.iter_mut() {
             while !line.is_empty() && divider.resume(*link, Instant::now()) {
                 let Some((_, sender)) = line.pop_front() else { break };
@@ -199,7 +199,7 @@ impl Capacity {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, CapacityState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -247,8 +247,8 @@ mod tests {
         capacity.join(&a);
         assert_eq!(grants(&a), [(1, 0)]);
         capacity.join(&b);
-        let Place::Run(slot) = capacity.handle_request(&a) else { panic!("a slot is free") };
-        assert!(matches!(capacity.handle_request(&b), Place::AtCapacity));
+        let CapacityAdmission::Run(slot) = capacity.handle_request(&a) else { panic!("a slot is free") };
+        assert!(matches!(capacity.handle_request(&b), CapacityAdmission::AtCapacity));
         assert_eq!((grants(&b).pop(), capacity.load()), (Some((0, 1)), 1));
         drop(slot);
         assert_eq!((grants(&b).pop(), capacity.load()), (Some((1, 0)), 0));
@@ -259,11 +259,11 @@ mod tests {
         let capacity = Capacity::new(1);
         let old = Link::for_test(1, false);
         capacity.join(&old);
-        let Place::Run(slot) = capacity.handle_request(&old) else { panic!("a slot is free") };
+        let CapacityAdmission::Run(slot) = capacity.handle_request(&old) else { panic!("a slot is free") };
         let held: Vec<_> = (0..3)
             .map(|_| match capacity.handle_request(&old) {
-                Place::Held(held) => held,
-                Place::Run(_) | Place::AtCapacity => panic!("no slot is free"),
+                CapacityAdmission::Held(held) => held,
+                CapacityAdmission::Run(_) | CapacityAdmission::AtCapacity => panic!("no slot is free"),
             })
             .collect();
         let mut held = held.into_iter();

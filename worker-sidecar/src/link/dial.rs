@@ -133,7 +133,7 @@ fn said(body: &[u8]) -> String {
 
 /// The reason why a relay does not admit this worker.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RelayRefusal {
     /// It rejected the credential.
     Credential(String),
     /// Any other reason.
@@ -141,7 +141,12 @@ pub enum Refusal {
 }
 
 /// Dials like a worker, and disconnects before it registers.
-pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, way: &Way<'_>) -> Result<(), Refusal> {
+pub async fn try_dial(
+    url: &RelayUrl,
+    provider: &str,
+    credential: &Credential,
+    way: &Way<'_>,
+) -> Result<(), RelayRefusal> {
     let endpoint = Endpoint { url: url.clone(), addr: None };
     match dial(&endpoint, provider, credential, way).await {
         Ok((mut socket, _)) => {
@@ -150,8 +155,8 @@ pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, w
             let _ = tokio::time::timeout(CONNECT_TIMEOUT, socket.close(Some(leave))).await;
             Ok(())
         }
-        Err(error @ DialError::Unauthorized { .. }) => Err(Refusal::Credential(error.to_string())),
-        Err(error @ (DialError::Status { .. } | DialError::Io(_))) => Err(Refusal::Other(error.to_string())),
+        Err(error @ DialError::Unauthorized { .. }) => Err(RelayRefusal::Credential(error.to_string())),
+        Err(error @ (DialError::Status { .. } | DialError::Io(_))) => Err(RelayRefusal::Other(error.to_string())),
     }
 }
 

@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::capacity::{Held, Slot};
-use super::{Link, RequestKey, State};
+use super::{Link, LinkRequestKey, LinkState};
 use crate::backend::Upload;
-use crate::multiplexer::actor::Ticket;
+use crate::multiplexer::actor::CancelHandle;
 
 /// A request stops reading from its backend while this many bytes of its response are queued here.
 const STREAM_HIGH_WATER: u64 = 32 << 10;
@@ -20,21 +20,21 @@ const STREAM_HIGH_WATER: u64 = 32 << 10;
 const TEXT_HIGH_WATER: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Running {
-    key: RequestKey,
+pub(super) struct RunningRequest {
+    key: LinkRequestKey,
     task: Option<AbortHandle>,
-    taken: Option<Taken>,
+    taken: Option<SlotGuard>,
     /// The pieces of its response that the backend has sent.
     pieces: u64,
 }
 
 /// The capacity that a request occupies until it ends. A cancel frees it when it is read, before the next message.
 #[derive(Debug)]
-pub enum Taken {
+pub enum SlotGuard {
     /// A slot of a worker with one backend. Dropping it frees it.
     Slot(Slot),
     /// A place in a multiplexer. Freed with the lease if the request ends by itself.
-    Place(Ticket),
+    Place(CancelHandle),
 }
 
 #[derive(Debug)]
@@ -53,8 +53,8 @@ impl Link {
         id: &str,
         stream: Option<(u32, Upload)>,
         window: u64,
-        taken: Option<Taken>,
-        start: impl FnOnce(RequestKey) -> AbortHandle,
+        taken: Option<SlotGuard>,
+        start: impl FnOnce(LinkRequestKey) -> AbortHandle,
     ) -> Option<()> {
         let mut state = self.lock();
         if state.requests.contains_key(id) {
@@ -63,7 +63,7 @@ impl Link {
         state.next_serial += 1;
         let id: Arc<str> = id.into();
         let number = stream.as_ref().map(|(number, _)| *number);
-        let key = RequestKey { id: Arc::clone(&id), stream: number, serial: state.next_serial };
+        let key = LinkRequestKey { id: Arc::clone(&id), stream: number, serial: state.next_serial };
         if let Some((number, upload)) = stream {
             state.outbox.open_stream(number, window);
             let written = Arc::new(Notify::new());
@@ -71,18 +71,18 @@ impl Link {
         }
         // The task takes this lock before it can send anything, so it always finds its request registered.
         let task = Some(start(key.clone()));
-        state.requests.insert(id, Running { key, task, taken, pieces: 0 });
+        state.requests.insert(id, RunningRequest { key, task, taken, pieces: 0 });
         Some(())
     }
 
     /// Gives a held request its slot. Returns false, and drops the slot, if the request is gone.
-    pub async fn wait_for_slot(&self, key: &RequestKey, held: Held) -> bool {
+    pub async fn wait_for_slot(&self, key: &LinkRequestKey, held: Held) -> bool {
         let Some(slot) = held.wait().await else { return false };
         let mut state = self.lock();
         let known = state.running(key);
         match known {
             Some(running) => {
-                running.taken = Some(Taken::Slot(slot));
+                running.taken = Some(SlotGuard::Slot(slot));
                 true
             }
             None => {
@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Queues a message about a request, if it is still registered.
-    pub fn say(&self, key: &RequestKey, message: &WorkerToRelay) {
+    pub fn say(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
         let mut state = self.lock();
         if state.running(key).is_some() {
             state.outbox.push_text(encode(message));
@@ -128,7 +128,7 @@ impl Link {
 
     /// Queues the next bytes of a response. Returns true if so much is queued that the caller should stop reading.
     #[must_use]
-    pub fn send_body(&self, key: &RequestKey, bytes: Bytes) -> bool {
+    pub fn send_body(&self, key: &LinkRequestKey, bytes: Bytes) -> bool {
         let Some(number) = key.stream else { return false };
         let mut state = self.lock();
         let Some(running) = state.running(key) else { return false };
@@ -140,7 +140,7 @@ impl Link {
     }
 
     /// Waits while too many bytes of a response are queued. Returns the time waited.
-    pub async fn wait_for_room(&self, key: &RequestKey) -> Duration {
+    pub async fn wait_for_room(&self, key: &LinkRequestKey) -> Duration {
         let since = Instant::now();
         loop {
             let written = {
@@ -166,7 +166,7 @@ impl Link {
 
     /// The backend's response was read to its end: frees the slot, and queues `message` after the response's last byte.
     /// Returns when that is written.
-    pub async fn finish(&self, key: &RequestKey, message: &WorkerToRelay) {
+    pub async fn finish(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
         self.free_slot(key);
         let written = {
             let mut state = self.lock();
@@ -189,7 +189,7 @@ impl Link {
     }
 
     /// The request failed: frees the slot, drops the queued part of its response, and queues `message` ahead of it.
-    pub fn fail(&self, key: &RequestKey, message: &WorkerToRelay) {
+    pub fn fail(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
         self.free_slot(key);
         let mut state = self.lock();
         if state.running(key).is_none() {
@@ -224,17 +224,17 @@ impl Link {
     /// Returns the requests that wait for their backend, with the number of pieces that it has sent for each: requests
     /// with a slot whose pieces the relay has all accepted. Requests of older relays are omitted, because those receive
     /// whole responses.
-    pub fn waiting_for_backend(&self) -> Vec<(RequestKey, u64)> {
+    pub fn waiting_for_backend(&self) -> Vec<(LinkRequestKey, u64)> {
         let state = self.lock();
-        let waits = |running: &&Running| {
+        let waits = |running: &&RunningRequest| {
             let taken = |number: u32| state.outbox.waiting_bytes(number) == 0;
-            matches!(running.taken, Some(Taken::Slot(_))) && running.key.stream.is_some_and(taken)
+            matches!(running.taken, Some(SlotGuard::Slot(_))) && running.key.stream.is_some_and(taken)
         };
         state.requests.values().filter(waits).map(|running| (running.key.clone(), running.pieces)).collect()
     }
 
     /// Ends a request and reports the error to its relay. Returns `false` if the request is no longer registered.
-    pub fn break_off(&self, key: &RequestKey, code: &str, message: &str) -> bool {
+    pub fn break_off(&self, key: &LinkRequestKey, code: &str, message: &str) -> bool {
         let is_known = self.lock().running(key).is_some();
         let ended = is_known && self.cancel(&key.id);
         if ended {
@@ -247,25 +247,25 @@ impl Link {
 
     /// Ends all requests, because the socket is gone or the process stops. Returns their number.
     pub fn cancel_all(&self) -> usize {
-        let all: Vec<Running> = {
+        let all: Vec<RunningRequest> = {
             let mut state = self.lock();
-            let State { outbox, streams, requests, .. } = &mut *state;
+            let LinkState { outbox, streams, requests, .. } = &mut *state;
             streams.drain().for_each(|(number, _)| outbox.discard(number));
             requests.drain().map(|(_, running)| running).collect()
         };
         let number = all.len();
-        all.into_iter().for_each(Running::end);
+        all.into_iter().for_each(RunningRequest::end);
         number
     }
 
     /// Runs before the request's last message is queued, so that the resulting grant is sent first.
-    fn free_slot(&self, key: &RequestKey) {
+    fn free_slot(&self, key: &LinkRequestKey) {
         let taken = self.lock().running(key).and_then(|running| running.taken.take());
         // Freeing takes this same lock again, to queue the grant.
         drop(taken);
     }
 
-    fn forget(&self, key: &RequestKey) {
+    fn forget(&self, key: &LinkRequestKey) {
         let mut state = self.lock();
         if state.running(key).is_none() {
             return;
@@ -280,18 +280,18 @@ impl Link {
     }
 }
 
-impl State {
-    fn running(&mut self, key: &RequestKey) -> Option<&mut Running> {
+impl LinkState {
+    fn running(&mut self, key: &LinkRequestKey) -> Option<&mut RunningRequest> {
         self.requests.get_mut(&key.id).filter(|running| running.key.serial == key.serial)
     }
 }
 
-impl Running {
+impl RunningRequest {
     fn end(self) {
         if let Some(task) = &self.task {
             task.abort();
         }
-        if let Some(Taken::Place(ticket)) = self.taken {
+        if let Some(SlotGuard::Place(ticket)) = self.taken {
             ticket.cancel();
         }
     }

@@ -28,7 +28,7 @@ use crate::backend::health::{self, Health, Listing};
 use crate::link::{Advertised, Link, LinkId, Links, naming};
 use crate::metrics::Metrics;
 use crate::settings::{Declared, Models};
-use silence::{Seen, Silence};
+use silence::{ResponseProgress, Silence};
 
 /// The interval between requests for the model list while the backend has not listed any model.
 const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// The state of the backend and its models.
 #[derive(Debug)]
 pub struct Catalogue {
-    state: Mutex<State>,
+    state: Mutex<CatalogueState>,
     wake: Notify,
     healthy: watch::Sender<bool>,
     /// The newest check after a failed request. Failures that wait for it share its result.
@@ -52,7 +52,7 @@ pub struct Catalogue {
 }
 
 #[derive(Debug)]
-struct State {
+struct CatalogueState {
     backend: Monitor,
     /// The models that the backend serves while healthy.
     models: Advertised,
@@ -79,7 +79,7 @@ struct Check {
     lost: bool,
 }
 
-impl State {
+impl CatalogueState {
     fn new(now: Instant) -> Self {
         Self {
             backend: Monitor::new(now),
@@ -114,7 +114,7 @@ impl State {
 impl Catalogue {
     /// Creates a catalogue of which nothing is known yet.
     pub fn new(failing: Arc<Failing>, metrics: Arc<Metrics>) -> Self {
-        let state = Mutex::new(State::new(Instant::now()));
+        let state = Mutex::new(CatalogueState::new(Instant::now()));
         let (healthy, check) = (watch::channel(false).0, tokio::sync::Mutex::default());
         metrics.backend_condition(Condition::Unknown);
         Self { state, wake: Notify::new(), healthy, check, failing, metrics }
@@ -300,11 +300,11 @@ impl Catalogue {
             }
             let of = |link: Arc<Link>| {
                 let waiting = link.waiting_for_backend().into_iter();
-                waiting.map(move |(key, pieces)| Seen { link: link.id, key, pieces })
+                waiting.map(move |(key, pieces)| ResponseProgress { link: link.id, key, pieces })
             };
             state.silence.observe(links.all().into_iter().flat_map(of).collect(), now)
         };
-        for Seen { link, key, .. } in silent {
+        for ResponseProgress { link, key, .. } in silent {
             let message = "the backend closed its port and sent nothing more";
             let link = links.find(link);
             if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
@@ -315,7 +315,7 @@ impl Catalogue {
     }
 
     /// Changes the state and announces the difference to every link. Returns true if there is one.
-    fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
+    fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut CatalogueState)) -> bool {
         let mut state = self.lock();
         let (before, monitor) = (state.advertised(&self.failing), state.backend.clone());
         change(&mut state);
@@ -391,7 +391,7 @@ impl Catalogue {
         state.list_error = error;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CatalogueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,13 +16,13 @@ use super::{Failing, ServingContext};
 use crate::backend::Backend;
 use crate::link::{Advertised, Link, Links, random};
 use crate::multiplexer::Model;
-use crate::multiplexer::actor::{Arriving, Lease, Suspicion, Ticket};
+use crate::multiplexer::actor::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
 use crate::multiplexer::board::RelaySink;
 use crate::multiplexer::driver::build::{Driven, slot_drivers};
 use crate::multiplexer::driver::roster::Changes;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::RelayKey;
-use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::policy::{self, Candidate};
 use crate::multiplexer::slots::Multiplexer;
 use crate::net::Trust;
@@ -65,8 +65,8 @@ pub struct Leased {
 
 /// The lease of a request that is queued; dropping it cancels the request.
 #[derive(Debug)]
-pub struct PendingLease {
-    arriving: Arriving,
+pub struct PendingStart {
+    arriving: PendingLease,
     slots: Arc<MultiplexedBackend>,
 }
 
@@ -87,7 +87,7 @@ impl MultiplexedBackend {
         let machines = slots.iter().map(|slot| slot.config.clone()).zip(drivers).collect();
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {
-            multiplexer: Multiplexer::start(machines, Arc::new(Metrics::new(metrics.registry())), seed),
+            multiplexer: Multiplexer::start(machines, Arc::new(MultiplexerMetrics::new(metrics.registry())), seed),
             details: Mutex::new(with_aliases(&live.load().model_details, &slots)),
             aliases: Mutex::new(aliases(&slots)),
             failing,
@@ -179,9 +179,9 @@ impl MultiplexedBackend {
     }
 
     /// A request arrived. It is queued when this returns. Returns `None` if its link is gone.
-    pub(super) fn arrive(self: &Arc<Self>, link: &Link, model: &str) -> Option<PendingLease> {
+    pub(super) fn arrive(self: &Arc<Self>, link: &Link, model: &str) -> Option<PendingStart> {
         let arriving = self.multiplexer.arrive(link.seat()?, model, Instant::now());
-        Some(PendingLease { arriving, slots: Arc::clone(self) })
+        Some(PendingStart { arriving, slots: Arc::clone(self) })
     }
 
     /// The number of running requests.
@@ -325,9 +325,9 @@ fn backend_of(lease: &Lease) -> Backend {
     Backend::new(settings, Arc::new(Trust::new(None)))
 }
 
-impl PendingLease {
+impl PendingStart {
     /// Returns the handle that cancels the request.
-    pub fn ticket(&self) -> Ticket {
+    pub fn ticket(&self) -> CancelHandle {
         self.arriving.ticket()
     }
 
@@ -362,7 +362,7 @@ impl Leased {
     }
 
     /// Returns a report that the backend could not be reached, or closed the connection.
-    pub fn suspicion(&self) -> Option<Suspicion> {
+    pub fn suspicion(&self) -> Option<ConnectFailureReport> {
         self.lease.as_ref()?.suspicion()
     }
 

@@ -100,13 +100,13 @@ fn oddity(secret: &str) -> Option<&'static str> {
 }
 
 /// The values of one source: the environment with its flags, or the file.
-struct Given<'a> {
+struct CredentialSettings<'a> {
     secret: (&'static str, Option<&'a Secret>),
     secret_file: (&'static str, Option<&'a Path>),
     token_file: (&'static str, Option<&'a Path>),
 }
 
-impl Given<'_> {
+impl CredentialSettings<'_> {
     fn source(&self) -> Result<Option<CredentialSource>, SettingError> {
         let secret = self.secret.1.filter(|secret| !secret.expose().trim().is_empty());
         let by_secret = match (secret, self.secret_file) {
@@ -132,12 +132,12 @@ pub(super) fn source(args: &Args, file: &File) -> Result<CredentialSource, Setti
     const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
         WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml), or in its place a token of the Pod's \
         ServiceAccount, in WORKER_TOKEN_FILE (workerTokenFile)";
-    let of_args = Given {
+    let of_args = CredentialSettings {
         secret: ("WORKER_SECRET", args.worker_secret.as_ref()),
         secret_file: ("WORKER_SECRET_FILE", args.worker_secret_file.as_deref()),
         token_file: ("WORKER_TOKEN_FILE", args.worker_token_file.as_deref()),
     };
-    let of_file = Given {
+    let of_file = CredentialSettings {
         secret: ("workerSecret", file.worker_secret.0.as_ref()),
         secret_file: ("workerSecretFile", file.worker_secret_file.as_deref()),
         token_file: ("workerTokenFile", file.worker_token_file.as_deref()),

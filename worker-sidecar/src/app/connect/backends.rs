@@ -27,7 +27,7 @@ pub const USUAL_PORTS: &str = "8000,8080,11434,30000,1234";
 
 /// A server that responds.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundBackend {
     /// Its address.
     pub url: Url,
     /// Its kind.
@@ -39,7 +39,7 @@ pub struct Found {
 }
 
 /// Probes ports of this machine. A port without a listener yields nothing, any other a server or the reason why it is none.
-pub async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
+pub async fn look(ports: &[u16]) -> Vec<Result<FoundBackend, String>> {
     let looks = ports.iter().map(|&port| async move {
         let dial = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         tokio::time::timeout(DIAL_TIMEOUT, dial).await.ok()?.ok()?;
@@ -50,7 +50,7 @@ pub async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
 }
 
 /// Probes one server, by the list of models that a worker would read.
-pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, String> {
+pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<FoundBackend, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
     let backend = Backend::new(settings, Arc::new(Trust::new(None)));
     let (is_relay, listed) = tokio::join!(health::is_relay(&backend), health::look(&backend));
@@ -59,7 +59,7 @@ pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, 
     }
     let listed = listed?;
     let (engine, name) = engine_of(&listed, url.port_or_known_default());
-    Ok(Found { url, engine, models: listed.models, name })
+    Ok(FoundBackend { url, engine, models: listed.models, name })
 }
 
 /// Servers name themselves as the owner of their models. A server that does not is treated as one of unknown kind,
@@ -76,7 +76,7 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
     }
 }
 
-impl Found {
+impl FoundBackend {
     /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are replaced.
     pub fn line(&self) -> String {
         let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| marked(model)).collect();
@@ -101,12 +101,12 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn found(owner: Option<&str>, url: &str, models: &[&str]) -> Found {
+    fn found(owner: Option<&str>, url: &str, models: &[&str]) -> FoundBackend {
         let url = Url::parse(url).unwrap();
         let models: Vec<String> = models.iter().map(|&model| model.to_owned()).collect();
         let listed = Listed { models: models.clone(), owner: owner.map(str::to_owned) };
         let (engine, name) = engine_of(&listed, url.port());
-        Found { url, engine, models, name }
+        FoundBackend { url, engine, models, name }
     }
 
     #[test]

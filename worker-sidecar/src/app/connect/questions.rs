@@ -9,10 +9,10 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use super::ConnectArgs;
-use super::backends::{self, Found};
+use super::backends::{self, FoundBackend};
 use super::files::{self, Answers, SecretPlace};
 use super::terminal::Terminal;
-use crate::link::{Endpoint, Refusal, Way, try_dial};
+use crate::link::{Endpoint, RelayRefusal, Way, try_dial};
 use crate::net::Trust;
 use crate::settings::{self, Credential, Engine, Given, Proxies, RelayHeaders, RelayUrl};
 
@@ -175,10 +175,10 @@ impl<'a> Questions<'a> {
                     say(&format!("The relay at {} lets this worker in.", url.address()));
                     return Ok(Some(place));
                 }
-                Err(Refusal::Credential(why)) => {
+                Err(RelayRefusal::Credential(why)) => {
                     self.again(&format!("{}; {}", marked(&why), credential.question()))?;
                 }
-                Err(Refusal::Other(why)) => {
+                Err(RelayRefusal::Other(why)) => {
                     let why = marked(&why);
                     let question = format!("is this the relay's address, and {provider} a provider of it?");
                     self.again(&format!("{}: {why}; {question}", url.address()))?;
@@ -223,7 +223,7 @@ impl<'a> Questions<'a> {
         let looks = self.runtime.block_on(backends::look(&self.args.backend_ports));
         let (found, odd): (Vec<_>, Vec<_>) = looks.into_iter().partition(Result::is_ok);
         odd.into_iter().filter_map(Result::err).for_each(|why| say(&marked(&why)));
-        let mut found: Vec<Found> = found.into_iter().flatten().collect();
+        let mut found: Vec<FoundBackend> = found.into_iter().flatten().collect();
         if self.terminal.is_none() {
             return match found.pop() {
                 Some(only) if found.is_empty() && self.args.yes => self.chosen(only),
@@ -244,7 +244,7 @@ impl<'a> Questions<'a> {
     }
 
     /// Returns the backend at an address, or with a number in the list.
-    fn named_backend(&self, mut listed: Option<Vec<Found>>) -> Result<Chosen, String> {
+    fn named_backend(&self, mut listed: Option<Vec<FoundBackend>>) -> Result<Chosen, String> {
         let question =
             if listed.is_some() { "Which one: a number, or another address" } else { "The backend's address" };
         let default = listed.is_some().then_some("1");
@@ -287,7 +287,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    fn chosen(&self, found: Found) -> Result<Chosen, String> {
+    fn chosen(&self, found: FoundBackend) -> Result<Chosen, String> {
         Ok(Chosen { at_once: found.at_once(), engine: self.engine(found.engine)?, url: found.url })
     }
 
@@ -360,8 +360,8 @@ fn judge_secret(text: &str) -> Result<(Secret, SecretPlace), String> {
     Ok((secret.clone(), SecretPlace::New(secret)))
 }
 
-fn list(found: &[Found]) -> String {
-    let lines: Vec<String> = found.iter().map(Found::line).collect();
+fn list(found: &[FoundBackend]) -> String {
+    let lines: Vec<String> = found.iter().map(FoundBackend::line).collect();
     let hint = if found.len() == 1 { "give it, or --yes for" } else { "give one of" };
     format!("{hint} {}", lines.join(" · "))
 }

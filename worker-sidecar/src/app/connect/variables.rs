@@ -9,7 +9,7 @@ use crate::settings::{self, Args, BackendSettings, Credential, RelayUrl, Setting
 
 /// The settings that `connect` writes, as a run would read them.
 #[derive(PartialEq)]
-struct Asked {
+struct WrittenSettings {
     provider: String,
     name: String,
     relay: RelayUrl,
@@ -28,9 +28,9 @@ pub(super) fn in_the_way(file: &Path) -> Vec<String> {
     settings::flags().into_iter().map(|setting| setting.variable).filter(differs).collect()
 }
 
-fn asked(args: &Args) -> Option<Asked> {
+fn asked(args: &Args) -> Option<WrittenSettings> {
     let Settings { provider, name, live, .. } = Settings::check(args).ok()?;
-    Some(Asked {
+    Some(WrittenSettings {
         provider,
         name,
         relay: live.relay,

@@ -7,7 +7,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::slots::{self, Group};
 use super::words::{self, Macros};
-use super::{Model, Multiplexer, Notes, Worker};
+use super::{ConvertedModel, ConvertedMultiplexer, ConvertedWorker, Notes};
 
 /// llama-swap's own default.
 const HEALTH_CHECK_SECS: u64 = 120;
@@ -15,7 +15,7 @@ const SHORTEST_HEALTH_CHECK_SECS: u64 = 15;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
+struct LlamaSwapFile {
     models: Mapping,
     #[serde(default)]
     macros: Mapping,
@@ -24,7 +24,7 @@ struct File {
     #[serde(default)]
     routing: Routing,
     #[serde(default)]
-    hooks: Hooks,
+    hooks: LlamaSwapHooks,
     health_check_timeout: Option<u64>,
     log_level: Option<String>,
     #[serde(rename = "globalTTL", default)]
@@ -57,7 +57,7 @@ struct RouterSettings {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Hooks {
+struct LlamaSwapHooks {
     #[serde(default)]
     on_startup: OnStartup,
 }
@@ -70,7 +70,7 @@ struct OnStartup {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct FileModel {
+struct LlamaSwapModel {
     cmd: String,
     #[serde(default)]
     macros: Mapping,
@@ -102,7 +102,8 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
     for (id, model) in &file.models {
         let id = scalar(id).ok_or("models: a name is not a text")?;
         let at = format!("models.{id}");
-        let of_model: FileModel = serde_yaml::from_value(model.clone()).map_err(|error| format!("{at}: {error}"))?;
+        let of_model: LlamaSwapModel =
+            serde_yaml::from_value(model.clone()).map_err(|error| format!("{at}: {error}"))?;
         let mut named: BTreeMap<_, _> = scalars(&file.macros).chain(scalars(&of_model.macros)).collect();
         named.insert("MODEL_ID".to_owned(), id.clone());
         let macros = Macros { named, variable };
@@ -116,22 +117,22 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
     let mut slots = slots::divide(models, &groups(&file, &mut notes)?, &mut notes);
     slots::preload(&mut slots, &file.hooks.on_startup.preload, &mut notes);
     let load = file.health_check_timeout.unwrap_or(HEALTH_CHECK_SECS).max(SHORTEST_HEALTH_CHECK_SECS);
-    let worker = Worker {
+    let worker = ConvertedWorker {
         relay: "http://127.0.0.1:8080".to_owned(),
         worker_secret: "replace-me-with-a-long-secret".to_owned(),
         log_level: file.log_level,
-        multiplexer: Multiplexer { load_timeout: format!("{load}s"), slots },
+        multiplexer: ConvertedMultiplexer { load_timeout: format!("{load}s"), slots },
     };
     worker.text(&notes)
 }
 
-fn parse(text: &str) -> serde_yaml::Result<File> {
+fn parse(text: &str) -> serde_yaml::Result<LlamaSwapFile> {
     let mut file: Value = serde_yaml::from_str(text)?;
     file.apply_merge()?;
     serde_yaml::from_value(file)
 }
 
-fn groups(file: &File, notes: &mut Notes) -> Result<Vec<(String, Group)>, String> {
+fn groups(file: &LlamaSwapFile, notes: &mut Notes) -> Result<Vec<(String, Group)>, String> {
     let Router { wanted, settings } = &file.routing.router;
     let groups = if wanted == "matrix" {
         notes.add("routing.router.settings.matrix", global_note("matrix"));
@@ -151,11 +152,11 @@ fn groups(file: &File, notes: &mut Notes) -> Result<Vec<(String, Group)>, String
 
 fn convert_model(
     id: String,
-    of: FileModel,
+    of: LlamaSwapModel,
     macros: &Macros<'_>,
     global_ttl: i64,
     notes: &mut Notes,
-) -> Result<Model, String> {
+) -> Result<ConvertedModel, String> {
     let at = format!("models.{id}");
     for key in of.rest.keys() {
         notes.add(&format!("{at}.{key}"), model_note(key));
@@ -177,7 +178,7 @@ fn convert_model(
         return Err("neither its cmd has ${PORT} nor does proxy say where it listens".to_owned());
     }
     let ttl = of.ttl.filter(|ttl| *ttl >= 0).unwrap_or(global_ttl);
-    Ok(Model {
+    Ok(ConvertedModel {
         aliases: of.aliases.iter().filter_map(|alias| scalar(alias.get("id").unwrap_or(alias))).collect(),
         env,
         url,

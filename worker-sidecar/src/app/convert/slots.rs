@@ -7,7 +7,7 @@
 
 use serde::Deserialize;
 
-use super::{Model, Notes, Slot};
+use super::{ConvertedModel, ConvertedSlot, Notes};
 
 /// Models that swap with each other, or run together, in parallel with others or instead of them.
 #[derive(Debug, Deserialize)]
@@ -33,7 +33,11 @@ const SHARED: &str = "gpu0";
 const MAX_ID_CHARS: usize = 64;
 
 /// Puts every model into one slot. `groups` in their order; a model in several groups belongs to the first.
-pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: &mut Notes) -> Vec<Slot> {
+pub(super) fn divide(
+    mut models: Vec<ConvertedModel>,
+    groups: &[(String, Group)],
+    notes: &mut Notes,
+) -> Vec<ConvertedSlot> {
     let mut own = Vec::new();
     for (name, group) in groups {
         let place = format!("groups.{name}");
@@ -66,14 +70,14 @@ pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: 
     for (name, models) in std::iter::once((SHARED.to_owned(), models)).chain(own) {
         if !models.is_empty() {
             let id = unused(&name, &slots);
-            slots.push(Slot { id, driver: "process", default: None, models });
+            slots.push(ConvertedSlot { id, driver: "process", default: None, models });
         }
     }
     slots
 }
 
 /// Returns the group's name as a slot name; with a number if a slot has that name already.
-fn unused(name: &str, slots: &[Slot]) -> String {
+fn unused(name: &str, slots: &[ConvertedSlot]) -> String {
     let numbers = (2..).map(|number| format!("-{number}"));
     let mut ids = std::iter::once(String::new()).chain(numbers).map(|end| {
         let letters = name.chars().filter(|letter| !letter.is_control());
@@ -83,7 +87,7 @@ fn unused(name: &str, slots: &[Slot]) -> String {
 }
 
 /// Sets the models that are loaded at the start: the first of each slot.
-pub(super) fn preload(slots: &mut [Slot], wanted: &[String], notes: &mut Notes) {
+pub(super) fn preload(slots: &mut [ConvertedSlot], wanted: &[String], notes: &mut Notes) {
     for name in wanted.iter().map(|name| name.trim()).filter(|name| !name.is_empty()) {
         let model = slots.iter().flat_map(|slot| &slot.models);
         let model = model.filter(|model| model.id == name || model.aliases.iter().any(|alias| alias == name));

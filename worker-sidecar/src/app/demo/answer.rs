@@ -54,16 +54,16 @@ impl Limits {
 
 /// One whole response, cut as requested, with its token counts.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Completion {
     pub(super) text: String,
     pub(super) finish: Finish,
     pub(super) input_tokens: usize,
     pub(super) output_tokens: usize,
 }
 
-impl Answer {
+impl Completion {
     /// Creates the response to `asked`; `earlier` is the previous prompt, if it is stored.
-    pub(super) fn new(asked: &Asked, earlier: Option<&str>, limits: &Limits) -> Self {
+    pub(super) fn new(asked: &Prompt, earlier: Option<&str>, limits: &Limits) -> Self {
         let mut text = compose(&asked.last, earlier);
         let mut finish = Finish::End;
         let first_stop = limits.stop.iter().filter(|stop| !stop.is_empty());
@@ -90,14 +90,14 @@ impl Answer {
 
 /// The texts of a request.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Asked {
+pub(super) struct Prompt {
     /// Every text in it, for counting.
     pub(super) all: String,
     /// The user's last text, for repeating.
     pub(super) last: String,
 }
 
-impl Asked {
+impl Prompt {
     /// Creates a prompt that is one text.
     pub(super) fn text(text: &str) -> Self {
         Self { all: text.to_owned(), last: text.to_owned() }
@@ -120,9 +120,9 @@ pub(super) fn given(value: &Value) -> Option<&Value> {
 }
 
 /// Returns the texts of a `messages` list, or of a Responses `input` list, which contains the same items among others.
-pub(super) fn text_of_messages(messages: &Value) -> Result<Asked, String> {
+pub(super) fn text_of_messages(messages: &Value) -> Result<Prompt, String> {
     let messages = messages.as_array().filter(|messages| !messages.is_empty());
-    let mut asked = Asked::default();
+    let mut asked = Prompt::default();
     for (at, message) in messages.ok_or("expected a list with at least one message")?.iter().enumerate() {
         if message["role"].is_null() && message["type"].is_string() {
             continue; // tool calls and their results have a type and no role
@@ -168,8 +168,8 @@ mod tests {
 
     use super::*;
 
-    fn answer(said: &str, limits: &Limits) -> Answer {
-        Answer::new(&Asked::text(said), None, limits)
+    fn answer(said: &str, limits: &Limits) -> Completion {
+        Completion::new(&Prompt::text(said), None, limits)
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(plain.finish, Finish::End);
         let silent = answer("  ", &Limits::default());
         assert!(silent.text.ends_with("not a model. You said nothing."), "{}", silent.text);
-        let second = Answer::new(&Asked::text("two"), Some("one"), &Limits::default());
+        let second = Completion::new(&Prompt::text("two"), Some("one"), &Limits::default());
         assert!(second.text.ends_with("not a model. Before, you said: one — now you said: two"), "{}", second.text);
     }
 

@@ -8,7 +8,7 @@ use axum::extract::rejection::BytesRejection;
 use serde_json::{Value, json};
 
 use super::answer::given;
-use super::reply::{Dialect, Failure, parse_for_model};
+use super::reply::{DemoError, Dialect, parse_for_model};
 use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
@@ -19,20 +19,20 @@ const MAX_DIMENSIONS: u64 = 4096;
 pub(super) async fn embeddings(
     State(demo): State<Demo>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<Value>, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let inputs = inputs(&body["input"])
-        .ok_or_else(|| Failure::invalid(DIALECT, "input", "input must be text, tokens, or a list of either"))?;
+        .ok_or_else(|| DemoError::invalid(DIALECT, "input", "input must be text, tokens, or a list of either"))?;
     let dimensions = given(&body["dimensions"]).map_or(Some(DIMENSIONS as u64), Value::as_u64);
     let dimensions = dimensions.filter(|number| (1..=MAX_DIMENSIONS).contains(number)).ok_or_else(|| {
         let message = format!("dimensions must be 1 to {MAX_DIMENSIONS}");
-        Failure::invalid(DIALECT, "dimensions", &message)
+        DemoError::invalid(DIALECT, "dimensions", &message)
     })? as usize;
     let in_base64 = match body["encoding_format"].as_str() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(_) => {
-            return Err(Failure::invalid(DIALECT, "encoding_format", "encoding_format must be float or base64"));
+            return Err(DemoError::invalid(DIALECT, "encoding_format", "encoding_format must be float or base64"));
         }
     };
     let data: Vec<Value> = inputs

@@ -7,22 +7,25 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::answer::{Answer, Asked, Finish, Limits, text_of_content, text_of_messages};
-use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, wants_stream};
+use super::answer::{Completion, Finish, Limits, Prompt, text_of_content, text_of_messages};
+use super::reply::{DemoError, Dialect, Frames, fresh_id, parse_for_model, unary, wants_stream};
 use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::Anthropic;
 
 /// `POST /v1/messages`.
-pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
+pub(super) async fn create(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
-        .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
+        .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     if limits.max_tokens.is_none() {
-        return Err(Failure::invalid(DIALECT, "max_tokens", "max_tokens: field required"));
+        return Err(DemoError::invalid(DIALECT, "max_tokens", "max_tokens: field required"));
     }
-    let answer = Answer::new(&asked, None, &limits);
+    let answer = Completion::new(&asked, None, &limits);
     if wants_stream(DIALECT, &body)? {
         return Ok(stream(&body["model"], &answer).into_response(&demo));
     }
@@ -38,20 +41,20 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
 pub(super) async fn count_tokens(
     State(demo): State<Demo>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<Value>, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     Ok(Json(json!({"input_tokens": tokens::count(&asked(&body)?.all)})))
 }
 
-fn asked(body: &Value) -> Result<Asked, Failure> {
+fn asked(body: &Value) -> Result<Prompt, DemoError> {
     let mut asked =
-        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+        text_of_messages(&body["messages"]).map_err(|problem| DemoError::invalid(DIALECT, "messages", &problem))?;
     asked.all.push_str(&text_of_content(&body["system"]));
     Ok(asked)
 }
 
 /// Returns a message without text.
-fn message(model: &Value, answer: &Answer) -> Value {
+fn message(model: &Value, answer: &Completion) -> Value {
     json!({
         "id": fresh_id("msg_"), "type": "message", "role": "assistant", "model": model, "content": [],
         "stop_reason": null, "stop_sequence": null,
@@ -59,7 +62,7 @@ fn message(model: &Value, answer: &Answer) -> Value {
     })
 }
 
-fn stream(model: &Value, answer: &Answer) -> Frames {
+fn stream(model: &Value, answer: &Completion) -> Frames {
     let mut frames = Frames::default();
     frames.event(&json!({"type": "message_start", "message": message(model, answer)}));
     let block = json!({"type": "text", "text": ""});

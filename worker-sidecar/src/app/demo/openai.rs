@@ -7,16 +7,16 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::Demo;
-use super::answer::{Answer, Asked, Finish, Limits, text_of_messages};
-use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
+use super::answer::{Completion, Finish, Limits, Prompt, text_of_messages};
+use super::reply::{DemoError, Dialect, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 
 /// `POST /v1/chat/completions`.
-pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
+pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let asked =
-        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+        text_of_messages(&body["messages"]).map_err(|problem| DemoError::invalid(DIALECT, "messages", &problem))?;
     respond(&demo, &body, &asked, &CHAT).await
 }
 
@@ -24,15 +24,15 @@ pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesReje
 pub(super) async fn completions(
     State(demo): State<Demo>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let prompt = &body["prompt"];
     let only = prompt.as_array().filter(|prompts| prompts.len() == 1);
     let prompt = only
         .map_or(prompt, |prompts| &prompts[0])
         .as_str()
-        .ok_or_else(|| Failure::invalid(DIALECT, "prompt", "prompt must be one string"))?;
-    respond(&demo, &body, &Asked::text(prompt), &COMPLETION).await
+        .ok_or_else(|| DemoError::invalid(DIALECT, "prompt", "prompt must be one string"))?;
+    respond(&demo, &body, &Prompt::text(prompt), &COMPLETION).await
 }
 
 /// The differences between the two routes.
@@ -72,10 +72,10 @@ const COMPLETION: Shape = Shape {
     close: || ("text", json!("")),
 };
 
-async fn respond(demo: &Demo, body: &Value, asked: &Asked, shape: &Shape) -> Result<Response, Failure> {
+async fn respond(demo: &Demo, body: &Value, asked: &Prompt, shape: &Shape) -> Result<Response, DemoError> {
     let limits = Limits::read(body, shape.max_names, "stop")
-        .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
-    let answer = Answer::new(asked, None, &limits);
+        .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
+    let answer = Completion::new(asked, None, &limits);
     if wants_stream(DIALECT, body)? {
         let with_usage = body["stream_options"]["include_usage"].as_bool().unwrap_or(false);
         return Ok(stream(&body["model"], &answer, shape, with_usage).into_response(demo));
@@ -87,7 +87,7 @@ async fn respond(demo: &Demo, body: &Value, asked: &Asked, shape: &Shape) -> Res
     Ok(unary(demo, answer.words().count(), whole).await)
 }
 
-fn stream(model: &Value, answer: &Answer, shape: &Shape, with_usage: bool) -> Frames {
+fn stream(model: &Value, answer: &Completion, shape: &Shape, with_usage: bool) -> Frames {
     let (id, created) = (fresh_id(shape.id_prefix), unix_now());
     let chunk = |choices: Value, usage: Value| {
         let mut chunk = json!({
@@ -121,7 +121,7 @@ fn choice((name, content): (&str, Value), finish: Option<&Finish>) -> Value {
     json!({"index": 0, name: content, "logprobs": null, "finish_reason": reason})
 }
 
-fn usage(answer: &Answer) -> Value {
+fn usage(answer: &Completion) -> Value {
     json!({
         "prompt_tokens": answer.input_tokens,
         "completion_tokens": answer.output_tokens,

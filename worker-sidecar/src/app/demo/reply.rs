@@ -29,7 +29,7 @@ impl Dialect {
 
 /// An error, in one dialect.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct DemoError {
     dialect: Dialect,
     status: StatusCode,
     code: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct Failure {
     message: String,
 }
 
-impl Failure {
+impl DemoError {
     pub(super) fn new(dialect: Dialect, status: StatusCode, code: &'static str, message: &str) -> Self {
         Self { dialect, status, code, param: None, message: message.to_owned() }
     }
@@ -53,7 +53,7 @@ impl Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for DemoError {
     fn into_response(self) -> Response {
         let body = match self.dialect {
             Dialect::OpenAi => json!({"error": {
@@ -73,18 +73,20 @@ impl IntoResponse for Failure {
 }
 
 /// Parses the body as a JSON object, whatever its content type.
-pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, Failure> {
+pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, DemoError> {
     let body = body.map_err(|rejection| {
         let code =
             if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { "request_too_large" } else { "invalid_body" };
-        Failure::new(dialect, rejection.status(), code, &rejection.body_text())
+        DemoError::new(dialect, rejection.status(), code, &rejection.body_text())
     })?;
     match serde_json::from_slice(&body) {
         Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => Err(Failure::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", "the body must be a JSON object")),
+        Ok(_) => {
+            Err(DemoError::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", "the body must be a JSON object"))
+        }
         Err(error) => {
             let message = format!("the body is not JSON: {error}");
-            Err(Failure::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", &message))
+            Err(DemoError::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", &message))
         }
     }
 }
@@ -94,22 +96,22 @@ pub(super) fn parse_for_model(
     demo: &Demo,
     dialect: Dialect,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Value, Failure> {
+) -> Result<Value, DemoError> {
     let body = parse(dialect, body)?;
     match body["model"].as_str() {
         Some(id) if *id == *demo.model => Ok(body),
-        Some(other) => Err(Failure::no_such_model(demo, dialect, other)),
-        None => Err(Failure::invalid(dialect, "model", "model must be a string")),
+        Some(other) => Err(DemoError::no_such_model(demo, dialect, other)),
+        None => Err(DemoError::invalid(dialect, "model", "model must be a string")),
     }
 }
 
 /// Returns the flag `stream` of a body; absent or null is false.
-pub(super) fn wants_stream(dialect: Dialect, body: &Value) -> Result<bool, Failure> {
+pub(super) fn wants_stream(dialect: Dialect, body: &Value) -> Result<bool, DemoError> {
     match &body["stream"] {
         Value::Null => Ok(false),
         Value::Bool(stream) => Ok(*stream),
         Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
-            Err(Failure::invalid(dialect, "stream", "stream must be true or false"))
+            Err(DemoError::invalid(dialect, "stream", "stream must be true or false"))
         }
     }
 }

@@ -14,8 +14,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::answer::{Answer, Asked, Finish, Limits, given, text_of_messages};
-use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
+use super::answer::{Completion, Finish, Limits, Prompt, given, text_of_messages};
+use super::reply::{DemoError, Dialect, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
 use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
@@ -25,10 +25,10 @@ pub(super) const STORED: usize = 1000;
 
 /// The stored responses, shared by all requests.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Store(Arc<Mutex<Memory>>);
+pub(super) struct Store(Arc<Mutex<StoredResponses>>);
 
 #[derive(Debug, Default)]
-struct Memory {
+struct StoredResponses {
     by_id: HashMap<String, Stored>,
     oldest_first: VecDeque<String>,
 }
@@ -57,11 +57,14 @@ impl Store {
 }
 
 /// `POST /v1/responses`.
-pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
+pub(super) async fn create(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_output_tokens"], "stop")
-        .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
+        .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     let streamed = wants_stream(DIALECT, &body)?;
     let previous = given(&body["previous_response_id"])
         .map(|id| {
@@ -69,7 +72,7 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
             found.ok_or_else(|| no_such_response("previous_response_not_found"))
         })
         .transpose()?;
-    let answer = Answer::new(&asked, previous.as_ref().map(|previous| previous.said.as_str()), &limits);
+    let answer = Completion::new(&asked, previous.as_ref().map(|previous| previous.said.as_str()), &limits);
     let id = fresh_id("resp_");
     let response = finished(&id, &body, &answer);
     if body["store"].as_bool().unwrap_or(true) {
@@ -85,41 +88,41 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
 pub(super) async fn input_tokens(
     State(demo): State<Demo>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<Value>, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
     let count = tokens::count(&asked(&body)?.all);
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
 }
 
 /// `GET /v1/responses/{id}`.
-pub(super) async fn retrieve(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, Failure> {
+pub(super) async fn retrieve(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, DemoError> {
     demo.stored.find(&id).map(|stored| Json(stored.response)).ok_or_else(|| no_such_response("response_not_found"))
 }
 
 /// `POST /v1/responses/{id}/cancel`: the demo runs nothing in the background, so there is never anything to cancel.
-pub(super) async fn cancel(State(demo): State<Demo>, Path(id): Path<String>) -> Failure {
+pub(super) async fn cancel(State(demo): State<Demo>, Path(id): Path<String>) -> DemoError {
     match demo.stored.find(&id) {
-        Some(_) => Failure::invalid(DIALECT, "response_id", "only a background response can be cancelled"),
+        Some(_) => DemoError::invalid(DIALECT, "response_id", "only a background response can be cancelled"),
         None => no_such_response("response_not_found"),
     }
 }
 
-fn no_such_response(code: &'static str) -> Failure {
-    Failure::new(DIALECT, StatusCode::NOT_FOUND, code, "no response with this id is stored here")
+fn no_such_response(code: &'static str) -> DemoError {
+    DemoError::new(DIALECT, StatusCode::NOT_FOUND, code, "no response with this id is stored here")
 }
 
-fn asked(body: &Value) -> Result<Asked, Failure> {
+fn asked(body: &Value) -> Result<Prompt, DemoError> {
     let input = &body["input"];
     let mut asked = match input.as_str() {
-        Some(text) => Asked::text(text),
-        None => text_of_messages(input).map_err(|problem| Failure::invalid(DIALECT, "input", &problem))?,
+        Some(text) => Prompt::text(text),
+        None => text_of_messages(input).map_err(|problem| DemoError::invalid(DIALECT, "input", &problem))?,
     };
     asked.all.push_str(body["instructions"].as_str().unwrap_or_default());
     Ok(asked)
 }
 
 /// Returns the response in its final state.
-fn finished(id: &str, body: &Value, answer: &Answer) -> Value {
+fn finished(id: &str, body: &Value, answer: &Completion) -> Value {
     let (status, incomplete) = match answer.finish {
         Finish::End | Finish::Stop(_) => ("completed", Value::Null),
         Finish::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
@@ -146,7 +149,7 @@ fn text_part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": []})
 }
 
-fn stream(response: &Value, answer: &Answer) -> Frames {
+fn stream(response: &Value, answer: &Completion) -> Frames {
     let mut begun = response.clone();
     begun["status"] = json!("in_progress");
     begun["incomplete_details"] = Value::Null;

@@ -11,22 +11,22 @@ use serde_json::{Value, json};
 
 use super::CONTEXT_TOKENS;
 use super::answer::text_of_messages;
-use super::reply::{Dialect, Failure, parse};
+use super::reply::{DemoError, Dialect, parse};
 
 const PIECE_BYTES: usize = 6;
 
 /// `POST /tokenize`, in vLLM's shape.
-pub(super) async fn tokenize(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
+pub(super) async fn tokenize(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, DemoError> {
     let body = parse(Dialect::OpenAi, body)?;
     let text = match &body["prompt"] {
         Value::String(prompt) => prompt.clone(),
         Value::Null => {
             text_of_messages(&body["messages"])
-                .map_err(|problem| Failure::invalid(Dialect::OpenAi, "messages", &problem))?
+                .map_err(|problem| DemoError::invalid(Dialect::OpenAi, "messages", &problem))?
                 .all
         }
         Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-            return Err(Failure::invalid(Dialect::OpenAi, "prompt", "prompt must be a string"));
+            return Err(DemoError::invalid(Dialect::OpenAi, "prompt", "prompt must be a string"));
         }
     };
     let ids: Vec<u64> = pieces(&text).map(id_of).collect();
@@ -35,9 +35,9 @@ pub(super) async fn tokenize(body: Result<Bytes, BytesRejection>) -> Result<Json
 }
 
 /// `POST /detokenize`, in vLLM's shape.
-pub(super) async fn detokenize(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
+pub(super) async fn detokenize(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, DemoError> {
     let body = parse(Dialect::OpenAi, body)?;
-    let refused = || Failure::invalid(Dialect::OpenAi, "tokens", "tokens must be a list of ids from /tokenize");
+    let refused = || DemoError::invalid(Dialect::OpenAi, "tokens", "tokens must be a list of ids from /tokenize");
     let mut bytes = Vec::new();
     for id in body["tokens"].as_array().ok_or_else(refused)? {
         bytes.extend(bytes_of(id.as_u64().ok_or_else(refused)?).ok_or_else(refused)?);

@@ -18,7 +18,7 @@ pub(super) struct Cleaned {
 pub(super) fn clean(listed: &[String], odd: usize) -> Cleaned {
     let mut seen = BTreeSet::new();
     let (mut models, mut bytes) = (Vec::new(), 0);
-    let (mut unusable, mut excess) = (Left::default(), Left::default());
+    let (mut unusable, mut excess) = (OmittedEntries::default(), OmittedEntries::default());
     for name in listed.iter().map(|name| name.trim()) {
         if !seen.insert(name) {
             continue;
@@ -41,12 +41,12 @@ pub(super) fn clean(listed: &[String], odd: usize) -> Cleaned {
 
 /// Entries that are left out.
 #[derive(Default)]
-struct Left<'a> {
+struct OmittedEntries<'a> {
     count: usize,
     first: &'a str,
 }
 
-impl<'a> Left<'a> {
+impl<'a> OmittedEntries<'a> {
     fn add(&mut self, name: &'a str) {
         if self.count == 0 {
             self.first = name;

@@ -30,14 +30,14 @@ pub(super) struct Outliers(BTreeMap<Box<str>, Record>);
 /// A model with at least one server error.
 #[derive(Debug)]
 struct Record {
-    state: State,
+    state: ModelState,
     /// Ejections since it was last forgotten.
     ejections: u32,
     failed_at: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum ModelState {
     /// The number of consecutive server errors.
     Sound(u32),
     Ejected(Instant),
@@ -65,10 +65,10 @@ impl Outliers {
 
     /// Ends the ejections whose time is over. Returns the models that are on trial from now on.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Box<str>> {
-        let over = |record: &Record| matches!(record.state, State::Ejected(until) if until <= now);
+        let over = |record: &Record| matches!(record.state, ModelState::Ejected(until) if until <= now);
         let over = self.0.iter_mut().filter(|(_, record)| over(record));
         over.map(|(model, record)| {
-            record.state = State::OnTrial;
+            record.state = ModelState::OnTrial;
             model.clone()
         })
         .collect()
@@ -77,18 +77,18 @@ impl Outliers {
     /// The time of the next [`expire`](Self::expire).
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let until = |record: &Record| match record.state {
-            State::Ejected(until) => Some(until),
-            State::Sound(_) | State::OnTrial => None,
+            ModelState::Ejected(until) => Some(until),
+            ModelState::Sound(_) | ModelState::OnTrial => None,
         };
         self.0.values().filter_map(until).min()
     }
 
     pub(super) fn is_ejected(&self, model: &str) -> bool {
-        self.0.get(model).is_some_and(|record| matches!(record.state, State::Ejected(_)))
+        self.0.get(model).is_some_and(|record| matches!(record.state, ModelState::Ejected(_)))
     }
 
     pub(super) fn ejected(&self) -> usize {
-        self.0.values().filter(|record| matches!(record.state, State::Ejected(_))).count()
+        self.0.values().filter(|record| matches!(record.state, ModelState::Ejected(_))).count()
     }
 
     /// Forgets everything: the backend is another one, or was restarted.
@@ -101,7 +101,7 @@ impl Outliers {
             if self.0.len() == MAX_RECORDS {
                 return None;
             }
-            self.0.insert(model.into(), Record { state: State::Sound(0), ejections: 0, failed_at: now });
+            self.0.insert(model.into(), Record { state: ModelState::Sound(0), ejections: 0, failed_at: now });
         }
         let record = self.0.get_mut(model)?;
         if record.is_forgotten(now) {
@@ -109,9 +109,9 @@ impl Outliers {
         }
         record.failed_at = now;
         match &mut record.state {
-            State::Sound(failures) if *failures + 1 < LIMIT => *failures += 1,
-            State::Sound(_) | State::OnTrial => return Some(record.eject(now)),
-            State::Ejected(_) => {}
+            ModelState::Sound(failures) if *failures + 1 < LIMIT => *failures += 1,
+            ModelState::Sound(_) | ModelState::OnTrial => return Some(record.eject(now)),
+            ModelState::Ejected(_) => {}
         }
         None
     }
@@ -119,11 +119,11 @@ impl Outliers {
     fn handle_success(&mut self, model: &str, now: Instant) -> Option<Change> {
         // Usually there is no record, and the lookup is all that happens.
         let record = self.0.get_mut(model)?;
-        let state = std::mem::replace(&mut record.state, State::Sound(0));
+        let state = std::mem::replace(&mut record.state, ModelState::Sound(0));
         if record.ejections == 0 || record.is_forgotten(now) {
             self.0.remove(model);
         }
-        (!matches!(state, State::Sound(_))).then_some(Change::Recovered)
+        (!matches!(state, ModelState::Sound(_))).then_some(Change::Recovered)
     }
 }
 
@@ -131,13 +131,13 @@ impl Record {
     fn eject(&mut self, now: Instant) -> Change {
         self.ejections += 1;
         let time = STEP.saturating_mul(self.ejections).min(LONGEST);
-        self.state = State::Ejected(now + time);
+        self.state = ModelState::Ejected(now + time);
         Change::Ejected(time)
     }
 
     /// True if the last server error is so old that ejections before it no longer matter.
     fn is_forgotten(&self, now: Instant) -> bool {
-        matches!(self.state, State::Sound(_)) && now.saturating_duration_since(self.failed_at) >= LONGEST
+        matches!(self.state, ModelState::Sound(_)) && now.saturating_duration_since(self.failed_at) >= LONGEST
     }
 }
 

@@ -6,16 +6,16 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::link::{LinkId, RequestKey};
+use crate::link::{LinkId, LinkRequestKey};
 
 /// How long a running request may receive no byte once the backend refuses connections.
 pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
 /// A running request, and the number of response pieces that have arrived.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct ResponseProgress {
     pub(super) link: LinkId,
-    pub(super) key: RequestKey,
+    pub(super) key: LinkRequestKey,
     pub(super) pieces: u64,
 }
 
@@ -32,7 +32,7 @@ impl Silence {
     }
 
     /// Records all running requests. Returns those that have received nothing for too long.
-    pub(super) fn observe(&mut self, running: Vec<Seen>, now: Instant) -> Vec<Seen> {
+    pub(super) fn observe(&mut self, running: Vec<ResponseProgress>, now: Instant) -> Vec<ResponseProgress> {
         let before = std::mem::take(&mut self.since);
         let mut silent = Vec::new();
         for seen in running {
@@ -53,12 +53,12 @@ impl Silence {
 mod tests {
     use super::*;
 
-    fn seen(serial: u64, pieces: u64) -> Seen {
-        let key = RequestKey { id: "r".into(), stream: Some(1), serial };
-        Seen { link: LinkId::default(), key, pieces }
+    fn seen(serial: u64, pieces: u64) -> ResponseProgress {
+        let key = LinkRequestKey { id: "r".into(), stream: Some(1), serial };
+        ResponseProgress { link: LinkId::default(), key, pieces }
     }
 
-    fn serials(silent: &[Seen]) -> Vec<u64> {
+    fn serials(silent: &[ResponseProgress]) -> Vec<u64> {
         silent.iter().map(|seen| seen.key.serial).collect()
     }
 

@@ -34,7 +34,7 @@ test-clients: ## Real clients (SDKs, LangChain, LiteLLM, Claude Code …) agains
 test-browser: ## The relay's pages in Chromium, against relay and workers; screenshots are written to target/browser
 	@scripts/test browser
 
-picture: ## Renew the README's picture of the dashboard from a fleet under load; needs some minutes
+picture: ## Update the README's picture of the dashboard from a fleet under load; takes some minutes
 	@scripts/test build tools && MODELRELAY_PICTURE=1 tests/browser/run
 
 autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
@@ -43,7 +43,7 @@ autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
 test-backends: ## The worker and the multiplexer against real vLLM, llama-server and Ollama, which are built the first time
 	@scripts/test backends
 
-test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; the first time, building its binaries needs ten minutes
+test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; building its binaries takes ten minutes the first time
 	@scripts/test cluster
 
 simulation: ## Relay and worker on a simulated network under faults: random seeds for MINUTES= (10), or SEED= with a full log of one run

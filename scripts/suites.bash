@@ -228,7 +228,7 @@ suite_deny() {
   local words
   words=$(cargo deny --locked check advisories 2>&1) && echo "$words" && return
   if grep -q "failed to fetch advisory database" <<< "$words"; then
-    echo "deny: the database of advisories cannot be fetched on this machine, so known defects were not looked for"
+    echo "deny: cannot fetch the advisory database on this machine; advisories were not checked"
     return
   fi
   echo "$words"
@@ -238,6 +238,6 @@ suite_deny() {
 rustup_component() {
   cargo "$1" --version > /dev/null 2>&1 && return
   if command -v rustup > /dev/null && rustup component add "$2"; then return; fi
-  echo "cannot run: cargo $1 is missing, and rustup is not there to add it"
+  echo "cannot run: cargo $1 is missing, and rustup is not available to install it"
   return "$CANNOT_RUN"
 }

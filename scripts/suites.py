@@ -19,6 +19,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import libraries
+
 CANNOT_RUN = 77
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -180,7 +182,7 @@ class Runner:
             log.close()
         else:
             log_of(run.suite.name).unlink(missing_ok=True)
-        say(f"==> {run.suite.name} begins: {run.suite.about}")
+        say(f"==> {run.suite.name} starts: {run.suite.about}")
 
     def _collect(self):
         """Waits for a suite to end, but at most a fraction of a second."""
@@ -212,7 +214,7 @@ class Runner:
     def _interrupt(self):
         running = self._running()
         for run in running:
-            say(f"{run.suite.name} is interrupted by {self.interrupted}")
+            say(f"{run.suite.name} was interrupted by {self.interrupted}")
             signal_group(run.process.pid, signal.SIGTERM)
         end = time.time() + GRACE_SECONDS
         for run in running:
@@ -251,7 +253,7 @@ def with_needs(names):
     while queue:
         name = queue.pop()
         if name not in BY_NAME:
-            sys.exit(f"there is no suite {name}; the suites are: {' '.join(BY_NAME)}")
+            sys.exit(f"unknown suite {name}; available: {' '.join(BY_NAME)}")
         if name not in wanted:
             wanted.add(name)
             queue += [need for need in BY_NAME[name].needs if BY_NAME[need].is_preparation]
@@ -295,7 +297,7 @@ def report(runner, before):
     flaky = flaky_tests()
     FLAKY.write_text("".join(f"{name}\n" for name in flaky))
     for name in flaky:
-        print(f"FLAKY, passed only on a second try: {name}")
+        print(f"FLAKY, passed only on the second attempt: {name}")
     failed = [run.suite.name for run in runner.runs if run.result in ("FAILED", "interrupted", "not run")]
     skipped = [run.suite.name for run in runner.runs if run.result == "skipped"]
     if skipped:
@@ -318,10 +320,15 @@ def main():
         old.unlink()
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     if free_gb < DISK_GB:
-        say(f"only {free_gb:.0f} GB are free on this disk: all suites together take up to {DISK_GB} GB, and fail in odd ways when it is full")
+        say(f"only {free_gb:.0f} GB are free on this disk: all suites together need up to {DISK_GB} GB, and fail in unclear ways on a full disk")
     before = processor_seconds()
+    kept = libraries.store(ROOT)
+    if number := libraries.restore(kept, TARGET):
+        say(f"{number} compiled libraries are taken from {kept}")
     runner = Runner([Run(suite) for suite in with_needs(names)])
     runner.run()
+    if not runner.interrupted:
+        libraries.save(kept, TARGET)
     return report(runner, before)
 
 

@@ -22,7 +22,7 @@ tool() {
     cargo-auditable) row=$CARGO_AUDITABLE ;;
     cargo-cyclonedx) row=$CARGO_CYCLONEDX ;;
     cargo-mutants) row=$CARGO_MUTANTS ;;
-    *) echo "there is no tool $1 in scripts/tools.bash" >&2; return 1 ;;
+    *) echo "unknown tool $1; scripts/tools.bash lists the tools" >&2; return 1 ;;
   esac
   read -r wheel crate version <<< "$row"
   folder=$cache/$crate-$version
@@ -42,7 +42,7 @@ tool() {
 }
 
 cargo_install() {
-  printf 'building %s %s: minutes, the first time\n' "$2" "$3" >&2
+  printf 'building %s %s (takes minutes the first time)\n' "$2" "$3" >&2
   # Fast to build rather than fast to run: none runs for long.
   CARGO_PROFILE_RELEASE_OPT_LEVEL=1 cargo install --quiet --locked --root "$1" "$2@$3"
 }

@@ -18,7 +18,7 @@ use crate::{backend, page, played, scale, table};
 #[command(
     name = "modelrelay-bench",
     version,
-    about = "Measures relay and worker beside other proxies",
+    about = "Measures relay and worker in comparison with other proxies",
     max_term_width = 110
 )]
 struct Cli {
@@ -28,7 +28,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure all systems in turns, and print the tables
+    /// Measure all systems, and print the tables
     Run(RunArgs),
     /// Measure the scalability of one relay and the cost of features, and print the tables
     Scale(ScaleArgs),
@@ -44,7 +44,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// Rounds, in each of which every system has its turn
+    /// Rounds; each round measures every system
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Only these parts, separated by commas [default: all]
@@ -53,7 +53,7 @@ struct RunArgs {
     /// Only these systems, separated by commas [default: all]
     #[arg(long, value_name = "SYSTEMS", value_delimiter = ',')]
     systems: Vec<System>,
-    /// Measure only a little of everything, to see that it runs
+    /// Measure briefly, as a smoke test
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker
@@ -78,7 +78,7 @@ struct ScaleArgs {
     /// Only these parts, separated by commas [default: all]
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     only: Vec<scale::Part>,
-    /// Measure only a little of everything, to see that it runs
+    /// Measure briefly, as a smoke test
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker
@@ -97,7 +97,7 @@ struct WorkerArgs {
     /// The relay, whose provider `local` has the secret `bench-worker-secret`
     #[arg(long, value_name = "ADDR")]
     relay: SocketAddr,
-    /// Speak the earlier protocol, which knows only text
+    /// Use the earlier protocol, which supports only text
     #[arg(long)]
     text: bool,
 }

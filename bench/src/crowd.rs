@@ -59,10 +59,10 @@ pub enum CrowdError {
     #[error("a worker cannot connect: {0}")]
     Io(#[from] io::Error),
     /// The WebSocket handshake failed, or the WebSocket broke.
-    #[error("a worker was not let in: {0}")]
+    #[error("a worker was rejected: {0}")]
     Socket(#[from] Box<tungstenite::Error>),
     /// The relay sent something else, or nothing.
-    #[error("a worker was not acknowledged: {0}")]
+    #[error("a worker received no register_ack: {0}")]
     NotAcknowledged(String),
 }
 
@@ -190,17 +190,17 @@ pub(crate) fn new_instance() -> String {
 /// Dials, registers, and waits for the acknowledgement.
 pub(crate) async fn link(relay: SocketAddr, registration: &Register) -> Result<Socket, CrowdError> {
     let late = |what: &str| CrowdError::NotAcknowledged(what.to_owned());
-    let mut socket =
-        tokio::time::timeout(PATIENCE, dial(relay)).await.map_err(|_| late("the handshake has no end"))??;
+    let mut socket = tokio::time::timeout(PATIENCE, dial(relay)).await.map_err(|_| late("incomplete handshake"))??;
     say(&mut socket, &WorkerToRelay::Register(registration.clone())).await?;
-    tokio::time::timeout(PATIENCE, acknowledged(&mut socket)).await.map_err(|_| late("nothing came"))??;
+    tokio::time::timeout(PATIENCE, acknowledged(&mut socket)).await.map_err(|_| late("nothing was received"))??;
     Ok(socket)
 }
 
 async fn dial(relay: SocketAddr) -> Result<Socket, CrowdError> {
     let url = format!("ws://{relay}/v1/worker/connect?provider=local");
     let mut request = url.into_client_request().map_err(Box::new)?;
-    let secret = SECRET.parse().map_err(|_| CrowdError::NotAcknowledged("the secret is no header".into()))?;
+    let secret =
+        SECRET.parse().map_err(|_| CrowdError::NotAcknowledged("the secret is not a valid header value".into()))?;
     request.headers_mut().insert("x-worker-secret", secret);
     let stream = TcpStream::connect(relay).await?;
     stream.set_nodelay(true)?;

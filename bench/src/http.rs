@@ -18,16 +18,16 @@ pub const BUFFER_BYTES: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The connection broke, or ended early.
-    #[error("the connection broke: {0}")]
+    #[error("connection lost: {0}")]
     Io(#[from] io::Error),
     /// The connection ended inside a message.
-    #[error("the connection ended inside a message")]
+    #[error("the connection was closed inside a message")]
     Cut,
     /// A head that cannot be parsed.
     #[error("not an HTTP/1.1 head: {0}")]
     BadHead(&'static str),
     /// Invalid chunked encoding.
-    #[error("broken chunked encoding")]
+    #[error("invalid chunked encoding")]
     BadChunk,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Head<'a> {
 
     fn take_header(&mut self, name: &str, value: &str) -> Result<(), HttpError> {
         if name.eq_ignore_ascii_case("content-length") {
-            let length = value.parse().map_err(|_| HttpError::BadHead("a content-length that is no number"))?;
+            let length = value.parse().map_err(|_| HttpError::BadHead("a content-length that is not a number"))?;
             if self.framing != Framing::Unstated {
                 return Err(HttpError::BadHead("two framings"));
             }

@@ -231,7 +231,7 @@ pub enum Fault {
         body: String,
     },
     /// A byte of it, or its length, is wrong.
-    #[error("the answer differs from what the backend sent, after {0} bytes that were right")]
+    #[error("the response differs from the backend's after {0} correct bytes")]
     Differs(u64),
 }
 

@@ -116,7 +116,7 @@ impl Program {
     pub fn check_running(&mut self) -> Result<(), ProgramError> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
-            Ok(Some(status)) => Err(self.failed(&format!("has ended ({status})"))),
+            Ok(Some(status)) => Err(self.failed(&format!("exited ({status})"))),
             Err(error) => Err(ProgramError::Io { program: self.name.clone(), error }),
         }
     }

@@ -180,7 +180,7 @@ pub enum ScaleError {
     #[error(transparent)]
     Crowd(#[from] CrowdError),
     /// A request for a program's state failed.
-    #[error("the relay does not say how it is: {0}")]
+    #[error("cannot read the relay's state: {0}")]
     Http(#[from] HttpError),
     /// A request failed.
     #[error(transparent)]
@@ -189,7 +189,7 @@ pub enum ScaleError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// This machine cannot run the part.
-    #[error("not here: {0}")]
+    #[error("not available on this machine: {0}")]
     Absent(String),
     /// Something else.
     #[error("{0}")]
@@ -219,7 +219,7 @@ pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Resul
         faults: Vec::new(),
     };
     if extent.queued < options.extent.queued {
-        report.absent.push(format!("a program may have no more than {open_files} files open, so there is less of all"));
+        report.absent.push(format!("the limit of {open_files} open files is too low, so all numbers are reduced"));
     }
     for part in Part::ALL.into_iter().filter(|part| options.parts.contains(part)) {
         tell(&format!("{part:?}"));
@@ -272,7 +272,7 @@ impl Report {
         }
         let first = outcome.first_fault.clone().unwrap_or_default();
         let all = outcome.wrong + outcome.right;
-        Err(ScaleError::Other(format!("{} of {all} answers were wrong, the first: {first}", outcome.wrong)))
+        Err(ScaleError::Other(format!("{} of {all} responses were wrong, the first: {first}", outcome.wrong)))
     }
 }
 

@@ -121,7 +121,7 @@ pub enum PartError {
     #[error(transparent)]
     System(#[from] SystemError),
     /// Responses differed from the backend's.
-    #[error("{wrong} of {all} answers were wrong, the first: {first}")]
+    #[error("{wrong} of {all} responses were wrong, the first: {first}")]
     Wrong {
         /// The number of wrong ones.
         wrong: u64,

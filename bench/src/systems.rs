@@ -113,10 +113,10 @@ pub enum SystemError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// It starts, but its responses are wrong.
-    #[error("no right answer within {READY_WITHIN:?}: {0}")]
+    #[error("no correct response within {READY_WITHIN:?}: {0}")]
     NotReady(String),
     /// The machine failed.
-    #[error("cannot prepare its start: {0}")]
+    #[error("cannot prepare the start: {0}")]
     Io(#[from] std::io::Error),
 }
 
@@ -214,5 +214,5 @@ fn on_path(name: &str) -> Result<PathBuf, SystemError> {
     // Debian installs servers into folders that are only on root's path.
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
-    found.ok_or_else(|| SystemError::Missing(format!("{name} is not on the path")))
+    found.ok_or_else(|| SystemError::Missing(format!("{name} is not in PATH")))
 }

@@ -45,7 +45,7 @@ const OURS: [(&str, Figure, usize, &str); 29] = [
     ("expiry, with the most waiting, 99 of 100", Figure::ExpireLong, 0, "ns"),
     ("expiry, with 10 of 50 models, 99 of 100", Figure::ExpireShortModels, 0, "ns"),
     ("expiry, with the most of 50 models, 99 of 100", Figure::ExpireLongModels, 0, "ns"),
-    ("answers a second of 1 worker", Figure::Workers1, 0, ""),
+    ("responses per second of 1 worker", Figure::Workers1, 0, ""),
     ("of 2 workers", Figure::Workers2, 0, ""),
     ("of 4 workers", Figure::Workers4, 0, ""),
     ("of 8 workers", Figure::Workers8, 0, ""),
@@ -63,10 +63,10 @@ pub fn markdown(report: &Report) -> String {
     let medians = Medians::of(&report.turns);
     let mut text = format!("{}. Medians of {} rounds", report.machine.describe(), report.rounds);
     if report.quick {
-        text.push_str(", quick ones, whose figures mean little");
+        text.push_str(", brief ones with imprecise figures");
     }
     text.push_str(&format!(
-        ". {} answers were compared with what the backend sent, {:.1} MB.\n\n",
+        ". {} responses were compared with the backend's output, {:.1} MB.\n\n",
         report.right(),
         report.bytes() as f64 / 1e6
     ));
@@ -109,7 +109,7 @@ fn is_processor_time(figure: Figure) -> bool {
 fn absent(report: &Report) -> String {
     let mut lines: Vec<String> = Vec::new();
     for absent in &report.absent {
-        lines.push(format!("- {} had no turn: {}\n", absent.system.name(), absent.reason));
+        lines.push(format!("- {} was not measured: {}\n", absent.system.name(), absent.reason));
     }
     for turn in &report.turns {
         for fault in &turn.faults {
@@ -206,7 +206,7 @@ mod tests {
             quick: false,
             extent: Extent::QUICK,
             systems: vec![(System::Direct, String::new()), (System::Modelrelay, "0.1.0".into())],
-            absent: vec![Absent { system: System::Nginx, reason: "not installed: nginx is not on the path".into() }],
+            absent: vec![Absent { system: System::Nginx, reason: "not installed: nginx is not in PATH".into() }],
             verdicts: verdicts(&Medians::of(&turns)),
             turns,
         }
@@ -224,14 +224,14 @@ mod tests {
         assert_eq!(of("| direct"), "| direct (the backend itself) | 0.100 | (7.0) | – |");
         assert_eq!(of("| **modelrelay**"), "| **modelrelay** (relay and worker) 0.1.0 | 0.200 | 7.0 | 1.50 |");
         assert!(text.contains("| until the relay listens | 12 ms |"));
-        assert!(text.contains("20 answers were compared"), "{text}");
+        assert!(text.contains("20 responses were compared"), "{text}");
     }
 
     #[test]
     fn system_without_row_is_listed_with_reason() {
         let text = markdown(&report());
         assert!(
-            text.contains("nginx, 1 worker, proxy_buffering off had no turn: not installed: nginx is not on the path")
+            text.contains("nginx, 1 worker, proxy_buffering off was not measured: not installed: nginx is not in PATH")
         );
         assert!(text.contains("round 1: Memory: it did not fit"));
     }

@@ -106,7 +106,7 @@ fn waits(goals: &Goals) -> Vec<Verdict> {
         ),
         Verdict::new(
             "P2",
-            "answers a second to 32 clients",
+            "responses per second to 32 clients",
             vec![at_least("× vllm-router, at least 1", goals.ratio(Requests, VllmRouter), 1.0)],
             vec![at_least("× rathole, at least 0.5", goals.ratio(Requests, Rathole), 0.5)],
         ),
@@ -138,7 +138,7 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
     vec![
         Verdict::new(
             "P5",
-            "processor time of a token that somebody reads",
+            "processor time of a delivered token",
             vec![at_most("× vllm-router, at most 1", goals.ratio(CpuPerPacedChunk, VllmRouter), 1.0)],
             vec![
                 at_most("× rathole, at most 1", goals.ratio(CpuPerPacedChunk, Rathole), 1.0),
@@ -147,7 +147,7 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
         ),
         Verdict::new(
             "P6",
-            "tokens a second at most",
+            "maximum tokens per second",
             vec![
                 at_least("× vllm-router, at least 1.2", goals.ratio(Chunks, VllmRouter), 1.2),
                 at_least("× nginx, at least 0.55", goals.ratio(Chunks, Nginx), 0.55),
@@ -192,13 +192,17 @@ fn scale(goals: &Goals) -> Vec<Verdict> {
             vec![
                 at_most("dispatch among 10,000 workers, × among 10, at most 4", workers, 4.0),
                 at_most("dispatch with 100,000 waiting, 99 of 100, × with 10, at most 2", queue, 2.0),
-                at_most("the same where they ask for 50 models, at most 2", models, 2.0),
-                at_least("answers a second from 1 to 8 workers, least step, more than 1", goals.least_step(), 1.0),
+                at_most("the same with requests for 50 models, at most 2", models, 2.0),
+                at_least(
+                    "responses per second from 1 to 8 workers, smallest step, more than 1",
+                    goals.least_step(),
+                    1.0,
+                ),
             ],
             vec![
                 at_most("dispatch among 10,000 workers, × among 10, at most 1.25", workers, 1.25),
                 at_most("dispatch with 100,000 waiting, × with 10, at most 1.25", queue, 1.25),
-                at_most("the same where they ask for 50 models, at most 1.25", models, 1.25),
+                at_most("the same with requests for 50 models, at most 1.25", models, 1.25),
             ],
         ),
         Verdict::new(

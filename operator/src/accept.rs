@@ -37,7 +37,7 @@ impl<'a> Door<'a> {
             match self.try_next().await {
                 Ok(accepted) => return accepted,
                 Err(error) => {
-                    warn!(%error, server = self.server, "a connection could not be accepted");
+                    warn!(%error, server = self.server, "failed to accept a connection");
                     tokio::time::sleep(PAUSE).await;
                 }
             }

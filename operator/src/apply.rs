@@ -17,7 +17,7 @@ use crate::names;
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// An object of that name exists and belongs to another owner.
-    #[error("{object} exists and does not belong to this {owner}: rename it or delete it")]
+    #[error("{object} exists and does not belong to this {owner}: rename or delete it")]
     NameTaken {
         /// Kind and name.
         object: String,

@@ -192,7 +192,7 @@ where
         object.0.map_or_else(
             |error| {
                 let kind = K::kind(&());
-                tracing::warn!(%kind, namespace, name, %error, "an object cannot be read, and is left as it is: correct it");
+                tracing::warn!(%kind, namespace, name, %error, "failed to parse an object; ignoring it until it is corrected");
                 before
             },
             Some,
@@ -232,7 +232,7 @@ async fn tell<K>(
                     changed(&object, Now::Gone);
                 }
             }
-            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
+            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "watch failed; retrying"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Every setting of the operator, as a flag and as a variable; flags win. The chart sets them all.
+//! Every setting of the operator, as a flag and as an environment variable; flags take precedence. The chart sets all of them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use modelrelay_protocol::units;
 
 use crate::crd::LogFormat;
 
-/// Makes Provider and WorkerPool resources become relays and workers.
+/// Kubernetes operator that runs relays and workers for Provider and WorkerPool resources.
 #[derive(Debug, Parser)]
 #[command(name = "modelrelay-operator", version, max_term_width = 110, args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// What to do instead of running.
+    /// Command to run instead of the operator.
     #[command(subcommand)]
     pub command: Option<Command>,
     /// Settings of the running operator.
@@ -22,44 +22,44 @@ pub struct Cli {
     pub run: RunArgs,
 }
 
-/// What the program does besides running.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Print the custom resource definitions, or write them as files.
+    /// Print the custom resource definitions, or write them to files.
     Crds {
-        /// Folder to write providers.yaml and workerpools.yaml to.
+        /// Write providers.yaml and workerpools.yaml to this directory.
         #[arg(long, value_name = "DIR")]
         write: Option<PathBuf>,
-        /// Print the reference of both kinds as Markdown instead.
+        /// Print the reference of both kinds as Markdown.
         #[arg(long, conflicts_with = "write")]
         reference: bool,
     },
-    /// Print what makes a shell complete commands and flags.
+    /// Generate shell completions.
     Completions(CompletionsArgs),
     /// Print the manual page.
     Man(ManArgs),
-    /// Apply the resources of a file (server-side), as the chart's demo does.
+    /// Apply the resources of a file (server-side apply), as the chart's demo does.
     Apply(FileArgs),
     /// Delete the resources of a file and wait until they are gone.
     Delete(FileArgs),
-    /// Ask an HTTP address and fail unless it answers with 2xx, as the chart's test does.
+    /// Send a GET request, and fail unless the response is 2xx, as the chart's test does.
     Get {
-        /// Address, such as http://local.llm.svc/readyz.
+        /// URL, such as http://local.llm.svc/readyz.
         #[expect(rustdoc::bare_urls, reason = "`--help` shows it")]
         url: String,
-        /// How long to keep trying.
+        /// Maximum time to retry.
         #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
         timeout: Duration,
     },
 }
 
-/// A file of resources, and how long to try.
+/// A file of resources, and the time limit.
 #[derive(Debug, Args)]
 pub struct FileArgs {
     /// YAML with one or more resources.
     #[arg(long, value_name = "FILE")]
     pub file: PathBuf,
-    /// How long to keep trying: a kind may have been defined a moment ago.
+    /// Maximum time to retry, as a kind may have been defined only recently.
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration)]
     pub timeout: Duration,
     /// Wait until every resource that has a Ready condition is ready.
@@ -70,7 +70,7 @@ pub struct FileArgs {
 /// Settings of the running operator.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Images and whatever else Providers and WorkerPools leave out (YAML).
+    /// Images and other defaults for Providers and WorkerPools (YAML).
     #[arg(
         long,
         env = "OPERATOR_DEFAULTS",
@@ -79,7 +79,7 @@ pub struct RunArgs {
     )]
     pub defaults: PathBuf,
 
-    /// Namespaces to look after, separated by commas. [default: all]
+    /// Namespaces to watch, separated by commas. [default: all]
     #[arg(
         long,
         env = "WATCH_NAMESPACES",
@@ -90,11 +90,11 @@ pub struct RunArgs {
     )]
     pub watch_namespaces: Vec<String>,
 
-    /// The operator's own namespace.
+    /// Namespace of the operator.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = "default")]
     pub namespace: String,
 
-    /// The operator's Pod shares its node's network: relays' NetworkPolicies then cannot name it.
+    /// Set if the operator's Pod uses the host network, in which case the relays' NetworkPolicies cannot match it.
     #[arg(long, env = "HOST_NETWORK", value_name = "BOOL", num_args = 0..=1, default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set)]
     pub host_network: bool,
 
@@ -102,15 +102,15 @@ pub struct RunArgs {
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
     pub pod_name: String,
 
-    /// Where /metrics, /livez and /readyz are served.
+    /// Address of /metrics, /livez and /readyz.
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:8080")]
     pub listen_addr: SocketAddr,
 
-    /// Where the webhook is served, with TLS.
+    /// Address of the webhook, which uses TLS.
     #[arg(long, env = "WEBHOOK_LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:9443")]
     pub webhook_listen_addr: SocketAddr,
 
-    /// MutatingWebhookConfiguration whose caBundle the operator keeps. [default: none, and no webhook is served]
+    /// MutatingWebhookConfiguration whose caBundle the operator manages. [default: none; the webhook is disabled]
     #[arg(long, env = "WEBHOOK_CONFIGURATION", value_name = "NAME", default_value = "", hide_default_value = true)]
     pub webhook_configuration: String,
 
@@ -118,43 +118,43 @@ pub struct RunArgs {
     #[arg(long, env = "WEBHOOK_SERVICE", value_name = "NAME", default_value = "modelrelay-webhook")]
     pub webhook_service: String,
 
-    /// Secret, in the operator's namespace, with the webhook's certificate.
+    /// Secret in the operator's namespace with the webhook's certificate.
     #[arg(long, env = "CERTIFICATE_SECRET", value_name = "NAME", default_value = "modelrelay-webhook-certificate")]
     pub certificate_secret: String,
 
-    /// Somebody else fills that Secret and the caBundle: cert-manager, or a person.
+    /// Set if the Secret and the caBundle are managed externally, for example by cert-manager.
     #[arg(long, env = "EXTERNAL_CERTIFICATES", value_name = "BOOL", num_args = 0..=1, default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set)]
     pub external_certificates: bool,
 
-    /// How long a certificate of the webhook is good for; it is renewed after two thirds of that.
+    /// Lifetime of the webhook's certificates; they are renewed after two thirds of it.
     #[arg(long, env = "CERTIFICATE_LIFETIME", value_name = "DURATION", default_value = "2160h", value_parser = duration)]
     pub certificate_lifetime: Duration,
 
-    /// Lease by which the replicas agree who leads.
+    /// Lease for leader election among the replicas.
     #[arg(long, env = "LEASE_NAME", value_name = "NAME", default_value = "modelrelay-operator")]
     pub lease_name: String,
 
-    /// How long the webhook still answers after SIGTERM, while the cluster notices.
+    /// Time that the webhook keeps serving after SIGTERM, until the cluster stops sending requests.
     #[arg(long, env = "SHUTDOWN_GRACE", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub shutdown_grace: Duration,
 
-    /// error, warn, info, debug, trace, or directives such as info,kube=debug.
+    /// Log level: error, warn, info, debug, trace, or directives such as info,kube=debug.
     #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
 
-    /// Log lines as text or as JSON.
+    /// Log format: text or JSON.
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "json", value_parser = log_format)]
     pub log_format: LogFormat,
 }
 
 impl RunArgs {
-    /// The namespaces, without what an empty variable leaves.
+    /// Returns the namespaces; an empty variable yields none.
     pub fn namespaces(&self) -> Vec<String> {
         let named = self.watch_namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
         named.map(str::to_owned).collect()
     }
 
-    /// The name of this replica: that of its Pod, or the host name and process id.
+    /// Returns the name of this replica: that of its Pod, or the host name and process id.
     pub fn instance(&self) -> String {
         if !self.pod_name.is_empty() {
             return self.pod_name.clone();
@@ -172,7 +172,7 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err("text or json is needed".to_owned()),
+        _ => Err("must be text or json".to_owned()),
     }
 }
 

@@ -45,7 +45,7 @@ pub enum CommandError {
         path: String,
     },
     /// The operation did not succeed in time.
-    #[error("{what}: not within {timeout:?}: {last}")]
+    #[error("{what}: timed out after {timeout:?}: {last}")]
     Timeout {
         /// The operation.
         what: String,
@@ -55,10 +55,10 @@ pub enum CommandError {
         last: String,
     },
     /// The cluster cannot be reached at all.
-    #[error("no cluster: {0}")]
+    #[error("failed to connect to a cluster: {0}")]
     NoCluster(#[from] kube::Error),
     /// The system lacks something that an HTTP client needs.
-    #[error("no HTTP client: {0}")]
+    #[error("failed to create an HTTP client: {0}")]
     NoHttp(#[from] reqwest::Error),
     /// Output could not be written.
     #[error("standard output: {0}")]
@@ -127,7 +127,7 @@ pub async fn delete(args: &FileArgs) -> Result<(), CommandError> {
                 Err(error) => return Err(error),
             };
             match api.delete(&resource.name_any(), &DeleteParams::background()).await {
-                Ok(_) => Err("it is being deleted".to_owned()),
+                Ok(_) => Err("still being deleted".to_owned()),
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
                 Err(error) => Err(error.to_string()),
             }
@@ -155,7 +155,7 @@ async fn is_ready(client: &Client, resource: &DynamicObject) -> Result<(), Strin
     let Some(conditions) = object.data.pointer("/status/conditions").and_then(|list| list.as_array()) else {
         // ModelRelay's kinds have conditions as soon as they have been reconciled once.
         let ours = object.types.as_ref().is_some_and(|types| types.api_version.starts_with(crd::GROUP));
-        return if ours { Err("nobody has looked at it yet".to_owned()) } else { Ok(()) };
+        return if ours { Err("not reconciled yet".to_owned()) } else { Ok(()) };
     };
     let Some(ready) = conditions.iter().find(|condition| condition["type"] == "Ready") else { return Ok(()) };
     if ready["status"] == "True"
@@ -214,13 +214,13 @@ async fn until(
     let mut said = String::new();
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
-        let silence = |_| Err("no answer".to_owned());
+        let silence = |_| Err("no response".to_owned());
         let Err(last) = tokio::time::timeout(left, attempt()).await.unwrap_or_else(silence) else { return Ok(()) };
         if Instant::now() + PAUSE > deadline {
             return Err(CommandError::Timeout { what: what.to_owned(), timeout, last });
         }
         if last != said {
-            tracing::info!("{what}: {last}; trying again");
+            tracing::info!("{what}: {last}; retrying");
             said = last;
         }
         tokio::time::sleep(PAUSE).await;

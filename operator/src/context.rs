@@ -85,7 +85,7 @@ impl Context {
             secondary: None,
         };
         if let Err(error) = self.events.publish(&event, about).await {
-            tracing::debug!(%error, reason, "an event could not be written");
+            tracing::debug!(%error, reason, "failed to publish an event");
         }
     }
 }

@@ -1,9 +1,8 @@
 //! The two kinds that users write, `Provider` and `WorkerPool`, as Rust types and as the schemas that the API server checks.
 //!
-//! The schema is the first line of help: what it can refuse, it refuses when the resource is written, in front of the
-//! person who wrote it. What it cannot (a duplicate alias, a Secret that does not exist) the controllers refuse in the
-//! status. Durations and sizes stay text here, because one object that a type cannot read would stop the whole watch.
-//! There is one version and changes to it only add, so nothing ever needs converting.
+//! The schema rejects as much as it can when a resource is written. The controllers report the rest (a duplicate alias,
+//! a Secret that does not exist) in the status. Durations and sizes stay text here, because one object that cannot be
+//! deserialized would stop the whole watch. There is one version, and changes only add fields, so no conversion is needed.
 
 pub mod common;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
@@ -22,12 +21,12 @@ pub use worker_pool::{WorkerPool, WorkerPoolSpec, WorkerPoolStatus};
 
 use kube::CustomResourceExt;
 
-/// Group of both kinds.
+/// The API group of both kinds.
 pub const GROUP: &str = "modelrelay.io";
-/// Their one version.
+/// The only version of both kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// A CRD as YAML, by the name of its file in `crds/`.
+/// Returns each CRD as YAML, with the name of its file in `crds/`.
 pub fn generate() -> Vec<(&'static str, String)> {
     let yaml = |crd: k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition| {
         let text = serde_yaml::to_string(&schema::finish(&crd)).unwrap_or_default();
@@ -42,16 +41,16 @@ mod tests {
 
     use super::*;
 
-    /// What an object of a schema says of its optional fields.
+    /// The optional fields of a sampled object.
     #[derive(Clone, Copy, Debug)]
     enum Optional {
         Absent,
-        /// Where the schema lets the API server keep it, else absent.
+        /// Null if the schema allows it, else absent.
         Null,
         Given,
     }
 
-    /// An object that the API server would take, odd as it may be.
+    /// Returns an object that the API server would accept, however unusual.
     fn sample(schema: &Value, optional: Optional) -> Value {
         if schema["x-kubernetes-int-or-string"] == true {
             return json!(5_000_000_000_u64);
@@ -118,7 +117,7 @@ mod tests {
             (json!(1), Some(1)),
             (json!("4Gi"), Some(4 << 30)),
             (Value::Null, Some(256 << 20)),
-            // Read, and refused by the controller, in the status.
+            // Deserialized, and rejected by the controller in the status.
             (json!(1e30), None),
         ] {
             assert_eq!(parsed(&written), bytes, "{written}");

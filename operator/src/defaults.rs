@@ -98,7 +98,7 @@ pub struct NamedRef {
 #[derive(Debug, thiserror::Error)]
 pub enum DefaultsError {
     /// The file does not exist or cannot be read.
-    #[error("--defaults: {path}: the file cannot be read: {source}")]
+    #[error("--defaults: {path}: failed to read the file: {source}")]
     Unreadable {
         /// The file.
         path: String,
@@ -114,7 +114,7 @@ pub enum DefaultsError {
         source: serde_yaml::Error,
     },
     /// An image is missing.
-    #[error("--defaults: {path}: {field}: an image is needed, such as registry.example/modelrelay-relay:1.2.3")]
+    #[error("--defaults: {path}: {field}: must be an image, such as registry.example/modelrelay-relay:1.2.3")]
     NoImage {
         /// The file.
         path: String,
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn empty_image_is_rejected_by_name() {
         let error = Defaults::parse("d.yaml", "relay: {image: r:1}\nworker: {image: ''}\n").unwrap_err();
-        assert!(error.to_string().starts_with("--defaults: d.yaml: worker.image: an image is needed"), "{error}");
+        assert!(error.to_string().starts_with("--defaults: d.yaml: worker.image: must be an image"), "{error}");
     }
 
     #[test]

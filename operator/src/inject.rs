@@ -83,9 +83,7 @@ struct Served {
 async fn within_time(request: Request, next: axum::middleware::Next) -> Response {
     match tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => {
-            (StatusCode::GATEWAY_TIMEOUT, "the review did not arrive, or was not decided, in time").into_response()
-        }
+        Err(_) => (StatusCode::GATEWAY_TIMEOUT, "the review was not received and decided in time").into_response(),
     }
 }
 
@@ -93,15 +91,15 @@ async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response
     let webhook = &served.webhook;
     let refuse = |status: StatusCode, why: String| {
         (webhook.observe)("error");
-        warn!(error = why, "a request is no review that this webhook understands");
+        warn!(error = why, "invalid admission review");
         (status, why).into_response()
     };
     // Held until the response: everything parsed from it lives as long.
     let body = match served.intake.read(request.into_body()).await {
         Ok(body) => body,
-        Err(why @ Refused::BrokenOff) => return refuse(StatusCode::BAD_REQUEST, format!("the body {why}")),
+        Err(why @ Refused::BrokenOff) => return refuse(StatusCode::BAD_REQUEST, format!("body {why}")),
         Err(why @ (Refused::TooLong | Refused::TooManyValues)) => {
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, format!("the body {why}"));
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, format!("body {why}"));
         }
     };
     let review = match Review::parse(&body.bytes) {
@@ -116,7 +114,7 @@ async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response
         }
         Err(error) => {
             (webhook.observe)("error");
-            warn!(namespace = review.namespace(), pod = review.name(), %error, "a Pod could not be judged");
+            warn!(namespace = review.namespace(), pod = review.name(), %error, "admission review failed");
             // The response is not a review, so the configuration's failurePolicy decides, as for any webhook that
             // fails.
             (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
@@ -142,7 +140,7 @@ async fn decide(webhook: &Webhook, review: &Review) -> Result<Decision, LookupEr
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
     /// The API server did not respond.
-    #[error("WorkerPool {namespace}/{pool} could not be asked for within {} s", LOOKUP_TIMEOUT.as_secs())]
+    #[error("failed to read WorkerPool {namespace}/{pool}: no response within {} s", LOOKUP_TIMEOUT.as_secs())]
     Timeout {
         /// The namespace.
         namespace: String,
@@ -150,7 +148,7 @@ pub enum LookupError {
         pool: String,
     },
     /// The API server responded with an error.
-    #[error("WorkerPool {namespace}/{pool} could not be read: {}", said(.source))]
+    #[error("failed to read WorkerPool {namespace}/{pool}: {}", said(.source))]
     Failed {
         /// The namespace.
         namespace: String,
@@ -191,10 +189,10 @@ async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, 
 fn log(review: &Review, decision: &Decision) {
     let (namespace, pod) = (review.namespace(), review.name());
     match decision {
-        Decision::Unchanged(why) => debug!(namespace, pod, why, "a Pod stays as it is"),
-        Decision::Injected { .. } => debug!(namespace, pod, "a worker was put into a Pod"),
-        Decision::Gated { message, .. } => info!(namespace, pod, why = message, "a Pod waits for its pool"),
-        Decision::Refused(why) => info!(namespace, pod, why, "a Pod was refused"),
+        Decision::Unchanged(why) => debug!(namespace, pod, why, "Pod unchanged"),
+        Decision::Injected { .. } => debug!(namespace, pod, "worker injected"),
+        Decision::Gated { message, .. } => info!(namespace, pod, why = message, "Pod gated until its pool exists"),
+        Decision::Refused(why) => info!(namespace, pod, why, "Pod rejected"),
     }
 }
 

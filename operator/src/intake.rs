@@ -41,7 +41,7 @@ pub(crate) enum Refused {
     #[error("has too many values")]
     TooManyValues,
     /// It ended prematurely.
-    #[error("broke off")]
+    #[error("ended prematurely")]
     BrokenOff,
 }
 

@@ -67,7 +67,7 @@ async fn candidate(
         match manager {
             Ok(manager) => return manager.watch().await,
             Err(error) => {
-                tracing::warn!(lease, %error, "the lease cannot be had; it is tried again");
+                tracing::warn!(lease, %error, "failed to acquire the lease; retrying");
                 tokio::time::sleep(RETRY).await;
             }
         }
@@ -99,7 +99,7 @@ impl Guard {
         loop {
             let holder = self.look().await;
             if holder == Holder::Gone || manager.is_finished() {
-                tracing::warn!(lease = self.lease, "the lease is gone; it is made again");
+                tracing::warn!(lease = self.lease, "lease was deleted; recreating it");
                 drop(held);
                 manager.abort();
                 (held, manager) = candidate(&self.client, &self.namespace, &self.lease, &self.instance).await;
@@ -117,8 +117,8 @@ impl Guard {
         drop(held);
         match tokio::time::timeout(Duration::from_secs(GRACE_SECONDS), manager).await {
             Ok(Ok(Ok(_))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "the lease could not be given up; it ends by itself"),
-            Ok(Err(_)) | Err(_) => tracing::warn!("the lease could not be given up in time; it ends by itself"),
+            Ok(Ok(Err(error))) => tracing::warn!(%error, "failed to release the lease; it will expire"),
+            Ok(Err(_)) | Err(_) => tracing::warn!("timed out releasing the lease; it will expire"),
         }
     }
 
@@ -157,7 +157,7 @@ impl Election {
     pub async fn resign(self) {
         drop(self.leading);
         if tokio::time::timeout(Duration::from_secs(LEASE_SECONDS), self.guard).await.is_err() {
-            tracing::warn!("the lease could not be given up in time; it ends by itself");
+            tracing::warn!("timed out releasing the lease; it will expire");
         }
     }
 }
@@ -175,14 +175,14 @@ where
         tokio::select! {
             () = work() => {
                 // Watches never end by themselves; if they do, they are restarted, with a pause.
-                tracing::warn!("the controllers ended; they start again");
+                tracing::warn!("controllers ended; restarting them");
                 tokio::time::sleep(RETRY).await;
             }
             over = async { leading.wait_for(|leading| !*leading).await.is_err() } => {
                 if over {
                     return;
                 }
-                tracing::warn!("another replica leads now");
+                tracing::warn!("another replica is the leader now");
             }
         }
     }

@@ -61,13 +61,13 @@ impl Metrics {
             reconciliations: counters(
                 &registry,
                 "reconciliations_total",
-                "Reconciliations.",
+                "Completed reconciliations.",
                 &["controller", "result"],
             ),
             durations: registered(
                 &registry,
                 HistogramVec::new(
-                    HistogramOpts::new(name("reconcile_duration_seconds"), "Time that one reconciliation took.")
+                    HistogramOpts::new(name("reconcile_duration_seconds"), "Duration of reconciliations.")
                         .buckets(DURATION_BUCKETS.to_vec()),
                     &["controller"],
                 ),
@@ -75,29 +75,34 @@ impl Metrics {
             errors: counters(
                 &registry,
                 "reconcile_errors_total",
-                "Reconciliations that failed, by what failed.",
+                "Failed reconciliations, by failed step.",
                 &["controller", "error"],
             ),
-            resources: gauges(&registry, "resources", "Providers and WorkerPools.", &["kind", "ready"]),
+            resources: gauges(&registry, "resources", "Providers and WorkerPools, by readiness.", &["kind", "ready"]),
             pool_replicas: gauges(
                 &registry,
                 "workerpool_replicas",
-                "Pods of a pool.",
+                "Pods of a pool, by state: desired, ready, connected.",
                 &["namespace", "workerpool", "state"],
             ),
             relay_requests: counters(
                 &registry,
                 "relay_api_requests_total",
-                "Questions to relays about their state, by status code; 0 where none came back.",
+                "Requests for the state of relays, by HTTP status code; 0 without a response.",
                 &["code"],
             ),
-            injections: counters(&registry, "injections_total", "Pods that the webhook was asked about.", &["result"]),
+            injections: counters(
+                &registry,
+                "injections_total",
+                "Pods that the webhook reviewed, by result.",
+                &["result"],
+            ),
             certificate_expiry: gauge(
                 &registry,
                 "certificate_expiry_timestamp_seconds",
-                "When the webhook's certificate ends.",
+                "Expiry time of the webhook's certificate, in seconds since 1970.",
             ),
-            leader: gauge(&registry, "leader", "Whether this replica leads."),
+            leader: gauge(&registry, "leader", "1 if this replica leads."),
             registry,
         };
         metrics.show_zeros();

@@ -45,7 +45,7 @@ pub async fn serve(listener: TcpListener, context: Arc<Context>, readiness: Read
         tokio::spawn(async move {
             let _place = place;
             if let Err(error) = connection.await {
-                debug!(%error, "a connection of a probe ended");
+                debug!(%error, "probe connection ended");
             }
         });
     }

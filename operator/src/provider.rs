@@ -75,10 +75,10 @@ enum Error {
         word: &'static str,
     },
     /// The status could not be written.
-    #[error("the status could not be written: {}", shown(.0))]
+    #[error("failed to update the status: {}", shown(.0))]
     Status(#[source] Box<kube::Error>),
     /// A Pod could not be annotated.
-    #[error("a Pod could not be annotated: {}", shown(.0))]
+    #[error("failed to annotate a Pod: {}", shown(.0))]
     Pods(#[source] Box<kube::Error>),
 }
 
@@ -165,7 +165,7 @@ impl Shared {
         let providers = self.caches.providers.state();
         let relays = reviewers::relays(providers.iter().map(AsRef::as_ref), namespace);
         if let Err(error) = reviewers::bind(&self.ctx.client, Some(binding), namespace, &relays).await {
-            tracing::warn!(namespace, %error, "a deleted Provider's right to review tokens could not be taken back");
+            tracing::warn!(namespace, %error, "failed to revoke a deleted Provider's right to review tokens");
         }
     }
 
@@ -221,7 +221,7 @@ fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action 
     let retry = memory.next_retry(Instant::now());
     if retry.is_new {
         let (namespace, provider) = key;
-        tracing::warn!(namespace, provider, %error, retry_in = ?retry.after, "a Provider could not be reconciled");
+        tracing::warn!(namespace, provider, %error, retry_in = ?retry.after, "failed to reconcile Provider");
     }
     Action::requeue(retry.after)
 }

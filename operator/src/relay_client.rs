@@ -63,7 +63,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
     let client = match client() {
         Ok(client) => client,
         Err(error) => {
-            tracing::error!(%error, "relays cannot be asked: no HTTP client");
+            tracing::error!(%error, "failed to create an HTTP client; relays will not be polled");
             return future::pending().await;
         }
     };
@@ -238,7 +238,7 @@ fn look(
         let token = match (token.filter(|token| token.read_at.elapsed() < TOKEN_LIVES), provider) {
             (Some(token), _) => Ok(token),
             (None, Some(provider)) => read_token(&ctx, &provider).await,
-            (None, None) => Err("its Provider is gone".to_owned()),
+            (None, None) => Err("the Provider no longer exists".to_owned()),
         };
         let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
         let answers = future::join_all(asked).await;
@@ -283,12 +283,12 @@ async fn read_token(ctx: &Context, provider: &Provider) -> Result<Token, String>
     let reference = &provider.spec.relay.admin_token_secret_ref;
     let (name, key) = reference.as_ref().map_or_else(generated, |own| (own.name.clone(), own.key.clone()));
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &provider.namespace().unwrap_or_default());
-    let secret = api.get_opt(&name).await.map_err(|error| format!("the admin token cannot be read: {error}"))?;
+    let secret = api.get_opt(&name).await.map_err(|error| format!("failed to read the admin token: {error}"))?;
     let bytes = secret.and_then(|secret| secret.data?.remove(&key));
     let text = bytes.and_then(|bytes| String::from_utf8(bytes.0).ok());
-    let text = text.ok_or_else(|| format!("there is no admin token in Secret {name}, key {key}"))?;
+    let text = text.ok_or_else(|| format!("no admin token in Secret {name}, key {key}"))?;
     let mut header = HeaderValue::try_from(format!("Bearer {}", secret_of_file(&text)))
-        .map_err(|_| format!("the admin token in Secret {name}, key {key}, cannot be sent: it is no single line"))?;
+        .map_err(|_| format!("the admin token in Secret {name}, key {key}, must be a single line"))?;
     header.set_sensitive(true);
     Ok(Token { header, tls: tls::client(ctx, provider).await, read_at: Instant::now() })
 }
@@ -309,7 +309,7 @@ enum Unanswered {
 
 async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
     let answer = match (pod.address, token) {
-        (None, _) => Err(Unanswered::Silent("it has no address yet".to_owned())),
+        (None, _) => Err(Unanswered::Silent("no address yet".to_owned())),
         (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
         (Some(address), Ok(token)) => {
             let port = u16::try_from(names::ADMIN_PORT).unwrap_or_default();
@@ -318,7 +318,7 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
                 (false, _) => request(client, &format!("http://{address}"), token).await,
                 (true, Some(Ok(client))) => request(client, &format!("https://{address}"), token).await,
                 (true, Some(Err(why))) => (0, Err(Unanswered::Refused(why.clone()))),
-                (true, None) => (0, Err(Unanswered::Refused("it still speaks TLS".to_owned()))),
+                (true, None) => (0, Err(Unanswered::Refused("it still uses TLS".to_owned()))),
             };
             ctx.metrics.relay_asked(code);
             answer
@@ -333,14 +333,14 @@ async fn request(client: &reqwest::Client, base: &str, token: &Token) -> (u16, R
     let response = match sent {
         Ok(response) => response,
         // Without the URL: a Pod's address changes with every attempt to start it, and messages should not.
-        Err(error) if error.is_timeout() => return (0, Err(Unanswered::Silent("it does not answer".to_owned()))),
+        Err(error) if error.is_timeout() => return (0, Err(Unanswered::Silent("request timed out".to_owned()))),
         Err(error) => return (0, Err(unreached(&error))),
     };
     let code = response.status().as_u16();
     let answer = match code {
         200 => body(response).await.map_err(Unanswered::Silent),
-        401 | 403 => Err(Unanswered::Refused(format!("it refuses the admin token (HTTP {code})"))),
-        _ => Err(Unanswered::Silent(format!("it answers HTTP {code}"))),
+        401 | 403 => Err(Unanswered::Refused(format!("admin token rejected (HTTP {code})"))),
+        _ => Err(Unanswered::Silent(format!("unexpected response HTTP {code}"))),
     };
     (code, answer)
 }
@@ -354,19 +354,19 @@ fn unreached(error: &reqwest::Error) -> Unanswered {
         let inside = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
         let tls = inside.and_then(|inside| inside.downcast_ref()).or_else(|| error.downcast_ref());
         if let Some(why @ rustls::Error::InvalidCertificate(_)) = tls {
-            return Unanswered::Refused(format!("its certificate is refused: {why}"));
+            return Unanswered::Refused(format!("certificate rejected: {why}"));
         }
         cause = inside.map_or_else(|| error.source(), |inside| Some(inside));
     }
-    Unanswered::Silent("it cannot be connected to".to_owned())
+    Unanswered::Silent("connection failed".to_owned())
 }
 
 async fn body(response: reqwest::Response) -> Result<RelayState, String> {
     let read = INTAKE.read(reqwest::Body::from(response));
-    let late = |_| "its answer had to wait too long".to_owned();
+    let late = |_| "timed out reading the response".to_owned();
     let read = tokio::time::timeout(TIMEOUT, read).await.map_err(late)?;
-    let read = read.map_err(|why| format!("its answer {why}"))?;
-    serde_json::from_slice(&read.bytes).map_err(|error| format!("its answer is not understood: {error}"))
+    let read = read.map_err(|why| format!("response {why}"))?;
+    serde_json::from_slice(&read.bytes).map_err(|error| format!("invalid response: {error}"))
 }
 
 /// Sums over relays; each worker is included once, however many relays it is connected to.

@@ -71,14 +71,14 @@ fn certificates(key: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, U
 fn is_for(chain: &[CertificateDer<'static>], host: &str) -> Result<(), Unusable> {
     let [leaf, ..] = chain else { return Err(missing(CERTIFICATE)) };
     let leaf = rustls::server::ParsedCertificate::try_from(leaf)
-        .map_err(|_| wrong("has a first certificate in tls.crt that cannot be used by a server"))?;
+        .map_err(|_| wrong("has a first certificate in tls.crt that is not valid for a server"))?;
     let is_named =
         ServerName::try_from(host).is_ok_and(|name| rustls::client::verify_server_name(&leaf, &name).is_ok());
     if is_named {
         return Ok(());
     }
     Err(wrong(format!(
-        "has a certificate that is not for {host}, which workers in the cluster and the operator dial: add this name to it \
+        "has a certificate that is not valid for {host}, to which workers in the cluster and the operator connect: add this name \
          (dnsNames of a cert-manager Certificate)"
     )))
 }
@@ -91,15 +91,13 @@ fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -
         if matches!(error, Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) {
             wrong("has a key in tls.key that does not belong to the certificate in tls.crt")
         } else {
-            wrong("has a key in tls.key that cannot be used: RSA, ECDSA (P-256, P-384) and Ed25519 can")
+            wrong("has an unsupported key in tls.key: use RSA, ECDSA (P-256, P-384) or Ed25519")
         }
     })
 }
 
 fn missing(key: &str) -> Unusable {
-    Unusable::Missing(format!(
-        "has nothing in the key {key}: it should be of type kubernetes.io/tls, with tls.crt and tls.key"
-    ))
+    Unusable::Missing(format!("has no key {key}: it must be of type kubernetes.io/tls, with tls.crt and tls.key"))
 }
 
 fn wrong(problem: impl Into<String>) -> Unusable {

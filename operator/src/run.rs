@@ -23,7 +23,7 @@ pub enum RunError {
     #[error(transparent)]
     Defaults(#[from] DefaultsError),
     /// No API server is known.
-    #[error("no cluster: {0}")]
+    #[error("failed to connect to a cluster: {0}")]
     NoCluster(#[from] kube::Error),
     /// An address cannot be bound.
     #[error("{setting}: {addr}: {source}")]
@@ -36,7 +36,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// Signal handlers cannot be installed.
-    #[error("signals: {0}")]
+    #[error("failed to install signal handlers: {0}")]
     Signals(#[from] io::Error),
 }
 

@@ -144,10 +144,10 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
                 // A pool that is gone needs no work.
                 Ok(_) | Err(ControllerError::ObjectNotFound(_)) => {}
                 Err(ControllerError::ReconcilerFailed(error, pool)) => {
-                    tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "tried again later");
+                    tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "failed to reconcile WorkerPool; retrying");
                 }
                 Err(error @ (ControllerError::QueueError(_) | ControllerError::RunnerError(_))) => {
-                    tracing::error!(%error, "the controller of WorkerPools");
+                    tracing::error!(%error, "WorkerPool controller failed");
                 }
             }
             future::ready(())
@@ -422,8 +422,8 @@ async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
-        let pods = words::counted(released, "Pod that waited for this pool is", "Pods that waited for this pool are");
-        let note = format!("{pods} created anew, with a worker");
+        let pods = words::counted(released, "Pod that waited for this pool was", "Pods that waited for this pool were");
+        let note = format!("{pods} recreated with a worker");
         shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
     }
     Ok(())
@@ -513,7 +513,7 @@ impl Shared {
 }
 
 /// Returns a token that cannot be guessed, so that only the kubelet can drain the pool's workers.
-#[allow(clippy::expect_used, reason = "without random bytes there is no safe way on")]
+#[allow(clippy::expect_used, reason = "there is no safe fallback for random bytes")]
 fn random_token() -> String {
     let mut bytes = [0_u8; 16];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

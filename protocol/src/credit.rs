@@ -27,7 +27,7 @@ pub struct Overrun {
 
 impl fmt::Display for Overrun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes beyond the credit", self.excess)
+        write!(f, "{} bytes exceed the credit", self.excess)
     }
 }
 

@@ -60,7 +60,7 @@ impl std::fmt::Display for FrameError {
         match self {
             Self::TooShort => write!(f, "binary message shorter than {HEADER_BYTES} bytes"),
             Self::UnknownKind(kind) => write!(f, "binary message of unknown kind {kind}"),
-            Self::TooLong(len) => write!(f, "piece of {len} bytes, at most {MAX_PIECE_BYTES} are allowed"),
+            Self::TooLong(len) => write!(f, "piece of {len} bytes exceeds the limit of {MAX_PIECE_BYTES}"),
         }
     }
 }

@@ -94,8 +94,8 @@ pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;
 /// Relations that the reasons above require, whatever the numbers are.
 const _: () = {
     let piece = MAX_PIECE_BYTES as u64;
-    assert!(ANSWER_WINDOW_BYTES >= piece && STREAM_WINDOW_BYTES >= 2 * piece, "a stream stands still");
-    assert!(NOTSENT_LOWAT_BYTES as u64 >= piece, "its socket does");
+    assert!(ANSWER_WINDOW_BYTES >= piece && STREAM_WINDOW_BYTES >= 2 * piece, "a stream stalls");
+    assert!(NOTSENT_LOWAT_BYTES as u64 >= piece, "the socket of a stream stalls");
     assert!(MAX_UNREAD_BYTES > ANSWER_WINDOW_BYTES && WORKER_MAX_OUTSTANDING_BYTES > STREAM_WINDOW_BYTES);
     assert!(MAX_STREAM_BYTES > MAX_UNREAD_BYTES && MAX_BUFFERED_BYTES >= 16 * MAX_REQUEST_BYTES);
     // In JSON a byte of text may become two, and old workers have their bodies in there.

@@ -110,7 +110,7 @@ impl ModelDetails {
             return Err(format!("{field} is unknown or has a value of the wrong type"));
         }
         if !details.is_within_bound() {
-            return Err(format!("the fields of one model take more than {MAX_DETAILS_BYTES_PER_MODEL} bytes"));
+            return Err(format!("the fields of one model exceed {MAX_DETAILS_BYTES_PER_MODEL} bytes"));
         }
         Ok(details)
     }

@@ -36,7 +36,7 @@ pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
     let mut at = if body.starts_with(opening.as_bytes()) {
         opening.len()
     } else {
-        finder.find(body).ok_or("its boundary is missing")? + delimiter.len()
+        finder.find(body).ok_or("the boundary is missing")? + delimiter.len()
     };
     let mut fields = Vec::new();
     loop {
@@ -44,25 +44,25 @@ pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
         if rest.starts_with(b"--") {
             return Ok(fields);
         }
-        let line = memmem::find(rest, b"\r\n").ok_or("it ends within a part")?;
+        let line = memmem::find(rest, b"\r\n").ok_or("the form ends within a part")?;
         at += line + 2;
         let part = &body[at..];
         // A part without headers begins with the empty line itself.
         let (headers, value_at) = if part.starts_with(b"\r\n") {
             (&part[..0], at + 2)
         } else {
-            let end = memmem::find(part, b"\r\n\r\n").ok_or("it ends within a part's headers")?;
+            let end = memmem::find(part, b"\r\n\r\n").ok_or("the form ends within a part's headers")?;
             (&part[..end], at + end + 4)
         };
         if is_ambiguous(headers) {
-            return Err("of a part's name there is more than one reading");
+            return Err("the name of a part is ambiguous");
         }
-        let value_len = finder.find(&body[value_at..]).ok_or("it ends within a part")?;
+        let value_len = finder.find(&body[value_at..]).ok_or("the form ends within a part")?;
         if let Some(name) = field_name(headers) {
             fields.push(Field { name, value: value_at..value_at + value_len });
         }
         if fields.len() > MAX_FIELDS {
-            return Err("it has too many fields");
+            return Err("the form has too many fields");
         }
         at = value_at + value_len + delimiter.len();
     }
@@ -195,7 +195,7 @@ mod tests {
             format!("{}--B--", part.repeat(parts)).into_bytes()
         };
         assert_eq!(fields("B", &form(1_000)).map(|fields| fields.len()), Ok(1_000));
-        assert_eq!(fields("B", &form(1_001)), Err("it has too many fields"));
+        assert_eq!(fields("B", &form(1_001)), Err("the form has too many fields"));
     }
 
     #[test]

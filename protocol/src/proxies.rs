@@ -10,8 +10,8 @@ use crate::cidr::Cidr;
 use crate::secret::Secret;
 
 /// The form of a value, for an error that must not repeat it: it may hold a password.
-pub const PROXY_FORM: &str = "its value (not shown) must be http://HOST:PORT or https://HOST:PORT, with USER:PASSWORD@ before HOST where \
-    the proxy requires it; proxies that speak SOCKS are not supported";
+pub const PROXY_FORM: &str = "its value (not shown) must be http://HOST:PORT or https://HOST:PORT, with USER:PASSWORD@ before HOST if \
+    the proxy requires it; SOCKS proxies are not supported";
 
 /// The variables, not validated yet.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -44,7 +44,7 @@ use crate::socket::link::WorkerLink;
 use crate::socket::session::{ADMIN_DRAIN, DRAINED};
 
 /// The message for an expired login.
-const LOGIN_OVER: &str = "the login is over: log in again";
+const LOGIN_OVER: &str = "the login has expired; log in again";
 
 /// `/admin/…` behind the token, and `/metrics`.
 pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
@@ -63,9 +63,9 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
         .route("/setup/secret", post(dashboard::secret))
         .route("/keys", get(keys::list).post(keys::create))
         .route("/keys/{id}", delete(keys::revoke))
-        .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "nothing is at this path") })
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "unknown path") })
         .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not know that method")
+            problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "method not allowed for this path")
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&relay), audited::changes))
         .layer(middleware::from_fn_with_state(relay, authenticate));
@@ -152,8 +152,8 @@ fn in_words(relay: &Relay, refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::Absent => relay.admin_token.refusal("").unwrap_or_default(),
         Refusal::Ended => LOGIN_OVER,
-        Refusal::Foreign => "the login was made with another admin token: log in again",
-        Refusal::NotOurPage => "a change with the cookie of a login has to carry the header x-modelrelay-dashboard",
+        Refusal::Foreign => "the admin token has changed since the login; log in again",
+        Refusal::NotOurPage => "a change authenticated by cookie requires the header x-modelrelay-dashboard",
     }
 }
 
@@ -166,19 +166,19 @@ async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
 async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send + 'static) -> Response {
     match blocking::run(build).await {
         Ok(text) => ([(http::header::CONTENT_TYPE, content_type)], text).into_response(),
-        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the answer could not be written"),
+        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "cannot build the response"),
     }
 }
 
 async fn drain(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
-    info!(worker = %link.info.name, worker_id = %link.info.id, "an admin drains a worker");
+    info!(worker = %link.info.name, worker_id = %link.info.id, "worker drained by an admin");
     // A `core1` worker responds with its own drain and closes when it is idle. The relay closes the link of an older one.
     let close = (!link.info.core1).then_some(DRAINED);
     provider.drain_worker(&link, ADMIN_DRAIN, close);
     let note = match link.info.core1 {
-        true => "the worker finishes what it holds and stays away until it is restarted",
-        false => "the worker finishes what it holds; it is of an older version and will be back in 2 s",
+        true => "the worker finishes its requests, disconnects and stays disconnected until it is restarted",
+        false => "the worker finishes its requests and disconnects; its older version reconnects after 2 s",
     };
     accepted(json!({ "worker_id": &*link.info.id, "draining": true, "stays_away": link.info.core1, "note": note }))
 }
@@ -192,7 +192,7 @@ async fn refresh(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Res
 async fn cancel(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     for provider in relay.all_providers() {
         if let Some(key) = provider.live_request(&id) {
-            info!(request_id = id, "an admin cancels a request");
+            info!(request_id = id, "request cancelled by an admin");
             provider.cancel(key, CancelReason::Admin);
             return accepted(json!({ "request_id": id, "cancelled": true }));
         }

@@ -127,7 +127,11 @@ impl AuditLog {
         let open = |path| {
             AuditFile::open(path, metrics).map_err(|error| {
                 let setting = "AUDIT_LOG_FILE (--audit-log-file)";
-                ConfigError::refused(setting, &path.display().to_string(), &format!("it cannot be written: {error}"))
+                ConfigError::refused(
+                    setting,
+                    &path.display().to_string(),
+                    &format!("cannot write to the file: {error}"),
+                )
             })
         };
         Ok(Self { file: path.map(open).transpose()? })

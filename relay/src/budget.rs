@@ -66,10 +66,10 @@ impl From<Full> for ApiError {
         let message = match full {
             Full::Budget => "the relay's memory is full (MAX_BUFFERED_BYTES); try again",
             Full::KeyShare => {
-                "requests of this API key hold its share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
+                "requests of this API key use its full share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
             }
             Full::AddressShare => {
-                "requests of this client's address hold its share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
+                "requests of this client's address use its full share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
             }
         };
         Self::new(ErrorKind::Overloaded, message)

@@ -69,7 +69,7 @@ impl ClusterApi {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (Some(host), port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT")) else {
             return Err(ConfigError::new(format!(
-                "{setting} works only in a Pod: KUBERNETES_SERVICE_HOST is not set; {instead}"
+                "{setting} requires a Pod, but KUBERNETES_SERVICE_HOST is not set; {instead}"
             )));
         };
         // An IPv6 address has no brackets here.
@@ -111,7 +111,7 @@ impl ClusterApi {
                 Err(CallError::Answered { status, message: message_of(&body), retry_after })
             }
             Ok(Err(error)) => Err(CallError::Unreached(describe(error))),
-            Err(_) => Err(CallError::Unreached("the API server does not answer".to_owned())),
+            Err(_) => Err(CallError::Unreached("the API server does not respond".to_owned())),
         }
     }
 }
@@ -132,7 +132,7 @@ fn client(authority: &Path) -> Result<Client, String> {
     let mut roots = RootCertStore::empty();
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
     if roots.add_parsable_certificates(certificates).0 == 0 {
-        return Err(format!("{}: no certificate is in it", authority.display()));
+        return Err(format!("{}: the file contains no certificate", authority.display()));
     }
     let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -180,6 +180,6 @@ fn describe(error: reqwest::Error) -> String {
 fn read_text(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let bytes = read_bounded(path, MAX_ACCOUNT_FILE_BYTES).map_err(|why| format!("{shown}: {why}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{shown}: a text file is needed"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{shown}: the file is not UTF-8 text"))?;
     Ok(secret_of_file(&text).to_owned())
 }

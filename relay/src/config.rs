@@ -209,7 +209,7 @@ impl Config {
         if secret.is_none() && worker_accounts.is_empty() {
             return Err(ConfigError::new(
                 "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or WORKER_SECRET_FILE, \
-                 WORKER_SERVICE_ACCOUNTS where they show a token of their Pod, or --config FILE",
+                 WORKER_SERVICE_ACCOUNTS if workers present a token of their Pod, or --config FILE",
             ));
         }
         let mut config = relay_wide(args)?;
@@ -242,14 +242,14 @@ impl Config {
         let mut warnings = Vec::new();
         let given = args.admin_token.as_ref().is_some_and(|token| !token.expose().is_empty());
         if given && matches!(self.admin_token, AdminTokenSource::File(_)) {
-            warnings.push("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given".to_owned());
+            warnings.push("MODELRELAY_ADMIN_TOKEN is ignored because MODELRELAY_ADMIN_TOKEN_FILE is set".to_owned());
         }
         if credentials::ignores_worker_secret(args) {
-            warnings.push("WORKER_SECRET is ignored: WORKER_SECRET_FILE is given".to_owned());
+            warnings.push("WORKER_SECRET is ignored because WORKER_SECRET_FILE is set".to_owned());
         }
         if Purpose::of_body(self.max_request_bytes).room_in(self.max_buffered_bytes) < self.max_request_bytes {
             warnings.push(
-                "seven eighths of MAX_BUFFERED_BYTES are less than MAX_REQUEST_BYTES: the largest requests can never be taken"
+                "seven eighths of MAX_BUFFERED_BYTES are less than MAX_REQUEST_BYTES: the largest requests are always rejected"
                     .to_owned(),
             );
         }
@@ -257,12 +257,12 @@ impl Config {
             let name = &provider.name;
             if provider.worker_secrets.is_empty() && provider.worker_accounts.is_empty() {
                 warnings.push(format!(
-                    "provider {name} has neither a worker secret nor worker service accounts: no worker can join it"
+                    "provider {name} has neither a worker secret nor worker service accounts: no worker can connect to it"
                 ));
             }
             let wrapped = |secret: &WorkerSecret| bare(secret.secret.expose()) != secret.secret.expose();
             if provider.worker_secrets.iter().any(wrapped) {
-                warnings.push(format!("a worker secret of provider {name} has quotes, blanks or a line end around it, which belong to it here: workers have to show them too"));
+                warnings.push(format!("a worker secret of provider {name} is enclosed in quotes, blanks or a line end, which are part of the secret: workers must present them too"));
             }
             let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
             if provider.worker_secrets.iter().any(short) {
@@ -270,7 +270,7 @@ impl Config {
             }
             // For the published relay, 0 meant no limit.
             if provider.max_queue_len == 0 {
-                warnings.push(format!("provider {name} has a queue of 0: a request that no worker can take at once is refused; write how many may wait (MAX_QUEUE_LEN, queue.maxLength)"));
+                warnings.push(format!("provider {name} has queue length 0: a request that no worker can accept immediately is rejected; set a queue length (MAX_QUEUE_LEN, queue.maxLength)"));
             }
         }
         self.warnings = warnings;
@@ -391,16 +391,16 @@ fn tls_files(args: &Args) -> Result<Option<TlsFiles>, ConfigError> {
         (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key })),
         (None, None) => Ok(None),
         (Some(_), None) => Err(ConfigError::new(
-            "TLS_CERT_FILE (--tls-cert-file) needs TLS_KEY_FILE (--tls-key-file): the file with the certificate's private key",
+            "TLS_CERT_FILE (--tls-cert-file) requires TLS_KEY_FILE (--tls-key-file): the file with the certificate's private key",
         )),
         (None, Some(_)) => Err(ConfigError::new(
-            "TLS_KEY_FILE (--tls-key-file) needs TLS_CERT_FILE (--tls-cert-file): the file with the key's certificate",
+            "TLS_KEY_FILE (--tls-key-file) requires TLS_CERT_FILE (--tls-cert-file): the file with the key's certificate",
         )),
     }
 }
 
 fn cluster(args: &Args, setting: &str) -> Result<ClusterApi, ConfigError> {
-    ClusterApi::of_this_pod(setting, "let workers outside of a cluster show a secret", &args.service_account_dir)
+    ClusterApi::of_this_pod(setting, "use a worker secret outside of a cluster", &args.service_account_dir)
 }
 
 /// Worker tokens are valid only in the cluster that issued them, so they require one. `setting` names the setting of the provider
@@ -421,7 +421,7 @@ fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {
     let Some(secret) = text(&args.api_keys_secret) else { return Ok(KeyStorage::File(args.api_keys_file.clone())) };
     if !args.api_keys_file_given {
         return Err(ConfigError::new(
-            "API_KEYS_SECRET (--api-keys-secret) needs API_KEYS_FILE: the path where the Secret's key keys.json is mounted",
+            "API_KEYS_SECRET (--api-keys-secret) requires API_KEYS_FILE: the path where the Secret's key keys.json is mounted",
         ));
     }
     let namespace = text(&args.pod_namespace);

@@ -135,7 +135,7 @@ impl Follower {
         match look {
             Look::Unchanged => {
                 if before.last_error.is_some() {
-                    tracing::info!(hash = before.hash, "configuration file is back to the one in use");
+                    tracing::info!(hash = before.hash, "configuration file reverted to the active configuration");
                     self.metrics.config_loaded(&before.hash);
                     self.status.store(Arc::new(ConfigStatus { last_error: None, ..(*before).clone() }));
                 }
@@ -154,7 +154,7 @@ impl Follower {
             Look::Refused(error) => {
                 let error = error.to_string();
                 if before.last_error.as_ref() != Some(&error) {
-                    tracing::error!(error, "configuration refused, the last good one still counts");
+                    tracing::error!(error, "reload failed; keeping previous configuration");
                     self.metrics.config_refused();
                     self.status.store(Arc::new(ConfigStatus { last_error: Some(error), ..(*before).clone() }));
                 }
@@ -265,7 +265,7 @@ mod tests {
         assert!(fixture.look().is_none() && fixture.status().last_error.is_some());
         fs::remove_file(fixture.folder.path().join("relay.yaml")).expect("removed");
         assert!(fixture.look().is_none());
-        assert!(fixture.status().last_error.as_ref().is_some_and(|error| error.contains("cannot be read")));
+        assert!(fixture.status().last_error.as_ref().is_some_and(|error| error.contains("cannot read the file")));
     }
 
     #[test]

@@ -22,20 +22,20 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The command to run instead of serving.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Check the settings, and the file of --config, and end
+    /// Check the settings and the --config file, then exit
     Check,
-    /// Print what makes a shell complete commands and flags
+    /// Generate shell completions
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
-    /// Install the relay as a service of Windows, or remove it
+    /// Install or remove the relay's Windows service
     #[cfg_attr(not(windows), command(hide = true))]
     Service(ServiceArgs),
-    /// How the relay and its providers do, and what is wrong
+    /// Show relay and provider status, including problems
     Status(Relay),
-    /// Workers that are connected
+    /// List connected workers
     Workers(Relay),
-    /// Requests that have not ended
+    /// List active requests, or cancel one
     #[command(args_conflicts_with_subcommands = true)]
     Requests {
         /// Which relay.
@@ -45,7 +45,7 @@ pub enum Command {
         #[command(subcommand)]
         change: Option<RequestChange>,
     },
-    /// API keys
+    /// List, create or revoke API keys
     #[command(args_conflicts_with_subcommands = true)]
     Keys {
         /// Which relay.
@@ -55,14 +55,14 @@ pub enum Command {
         #[command(subcommand)]
         change: Option<KeyChange>,
     },
-    /// Let a worker finish what it has, and wait until it is gone
+    /// Drain a worker and wait until it disconnects
     Drain {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// Its name or id
+        /// Worker name or id
         worker: String,
-        /// Do not wait
+        /// Do not wait for the worker to disconnect
         #[arg(long)]
         no_wait: bool,
     },
@@ -71,12 +71,12 @@ pub enum Command {
 /// A change to a request.
 #[derive(Debug, Clone, Subcommand)]
 pub enum RequestChange {
-    /// End one
+    /// Cancel a request
     Cancel {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// Its id
+        /// Request id
         id: String,
     },
 }
@@ -84,35 +84,35 @@ pub enum RequestChange {
 /// A change to API keys.
 #[derive(Debug, Clone, Subcommand)]
 pub enum KeyChange {
-    /// Make one; its secret is shown once
+    /// Create a key; its secret is shown only once
     Create {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// What to call it
+        /// Name of the key
         name: String,
-        /// Models it may use, a list [default: all]
+        /// Models that the key may use, a list [default: all]
         #[arg(long, value_name = "MODELS", value_delimiter = ',')]
         models: Option<Vec<String>>,
-        /// Providers it may use, a list [default: all]
+        /// Providers that the key may use, a list [default: all]
         #[arg(long, value_name = "PROVIDERS", value_delimiter = ',')]
         providers: Option<Vec<String>>,
-        /// When it ends, such as 2027-01-01T00:00:00Z [default: never]
+        /// Expiry time, such as 2027-01-01T00:00:00Z [default: never]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
-        /// Requests at once [default: any number]
+        /// Maximum number of concurrent requests [default: no limit]
         #[arg(long, value_name = "N")]
         max_in_flight: Option<u32>,
-        /// How much of a queue its waiting requests may fill, 1 to 100 [default: all of it]
+        /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent [default: no limit]
         #[arg(long, value_name = "PERCENT")]
         max_queue_percent: Option<u8>,
     },
-    /// Make one useless
+    /// Revoke a key
     Revoke {
         /// Which relay.
         #[command(flatten)]
         relay: Relay,
-        /// Its id
+        /// Key id
         id: String,
     },
 }
@@ -120,10 +120,10 @@ pub enum KeyChange {
 /// The relay to connect to, the credentials, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Relay {
-    /// Where the relay's admin API is
+    /// URL of the relay's admin API
     #[arg(long, env = "MODELRELAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
-    /// Its admin token
+    /// Admin token of the relay
     #[arg(
         long,
         env = "MODELRELAY_ADMIN_TOKEN",
@@ -132,13 +132,13 @@ pub struct Relay {
         allow_hyphen_values = true
     )]
     pub token: Option<SecretText>,
-    /// File that holds the token; counts before it
+    /// File that contains the admin token; takes precedence over --token
     #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Certificates to trust besides the system's
+    /// Additional certificates to trust
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// How the answer looks
+    /// Output format
     #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
     pub output: Output,
 }
@@ -146,9 +146,9 @@ pub struct Relay {
 /// How an answer looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Human-readable table.
     Table,
-    /// As the admin API gives it.
+    /// JSON of the admin API.
     Json,
 }
 
@@ -178,7 +178,7 @@ pub async fn run(command: Command) -> Result<(), CtlError> {
         Command::Requests { change: Some(RequestChange::Cancel { relay, id }), .. } => {
             let path = format!("/admin/requests/{}/cancel", api::segment(&id));
             let answer = Api::new(&relay)?.call(Method::POST, &path, None).await?;
-            say(relay.output, &answer, || format!("request {id} is cancelled\n"))
+            say(relay.output, &answer, || format!("request {id} cancelled\n"))
         }
         Command::Keys { relay, change: None } => {
             let answer = Api::new(&relay)?.get("/admin/keys").await?;
@@ -203,13 +203,13 @@ async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
             let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
             let text = |name: &str| answer[name].as_str().unwrap_or_default();
             say(relay.output, &answer, || {
-                format!("{}\n\nkey {} of {name}: it is shown this once\n", text("secret"), text("id"))
+                format!("{}\n\nkey {} created for {name}; the secret is shown only once\n", text("secret"), text("id"))
             })
         }
         KeyChange::Revoke { relay, id } => {
             let path = format!("/admin/keys/{}", api::segment(&id));
             let answer = Api::new(&relay)?.call(Method::DELETE, &path, None).await?;
-            say(relay.output, &answer, || format!("key {id} is revoked\n"))
+            say(relay.output, &answer, || format!("key {id} revoked\n"))
         }
     }
 }
@@ -221,11 +221,8 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
     // Relays of earlier versions do not send this field.
     let returns = answer["stays_away"] == false;
-    let advice = if returns {
-        "; it is of an older version and dials again within seconds: stop its process to keep it away"
-    } else {
-        ""
-    };
+    let advice =
+        if returns { "; its older version reconnects within seconds: stop its process to prevent that" } else { "" };
     if no_wait {
         return say(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
     }
@@ -240,7 +237,7 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-    say(relay.output, &answer, || format!("worker {wanted} is gone{advice}\n"))
+    say(relay.output, &answer, || format!("worker {wanted} disconnected{advice}\n"))
 }
 
 /// Returns the id of the only worker with this name or id.
@@ -252,7 +249,7 @@ fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
         [id] => Ok(id.to_owned()),
         [] => Err(CtlError(format!("no connected worker has the name or id {wanted}"))),
         _ => {
-            Err(CtlError(format!("{} workers have the name {wanted}: give an id, {}", found.len(), found.join(" or "))))
+            Err(CtlError(format!("{} workers are named {wanted}: specify an id, {}", found.len(), found.join(" or "))))
         }
     }
 }
@@ -270,7 +267,7 @@ fn say(output: Output, answer: &Value, table: impl FnOnce() -> String) -> Result
     match io::stdout().write_all(text.as_bytes()) {
         // The reader of a pipe may close it before the end of the output.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CtlError(format!("the answer cannot be written: {error}")))
+            Err(CtlError(format!("cannot write the output: {error}")))
         }
         _ => Ok(()),
     }

@@ -180,7 +180,7 @@ async fn logout(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response
 }
 
 fn not_our_page() -> Response {
-    let message = "this is for the relay's own pages, which send the header x-modelrelay-dashboard";
+    let message = "this route is for the relay's own pages, which send the header x-modelrelay-dashboard";
     problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 

@@ -215,7 +215,7 @@ impl Exchange {
         if let Some(window) = &mut state.window
             && window.on_piece(len).is_err()
         {
-            return Err(PushError::Broken("more response bytes than were granted"));
+            return Err(PushError::Broken("response bytes exceed the credit"));
         }
         self.take_bytes(state, piece)
     }
@@ -239,7 +239,7 @@ impl Exchange {
     pub fn finish(&self, attempt: u32) -> Result<(), PushError> {
         let mut state = self.current(attempt)?;
         if matches!(state.head, HeadState::Awaited) {
-            return Err(PushError::Broken("the answer ended before its head"));
+            return Err(PushError::Broken("the response ended before its head"));
         }
         if state.expected.is_some_and(|expected| expected != state.received) {
             return Err(PushError::Broken("fewer response bytes than announced"));

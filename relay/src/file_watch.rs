@@ -69,11 +69,11 @@ impl FileWatch {
 
 /// Reads a file's content without a byte order mark. An error if it is larger than `limit` bytes.
 pub fn read_bounded(path: &Path, limit: u64) -> Content {
-    let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
+    let cannot_read = |error: std::io::Error| format!("cannot read the file: {error}");
     let mut bytes = Vec::new();
     File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
     if bytes.len() as u64 > limit {
-        return Err(format!("the file is larger than {limit} bytes"));
+        return Err(format!("the file exceeds {limit} bytes"));
     }
     bytes.drain(..files::mark(&bytes));
     Ok(bytes)
@@ -99,13 +99,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let mut watch = FileWatch::new(&path, 3);
-        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("cannot be read"))));
+        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("cannot read the file"))));
         assert!(watch.look().is_none());
         fs::write(&path, "one").expect("written");
         assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
         assert!(watch.look().is_none());
         fs::write(&path, "four").expect("written");
-        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("larger than 3 bytes"))));
+        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("exceeds 3 bytes"))));
         fs::write(&path, "one").expect("written");
         assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
     }

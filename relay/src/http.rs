@@ -104,7 +104,7 @@ pub(crate) async fn not_found(request: Request<Body>) -> Response {
     let client = Client::of(&request);
     let path: String = request.uri().path().chars().take(256).collect();
     let meant = url_forms::meant(&path).map(|route| format!("; did you mean {route}?")).unwrap_or_default();
-    let message = format!("nothing is at {} {path}{meant}", request.method());
+    let message = format!("no route for {} {path}{meant}", request.method());
     let error = ApiError::new(ErrorKind::NotFound, message);
     let response = client.refuse(request.method(), request.uri(), &error);
     discard(request);
@@ -116,13 +116,13 @@ async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Bo
     let wants_websocket =
         request.headers().get(UPGRADE).is_some_and(|upgrade| upgrade.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let response = if wants_websocket {
-        let message = format!("{} does not speak WebSocket: send the request by HTTP POST", request.uri().path());
+        let message = format!("{} does not support WebSocket: use HTTP POST", request.uri().path());
         let error = ApiError::new(ErrorKind::NoWebSocket, message);
         let mut response = client.refuse(request.method(), request.uri(), &error);
         response.headers_mut().insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
         response
     } else {
-        let message = format!("{} does not answer to {}", request.uri().path(), request.method());
+        let message = format!("method {} not allowed for {}", request.method(), request.uri().path());
         client.refuse(request.method(), request.uri(), &ApiError::new(ErrorKind::MethodNotAllowed, message))
     };
     let response = browser::share(&relay.shared.config.load(), request.headers(), response);

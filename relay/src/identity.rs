@@ -282,9 +282,9 @@ impl Identities {
         let before = std::mem::replace(&mut *lock(&self.error), error.cloned());
         match error {
             Some(error) if before.as_ref() != Some(error) => {
-                warn!(error, "the tokens of workers cannot be reviewed; those that are connected stay");
+                warn!(error, "cannot review worker tokens; connected workers stay connected");
             }
-            None if before.is_some() => info!("the tokens of workers can be reviewed again"),
+            None if before.is_some() => info!("worker token reviews work again"),
             Some(_) | None => {}
         }
     }
@@ -313,7 +313,7 @@ impl Lane {
 }
 
 fn unknown() -> Denial {
-    Denial::Unknown("the token cannot be checked with the cluster now; try again".to_owned())
+    Denial::Unknown("cannot review the token with the cluster now; try again".to_owned())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -20,7 +20,7 @@ impl Pool {
         const { assert!(BYTES <= POOL_BYTES) };
         if POOL_BYTES - self.used < BYTES {
             // Without a source of randomness nothing here can be safe; every supported system has one.
-            getrandom::fill(&mut self.bytes).expect("the operating system gives random bytes");
+            getrandom::fill(&mut self.bytes).expect("system random number generator failed");
             self.used = 0;
         }
         let mut taken = [0; BYTES];

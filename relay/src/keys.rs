@@ -84,7 +84,7 @@ pub async fn flush_regularly(store: std::sync::Weak<dyn KeyStore>) {
         tokio::time::sleep(TOUCH_INTERVAL).await;
         let Some(store) = store.upgrade() else { return };
         if let Err(error) = store.flush().await {
-            tracing::warn!(%error, "times of last use cannot be kept");
+            tracing::warn!(%error, "cannot store times of last use");
         }
     }
 }
@@ -245,7 +245,7 @@ pub enum KeyStoreError {
 
 impl KeyStoreError {
     fn too_many() -> Self {
-        Self::Full(format!("no more than {MAX_KEYS} keys can be kept, and none of them is revoked or expired"))
+        Self::Full(format!("the limit of {MAX_KEYS} keys is reached, and none of them is revoked or expired"))
     }
 }
 
@@ -309,7 +309,7 @@ impl KeySet {
     /// The result for the creator of a key that is stored by now.
     fn created(&self, fresh: FreshRecord) -> Result<CreatedKey, KeyStoreError> {
         let key = self.lookup(&fresh.record.id);
-        let key = key.ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
+        let key = key.ok_or_else(|| KeyStoreError::Unavailable("the new key was removed concurrently".to_owned()))?;
         Ok(CreatedKey { info: key.info(), secret: fresh.whole })
     }
 
@@ -418,22 +418,22 @@ impl NewKey {
             |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.contains(is_unprintable);
         let refuse = |text: String| Err(KeyStoreError::Invalid(text));
         if !fine(name, MAX_NAME_CHARS) {
-            return refuse(format!("name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"));
+            return refuse(format!("name: must have 1 to {MAX_NAME_CHARS} characters, no control characters"));
         }
         for (field, scope) in [("providers", &limits.providers), ("models", &limits.models)] {
             let Some(scope) = scope else { continue };
             // An empty list would make a key without any access, which cannot be intended.
             if scope.is_empty() || scope.len() > MAX_SCOPE || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS)) {
                 return refuse(format!(
-                    "{field}: 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters are needed; leave it out for all"
+                    "{field}: must have 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters; omit it to allow all"
                 ));
             }
         }
         if limits.max_in_flight == Some(0) {
-            return refuse("max_in_flight: at least 1 is needed; leave it out for no limit".to_owned());
+            return refuse("max_in_flight: must be at least 1; omit it for no limit".to_owned());
         }
         if limits.max_queue_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
-            return refuse("max_queue_percent: 1 to 100 is needed; leave it out for no limit".to_owned());
+            return refuse("max_queue_percent: must be 1 to 100; omit it for no limit".to_owned());
         }
         Ok(Self { name: name.to_owned(), limits })
     }
@@ -457,8 +457,8 @@ struct FreshRecord {
 impl NewKey {
     /// Generates the key.
     fn into_fresh(self) -> Result<FreshRecord, KeyStoreError> {
-        let fresh =
-            generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
+        let fresh = generate::fresh()
+            .map_err(|error| KeyStoreError::Unavailable(format!("system random number generator failed: {error}")))?;
         let record = KeyRecord {
             id: fresh.id,
             name: self.name,

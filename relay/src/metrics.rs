@@ -165,7 +165,7 @@ impl Metrics {
         dropped.inc_by((log::dropped_lines() as u64).saturating_sub(dropped.get()));
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.families.registry.gather(), &mut text) {
-            tracing::error!(%error, "metrics cannot be written");
+            tracing::error!(%error, "cannot encode metrics");
         }
         String::from_utf8_lossy(&text).into_owned()
     }

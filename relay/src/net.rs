@@ -34,7 +34,7 @@ mod kernel {
     /// Sets the options of an accepted connection.
     pub fn tune(stream: &TcpStream) {
         if let Err(error) = stream.set_nodelay(true) {
-            debug!(%error, "TCP_NODELAY could not be set");
+            debug!(%error, "cannot set TCP_NODELAY");
         }
         modelrelay_platform::sockets::watch_peer(&socket2::SockRef::from(stream));
         // Best effort, and not on Windows. Without it a cancel may wait behind megabytes on a worker's socket, and a

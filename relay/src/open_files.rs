@@ -15,7 +15,7 @@ pub fn raise_limit() {
     }
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(open_files = limit.current, %error, "the limit of open files could not be raised");
+        tracing::warn!(open_files = limit.current, %error, "cannot raise the open file limit");
     }
 }
 

@@ -74,7 +74,7 @@ impl Operations {
             Ok(()) => Progress::Done,
             Err(error) => {
                 let error = printable(error, MAX_ERROR_CHARS);
-                Progress::Failed(if error.is_empty() { "the worker did not say why".to_owned() } else { error })
+                Progress::Failed(if error.is_empty() { "the worker reported no reason".to_owned() } else { error })
             }
         };
         true
@@ -94,7 +94,7 @@ impl Operations {
         for operation in all.values_mut().filter(|operation| operation.worker == worker) {
             if operation.progress == Progress::Running {
                 operation.since = now;
-                operation.progress = Progress::Failed("the worker left before it had reported".to_owned());
+                operation.progress = Progress::Failed("the worker disconnected before reporting a result".to_owned());
             }
         }
     }
@@ -111,7 +111,7 @@ impl Operations {
         all.retain(|_, operation| !is_old(operation) || operation.progress == Progress::Running);
         for operation in all.values_mut().filter(|operation| is_old(operation)) {
             operation.since = now;
-            operation.progress = Progress::Failed("the worker did not report within an hour".to_owned());
+            operation.progress = Progress::Failed("the worker reported no result within an hour".to_owned());
         }
         all
     }

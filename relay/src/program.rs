@@ -60,7 +60,7 @@ fn check(args: &Args) -> ExitCode {
         Ok(config) => {
             config.warnings.iter().for_each(|warning| eprintln!("modelrelay-relay: warning: {warning}"));
             let names: Vec<_> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
-            let _ = writeln!(io::stdout(), "the settings are right; providers: {}", names.join(", "));
+            let _ = writeln!(io::stdout(), "configuration OK; providers: {}", names.join(", "));
             ExitCode::SUCCESS
         }
         Err(error) => fail(&error),
@@ -75,7 +75,7 @@ fn check_keys(config: &Config) -> Result<(), ConfigError> {
     }
     if std::env::var_os("DATABASE_URL").is_some_and(|url| !url.is_empty()) {
         return Err(ConfigError::new(
-            "DATABASE_URL: this relay keeps API keys in API_KEYS_FILE, not in a database: make the keys anew (keys create), and take the variable away",
+            "DATABASE_URL: this relay stores API keys in API_KEYS_FILE, not in a database: create the keys again (keys create) and unset the variable",
         ));
     }
     match &config.api_keys {
@@ -117,7 +117,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::from_args(&args)?;
     let journal = telemetry::init(&config.log_filter, config.log_format)?;
     for variable in &config.ignored_variables {
-        tracing::warn!("{variable} is ignored: --config is given, and its providers count");
+        tracing::warn!("{variable} is ignored because --config is set; set it in that file");
     }
     for warning in &config.warnings {
         tracing::warn!("{warning}");

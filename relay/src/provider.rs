@@ -199,8 +199,8 @@ impl Provider {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
         } else if standing != Standing::Good && link.draining_since().is_none() {
             let what = match &link.info.credential {
-                Credential::Secret(_) => "the worker's secret was removed; it is drained",
-                Credential::Token(_) => "the worker's token is not good any more; it is drained",
+                Credential::Secret(_) => "the worker's secret was removed; draining the worker",
+                Credential::Token(_) => "the worker's token is no longer valid; draining the worker",
             };
             let identity = link.info.credential.identity();
             warn!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, identity, "{what}");

@@ -258,7 +258,7 @@ async fn bind(setting: &'static str, address: SocketAddr, name: &str, scheme: &s
     let listener = net::listen(address).await.map_err(|source| StartError::Listen { setting, address, source })?;
     match listener.local_addr() {
         Ok(local) => info!("{name}listening on {scheme}://{local}"),
-        Err(problem) => error!(%problem, "a listener has no address"),
+        Err(problem) => error!(%problem, "cannot determine the address of a listener"),
     }
     Ok(listener)
 }

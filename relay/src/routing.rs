@@ -258,7 +258,7 @@ impl Entry {
 }
 
 fn alias_of_nothing(alias: &str, model: &str) -> ApiError {
-    let message = format!("{alias} is an alias of {model}, and no provider has a model of that name");
+    let message = format!("{alias} is an alias of {model}, but no provider has that model");
     ApiError::new(ErrorKind::ModelNotFound, message)
 }
 

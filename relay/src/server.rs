@@ -65,7 +65,7 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
                 tracker.spawn(connection(stream, place, peer, serving.clone()));
             }
             Err(error) => {
-                warn!(%error, "a connection could not be accepted");
+                warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -19,7 +19,7 @@ pub struct ShutdownSignal {
 }
 
 /// Starts to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
-#[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
+#[expect(clippy::disallowed_methods, reason = "the second signal ends the process without finishing requests")]
 pub fn listen() -> io::Result<ShutdownSignal> {
     let mut signals = Signals::listen()?;
     let (sender, seen) = watch::channel(None);
@@ -28,7 +28,7 @@ pub fn listen() -> io::Result<ShutdownSignal> {
         // All receivers may be gone; the second signal must work all the same.
         sender.send_replace(Some(first));
         let second = signals.next().await;
-        tracing::warn!(signal = second.as_str(), "second signal, ending at once");
+        tracing::warn!(signal = second.as_str(), "second signal; exiting immediately");
         log::finish();
         std::process::exit(second.exit_code());
     });

@@ -49,11 +49,11 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
         Err(refusal) => return *refusal,
     };
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
-        return refuse(StatusCode::BAD_REQUEST, "this connection cannot be upgraded");
+        return refuse(StatusCode::BAD_REQUEST, "the connection does not support upgrades");
     };
     let Some(place) = provider.places.take(admission.address, relay.shared.config.load().max_connections) else {
         provider.series.worker_connected(ConnectionResult::TooManyLinks);
-        warn!(provider = %provider.name, address = %admission.address, "too many links: a worker is refused");
+        warn!(provider = %provider.name, address = %admission.address, "too many links; worker refused");
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many links of this provider or address (MAX_CONNECTIONS)");
     };
     tokio::spawn(async move {
@@ -69,7 +69,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
     let pulse = Pulse::new(Arc::clone(&provider.shared.budget));
     let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await else {
-        warn!("a worker's connection is of an unexpected kind");
+        warn!("unexpected connection type of a worker");
         return;
     };
     session::serve(socket, pulse, provider, admission).await;

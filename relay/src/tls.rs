@@ -35,7 +35,7 @@ const ALPN: &[u8] = b"http/1.1";
 
 const CERT_SETTING: &str = "TLS_CERT_FILE (--tls-cert-file)";
 const KEY_SETTING: &str = "TLS_KEY_FILE (--tls-key-file)";
-const NO_KEY: &str = "no PEM private key is in it";
+const NO_KEY: &str = "the file contains no PEM private key";
 
 /// The certificate that the listeners present.
 #[derive(Debug)]
@@ -81,21 +81,21 @@ impl Tls {
         self.current.store(pair.config);
         self.last_error.store(None);
         self.metrics.tls_loaded(pair.not_after);
-        info!("TLS certificate read again: new connections see it");
+        info!("TLS certificate reloaded for new connections");
     }
 
     fn refuse(&self, why: String) {
         if self.error().is_some_and(|before| *before == why) {
             return;
         }
-        error!(error = why, "TLS certificate refused, the last good one still counts");
+        error!(error = why, "TLS certificate reload failed; keeping previous certificate");
         self.metrics.tls_refused();
         self.last_error.store(Some(Arc::new(why)));
     }
 
     fn forgive(&self) {
         if self.last_error.swap(None).is_some() {
-            info!("TLS certificate files are back to the pair in use");
+            info!("TLS certificate files reverted to the active pair");
             self.metrics.tls_accepted();
         }
     }
@@ -163,28 +163,28 @@ impl Pair {
         let in_cert = |why: &str| refused(CERT_SETTING, &files.cert, why);
         let in_key = |why: &str| refused(KEY_SETTING, &files.key, why);
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&sources.chain).collect();
-        let chain = chain.map_err(|_| in_cert("a certificate in it is not PEM"))?;
-        let Some(leaf) = chain.first() else { return Err(in_cert("no PEM certificate is in it")) };
+        let chain = chain.map_err(|_| in_cert("the file contains an invalid PEM certificate"))?;
+        let Some(leaf) = chain.first() else { return Err(in_cert("the file contains no PEM certificate")) };
         let not_after = match X509Certificate::from_der(leaf) {
             Ok((_, leaf)) => leaf.validity().not_after.timestamp(),
-            Err(_) => return Err(in_cert("its first certificate cannot be read")),
+            Err(_) => return Err(in_cert("the first certificate cannot be parsed")),
         };
         let key = PrivateKeyDer::from_pem_slice(&sources.key).map_err(|error| {
             // Other error messages may repeat the content.
-            in_key(if matches!(error, pem::Error::NoItemsFound) { NO_KEY } else { "its private key is not PEM" })
+            in_key(if matches!(error, pem::Error::NoItemsFound) { NO_KEY } else { "the private key is not valid PEM" })
         })?;
         let config = server_config(chain, key).map_err(|error| {
             if matches!(error, Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) {
-                in_key("the key does not belong to the certificate of TLS_CERT_FILE")
+                in_key("the key does not match the certificate in TLS_CERT_FILE")
             } else if matches!(error, Error::InvalidCertificate(_)) {
-                in_cert("its first certificate cannot be used by a server")
+                in_cert("the first certificate is not usable by a server")
             } else {
-                in_key("the key cannot be used: RSA, ECDSA (P-256, P-384) and Ed25519 can")
+                in_key("unsupported key type: use RSA, ECDSA (P-256, P-384) or Ed25519")
             }
         })?;
         if not_after < now() {
             let file = files.cert.display();
-            warn!(%file, "the TLS certificate has expired: clients will refuse it");
+            warn!(%file, "the TLS certificate has expired: clients will reject it");
         }
         Ok(Self { digest: sources.digest, config: Arc::new(config), not_after })
     }

@@ -86,7 +86,7 @@ impl Unfinished {
         }
         self.receive_large(received, now()).map_err(|refusal| {
             *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
-            io::Error::other("no more is read of what the peer has begun to send")
+            io::Error::other("reading the peer's unfinished message was stopped")
         })
     }
 

@@ -39,7 +39,7 @@ async function send(method, path, body) {
   try {
     return await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
-    throw new ApiError(0, 'unreachable', 'The relay cannot be reached. Is it running?');
+    throw new ApiError(0, 'unreachable', 'Cannot reach the relay. Check that it is running.');
   }
 }
 
@@ -65,7 +65,7 @@ export function fetchAsClient(path, key, { headers, ...init } = {}) {
 
 export async function problem(response) {
   const said = await response.json().catch(() => null);
-  const message = said?.error?.message ?? `The relay answered ${response.status}.`;
+  const message = said?.error?.message ?? `The relay returned ${response.status}.`;
   return new ApiError(response.status, said?.error?.code ?? '', message, response.headers.get('retry-after'));
 }
 

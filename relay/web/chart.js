@@ -43,7 +43,7 @@ class Chart {
     this.dots = this.#series.map(({ tone }) => s('circle', { class: `dot ${tone}`, r: 3.5 }));
     this.marks = s('g', { class: 'marks', visibility: 'hidden' }, this.cursor, this.dots);
     this.svg = s('svg', { height: HEIGHT, 'aria-hidden': 'true', focusable: 'false' }, this.grid, this.areas, this.lines, this.marks);
-    this.empty = h('p', { class: 'chart-empty', hidden: true }, this.#options.empty ?? 'Nothing in the last hour');
+    this.empty = h('p', { class: 'chart-empty', hidden: true }, this.#options.empty ?? 'No data in the last hour');
     this.plot = h(
       'div',
       { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${this.title}, over the last hour`, 'aria-valuemin': 0 },
@@ -193,7 +193,7 @@ class Chart {
     words.forEach((text, n) => setText(this.values[n], text));
     setText(this.when, index === null ? 'now' : clockSeconds(point.at));
     setAttribute(this.plot, 'aria-valuenow', Math.max(0, i));
-    setAttribute(this.plot, 'aria-valuetext', point ? `${clockTime(point.at)}: ${this.#series.map(({ name }, n) => `${name} ${words[n]}`).join(', ')}` : 'nothing yet');
+    setAttribute(this.plot, 'aria-valuetext', point ? `${clockTime(point.at)}: ${this.#series.map(({ name }, n) => `${name} ${words[n]}`).join(', ')}` : 'no data yet');
     setAttribute(this.marks, 'visibility', index === null ? 'hidden' : 'visible');
     if (index !== null && this.x) this.#mark(i);
   }

@@ -29,7 +29,7 @@ export async function streamChat({ model, prompt, key, signal, onText }) {
   } catch (error) {
     if (signal?.aborted) result.stopped = true;
     else if (error instanceof ApiError) throw error;
-    else if (error instanceof SyntaxError) throw new ApiError(0, 'broken', `The answer broke off: ${error.message}`);
+    else if (error instanceof SyntaxError) throw new ApiError(0, 'broken', `The response ended prematurely: ${error.message}`);
     else if (!complete) throw connectionLost(result);
   }
   result.totalMs = performance.now() - began;
@@ -37,11 +37,11 @@ export async function streamChat({ model, prompt, key, signal, onText }) {
 }
 
 function connectionLost({ text }) {
-  return new ApiError(0, 'connection_lost', `Connection lost: ${text ? 'the answer is incomplete' : 'no answer came'}.`);
+  return new ApiError(0, 'connection_lost', `Connection lost: ${text ? 'the response is incomplete' : 'no response was received'}.`);
 }
 
 function take(data, result, began, onText) {
-  if (data.error) throw new ApiError(0, data.error.code ?? '', data.error.message ?? 'The answer broke off.');
+  if (data.error) throw new ApiError(0, data.error.code ?? '', data.error.message ?? 'The response ended prematurely.');
   if (data.usage?.completion_tokens) result.tokens = data.usage.completion_tokens;
   const delta = data.choices?.[0]?.delta ?? {};
   const piece = delta.content || '';

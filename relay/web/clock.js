@@ -55,7 +55,7 @@ function tick(node) {
   }
   if (node.dataset.until) {
     const left = Number(node.dataset.until) - now();
-    setText(node, left > 0 ? `about ${duration(left)} left` : 'any moment now');
+    setText(node, left > 0 ? `about ${duration(left)} left` : 'due now');
   } else if (node.dataset.at) {
     setText(node, duration(now() - Number(node.dataset.at)) + (node.dataset.suffix ?? ''));
   }

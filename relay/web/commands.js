@@ -34,19 +34,19 @@ const withoutSecret = (settings) => variables(settings).filter(([name]) => name 
 /** The steps to install the program: [{title, text}]. It is a single file. */
 export function bringing(system) {
   if (system === 'container' || system === 'kubernetes') {
-    return [{ title: 'Build the image, in this project’s folder', text: 'make images\ndocker build -f deploy/docker/Dockerfile.worker -t modelrelay-worker target/images/bin' }];
+    return [{ title: 'Build the image in the project folder', text: 'make images\ndocker build -f deploy/docker/Dockerfile.worker -t modelrelay-worker target/images/bin' }];
   }
   if (system === 'windows') return [forWindows()];
-  const build = { title: 'Build it, in this project’s folder', text: 'cargo build --release --locked -p modelrelay-worker\ncd target/release', note: 'It is one file: from a machine of the same kind target/release/modelrelay-worker can be copied instead.' };
+  const build = { title: 'Build it in the project folder', text: 'cargo build --release --locked -p modelrelay-worker\ncd target/release', note: 'The program is one file: you can also copy target/release/modelrelay-worker from a machine with the same system.' };
   return [build];
 }
 
 // Like scripts/windows, which is tested.
 function forWindows() {
   return {
-    title: 'Build it on Linux or in WSL, in this project’s folder',
+    title: 'Build it on Linux or in WSL, in the project folder',
     text: 'sudo apt-get install gcc-mingw-w64-x86-64\nrustup target add x86_64-pc-windows-gnu\ncargo build --release --locked --target x86_64-pc-windows-gnu -p modelrelay-worker',
-    note: 'It is one file: copy target/x86_64-pc-windows-gnu/release/modelrelay-worker.exe to the Windows machine, and open a PowerShell in its folder.',
+    note: 'The program is one file: copy target/x86_64-pc-windows-gnu/release/modelrelay-worker.exe to the Windows machine and open a PowerShell in its folder.',
   };
 }
 
@@ -67,9 +67,9 @@ export function connecting(settings) {
     ? inPowerShell(words, `connect ${powershell(settings.relay)} --run`)
     : inShell(words, `connect ${shell(settings.relay)} --run`);
   return [{
-    title: 'Start the worker, by questions',
+    title: 'Start the worker interactively',
     text,
-    note: 'The shortest way: it looks for the server, asks what it cannot know, and keeps the answers in worker.yaml. Below is the same with every setting in one command.',
+    note: 'The shortest way: it probes for the server, prompts for the rest and saves the settings in worker.yaml. The command below does the same with all settings given.',
   }];
 }
 
@@ -126,21 +126,21 @@ function inCluster(url) {
 export function lasting(settings) {
   switch (settings.system) {
     case 'macos':
-      return [{ title: 'Keep the secret in a file of yours', text: `(umask 077; printf %s ${shell(settings.secret)} > "$HOME/.modelrelay-secret")` }, { title: 'Start it at login', text: launchd(settings) }];
+      return [{ title: 'Store the secret in a file', text: `(umask 077; printf %s ${shell(settings.secret)} > "$HOME/.modelrelay-secret")` }, { title: 'Start it at login', text: launchd(settings) }];
     case 'container':
-      return [{ title: 'compose.yaml', text: compose(settings) }, { title: 'Start it, now and after each restart', text: 'docker compose up -d' }];
+      return [{ title: 'compose.yaml', text: compose(settings) }, { title: 'Start it now and after each restart', text: 'docker compose up -d' }];
     case 'kubernetes':
-      return [{ title: 'The operator’s way', text: workerPool(settings), note: 'The Deployment above stays already. Where the operator runs this relay, a WorkerPool puts a worker beside each of your inference Pods instead.' }];
+      return [{ title: 'With the operator', text: workerPool(settings), note: 'The Deployment above survives restarts. If the operator runs this relay, a WorkerPool can run a worker next to each of your inference Pods instead.' }];
     case 'windows':
-      return [{ title: 'A service, in a PowerShell of an administrator', text: windowsService(settings), note: 'Go to the folder of modelrelay-worker.exe there first. Stop-Service ModelRelayWorker lets running requests end. The log is C:\\ProgramData\\ModelRelay\\worker.log.' }];
+      return [{ title: 'Windows service, in an administrator PowerShell', text: windowsService(settings), note: 'Change to the folder of modelrelay-worker.exe first. Stop-Service ModelRelayWorker waits for running requests. The log is C:\\ProgramData\\ModelRelay\\worker.log.' }];
     default:
-      return [intoPlace(settings), { title: 'A systemd service', text: unit(settings) }];
+      return [intoPlace(settings), { title: 'systemd service', text: unit(settings) }];
   }
 }
 
 function intoPlace({ secret }) {
   return {
-    title: 'Put program and secret into place',
+    title: 'Install program and secret',
     text: `sudo install -m 755 modelrelay-worker /usr/local/bin/\nsudo install -d -m 755 /etc/modelrelay\nprintf %s ${shell(secret)} | sudo install -m 600 /dev/stdin /etc/modelrelay/worker-secret`,
   };
 }

@@ -10,15 +10,15 @@ export function concerns(store) {
   const { relay } = store;
   const found = [];
   const say = (key, tone, words, link, href) => found.push({ key, tone, words, link, href });
-  if (relay.config_error) say('config', 'bad', `The configuration cannot be used, the last good one is: ${relay.config_error}`);
-  if (relay.api_keys_error) say('keys', 'bad', `API keys cannot be kept: ${relay.api_keys_error}`, 'API keys', '#/keys');
+  if (relay.config_error) say('config', 'bad', `Invalid configuration file, the previous configuration is active: ${relay.config_error}`);
+  if (relay.api_keys_error) say('keys', 'bad', `API keys: ${relay.api_keys_error}`, 'API keys', '#/keys');
   if (relay.buffered_bytes_limit && relay.buffered_bytes > NEARLY_FULL * relay.buffered_bytes_limit) {
-    say('memory', 'bad', 'Memory for bodies is nearly full: new requests will be refused.', 'Requests', '#/requests');
+    say('memory', 'bad', 'The memory for request and response bodies is nearly full; new requests will be rejected.', 'Requests', '#/requests');
   }
   for (const provider of store.providers.values()) {
     if (!provider.enabled) say(`disabled ${provider.name}`, 'warn', `Provider ${provider.name} is disabled.`, 'Providers', '#/providers');
     if (provider.queue_depth > NEARLY_FULL * provider.queue_capacity) {
-      say(`full ${provider.name}`, 'bad', `The queue of ${provider.name} is nearly full: more will be refused with 429.`, 'Queue', '#/queue');
+      say(`full ${provider.name}`, 'bad', `The queue of ${provider.name} is nearly full; further requests will be rejected with 429.`, 'Queue', '#/queue');
     }
   }
   waiting(store, say);

@@ -15,7 +15,7 @@ export function copyButton(text, what) {
     // A caller that returns no text has already shown the reason.
     if (typeof words !== 'string') return;
     const done = await copied(words);
-    say(done ? 'Copied' : 'Select it and copy by hand', done);
+    say(done ? 'Copied' : 'Select the text and copy it manually', done);
     clearTimeout(timer);
     timer = setTimeout(() => say('Copy', false), SAID_MS);
   });

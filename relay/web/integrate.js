@@ -48,11 +48,11 @@ function build({ login }) {
     state.client = id;
     draw();
   });
-  const box = tryBox({ prompt: 'Write a haiku about a relay.', label: 'Ask', given: () => ({ model: state.model, key: state.key || null }) });
+  const box = tryBox({ prompt: 'Write a haiku about a relay.', label: 'Send', given: () => ({ model: state.model, key: state.key || null }) });
   parts = { ...settings, snippets, note, box };
   return page(
     'Connect a client',
-    h('p', { class: 'intro' }, 'Anything that speaks the OpenAI or Anthropic API works: it needs this address, a model’s name, and a key where one is asked for.'),
+    h('p', { class: 'intro' }, 'Any client for the OpenAI or Anthropic API works. It needs this address, a model name, and an API key if the relay requires one.'),
     h('section', { class: 'card' }, h('h2', {}, 'Model and key'), settings.node),
     h('section', { class: 'card' }, h('h2', {}, 'Client'), clients, note, snippets),
     h('section', { class: 'card' }, h('h2', {}, 'Try it now'), box.node),
@@ -62,12 +62,12 @@ function build({ login }) {
 function connection(login) {
   const base = h('input', { id: 'base', type: 'url', spellcheck: false, autocomplete: 'off', value: state.base, oninput: () => change({ base: base.value.trim().replace(/\/+$/, '') }) });
   const model = h('select', { id: 'model', onchange: () => change({ model: model.value }) });
-  const named = h('input', { id: 'model-name', autocomplete: 'off', spellcheck: false, hidden: true, placeholder: NO_MODEL, 'aria-label': 'Name of the model', oninput: () => change({ model: named.value.trim() }) });
+  const named = h('input', { id: 'model-name', autocomplete: 'off', spellcheck: false, hidden: true, placeholder: NO_MODEL, 'aria-label': 'Model name', oninput: () => change({ model: named.value.trim() }) });
   const modelHint = h('p', { class: 'hint' });
   const key = h('input', { id: 'key', type: 'password', autocomplete: 'off', spellcheck: false, oninput: () => change({ key: key.value.trim() }), onchange: () => listModels() });
   const keyHint = h('p', { class: 'hint' });
-  const make = h('button', { type: 'button', onclick: () => makeKey(key, make) }, 'Make one for me');
-  const enter = h('button', { type: 'button', onclick: login }, 'Log in to make one');
+  const make = h('button', { type: 'button', onclick: () => makeKey(key, make) }, 'Create a key');
+  const enter = h('button', { type: 'button', onclick: login }, 'Log in to create one');
   const show = h('button', { type: 'button', 'aria-pressed': 'false', onclick: () => {
     state.shown = !state.shown;
     key.type = state.shown ? 'text' : 'password';
@@ -76,11 +76,11 @@ function connection(login) {
   } }, 'Show');
   setHidden(make, !session.logged_in);
   setHidden(enter, session.logged_in || !session.admin_enabled);
-  setText(keyHint, session.require_api_keys ? 'This relay asks for a key.' : 'This relay asks for none; clients that insist on one take any word.');
+  setText(keyHint, session.require_api_keys ? 'This relay requires a key.' : 'This relay requires no key; for clients that need one, enter any text.');
   const node = h('div', { class: 'stack' },
     h('div', { class: 'pair' },
       h('div', { class: 'field' }, h('label', { for: 'model' }, 'Model'), model, named, modelHint),
-      h('div', { class: 'field' }, h('label', { for: 'base' }, 'Address of this relay'), base, h('p', { class: 'hint' }, 'As your clients reach it'))),
+      h('div', { class: 'field' }, h('label', { for: 'base' }, 'Address of this relay'), base, h('p', { class: 'hint' }, 'As seen from the clients'))),
     h('div', { class: 'field' }, h('label', { for: 'key' }, 'API key'), h('div', { class: 'joined' }, key, show, make, enter), keyHint));
   return { node, base, model, named, modelHint };
 }
@@ -116,7 +116,7 @@ async function listModels() {
     if (state.models.length) return;
     show([]);
     const wanted = error instanceof ApiError && error.status === 401;
-    setText(parts.modelHint, wanted ? 'Models are listed as soon as there is a key.' : error.message);
+    setText(parts.modelHint, wanted ? 'Enter a key to list the models.' : error.message);
   }
 }
 
@@ -128,7 +128,7 @@ function show(models) {
   setList(parts.model, models, (id) => id, (id) => h('option', { value: id }, id));
   if (!none && !models.includes(state.model)) state.model = models[0];
   parts.model.value = state.model;
-  parts.modelHint.replaceChildren(none ? h('span', {}, 'No model is served now. ', h('a', { href: 'setup' }, 'Add a machine')) : `${models.length} served now`);
+  parts.modelHint.replaceChildren(none ? h('span', {}, 'No model is available now. ', h('a', { href: 'setup' }, 'Add a machine')) : `${models.length} available now`);
   draw();
 }
 
@@ -139,7 +139,7 @@ async function makeKey(input, button) {
     const made = await post('admin/keys', { name });
     input.value = made.secret;
     change({ key: made.secret });
-    notice(`Key “${name}” is filled in. It is shown on this page only: copy what you need before you leave.`);
+    notice(`Key “${name}” is filled in. It is shown only on this page: copy what you need before you leave.`);
     await listModels();
   });
   button.disabled = false;

@@ -18,7 +18,7 @@ export function loginForm(session, onDone) {
     token,
     problem,
     button,
-    h('p', { class: 'hint' }, 'It is what the relay was started with as ', h('code', {}, 'MODELRELAY_ADMIN_TOKEN'), '.'),
+    h('p', { class: 'hint' }, 'The token that the relay was started with: ', h('code', {}, 'MODELRELAY_ADMIN_TOKEN'), '.'),
   );
   async function submit(event) {
     event.preventDefault();
@@ -38,7 +38,7 @@ export function loginForm(session, onDone) {
 }
 
 function inWords(error) {
-  if (error.status === 403) return 'That is not this relay’s admin token.';
+  if (error.status === 403) return 'Wrong admin token.';
   if (error.code !== 'too_many_logins') return error.message;
   return `Too many wrong tokens. Try again ${error.retryAfter ? `in ${error.retryAfter} s` : 'in a minute'}.`;
 }
@@ -48,9 +48,9 @@ function withoutToken(session) {
     'section',
     { class: 'login' },
     logo(),
-    h('h1', {}, 'No admin token yet'),
-    h('p', {}, 'This relay was started without one, so nobody can look inside. Start it again with a token of your own:'),
+    h('h1', {}, 'No admin token'),
+    h('p', {}, 'This relay was started without an admin token, so the dashboard is unavailable. Restart it with a token:'),
     h('pre', { tabindex: '0' }, h('code', {}, 'MODELRELAY_ADMIN_TOKEN=choose-a-long-one modelrelay-relay')),
-    !session.clients_elsewhere && h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: 'integrate' }, 'Connect a client'), '.'),
+    !session.clients_elsewhere && h('p', { class: 'hint' }, 'Clients can connect without it: ', h('a', { href: 'integrate' }, 'Connect a client'), '.'),
   );
 }

@@ -15,7 +15,7 @@ export const BACKENDS = [
   { id: 'ollama', name: 'Ollama', port: 11434, engine: 'ollama', atOnce: 4, begin: 'ollama run qwen3', flag: 'OLLAMA_NUM_PARALLEL' },
   { id: 'sglang', name: 'SGLang', port: 30000, engine: 'sglang', atOnce: 16, begin: 'python -m sglang.launch_server --model-path Qwen/Qwen3-8B', flag: '--max-running-requests' },
   { id: 'lm-studio', name: 'LM Studio', port: 1234, engine: 'openai', atOnce: 4, begin: 'lms server start', flag: 'its setting for concurrent predictions' },
-  { id: 'other', name: 'Other', port: 8000, engine: 'openai', atOnce: 4, begin: null, flag: 'what your server allows' },
+  { id: 'other', name: 'Other', port: 8000, engine: 'openai', atOnce: 4, begin: null, flag: 'the limit of your server' },
 ];
 
 /** The browser's own system is the best guess at the other machine's. */

@@ -37,7 +37,7 @@ function form(store, close) {
     event.preventDefault();
     setText(problem, '');
     try {
-      close(await post('admin/keys', asked(fields)));
+      close(await post('admin/keys', requestBody(fields)));
     } catch (error) {
       setText(problem, error.message);
     }
@@ -45,21 +45,21 @@ function form(store, close) {
   return h(
     'form',
     { onsubmit: submit },
-    field('key-name', 'Name', fields.name, 'For people: whose it is, or what for'),
+    field('key-name', 'Name', fields.name, 'Owner or purpose of the key'),
     h('div', { class: 'field' }, h('label', { for: 'key-models' }, 'Models'), fields.models,
-      h('p', { class: 'hint', id: 'key-models-hint' }, 'Separated by commas; none means all'),
+      h('p', { class: 'hint', id: 'key-models-hint' }, 'Separated by commas; leave empty for all'),
       h('datalist', { id: 'key-known-models' }, store.models().map((model) => h('option', { value: model.id })))),
     providers.length > 1 && h('fieldset', { class: 'field' }, h('legend', {}, 'Providers'),
-      fields.providers.map((box) => h('label', { class: 'check' }, box, box.value)), h('p', { class: 'hint' }, 'None chosen means all')),
+      fields.providers.map((box) => h('label', { class: 'check' }, box, box.value)), h('p', { class: 'hint' }, 'Select none to allow all')),
     h('div', { class: 'field' }, h('label', { for: 'key-lifetime' }, 'Expires'), fields.lifetime),
     date,
     h('div', { class: 'pair' },
-      field('key-flight', 'Requests at once', fields.flight, 'Waiting or running'),
-      field('key-share', 'Share of the queue, %', fields.share, 'What may wait of it')),
+      field('key-flight', 'Concurrent requests', fields.flight, 'Waiting or running'),
+      field('key-share', 'Share of the queue, %', fields.share, 'Limit for its waiting requests')),
     problem,
     h('div', { class: 'actions' },
       h('button', { type: 'button', onclick: () => close() }, 'Cancel'),
-      h('button', { type: 'submit', class: 'primary' }, 'Make the key')),
+      h('button', { type: 'submit', class: 'primary' }, 'Create the key')),
   );
 }
 
@@ -69,7 +69,7 @@ function field(id, label, input, hint) {
 }
 
 /** A limit that was left empty is left out, which means no limit. */
-function asked(fields) {
+function requestBody(fields) {
   const body = { name: fields.name.value.trim() };
   const models = fields.models.value.split(',').map((model) => model.trim()).filter(Boolean);
   if (models.length) body.models = models;
@@ -87,7 +87,7 @@ function secret(created, close) {
   const block = codeBlock('API key');
   block.set(created.secret);
   return [
-    h('p', {}, 'Copy it now. ', h('strong', {}, 'It is shown this one time'), ': the relay keeps only a fingerprint, so nobody can read it again. A lost key is revoked and replaced.'),
+    h('p', {}, 'Copy the key now. ', h('strong', {}, 'It is shown only once'), ': the relay stores only its hash. If you lose the key, revoke it and create another.'),
     block.node,
     h('div', { class: 'actions' }, h('button', { type: 'button', class: 'primary', onclick: () => close(true) }, 'I have copied it')),
   ];

@@ -7,15 +7,15 @@ import { some } from './format.js';
  * including draining ones.
  */
 export function whyWaiting(provider, model, serving) {
-  if (!provider.enabled) return { tone: 'bad', words: 'The provider is disabled: its workers are given nothing.' };
-  if (model.workers === 0) return nobody(serving);
+  if (!provider.enabled) return { tone: 'bad', words: 'The provider is disabled; its workers receive no requests.' };
+  if (model.workers === 0) return notServed(serving);
   if (model.open_workers === 0) return notLoaded(model, serving);
   return allBusy(model, serving);
 }
 
-function nobody(serving) {
+function notServed(serving) {
   const draining = serving.filter((worker) => worker.draining).length;
-  if (draining) return { tone: 'bad', words: `Only draining workers have this model (${draining}): they take nothing new.`, help: add };
+  if (draining) return { tone: 'bad', words: `Only draining workers have this model (${draining}); they accept no new requests.`, help: add };
   return { tone: 'bad', words: 'No connected worker serves this model.', help: add };
 }
 
@@ -29,17 +29,17 @@ function notLoaded(model, serving) {
       return { tone: 'warn', words: `${worker.name} is ${doing} in slot ${slot.id}.`, until: slot.eta };
     }
   }
-  if (model.asked_worker) return { tone: 'warn', words: `${model.asked_worker} was asked to load it, and has not begun yet.` };
+  if (model.asked_worker) return { tone: 'warn', words: `${model.asked_worker} is assigned to load it and has not started yet.` };
   const failed = failure(model, serving);
   if (failed) return failed;
-  return { tone: 'warn', words: `${some(serving.length, 'worker')} can load this model, and none holds it now.` };
+  return { tone: 'warn', words: `${some(serving.length, 'worker')} can load this model; none has it loaded now.` };
 }
 
 function failure(model, serving) {
   for (const worker of serving) {
     for (const slot of worker.slots ?? []) {
       const known = slot.models?.find((one) => one.id === model.id && one.status === 'failed');
-      if (known) return { tone: 'bad', words: `${worker.name} could not load it: ${known.message ?? 'it said no reason'}` };
+      if (known) return { tone: 'bad', words: `${worker.name} could not load it: ${known.message ?? 'no reason reported'}` };
     }
   }
   return null;
@@ -50,8 +50,8 @@ function allBusy(model, serving) {
   const load = able.reduce((sum, worker) => sum + Math.min(worker.load, worker.capacity), 0);
   const capacity = able.reduce((sum, worker) => sum + worker.capacity, 0);
   const who = some(model.open_workers, 'worker');
-  if (capacity && load >= capacity) return { tone: 'busy', words: capacity === 1 ? 'The one slot for it is busy.' : `All ${capacity} slots of ${who} are busy.` };
-  return { tone: 'busy', words: `The slots of ${who} that hold it are busy.` };
+  if (capacity && load >= capacity) return { tone: 'busy', words: capacity === 1 ? 'Its only slot is busy.' : `All ${capacity} slots of ${who} are busy.` };
+  return { tone: 'busy', words: `The slots of ${who} with this model are busy.` };
 }
 
 /** Returns the workers that have any of `models`, by model, in one pass over the fleet. */

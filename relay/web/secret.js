@@ -28,12 +28,12 @@ export class WorkerSecret {
   }
 
   async fetch(provider) {
-    if (!this.#known.has(provider)) this.#known.set(provider, await asked(provider));
+    if (!this.#known.has(provider)) this.#known.set(provider, await fetchSecret(provider));
     return this.#known.get(provider);
   }
 }
 
-async function asked(provider) {
+async function fetchSecret(provider) {
   try {
     return (await post('admin/setup/secret', { provider })).secret;
   } catch (error) {

@@ -7,8 +7,8 @@ import { tryBox } from './try-box.js';
 export function testStep(session, onPassed) {
   const model = h('select', { id: 'test-model' });
   const field = h('div', { class: 'field' }, h('label', { for: 'test-model' }, 'Model'), model);
-  const later = h('p', { class: 'hint' }, 'This comes as soon as the worker is there.');
-  const next = h('p', { hidden: true }, 'It works. ', h('a', { href: 'integrate' }, 'Connect a client'), ', or make the worker last, below.');
+  const later = h('p', { class: 'hint' }, 'Available once the worker is connected.');
+  const next = h('p', { hidden: true }, 'It works. ', h('a', { href: 'integrate' }, 'Connect a client'), ', or set up the worker as a service below.');
   const box = tryBox({ prompt: 'Say hello in one sentence.', label: 'Send a test request', given, onDone });
   const ready = h('div', { class: 'stack', hidden: true }, field, box.node);
   const step = { node: h('div', { class: 'stack' }, later, ready, next), passed: false, update };
@@ -26,7 +26,7 @@ export function testStep(session, onPassed) {
     const models = worker?.models ?? [];
     setHidden(ready, models.length === 0 && !step.passed);
     setHidden(later, !ready.hidden);
-    setText(later, worker ? 'This comes as soon as the worker has a model.' : 'This comes as soon as the worker is there.');
+    setText(later, worker ? 'Available once the worker has a model.' : 'Available once the worker is connected.');
     setList(model, models, (id) => id, (id) => h('option', { value: id }, id));
     box.setEnabled(models.length > 0);
   }

@@ -13,7 +13,7 @@ const PATIENCE_MS = 20_000;
 export function waitStep(settings, onFound) {
   const words = h('p', { class: 'wait-words', role: 'status' }, 'Waiting for a new worker …');
   const models = h('p', { class: 'hint', hidden: true });
-  const link = h('a', { hidden: true }, 'Look at it');
+  const link = h('a', { hidden: true }, 'Show worker');
   const refused = h('p', { class: 'banner bad', hidden: true });
   const hints = hintList(settings);
   const node = h('div', { class: 'wait', 'data-state': 'waiting' }, h('div', { class: 'wait-line' }, h('span', { class: 'pulse', 'aria-hidden': 'true' }), words, link), models, refused, hints.node);
@@ -36,14 +36,14 @@ export function waitStep(settings, onFound) {
     setHidden(models, false);
     setText(models, found.models_total
       ? `It serves ${modelsInWords(found.models, found.models_total, 5)}.`
-      : 'It has no model yet: its server is still starting, or its address above is not right. The worker’s log says which.');
+      : 'It has no model yet: its server is still starting, or the address above is wrong. See the worker’s log.');
     setHidden(link, false);
     setAttribute(link, 'href', `dashboard${workerLink(found.worker_id)}`);
     onFound();
   }
   function lost() {
     setAttribute(node, 'data-state', 'waiting');
-    setText(words, `${step.found.name} has left again. Waiting for it …`);
+    setText(words, `${step.found.name} disconnected. Waiting for it …`);
     setHidden(models, true);
     setHidden(link, true);
     step.found = null;
@@ -72,29 +72,29 @@ function tellRefusal(node, event) {
   if (!event || node.dataset.seq === String(event.seq)) return;
   node.dataset.seq = event.seq;
   const from = event.fields?.address ? ` from ${event.fields.address}` : '';
-  const why = /authentication/.test(event.message) ? 'its secret was wrong. Copy the command again, with the secret in it.' : event.fields?.reason ?? event.message;
-  node.replaceChildren(h('span', {}, `A worker${from} was not let in: ${why} `), age(event.at, ' ago'));
+  const why = /authentication/.test(event.message) ? 'wrong secret. Copy the command again, including the secret.' : event.fields?.reason ?? event.message;
+  node.replaceChildren(h('span', {}, `A worker${from} was rejected: ${why} `), age(event.at, ' ago'));
 }
 
 function hintList(settings) {
-  const reach = codeBlock('Does that machine reach this relay?');
+  const reach = codeBlock('Check that the machine reaches this relay');
   const local = h('li', {});
   const node = h(
     'div',
     { class: 'hints', hidden: true },
-    h('h3', {}, 'Nothing yet?'),
+    h('h3', {}, 'No worker yet?'),
     reach.node,
     h('ul', {},
-      h('li', {}, 'No answer: a firewall before this relay, or another address than this machine has in the network.'),
+      h('li', {}, 'No response: a firewall blocks the connection, or the address is not this machine’s address in the network.'),
       local,
-      h('li', {}, 'An answer, but no worker: the last line of the worker’s own log says why.'),
-      h('li', {}, 'A wrong secret is told here as soon as the relay refuses one.')),
+      h('li', {}, 'A response, but no worker: see the last line of the worker’s log.'),
+      h('li', {}, 'A worker with a wrong secret is reported here.')),
   );
   return {
     node,
     show() {
       reach.set(`curl -m 5 ${shell(`${settings.relay}/health`)}`);
-      setText(local, isLoopback(settings.relay) ? 'The address above is a loopback address: another machine cannot reach it.' : `Connection refused: the relay listens on 127.0.0.1 only. ${settings.listenWith} changes that.`);
+      setText(local, isLoopback(settings.relay) ? 'The address above is a loopback address, which other machines cannot reach.' : `Connection refused: the relay listens on 127.0.0.1 only. ${settings.listenWith} changes that.`);
       setHidden(node, false);
     },
     hide: () => setHidden(node, true),

@@ -47,15 +47,15 @@ function build({ session }) {
     'ol',
     { class: 'steps' },
     step('Where does the model run?', choice('system', 'Operating system of the machine', SYSTEMS, settings.system, (id) => set({ system: id }))),
-    step('What serves it there?', backendStep()),
-    step('Start a worker there', commandStep()),
-    step('The worker dials in', wait.node),
-    step('Ask the model something', test.node),
-    step('Make it last', lastingStep()),
+    step('Which inference server runs it?', backendStep()),
+    step('Start a worker on that machine', commandStep()),
+    step('Wait for the worker to connect', wait.node),
+    step('Test the model', test.node),
+    step('Run it as a service', lastingStep()),
   );
   markSteps(steps);
   redraw();
-  const intro = h('p', { class: 'intro' }, 'A small worker beside your inference server dials out to this relay. No port is opened on that machine.');
+  const intro = h('p', { class: 'intro' }, 'A small worker next to your inference server connects to this relay. No port is opened on that machine.');
   return page('Add a machine', intro, list);
 }
 
@@ -84,7 +84,7 @@ function filled(answer) {
 }
 
 function backendStep() {
-  const look = codeBlock('Not sure? This shows what runs on that machine');
+  const look = codeBlock('List the servers on that machine');
   const hint = h('p', { class: 'hint' });
   const url = h('input', { id: 'backend-url', type: 'url', spellcheck: false, autocomplete: 'off', oninput: () => set({ url: url.value.trim() }) });
   const atOnce = h('input', { id: 'at-once', type: 'number', min: 1, max: 10_000, inputmode: 'numeric', oninput: () => set({ atOnce: Math.max(1, Number(atOnce.value) || 1) }) });
@@ -102,14 +102,14 @@ function backendStep() {
   redrawers.push(() => {
     look.set(lookAround(settings.system));
     const { begin, flag } = settings.backend;
-    setText(hint, begin ? `Not started yet? For example: ${begin}` : 'Anything that answers /v1/models and /v1/chat/completions.');
-    setText(atOnceHint, `As many as the server runs side by side: ${flag}`);
+    setText(hint, begin ? `Not started yet? For example: ${begin}` : 'Any server with /v1/models and /v1/chat/completions.');
+    setText(atOnceHint, `The number that the server runs in parallel: ${flag}`);
   });
   return [
     choice('backend', 'Inference server', options, settings.backend.id, choose),
     h('div', { class: 'pair' },
-      h('div', { class: 'field' }, h('label', { for: 'backend-url' }, 'Its address, seen from that machine'), url, hint),
-      h('div', { class: 'field' }, h('label', { for: 'at-once' }, 'Requests at once'), atOnce, atOnceHint)),
+      h('div', { class: 'field' }, h('label', { for: 'backend-url' }, 'Server address, seen from that machine'), url, hint),
+      h('div', { class: 'field' }, h('label', { for: 'at-once' }, 'Concurrent requests'), atOnce, atOnceHint)),
     look.node,
   ];
 }
@@ -126,9 +126,9 @@ function commandStep() {
   const use = h('button', { type: 'button', class: 'small', onclick: () => set({ relay: setup.network_url }) });
   const listenWith = h('code', {});
   const warning = h('div', { class: 'banner warn', hidden: true },
-    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. Put this machine’s name or address in the network here, and start the relay with ', listenWith, ' if it listens on 127.0.0.1 only.'), use);
+    h('p', {}, 'This is a loopback address: another machine would connect to itself. Enter this machine’s name or address in the network, and start the relay with ', listenWith, ' if it listens on 127.0.0.1 only.'), use);
   const blocks = h('div', { class: 'stack' });
-  const noSecret = h('p', { class: 'banner warn', hidden: true }, 'This relay has no secret of that provider to show. Put the one that you know into the command.');
+  const noSecret = h('p', { class: 'banner warn', hidden: true }, 'This relay cannot show the secret of that provider. Insert the secret into the command.');
   const unsupported = h('p', { class: 'hint', hidden: true });
   const show = h('button', { type: 'button', class: 'small', onclick: () => orSay(flip) }, 'Show the secret');
   async function flip() {
@@ -153,20 +153,20 @@ function commandStep() {
   });
   return [
     h('div', { class: 'pair' },
-      h('div', { class: 'field' }, h('label', { for: 'relay-url' }, 'This relay, seen from that machine'), relay),
+      h('div', { class: 'field' }, h('label', { for: 'relay-url' }, 'Relay address, seen from that machine'), relay),
       providerField,
-      h('div', { class: 'field' }, h('label', { for: 'worker-name' }, 'Name to show (optional)'), name)),
+      h('div', { class: 'field' }, h('label', { for: 'worker-name' }, 'Worker name (optional)'), name)),
     warning,
     noSecret,
     blocks,
-    h('div', { class: 'actions start' }, show, h('span', { class: 'hint' }, 'Copying takes the real secret along.'), unsupported),
+    h('div', { class: 'actions start' }, show, h('span', { class: 'hint' }, 'Copied commands include the secret.'), unsupported),
   ];
 }
 
 function lastingStep() {
   const blocks = h('div', { class: 'stack' });
   redrawers.push(() => drawBlocks(blocks, lasting));
-  return [h('p', {}, 'So that it starts by itself after a restart of that machine:'), blocks];
+  return [h('p', {}, 'To start the worker automatically after a restart of that machine:'), blocks];
 }
 
 /** `texts(settings)` makes the shown text, with a masked secret, and the copied one, with the secret. */

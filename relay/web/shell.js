@@ -20,7 +20,7 @@ const NAVIGATION = [
     ['dashboard#/journal', 'journal', 'Event log'],
     ['dashboard#/keys', 'keys', 'API keys'],
   ]],
-  ['Get going', [
+  ['Get started', [
     ['setup', 'setup', 'Add a machine'],
     ['integrate', 'integrate', 'Connect a client'],
   ]],
@@ -147,7 +147,7 @@ function badge(node, value) {
 
 function connection(parts, state) {
   setAttribute(parts.state, 'data-state', state);
-  setText(parts.state, state === 'live' ? 'Live' : 'Connection lost, trying again …');
+  setText(parts.state, state === 'live' ? 'Live' : 'Connection lost, reconnecting …');
   setAttribute(parts.root, 'data-connection', state);
 }
 

@@ -40,7 +40,7 @@ function slotCard(workerId) {
     setText(name, slot.id);
     setPill(state, slot.state.replaceAll('_', ' '), STATES[slot.state] ?? 'warn');
     setAge(since, slot.since);
-    setText(resident, slot.resident ?? 'holds no model');
+    setText(resident, slot.resident ?? 'no model loaded');
     setAttribute(resident, 'data-empty', slot.resident ? null : 'yes');
     swap.update(slot);
     const failed = slot.last_failure;
@@ -102,7 +102,7 @@ function modelRow(workerId, slotId, model) {
   async function carryOut(body, label) {
     busy = true;
     setAttribute(outcome, 'data-tone', 'busy');
-    setText(outcome, `${label}: asked …`);
+    setText(outcome, `${label}: in progress …`);
     for (const button of buttons) button.disabled = true;
     const done = await followed(workerId, body);
     setAttribute(outcome, 'data-tone', done.ok ? 'ok' : 'bad');
@@ -132,7 +132,7 @@ async function followed(workerId, body) {
     const { op_id } = await post(workerPath(workerId, 'command'), body);
     for (;;) {
       const operation = await get(`admin/ops/${encodeURIComponent(op_id)}`);
-      if (operation.done) return { ok: operation.ok, error: operation.error ?? 'the worker gave no reason' };
+      if (operation.done) return { ok: operation.ok, error: operation.error ?? 'no reason reported' };
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
     }
   } catch (error) {

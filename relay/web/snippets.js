@@ -15,8 +15,8 @@ export const CLIENTS = [
   { id: 'langchain', name: 'LangChain', group: 'SDKs', make: langchain },
   { id: 'litellm', name: 'LiteLLM', group: 'SDKs', make: litellm },
   { id: 'open-webui', name: 'Open WebUI', group: 'Chat', make: openWebui },
-  { id: 'claude-code', name: 'Claude Code', group: 'Coding', make: claudeCode, note: 'The model needs tool calls and a long context: the first request alone is some 12,000 tokens. Its attribution line, which is switched off here, differs from request to request, so that a server could not reuse what it has cached of the prompt.' },
-  { id: 'codex', name: 'Codex', group: 'Coding', make: codex, note: 'Codex speaks the Responses API only: the server behind the worker has to, too (vLLM, llama-server and Ollama do).' },
+  { id: 'claude-code', name: 'Claude Code', group: 'Coding', make: claudeCode, note: 'The model must support tool calls and a long context: the first request alone has about 12,000 tokens. The attribution line is disabled here because it differs from request to request and would defeat the server’s prompt cache.' },
+  { id: 'codex', name: 'Codex', group: 'Coding', make: codex, note: 'Codex uses the Responses API only, so the server behind the worker must support it (vLLM, llama-server and Ollama do).' },
   { id: 'opencode', name: 'opencode', group: 'Coding', make: opencode },
   { id: 'continue', name: 'Continue', group: 'Coding', make: continueDev },
 ];
@@ -25,11 +25,11 @@ function curl({ base, key, model }) {
   const body = (extra) => JSON.stringify({ model, ...extra, stream: true, messages: [{ role: 'user', content: HELLO }] });
   return [
     {
-      title: 'OpenAI’s way',
+      title: 'OpenAI API',
       text: `curl -N ${shell(`${base}/v1/chat/completions`)} \\\n  -H ${shell(`authorization: Bearer ${key}`)} -H 'content-type: application/json' \\\n  -d ${shell(body({}))}`,
     },
     {
-      title: 'Anthropic’s way',
+      title: 'Anthropic API',
       text: `curl -N ${shell(`${base}/v1/messages`)} \\\n  -H ${shell(`x-api-key: ${key}`)} -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' \\\n  -d ${shell(body({ max_tokens: 200 }))}`,
     },
   ];
@@ -134,7 +134,7 @@ for chunk in litellm.completion(
     print(chunk.choices[0].delta.content or "", end="", flush=True)`,
     },
     {
-      title: 'config.yaml of its proxy',
+      title: 'config.yaml of the LiteLLM proxy',
       text: `model_list:
   - model_name: ${quoted(model)}
     litellm_params:
@@ -158,7 +158,7 @@ ${local ? '  --add-host host.docker.internal:host-gateway \\\n' : ''}  -e OPENAI
   -e ENABLE_OLLAMA_API=false \\
   ghcr.io/open-webui/open-webui:main`,
     },
-    { title: 'Or in a running one: Admin Panel, Settings, Connections, OpenAI API', text: `${base}/v1` },
+    { title: 'Or in a running instance: Admin Panel, Settings, Connections, OpenAI API', text: `${base}/v1` },
   ];
 }
 

@@ -12,7 +12,7 @@ export function tryBox({ prompt, label, given, onDone }) {
   const input = h('textarea', { rows: 2, 'aria-label': 'Prompt', value: prompt });
   const send = h('button', { type: 'submit', class: 'primary' }, label);
   const stop = h('button', { type: 'button', hidden: true, onclick: () => running?.abort() }, 'Stop');
-  const answer = h('div', { class: 'answer', hidden: true, tabindex: '0', role: 'group', 'aria-label': 'Answer' });
+  const answer = h('div', { class: 'answer', hidden: true, tabindex: '0', role: 'group', 'aria-label': 'Response' });
   const figures = h('p', { class: 'figures', role: 'status' });
   const node = h('form', { class: 'try', onsubmit: ask }, input, h('div', { class: 'actions' }, send, stop, figures), answer);
   let running = null;
@@ -46,10 +46,10 @@ export function tryBox({ prompt, label, given, onDone }) {
     setHidden(stop, false);
     send.disabled = true;
     answer.replaceChildren();
-    setText(figures, 'Asked; waiting for the first word …');
+    setText(figures, 'Sent; waiting for the first token …');
   }
   function onText(piece) {
-    if (!answer.hasChildNodes()) setText(figures, 'Answering …');
+    if (!answer.hasChildNodes()) setText(figures, 'Receiving …');
     answer.append(piece);
     answer.scrollTop = answer.scrollHeight;
   }

@@ -5,7 +5,7 @@ import { h, setAttribute, setHidden, setList, setText } from './dom.js';
 import { icon } from './icons.js';
 import { page } from './parts.js';
 
-const LEVELS = [['info', 'Everything'], ['warn', 'Warnings and errors'], ['error', 'Errors']];
+const LEVELS = [['info', 'All events'], ['warn', 'Warnings and errors'], ['error', 'Errors']];
 const RANK = { info: 0, warn: 1, error: 2 };
 const MOST = 200;
 
@@ -25,7 +25,7 @@ export function journalView({ store }) {
     setList(list, chosen, (event) => event.seq, entry);
     setHidden(list, chosen.length === 0);
     setHidden(empty, chosen.length > 0);
-    setText(empty, now.journal.length ? 'No event matches.' : 'Nothing has happened since the relay’s start.');
+    setText(empty, now.journal.length ? 'No event matches.' : 'No events since the relay started.');
   }
   return { node, update };
 }

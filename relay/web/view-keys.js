@@ -16,10 +16,10 @@ const ASK_AGAIN_MS = 5000;
 export function keysView({ store, session }) {
   const create = h('button', { type: 'button', class: 'primary', onclick: make }, icon('setup'), 'New key');
   const open = h('p', { class: 'banner', hidden: session.require_api_keys },
-    'This relay answers clients without a key. To require one, start it with ', h('code', {}, 'MODELRELAY_REQUIRE_API_KEYS=true'), '.');
+    'This relay accepts clients without a key. To require a key, start it with ', h('code', {}, 'MODELRELAY_REQUIRE_API_KEYS=true'), '.');
   let keys = [];
   const which = h('select', { 'aria-label': 'Which keys', onchange: show },
-    h('option', { value: 'current' }, 'In force'), h('option', { value: 'all' }, 'With revoked and expired'));
+    h('option', { value: 'current' }, 'Active'), h('option', { value: 'all' }, 'All, including revoked and expired'));
   const table = dataTable(columns(revoke), {
     name: 'API keys',
     noun: 'key',
@@ -27,7 +27,7 @@ export function keysView({ store, session }) {
     words: (k) => `${k.name} ${k.prefix} ${(k.models ?? []).join(' ')} ${(k.providers ?? []).join(' ')} ${state(k)[0]}`,
     sort: ['name', false],
     filters: [which],
-    empty: () => [h('p', {}, keys.length ? 'No key is in force any more.' : 'There is no key yet. Give each person or program one of its own, so that one can be taken back.')],
+    empty: () => [h('p', {}, keys.length ? 'No active keys.' : 'No keys yet. Create a separate key for each person or program, so that each can be revoked.')],
   });
   const node = page('API keys', create, open, table.node);
 
@@ -44,7 +44,7 @@ export function keysView({ store, session }) {
     if (await newKey(store)) await load();
   }
   async function revoke(key) {
-    const words = `Whoever uses ${key.name} (${key.prefix}…) is refused from now on. This cannot be undone.`;
+    const words = `Requests with ${key.name} (${key.prefix}…) will be rejected from now on. This cannot be undone.`;
     if (!(await confirmed('Revoke this key?', words, 'Revoke the key'))) return;
     await orSay(async () => {
       await remove(`admin/keys/${encodeURIComponent(key.id)}`);

@@ -11,9 +11,9 @@ import { combined, lastMinute, totals } from './summary.js';
 
 const PHASES = {
   running: ['Running', 'ok'],
-  grace: ['Going away', 'warn'],
+  grace: ['Shutting down', 'warn'],
   draining: ['Draining', 'warn'],
-  leaving: ['Going away', 'warn'],
+  leaving: ['Shutting down', 'warn'],
   stopping: ['Stopping', 'bad'],
 };
 
@@ -30,7 +30,7 @@ export function overviewView({ store }) {
     h('p', { class: 'relay-line' }, phase, relayWords, h('span', {}, 'up for ', uptime)),
     choice,
   );
-  const attention = h('ul', { class: 'concerns', 'aria-label': 'What needs attention' });
+  const attention = h('ul', { class: 'concerns', 'aria-label': 'Needs attention' });
   const welcome = firstSteps();
   const tiles = figures();
   const charts = hourCharts();
@@ -62,8 +62,8 @@ function firstSteps() {
   return h(
     'section',
     { class: 'card welcome', hidden: true },
-    h('h2', {}, 'No machine is connected yet'),
-    h('p', {}, 'The relay is up. Now give it a machine with a model: it takes two commands on that machine, and no open port.'),
+    h('h2', {}, 'No machines connected'),
+    h('p', {}, 'The relay is running. Add a machine with a model: this takes two commands on that machine and no open port.'),
     h('a', { class: 'button primary', href: 'setup' }, icon('setup'), 'Add a machine'),
   );
 }
@@ -89,7 +89,7 @@ function figures() {
     return h('div', { class: 'tile', title: title ?? null }, h('dt', {}, label), value, detail);
   };
   const slots = h('span', { class: 'bar-fill' });
-  const slotsTile = tile('slots', 'Slots in use', 'Requests that workers run now, of those that they can run at once');
+  const slotsTile = tile('slots', 'Slots in use', 'Running requests, and the maximum that workers can run concurrently');
   slotsTile.append(h('dd', { class: 'bar', 'aria-hidden': 'true' }, slots));
   const node = h(
     'dl',
@@ -100,8 +100,8 @@ function figures() {
     tile('flight', 'In flight'),
     tile('requests', 'Requests per second', 'Over the last minute'),
     tile('errors', 'Errors', 'Share of the requests of the last minute'),
-    tile('ttft', 'First token, median', 'Of the last minute; with several providers, weighed by their requests. The 95th percentile is the slowest provider’s'),
-    tile('tokens', 'Tokens per second', 'Tokens that models wrote, over the last minute'),
+    tile('ttft', 'First token, median', 'In the last minute; several providers are weighted by their requests. The 95th percentile is that of the slowest provider'),
+    tile('tokens', 'Tokens per second', 'Output tokens, over the last minute'),
   );
   function update(sum, minute) {
     fill(made.slots, count(sum.load), `of ${count(sum.capacity)}, ${count(Math.max(0, sum.capacity - sum.load))} free`);
@@ -109,11 +109,11 @@ function figures() {
     setAttribute(slots, 'data-full', sum.capacity && sum.load >= sum.capacity ? 'yes' : null);
     fill(made.workers, count(sum.workers), sum.draining ? `${count(sum.draining)} draining` : 'connected');
     fill(made.queue, count(sum.queued), `room for ${count(sum.queueCapacity)}`);
-    fill(made.flight, count(sum.inFlight), 'being answered');
+    fill(made.flight, count(sum.inFlight), 'at workers');
     fill(made.requests, rate(minute.requestsPerSecond), 'last minute');
     fill(made.errors, minute.requests ? percent(minute.errors, minute.requests) : NOTHING, minute.errors ? some(minute.errors, 'error') : 'none in the last minute');
     setAttribute(made.errors.value, 'data-tone', minute.errors ? 'bad' : null);
-    fill(made.ttft, milliseconds(minute.p50), minute.p95 === null ? 'nothing measured' : `95 % within ${milliseconds(minute.p95)}`);
+    fill(made.ttft, milliseconds(minute.p50), minute.p95 === null ? 'no data' : `95 % within ${milliseconds(minute.p95)}`);
     fill(made.tokens, rate(minute.tokensPerSecond), 'written');
   }
   return { node, update };
@@ -143,7 +143,7 @@ function hourCharts() {
     lineChart('Tokens', [
       { name: 'Written/s', tone: 'one', value: perSecond('tokensOut'), format: rate, axis: axisNumber },
       { name: 'Read/s', tone: 'two', value: perSecond('tokensIn'), format: rate },
-    ], { floor: 5, empty: 'None counted in the last hour: streams carry counts where clients ask (include_usage)' }),
+    ], { floor: 5, empty: 'No token counts in the last hour: streams include them only if clients set include_usage' }),
   ];
   const node = h('div', { class: 'charts' }, charts.map((chart) => chart.node));
   return {

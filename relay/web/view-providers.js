@@ -9,7 +9,7 @@ import { dataTable } from './table.js';
 export function providersView({ store }) {
   const filter = h('input', { type: 'search', placeholder: 'Filter providers', 'aria-label': 'Filter providers', oninput: () => update(store) });
   const list = h('div', { class: 'stack' });
-  const intro = h('p', { class: 'intro' }, 'Each has its own queue, workers and secret. Figures are since the relay’s start.');
+  const intro = h('p', { class: 'intro' }, 'Each provider has its own queue, workers and secret. Totals are since the relay started.');
   const node = page('Providers', intro, h('div', { class: 'table-tools' }, h('label', { class: 'search' }, icon('search'), filter)), list);
   function update(now) {
     const words = filter.value.toLowerCase();
@@ -32,7 +32,7 @@ function providerCard(provider) {
   const facts = {
     load: fact('Slots in use'), queue: fact('Queue'), workers: fact('Workers'), flight: fact('In flight'),
     wait: fact('Wait in queue', 'Median, and 95th percentile'), ttft: fact('First token', 'Median, and 95th percentile'),
-    input: fact('Tokens read'), output: fact('Tokens written'), requeues: fact('Requeued', 'Requests that a lost worker gave back'),
+    input: fact('Input tokens'), output: fact('Output tokens'), requeues: fact('Requeued', 'Requests requeued after the loss of a worker'),
   };
   facts.load.value.append(load.node);
   facts.queue.value.append(queue.node);
@@ -43,7 +43,7 @@ function providerCard(provider) {
     key: (m) => m.id,
     words: (m) => m.id,
     sort: ['flight', true],
-    empty: () => [h('p', {}, 'No model is served or waited for.')],
+    empty: () => [h('p', {}, 'No models are served or requested.')],
   });
   const more = h('p', { class: 'hint', hidden: true });
   const node = h(
@@ -51,7 +51,7 @@ function providerCard(provider) {
     { class: 'card' },
     h('div', { class: 'queue-head' }, h('h2', {}, provider.name), state),
     h('dl', { class: 'facts' }, Object.values(facts).map((one) => one.node)),
-    h('h3', {}, 'Requests that ended'),
+    h('h3', {}, 'Completed requests'),
     outcomes,
     h('h3', {}, 'Models'),
     models.node,

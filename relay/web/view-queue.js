@@ -11,7 +11,7 @@ import { whyWaiting, workersByModel } from './reasons.js';
 export function queueView({ store }) {
   const filter = h('input', { type: 'search', placeholder: 'Filter models', 'aria-label': 'Filter models', oninput: () => update(store) });
   const list = h('div', { class: 'stack' });
-  const intro = h('p', { class: 'intro' }, 'A request waits here until a worker that has its model is free. First come, first served.');
+  const intro = h('p', { class: 'intro' }, 'Requests wait here, first in, first out, until a worker with their model is free.');
   const node = page('Queue', intro, h('div', { class: 'table-tools' }, h('label', { class: 'search' }, icon('search'), filter)), list);
   function update(now) {
     const words = filter.value.toLowerCase();
@@ -49,8 +49,8 @@ function providerQueue(provider) {
 }
 
 function nothingInWords(provider) {
-  if (provider.queue_depth) return 'No model of that name is waited for.';
-  return provider.workers ? 'Nobody waits: every request found a worker at once.' : 'Nobody waits.';
+  if (provider.queue_depth) return 'No requests wait for a model with that name.';
+  return provider.workers ? 'The queue is empty: every request was dispatched immediately.' : 'The queue is empty.';
 }
 
 function modelQueue(model) {
@@ -75,7 +75,7 @@ function modelQueue(model) {
       setText(help, why.help.words);
       setAttribute(help, 'href', why.help.href);
     }
-    setText(detail, `${count(now.in_flight)} in flight${now.workers ? ` · held by ${count(now.open_workers)} of ${some(now.workers, 'worker')}` : ''}`);
+    setText(detail, `${count(now.in_flight)} in flight${now.workers ? ` · loaded on ${count(now.open_workers)} of ${some(now.workers, 'worker')}` : ''}`);
   };
   return node;
 }

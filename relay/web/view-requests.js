@@ -62,7 +62,7 @@ export function requestsTable(context, empty) {
 }
 
 export function requestsView(context) {
-  const table = requestsTable(context, 'Nothing runs and nobody waits.');
+  const table = requestsTable(context, 'No running or waiting requests.');
   const more = h('p', { class: 'hint', hidden: true });
   const node = page('Requests', h('a', { class: 'button', href: 'integrate' }, 'Connect a client'), more, table.node);
   function update(store) {
@@ -74,7 +74,7 @@ export function requestsView(context) {
 }
 
 async function cancel(request) {
-  const words = `Its client gets the error “cancelled_by_admin”. Request ${request.request_id}, for ${request.model}.`;
+  const words = `The client receives the error “cancelled_by_admin”. Request ${request.request_id}, for ${request.model}.`;
   if (!(await confirmed('Cancel this request?', words, 'Cancel the request'))) return;
   await orSay(async () => {
     await post(`admin/requests/${encodeURIComponent(request.request_id)}/cancel`);

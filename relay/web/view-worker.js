@@ -3,7 +3,7 @@
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
 import { h, setHidden, setList, setText } from './dom.js';
-import { count, milliseconds } from './format.js';
+import { count, milliseconds, some } from './format.js';
 import { icon } from './icons.js';
 import { notice, orSay } from './notices.js';
 import { fact, loadBar, pill, setPill, workerState } from './parts.js';
@@ -14,21 +14,21 @@ import { slotCards } from './slots.js';
 export function workerView(context, id) {
   const title = h('h1');
   const state = pill();
-  const gone = h('p', { class: 'empty', hidden: true }, 'This worker is not connected (any more). ', h('a', { href: '#/workers' }, 'All workers'));
+  const gone = h('p', { class: 'empty', hidden: true }, 'This worker is not connected. ', h('a', { href: '#/workers' }, 'All workers'));
   const drain = h('button', { type: 'button', class: 'danger', onclick: () => askDrain(context.store.workers.get(id)) }, 'Drain');
   const refresh = h('button', { type: 'button', onclick: () => askRefresh(id) }, 'Refresh models');
   const about = facts();
   const models = h('ul', { class: 'chips' });
   const more = h('p', { class: 'hint', hidden: true });
   const slots = slotCards(context, id);
-  const requests = requestsTable(context, 'It runs nothing now.');
+  const requests = requestsTable(context, 'No running requests.');
   const body = h(
     'div',
     { class: 'view' },
     about.node,
     slots.node,
     h('section', { class: 'card' }, h('h2', {}, 'Models'), models, more),
-    h('section', {}, h('h2', {}, 'Requests here'), requests.node),
+    h('section', {}, h('h2', {}, 'Requests'), requests.node),
   );
   const node = h(
     'div',
@@ -63,7 +63,7 @@ function facts() {
   const since = age(null);
   const all = {
     load: fact('Load'),
-    flight: fact('In flight here', 'Requests of this relay; the load counts those of other relays, too'),
+    flight: fact('In flight', 'Requests of this relay; the load includes those of other relays'),
     rtt: fact('Round trip'),
     provider: fact('Provider'),
     pool: fact('Pool'),
@@ -93,19 +93,19 @@ function facts() {
 
 async function askDrain(worker) {
   if (!worker) return;
-  const running = worker.in_flight ? `It finishes ${count(worker.in_flight)} running, takes nothing new, ` : 'It takes nothing new, ';
-  const words = `${running}and stays away until it is started again on its machine.`;
-  if (!(await confirmed(`Drain ${worker.name}?`, words, 'Drain it'))) return;
+  const running = worker.in_flight ? `It finishes ${some(worker.in_flight, 'running request')}, accepts no new ones ` : 'It accepts no new requests ';
+  const words = `${running}and stays disconnected until it is restarted on its machine.`;
+  if (!(await confirmed(`Drain ${worker.name}?`, words, 'Drain worker'))) return;
   await orSay(async () => {
     await post(workerPath(worker.worker_id, 'drain'));
-    notice(`${worker.name} was told to drain.`);
+    notice(`${worker.name} is draining.`);
   });
 }
 
 async function askRefresh(id) {
   await orSay(async () => {
     await post(workerPath(id, 'refresh'));
-    notice('It lists its models anew.');
+    notice('Model refresh requested.');
   });
 }
 

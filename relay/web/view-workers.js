@@ -46,7 +46,7 @@ export function workersView() {
     words: (w) => `${w.name} ${w.provider} ${w.pool?.name ?? ''} ${w.address} ${w.version} ${workerState(w)[0]} ${w.models.join(' ')}`,
     sort: ['name', false],
     empty: () => [
-      h('p', {}, 'No machine is connected. A worker dials in from the machine with the GPU: no port is opened there.'),
+      h('p', {}, 'No machines connected. A worker connects from the machine with the GPU; no port is opened there.'),
       h('a', { class: 'button primary', href: 'setup' }, icon('setup'), 'Add a machine'),
     ],
   });

@@ -89,8 +89,8 @@ await() {
   shift 3
   end=$((SECONDS + seconds))
   until "$@" > /dev/null 2>&1; do
-    is_alive "$name" || give_up "$name ended by itself" "$name"
-    [ $SECONDS -lt $end ] || give_up "waited $seconds s in vain for $what" "$name"
+    is_alive "$name" || give_up "$name exited unexpectedly" "$name"
+    [ $SECONDS -lt $end ] || give_up "timed out after $seconds s waiting for $what" "$name"
     sleep 0.1
   done
 }

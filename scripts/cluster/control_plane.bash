@@ -8,7 +8,7 @@ prepare_control_plane() {
   has etcd || cannot "etcd is missing: on Debian, apt-get install etcd-server"
   local taken
   for taken in "$port" "$etcd_port" "$etcd_peer_port" "$controllers_port" "$scheduler_port"; do
-    ! port_is_taken "$taken" && ! port_is_taken "$taken" "$1" || die "port $taken is taken: another cluster? MODELRELAY_CLUSTER_PORT chooses other ports ($port to $((port + 4)))"
+    ! port_is_taken "$taken" && ! port_is_taken "$taken" "$1" || die "port $taken is in use, possibly by another cluster; MODELRELAY_CLUSTER_PORT selects other ports ($port to $((port + 4)))"
   done
   "$here/pki" "$1" || exit
 }

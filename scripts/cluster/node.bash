@@ -16,7 +16,7 @@ prepare_node() {
   grep -qw overlay /proc/filesystems || cannot "this kernel has no overlay filesystem"
   [ -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || cannot "this kernel has no br_netfilter"
   nft list tables > /dev/null 2>&1 || cannot "this kernel has no nf_tables, or these are not root's full rights"
-  ! port_is_taken 10250 || die "a kubelet of somebody else runs on this machine (port 10250)"
+  ! port_is_taken 10250 || die "another kubelet is running on this machine (port 10250)"
   share_network_namespaces
 }
 
@@ -62,7 +62,7 @@ start_node() {
 # setup.
 link_node() {
   ip link add "$NODE_LINK" type bridge && ip address add "$NODE_IP/32" dev "$NODE_LINK" && ip link set "$NODE_LINK" up ||
-    die "cannot make the link $NODE_LINK"
+    die "cannot create the link $NODE_LINK"
   echo 1 > /proc/sys/net/ipv4/ip_forward
   echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
   iptables -w -I FORWARD -i "$POD_BRIDGE" -j ACCEPT

@@ -77,7 +77,7 @@ for (const [form, pass] of Object.entries(FORMS)) {
     await addMachine(page);
     await connectClient(page);
     await page.getByRole('button', { name: 'Log out' }).click();
-    await expect(page.getByRole('button', { name: 'Log in to make one' })).toBeVisible();
+    await expect(page.getByRole('button', { name: 'Log in to create one' })).toBeVisible();
     // No models are listed without a key.
     expect(failed.filter((line) => !line.startsWith('401 ') || !line.endsWith('/v1/models'))).toEqual([]);
     expect(proxy.outside).toEqual([]);
@@ -97,10 +97,10 @@ async function walk(page) {
 async function addMachine(page) {
   await page.getByRole('main').getByRole('link', { name: 'Add a machine' }).click();
   await expect(page).toHaveURL(`${proxy.url}/setup`);
-  await expect(page.getByLabel('This relay, seen from that machine')).toHaveValue(proxy.url);
+  await expect(page.getByLabel('Relay address, seen from that machine')).toHaveValue(proxy.url);
   await page.getByRole('radio', { name: 'Other' }).check();
-  await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
-  await page.getByLabel('Name to show (optional)').fill('garage');
+  await page.getByLabel('Server address, seen from that machine').fill(await site.backend('fresh'));
+  await page.getByLabel('Worker name (optional)').fill('garage');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   const command = await copied(page, 'Start the worker');
   expect(command).toContain(`PROXY_URL=${proxy.url} `);
@@ -109,7 +109,7 @@ async function addMachine(page) {
   await expect(page.getByText('It serves fresh.')).toBeVisible();
   await page.getByRole('button', { name: 'Send a test request' }).click();
   await expect(page.getByRole('status').filter({ hasText: 'first token after' })).toBeVisible();
-  await page.getByRole('link', { name: 'Look at it' }).click();
+  await page.getByRole('link', { name: 'Show worker' }).click();
   await expect(page.getByRole('heading', { level: 1, name: 'garage' })).toBeVisible();
 }
 
@@ -117,9 +117,9 @@ async function connectClient(page) {
   await page.getByRole('navigation').getByRole('link', { name: 'Connect a client' }).click();
   await expect(page).toHaveURL(`${proxy.url}/integrate`);
   await expect(page.getByLabel('Address of this relay')).toHaveValue(proxy.url);
-  await page.getByRole('button', { name: 'Make one for me' }).click();
+  await page.getByRole('button', { name: 'Create a key' }).click();
   await expect(page.getByLabel('Model', { exact: true })).toHaveValue('fresh');
-  expect(await copied(page, 'OpenAI’s way')).toContain(`${proxy.url}/v1/chat/completions`);
-  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  expect(await copied(page, 'OpenAI API')).toContain(`${proxy.url}/v1/chat/completions`);
+  await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect(page.getByText(/first token after .* tokens in/)).toBeVisible();
 }

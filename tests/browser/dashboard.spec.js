@@ -65,7 +65,7 @@ test('an order to a slot is followed to its end', async ({ page }) => {
   await page.getByRole('button', { name: 'Unpin coder in gpu0' }).click();
   await expect(page.getByRole('button', { name: 'Pin coder in gpu0' })).toBeVisible();
   await page.getByRole('button', { name: 'Unload coder in gpu0' }).click();
-  await expect(page.getByText('holds no model')).toBeVisible();
+  await expect(page.getByText('no model loaded')).toBeVisible();
 });
 
 test('a worker can be refreshed and, after a question, drained', async ({ page }) => {
@@ -73,15 +73,15 @@ test('a worker can be refreshed and, after a question, drained', async ({ page }
   await logIn(page, site, '/dashboard#/workers');
   await page.getByRole('link', { name: 'leaver' }).click();
   await page.getByRole('button', { name: 'Refresh models' }).click();
-  await expect(page.getByText('It lists its models anew.')).toBeVisible();
+  await expect(page.getByText('Model refresh requested.')).toBeVisible();
   await page.getByRole('button', { name: 'Drain', exact: true }).click();
   const dialog = page.getByRole('dialog', { name: 'Drain leaver?' });
   await dialog.getByRole('button', { name: 'Go back' }).click();
   await expect(dialog).toBeHidden();
   await page.getByRole('button', { name: 'Drain', exact: true }).click();
   await inspect(page, 'drain-dialog');
-  await dialog.getByRole('button', { name: 'Drain it' }).click();
-  await expect(page.getByText('This worker is not connected (any more).')).toBeVisible();
+  await dialog.getByRole('button', { name: 'Drain worker' }).click();
+  await expect(page.getByText('This worker is not connected.')).toBeVisible();
 });
 
 test('says why requests wait, and cancels one', async ({ page }) => {
@@ -97,11 +97,11 @@ test('says why requests wait, and cancels one', async ({ page }) => {
   const third = site.ask('nowhere');
   await logIn(page, site, '/dashboard#/queue');
   const waits = (model) => page.getByRole('listitem').filter({ has: page.getByRole('heading', { name: model }) });
-  await expect(waits('slow-model')).toContainText('The one slot for it is busy.');
+  await expect(waits('slow-model')).toContainText('Its only slot is busy.');
   await expect(waits('nowhere')).toContainText('No connected worker serves this model.');
   await inspect(page, 'queue-waiting');
   await page.goto(`${site.url}/dashboard#/`);
-  await expect(page.getByRole('list', { name: 'What needs attention' })).toContainText('1 request for nowhere waits.');
+  await expect(page.getByRole('list', { name: 'Needs attention' })).toContainText('1 request for nowhere waits.');
 
   await page.goto(`${site.url}/dashboard#/requests`);
   await expect(row(page, 'slow-model')).toHaveCount(2);
@@ -131,12 +131,12 @@ test('a key is made with all its limits, shown once, and revoked', async ({ page
   await form.getByLabel('Name').fill('laptop');
   await form.getByLabel('Models').fill('demo, coder');
   await form.getByLabel('Expires').selectOption({ label: 'In 30 days' });
-  await form.getByLabel('Requests at once').fill('4');
+  await form.getByLabel('Concurrent requests').fill('4');
   await form.getByLabel('Share of the queue, %').fill('25');
   await inspect(page, 'key-form');
-  await form.getByRole('button', { name: 'Make the key' }).click();
+  await form.getByRole('button', { name: 'Create the key' }).click();
   const shown = page.getByRole('dialog', { name: 'Key “laptop” is ready' });
-  await expect(shown).toContainText('It is shown this one time');
+  await expect(shown).toContainText('It is shown only once');
   await inspect(page, 'key-shown');
   await shown.getByRole('button', { name: 'Copy API key' }).click();
   await expect(shown.getByText('Copied', { exact: true })).toBeVisible();
@@ -150,7 +150,7 @@ test('a key is made with all its limits, shown once, and revoked', async ({ page
   await page.getByRole('button', { name: 'Revoke laptop' }).click();
   await page.getByRole('dialog').getByRole('button', { name: 'Revoke the key' }).click();
   await expect(row(page, 'laptop')).toHaveCount(0);
-  await page.getByLabel('Which keys').selectOption({ label: 'With revoked and expired' });
+  await page.getByLabel('Which keys').selectOption({ label: 'All, including revoked and expired' });
   await expect(row(page, 'laptop')).toContainText('Revoked');
   expect((await site.admin('GET', '/admin/keys')).keys[0].revoked).toBe(true);
 });
@@ -164,7 +164,7 @@ test('the event log is filtered by level and words', async ({ page }) => {
   await expect(events.filter({ hasText: 'tower' }).first()).toBeVisible();
   await page.getByLabel('Level').selectOption({ label: 'Warnings and errors' });
   await expect(events.filter({ hasText: 'tower' })).toHaveCount(0);
-  await page.getByLabel('Level').selectOption({ label: 'Everything' });
+  await page.getByLabel('Level').selectOption({ label: 'All events' });
   await page.getByLabel('Filter events').fill('tower registered');
   await expect(events.filter({ hasText: 'attic' })).toHaveCount(0);
   await expect(events.first()).toContainText('tower');

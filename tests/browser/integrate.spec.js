@@ -22,12 +22,12 @@ test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401']
 test('a key is made, and the copied line runs', async ({ page }) => {
   await logIn(page, site, '/integrate');
   await expect(page.getByLabel('Model', { exact: true })).toHaveValue('demo');
-  await page.getByRole('button', { name: 'Make one for me' }).click();
+  await page.getByRole('button', { name: 'Create a key' }).click();
   await expect(page.getByLabel('API key')).toHaveValue(/^mr-/);
   const key = await page.getByLabel('API key').inputValue();
   const main = page.getByRole('main');
   await expect(main).not.toContainText(key);
-  const line = await copied(page, 'OpenAI’s way');
+  const line = await copied(page, 'OpenAI API');
   expect(line).toContain(key);
   const { stdout } = await promisify(execFile)('sh', ['-c', line]);
   expect(stdout).toContain('[DONE]');
@@ -51,16 +51,16 @@ test('an answer streams, and can be stopped', async ({ page }) => {
   const { secret } = await site.admin('POST', '/admin/keys', { name: 'pasted' });
   // A user with a key and without a login.
   await page.goto(`${site.url}/integrate`);
-  await expect(page.getByText('Models are listed as soon as there is a key.')).toBeVisible();
+  await expect(page.getByText('Enter a key to list the models.')).toBeVisible();
   await page.getByLabel('API key').fill(secret);
   await page.getByLabel('API key').blur();
   await expect(page.getByLabel('Model', { exact: true })).toHaveValue('demo');
-  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect(page.getByText(/first token after .* tokens in/)).toBeVisible();
   const long = Array.from({ length: 400 }, (_, i) => `word${i}`).join(' ');
   await page.getByLabel('Prompt').fill(long);
-  await page.getByRole('button', { name: 'Ask', exact: true }).click();
-  await expect(page.getByText('Answering …')).toBeVisible();
+  await page.getByRole('button', { name: 'Send', exact: true }).click();
+  await expect(page.getByText('Receiving …')).toBeVisible();
   await page.getByRole('button', { name: 'Stop' }).click();
   await expect(page.getByText(/^Stopped: /)).toBeVisible();
   // Stopping cancels the request at the relay and at the backend.
@@ -79,11 +79,11 @@ async function beginAnswer(page, name) {
   await page.getByLabel('API key').fill(secret);
   await page.getByLabel('API key').blur();
   await page.getByLabel('Model', { exact: true }).selectOption(name);
-  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect.poll(() => hand.requests.length).toBe(1);
   const say = (type, more) => hand.say({ type, request_id: hand.requests[0], ...more });
   say('response_chunk', { chunk: `data: ${JSON.stringify({ choices: [{ delta: { content: 'A first' } }] })}\n\n` });
-  const answer = page.getByRole('group', { name: 'Answer' });
+  const answer = page.getByRole('group', { name: 'Response' });
   await expect(answer).toHaveText('A first');
   return { hand, answer, say };
 }
@@ -91,7 +91,7 @@ async function beginAnswer(page, name) {
 test('an answer that ends early is incomplete', async ({ page }) => {
   const { hand, answer, say } = await beginAnswer(page, 'ends-early');
   say('response_complete', { status_code: 200, headers: {} });
-  await expect(page.getByText('Connection lost: the answer is incomplete.')).toBeVisible();
+  await expect(page.getByText('Connection lost: the response is incomplete.')).toBeVisible();
   await expect(answer).toHaveText('A first');
   hand.close();
 });
@@ -108,7 +108,7 @@ test('a model’s name cannot leave its quotes', async ({ page }) => {
   const [hand] = await site.hands(1, () => ({ name: 'odd', models: [name] }));
   await logIn(page, site, '/integrate');
   await page.getByLabel('Model', { exact: true }).selectOption(name);
-  const line = await copied(page, 'OpenAI’s way');
+  const line = await copied(page, 'OpenAI API');
   const { stdout } = await promisify(execFile)('sh', ['-c', line.replace(/^curl/, 'printf "%s\\n"')]);
   expect(stdout).toContain(JSON.stringify(name));
   await page.getByRole('radio', { name: 'opencode' }).check();

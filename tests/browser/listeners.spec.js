@@ -20,15 +20,15 @@ test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401']
 
 test('a new machine dials the address of workers, and is asked something by an admin', async ({ page }) => {
   await logIn(page, site, '/setup');
-  await expect(page.getByLabel('This relay, seen from that machine')).toHaveValue(site.workers);
+  await expect(page.getByLabel('Relay address, seen from that machine')).toHaveValue(site.workers);
   await expect(page.getByText(`WORKER_LISTEN_ADDR=0.0.0.0:${new URL(site.workers).port}`)).toBeVisible();
   await page.getByRole('radio', { name: 'Other' }).check();
-  await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
+  await page.getByLabel('Server address, seen from that machine').fill(await site.backend('fresh'));
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   const worker = site.line(await copied(page, 'Start the worker'));
   await expect(page.getByText('It serves fresh.')).toBeVisible();
   await page.getByRole('button', { name: 'Send a test request' }).click();
-  await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
+  await expect(page.getByRole('group', { name: 'Response' })).toContainText('Say hello');
   await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
   worker.kill();
 });
@@ -42,11 +42,11 @@ test('a client is connected to its own address, and tried from here', async ({ p
   await page.getByLabel('Admin token').fill(TOKEN);
   await page.getByRole('button', { name: 'Log in' }).click();
   await expect(page.getByLabel('Address of this relay')).toHaveValue(site.url);
-  await page.getByRole('button', { name: 'Make one for me' }).click();
+  await page.getByRole('button', { name: 'Create a key' }).click();
   await page.getByLabel('Model', { exact: true }).selectOption('tried');
-  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect(page.getByText(/first token after .* tokens in/)).toBeVisible();
-  const { stdout } = await promisify(execFile)('sh', ['-c', await copied(page, 'OpenAI’s way')]);
+  const { stdout } = await promisify(execFile)('sh', ['-c', await copied(page, 'OpenAI API')]);
   expect(stdout).toContain('[DONE]');
   await inspect(page, 'integrate-elsewhere-light');
   await page.setViewportSize({ width: 360, height: 780 });

@@ -31,7 +31,7 @@ test.describe('with wrong tokens', () => {
     await page.goto(`${site.url}/dashboard`);
     await page.getByLabel('Admin token').fill('guess');
     await page.keyboard.press('Enter');
-    await expect(page.getByRole('alert')).toContainText('That is not this relay’s admin token.');
+    await expect(page.getByRole('alert')).toContainText('Wrong admin token.');
     await page.getByLabel('Admin token').fill(TOKEN);
     await page.keyboard.press('Enter');
     await expect(page.getByRole('heading', { name: 'Overview' })).toBeVisible();
@@ -63,7 +63,7 @@ test.describe('when the login ends elsewhere', () => {
     await context.clearCookies();
     await page.getByRole('button', { name: 'New key' }).click();
     await page.getByLabel('Name').fill('late');
-    await page.getByRole('button', { name: 'Make the key' }).click();
+    await page.getByRole('button', { name: 'Create the key' }).click();
     await expect(page.getByRole('heading', { name: 'Log in' })).toBeVisible();
     await page.getByLabel('Admin token').fill(TOKEN);
     await page.getByRole('button', { name: 'Log in' }).click();
@@ -77,7 +77,7 @@ test.describe('when the relay is gone', () => {
     await logIn(page, site);
     site.relay.kill();
     await site.relay.ended;
-    await expect(page.getByText('Connection lost, trying again …')).toBeVisible();
+    await expect(page.getByText('Connection lost, reconnecting …')).toBeVisible();
     await site.startRelay(new URL(site.url).host);
     await expect(page.getByText('Live', { exact: true })).toBeVisible();
     await site.hands(1, () => ({ name: 'after-all', models: ['m'] }));
@@ -125,7 +125,7 @@ test('everything can be reached by keyboard', async ({ page }) => {
 test('a relay without an admin token says what to do', async ({ page }) => {
   const bare = await Site.start({ MODELRELAY_ADMIN_TOKEN: '' });
   await page.goto(`${bare.url}/dashboard`);
-  await expect(page.getByRole('heading', { name: 'No admin token yet' })).toBeVisible();
+  await expect(page.getByRole('heading', { name: 'No admin token' })).toBeVisible();
   await inspect(page, 'no-token');
   await bare.close();
 });

@@ -40,7 +40,7 @@ test('a key may be kept to a provider', async ({ page }) => {
   await page.getByLabel('Name').fill('for the lab');
   await page.getByRole('checkbox', { name: 'lab' }).check();
   await inspect(page, 'key-form-providers');
-  await page.getByRole('button', { name: 'Make the key' }).click();
+  await page.getByRole('button', { name: 'Create the key' }).click();
   await page.getByRole('button', { name: 'I have copied it' }).click();
   await expect(page.getByRole('row').filter({ hasText: 'for the lab' })).toContainText('all models of lab');
   expect((await site.admin('GET', '/admin/keys')).keys[0].providers).toEqual(['lab']);

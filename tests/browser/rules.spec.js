@@ -23,9 +23,9 @@ test('why requests wait', () => {
   const slotted = (changes) => [{ ...worker, slots: [{ ...slot, ...changes }] }];
   expect(why(cold, slotted({ state: 'loading', target: 'm' }))).toBe('gpu is loading it in slot s0.');
   expect(why(cold, slotted({ state: 'draining', target: 'm' }))).toBe('gpu is making room for it (draining) in slot s0.');
-  expect(why({ model: { ...cold.model, asked_worker: 'gpu' } }, slotted({}))).toContain('gpu was asked to load it');
+  expect(why({ model: { ...cold.model, asked_worker: 'gpu' } }, slotted({}))).toContain('gpu is assigned to load it');
   expect(why(cold, slotted({ models: [{ id: 'm', status: 'failed', message: 'out of memory' }] }))).toBe('gpu could not load it: out of memory');
-  expect(why(cold, slotted({}))).toBe('1 worker can load this model, and none holds it now.');
+  expect(why(cold, slotted({}))).toBe('1 worker can load this model; none has it loaded now.');
   expect(why({}, [{ ...worker, load: 4 }])).toBe('All 4 slots of 1 worker are busy.');
 });
 

@@ -41,8 +41,8 @@ for (const keys of ['takes any client', 'requires keys']) {
     await logIn(page, site, '/setup');
     await page.getByRole('radio', { name: 'Other' }).check();
     const backend = await site.backend('fresh');
-    await page.getByLabel('Its address, seen from that machine').fill(backend);
-    await page.getByLabel('Name to show (optional)').fill('garage');
+    await page.getByLabel('Server address, seen from that machine').fill(backend);
+    await page.getByLabel('Worker name (optional)').fill('garage');
     await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
 
     // The secret is shown only on request, and is always in the clipboard.
@@ -61,14 +61,14 @@ for (const keys of ['takes any client', 'requires keys']) {
     await expect(page.getByText('It serves fresh.')).toBeVisible();
     await page.getByRole('button', { name: 'Send a test request' }).click();
     await expect(page.getByRole('status').filter({ hasText: 'first token after' })).toBeVisible();
-    await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
+    await expect(page.getByRole('group', { name: 'Response' })).toContainText('Say hello');
     await inspect(page, `setup-done-${keys.split(' ')[0]}`);
     if (keys === 'requires keys') {
       // The key of the test request is revoked afterwards.
       await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
       expect((await site.admin('GET', '/admin/keys')).keys).toHaveLength(1);
     }
-    await page.getByRole('link', { name: 'Look at it' }).click();
+    await page.getByRole('link', { name: 'Show worker' }).click();
     await expect(page.getByRole('heading', { level: 1, name: 'garage' })).toBeVisible();
     expect(demo.log).not.toContain('refused');
   });
@@ -77,11 +77,11 @@ for (const keys of ['takes any client', 'requires keys']) {
 test('the shortest command needs no more than answers', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
-  const title = 'Start the worker, by questions';
+  const title = 'Start the worker interactively';
   // The worker finds the server by itself, unless its address was entered.
   expect(await copied(page, title)).not.toContain('BACKEND_URL');
-  await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
-  await page.getByLabel('Name to show (optional)').fill('garage');
+  await page.getByLabel('Server address, seen from that machine').fill(await site.backend('fresh'));
+  await page.getByLabel('Worker name (optional)').fill('garage');
   const command = await copied(page, title);
   expect(command).toContain(SECRET);
   await expect(page.getByRole('main')).not.toContainText(SECRET);
@@ -98,16 +98,16 @@ test('a wrong secret is told as soon as it was refused', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   site.bareWorker('typo', { WORKER_SECRET: 'not it', BACKEND_URL: 'http://127.0.0.1:9' });
-  await expect(page.getByText(/was not let in: its secret was wrong/)).toBeVisible();
+  await expect(page.getByText(/was rejected: wrong secret/)).toBeVisible();
 });
 
 test('hints come when no worker does', async ({ page }) => {
   await page.clock.install();
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
-  await expect(page.getByText('Nothing yet?')).toBeHidden();
+  await expect(page.getByText('No worker yet?')).toBeHidden();
   await page.clock.fastForward(21_000);
-  await expect(page.getByText('Nothing yet?')).toBeVisible();
+  await expect(page.getByText('No worker yet?')).toBeVisible();
   await expect(page.getByText(`curl -m 5 ${site.url}/health`)).toBeVisible();
   await inspect(page, 'setup-hints');
 });
@@ -119,7 +119,7 @@ test('a loopback address is exchanged for one that another machine reaches', asy
     await route.fulfill({ response, json: { ...await response.json(), network_url: 'http://192.168.1.5:8080' } });
   });
   await logIn(page, site, '/setup');
-  const warning = page.getByText('another machine would dial itself');
+  const warning = page.getByText('another machine would connect to itself');
   await expect(warning).toBeVisible();
   await inspect(page, 'setup-loopback');
   await page.getByRole('button', { name: 'Use http://192.168.1.5:8080' }).click();
@@ -131,10 +131,10 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
   await logIn(page, site, '/setup');
   await page.getByRole('radio', { name: 'Windows' }).check();
   await page.getByRole('radio', { name: 'Ollama' }).check();
-  await page.getByLabel('Name to show (optional)').fill("Ann’s 'box' $PATH");
-  expect(await copied(page, 'Start the worker, by questions')).toContain(`\n.\\modelrelay-worker.exe connect '${site.url}' --run`);
+  await page.getByLabel('Worker name (optional)').fill("Ann’s 'box' $PATH");
+  expect(await copied(page, 'Start the worker interactively')).toContain(`\n.\\modelrelay-worker.exe connect '${site.url}' --run`);
   expect(await copied(page, 'Start the worker')).toContain("$env:WORKER_NAME = 'Ann’’s ''box'' $PATH'\n.\\modelrelay-worker.exe");
-  const text = await copied(page, 'A service, in a PowerShell of an administrator');
+  const text = await copied(page, 'Windows service, in an administrator PowerShell');
   expect(text).toContain(`worker.secret" '${SECRET}'\n`);
   // Pasting the commands again applies changes, and access to an existing folder is restricted before anything is put into it.
   const order = ['service uninstall', 'New-Item', '/setowner', 'Remove-Item', '/reset', '/inheritance:r', 'Copy-Item', 'Set-Content', 'service install'];
@@ -147,7 +147,7 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
     writeFileSync(join(folder, 'worker.yaml'), `\ufeff${yaml.replaceAll('\n', '\r\n')}\r\n`);
     writeFileSync(join(folder, 'worker.secret'), `${SECRET}\r\n`);
     const said = execFileSync(`${process.env.MODELRELAY_BIN_DIR}/modelrelay-worker`, ['check', '--config', 'worker.yaml'], { cwd: folder, env: {}, encoding: 'utf8' });
-    expect(said).toContain("Ann’s 'box' $PATH, by the worker secret in worker.secret");
+    expect(said).toContain("Ann’s 'box' $PATH, with the worker secret in worker.secret");
     expect(said).toContain('backend: http://127.0.0.1:11434 (ollama)');
   } finally {
     rmSync(folder, { recursive: true });
@@ -157,8 +157,8 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
 test('every way to run it has its commands', async ({ page }) => {
   await logIn(page, site, '/setup');
   const ways = {
-    Linux: 'A systemd service', macOS: 'Start it at login', Windows: 'A service, in a PowerShell of an administrator',
-    Container: 'compose.yaml', Kubernetes: 'The operator’s way',
+    Linux: 'systemd service', macOS: 'Start it at login', Windows: 'Windows service, in an administrator PowerShell',
+    Container: 'compose.yaml', Kubernetes: 'With the operator',
   };
   for (const [system, block] of Object.entries(ways)) {
     await page.getByRole('radio', { name: system }).check();
@@ -166,5 +166,5 @@ test('every way to run it has its commands', async ({ page }) => {
     expect(text).not.toContain('•');
     expect(text).not.toContain('undefined');
   }
-  await expect(page.getByText('another machine would dial itself')).toBeVisible();
+  await expect(page.getByText('another machine would connect to itself')).toBeVisible();
 });

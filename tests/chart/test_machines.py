@@ -114,7 +114,7 @@ def test_the_healthcheck_of_compose_is_a_command_of_the_relay_that_tells_up_from
     (tmp_path / "token").write_text("any")
     words = [PROGRAMS / "modelrelay-relay", command, option, tmp_path / "token", "--url"]
     down = subprocess.run([*words, "http://127.0.0.1:1"], capture_output=True, text=True)
-    assert down.returncode != 0 and "cannot be reached" in down.stderr
+    assert down.returncode != 0 and "cannot reach the relay" in down.stderr
     env = {"LISTEN_ADDR": "127.0.0.1:0", "WORKER_SECRET": "0123456789abcdef", "MODELRELAY_ADMIN_TOKEN": "any"}
     relay = subprocess.Popen([PROGRAMS / "modelrelay-relay"], env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

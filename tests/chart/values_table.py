@@ -48,7 +48,7 @@ def default(values, path):
 
 
 def table():
-    lines = ["| value | default | what |", "|---|---|---|"]
+    lines = ["| value | default | meaning |", "|---|---|---|"]
     lines += [f"| `{row.name}` | `{row.default}` | {row.text.replace('|', chr(92) + '|')} |" for row in rows()]
     return "\n".join([BEGIN, *lines, END])
 

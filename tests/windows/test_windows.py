@@ -216,16 +216,16 @@ class Windows(unittest.TestCase):
             self.assertIn(f"removed the service {service}", run(program, "service", "uninstall")[1])
         self.assertIn("stopped", self.log("relay.log"))
         code, said = run(RELAY, "service", "uninstall")
-        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: there is none" in said, (code, said))
+        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: it does not exist" in said, (code, said))
 
     def test_a_service_that_would_not_run_is_not_installed(self):
         config = self.write("worker.yaml", "provder: local\n")
         code, said = run(WORKER, "service", "install", "--config", config)
-        self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, (code, said))
+        self.assertTrue(code == 1 and "the service was not installed" in said and "provder" in said, (code, said))
         # A variable that is set during the installation does not help: the service would not have it.
         config = self.write("worker.yaml", "provider: local\n")
         code, said = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
-        self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, (code, said))
+        self.assertTrue(code == 1 and "the service was not installed" in said and "WORKER_SECRET: missing" in said, (code, said))
         self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
 
     def test_windows_waits_for_a_drain_before_it_goes_down(self):
@@ -236,7 +236,7 @@ class Windows(unittest.TestCase):
     def test_service_run_by_hand_says_so_where_it_was_typed(self):
         log = self.folder / "relay.log"
         code, said = run(RELAY, "service", "run", "--log", windows(log), "--folder", windows(self.folder))
-        self.assertTrue(code == 1 and said.count("leave `service run` out") == 1, (code, said))
+        self.assertTrue(code == 1 and said.count("omit `service run`") == 1, (code, said))
         self.assertFalse(log.exists())
 
     def test_why_a_service_has_ended_is_in_its_log(self):

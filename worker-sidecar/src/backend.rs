@@ -51,8 +51,8 @@ impl std::fmt::Display for BackendError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unreachable(error) => write!(f, "the backend cannot be reached: {error}"),
-            Self::Reset(detail) => write!(f, "the backend broke the connection: {detail}"),
-            Self::BadAnswer(detail) => write!(f, "the backend's answer cannot be read: {detail}"),
+            Self::Reset(detail) => write!(f, "the backend closed the connection: {detail}"),
+            Self::BadAnswer(detail) => write!(f, "invalid response from the backend: {detail}"),
         }
     }
 }
@@ -115,7 +115,7 @@ impl Backend {
                 }
                 // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is used.
                 Err(ExchangeError::Broken(detail)) => {
-                    tracing::debug!(detail, "a kept connection was closed by the backend");
+                    tracing::debug!(detail, "the backend closed an idle connection");
                     upload.rewind();
                 }
                 Err(ExchangeError::Garbage(detail)) => return Err(BackendError::BadAnswer(detail)),
@@ -133,7 +133,7 @@ impl Backend {
     /// Requests a path for the worker itself, such as `/health`. Uses a fresh connection, because a kept one would prove nothing.
     pub async fn ask(&self, path: &str) -> Result<Answer, BackendError> {
         let uri = target(&self.settings.url, path, None)
-            .ok_or_else(|| BackendError::BadAnswer("the path leaves the backend".to_owned()))?;
+            .ok_or_else(|| BackendError::BadAnswer("the path is outside of the backend's URL".to_owned()))?;
         let mut head = Request::new(());
         *head.uri_mut() = uri;
         *head.headers_mut() = self.headers(std::iter::empty(), &[], Dialect::OpenAi);

@@ -68,13 +68,13 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
         return tracing::warn!(relay = %link.relay, "skipping a request without a usable id");
     }
     if link.core1 && (request.stream.is_none() || request.content_length.is_none()) {
-        return refuse(WorkerError::BAD_BODY, "the request names no stream or no length");
+        return refuse(WorkerError::BAD_BODY, "the request has no stream id or no body length");
     }
     // Before anything else is read: a demand includes the requests before it.
     let (taken, start) = match worker.serving.admit(link, &request.model) {
         Admission::Accepted(taken, start) => (taken, start),
         // The grant that states this is already queued.
-        Admission::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
+        Admission::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are busy"),
         Admission::Unlinked => return,
     };
     let upload = upload_of(link, &worker.spare_memory, &mut request);
@@ -99,7 +99,7 @@ pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: U
     let message = match error {
         UploadError::Overrun => "the request body exceeds its credit",
         UploadError::TooLong => "the request body exceeds its announced length",
-        UploadError::Misnamed => "the request body names another model than the request",
+        UploadError::Misnamed => "the model in the request body differs from that of the request",
     };
     tracing::warn!(request_id = %id, stream, message, "backend error");
     worker.metrics.backend_errors(BROKEN_UPLOAD);
@@ -135,7 +135,7 @@ impl Drop for Job {
             self.fail_trace(BROKEN_UPLOAD);
         }
         let message = if self.link.core1 {
-            failure::error_message(&self.key.id, "internal_error", "the worker failed")
+            failure::error_message(&self.key.id, "internal_error", "internal worker error")
         } else {
             cancelled_completion(&self.key.id)
         };

@@ -73,16 +73,16 @@ impl Metrics {
         let registry = Registry::new();
         let bytes: IntCounterVec = labelled(
             &registry,
-            IntCounterVec::new(opts("forwarded_bytes_total", "Body bytes, by direction"), &["direction"]),
+            IntCounterVec::new(opts("forwarded_bytes_total", "Forwarded body bytes, by direction"), &["direction"]),
         );
-        let info = labelled(&registry, IntGaugeVec::new(opts("build_info", "The program's version"), &["version"]));
+        let info = labelled(&registry, IntGaugeVec::new(opts("build_info", "Build information"), &["version"]));
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let duration = HistogramOpts::new(
             name("backend_request_duration_seconds"),
-            "Until the backend's head, by endpoint and status",
+            "Time to the backend's response headers, by endpoint and status",
         );
         Self {
-            connected: labelled(&registry, IntGaugeVec::new(opts("connected", "Live links, by relay"), &["relay"])),
+            connected: labelled(&registry, IntGaugeVec::new(opts("connected", "Open links, by relay"), &["relay"])),
             reconnects: labelled(
                 &registry,
                 IntCounterVec::new(opts("reconnects_total", "Ended links and failed dials, by reason"), &["reason"]),
@@ -91,13 +91,13 @@ impl Metrics {
             backend_condition: labelled(
                 &registry,
                 IntGaugeVec::new(
-                    opts("backend_condition", "1 for the condition that the backend is in"),
+                    opts("backend_condition", "1 for the current condition of the backend"),
                     &["condition"],
                 ),
             ),
             failing_models: labelled(
                 &registry,
-                IntGauge::with_opts(opts("failing_models", "Models whose requests the backend fails")),
+                IntGauge::with_opts(opts("failing_models", "Models for which the backend fails every request")),
             ),
             backend_duration: labelled(
                 &registry,
@@ -105,33 +105,45 @@ impl Metrics {
             ),
             backend_errors: labelled(
                 &registry,
-                IntCounterVec::new(opts("backend_errors_total", "Requests without a whole answer, by kind"), &["kind"]),
+                IntCounterVec::new(
+                    opts("backend_errors_total", "Requests without a complete backend response, by kind"),
+                    &["kind"],
+                ),
             ),
-            in_flight: labelled(&registry, IntGauge::with_opts(opts("requests_in_flight", "Requests that run"))),
-            max_concurrency: labelled(&registry, IntGauge::with_opts(opts("max_concurrency", "Requests that may run"))),
+            in_flight: labelled(&registry, IntGauge::with_opts(opts("requests_in_flight", "Running requests"))),
+            max_concurrency: labelled(
+                &registry,
+                IntGauge::with_opts(opts("max_concurrency", "Maximum number of concurrent requests")),
+            ),
             received_bytes: bytes.with_label_values(&["request"]),
             sent_bytes: bytes.with_label_values(&["response"]),
             backpressure: labelled(
                 &registry,
-                Counter::with_opts(opts("send_backpressure_seconds_total", "Time that backends waited for readers")),
+                Counter::with_opts(opts(
+                    "send_backpressure_seconds_total",
+                    "Time that backend responses waited for slow readers",
+                )),
             ),
             refreshes: labelled(
                 &registry,
                 IntCounterVec::new(
-                    opts("model_refresh_total", "Looks at the backend's models, by result"),
+                    opts("model_refresh_total", "Polls of the backend's models, by result"),
                     &["result"],
                 ),
             ),
             last_message: labelled(
                 &registry,
                 GaugeVec::new(
-                    opts("last_relay_message_timestamp_seconds", "When the relay last said something"),
+                    opts("last_relay_message_timestamp_seconds", "Time of the relay's last message"),
                     &["relay"],
                 ),
             ),
             dropped_pieces: labelled(
                 &registry,
-                IntCounter::with_opts(opts("dropped_pieces_total", "Pieces of bodies that nobody waited for")),
+                IntCounter::with_opts(opts(
+                    "dropped_pieces_total",
+                    "Body chunks dropped because their request had ended",
+                )),
             ),
             log_lines_dropped: labelled(
                 &registry,
@@ -143,7 +155,7 @@ impl Metrics {
             spans_dropped: labelled(
                 &registry,
                 IntCounterVec::new(
-                    opts("trace_spans_dropped_total", "Spans of traces that the collector did not get"),
+                    opts("trace_spans_dropped_total", "Trace spans not delivered to the collector"),
                     &["reason"],
                 ),
             ),

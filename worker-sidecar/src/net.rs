@@ -109,13 +109,13 @@ impl Trust {
 fn certificates(pem: &[u8]) -> io::Result<Vec<CertificateDer<'static>>> {
     match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(io::Error::other("the file holds no certificate in PEM form")),
+        Ok(_) => Err(io::Error::other("the file contains no PEM certificate")),
         Err(error) => Err(unreadable(&error)),
     }
 }
 
 fn unreadable(error: &dyn std::fmt::Display) -> io::Error {
-    io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))
+    io::Error::other(format!("cannot parse the file as PEM certificates: {error}"))
 }
 
 /// Connects to `host:port`, or to one of the addresses `to` instead, if there are any; the certificate must always be
@@ -206,7 +206,7 @@ mod network {
     pub(super) async fn dial(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
         let mut waiting = alternating(addresses).into_iter();
         let mut attempts = FuturesUnordered::new();
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name resolves to no address");
         loop {
             match waiting.next() {
                 Some(address) => attempts.push(TcpStream::connect(address)),

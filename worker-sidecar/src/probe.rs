@@ -26,7 +26,7 @@ pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
         Err(error) if probe.explicit => Err(refused(probe.addr, &error)),
         Err(error) => {
             let free = SocketAddr::new(probe.addr.ip(), 0);
-            tracing::info!(address = %probe.addr, %error, "the default probe address is taken; using a free port");
+            tracing::info!(address = %probe.addr, %error, "the default probe address is in use; using a free port");
             TcpListener::bind(free).await.map_err(|error| refused(free, &error))
         }
     }

@@ -70,7 +70,7 @@ impl End {
 
     /// The code that served the link failed.
     fn panicked() -> Self {
-        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
+        Self::new(EndKind::Failed, "panicked", "internal error while serving the link")
     }
 }
 
@@ -156,7 +156,7 @@ impl<'a> Dialling<'a> {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.lookup_failed, true) {
-                    tracing::warn!(name, %error, known = self.addresses.len(), "the relay's name cannot be looked up");
+                    tracing::warn!(name, %error, known = self.addresses.len(), "cannot resolve the relay's name");
                 }
             }
         }
@@ -297,7 +297,7 @@ async fn serve(
                 Err(end) => moving.handle_failed(&endpoint, &end),
             }
         };
-        tracing::info!(relay = %link.relay, "a link with the new {} takes the place of the older one", link.credential.noun());
+        tracing::info!(relay = %link.relay, "link replaced by one with the new {}", link.credential.noun());
         leaving.retain(|session| !session.0.is_finished());
         leaving.push(session);
     }
@@ -408,8 +408,8 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
         }
         EndKind::Failed if end.label == "draining" => tracing::debug!(%relay, reason, "not linked"),
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
-        EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
-        EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),
+        EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still disconnected"),
+        EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "retrying later"),
     }
 }
 

@@ -318,7 +318,7 @@ impl Serving {
     /// Applies new settings, and logs changes that take effect only at the next start.
     pub fn reconfigure(&self, old: &Live, new: &Live) {
         if matches!(self, Self::Multiplexed(_)) != new.slots.is_some() {
-            tracing::warn!("worker.yaml gained or lost its multiplexer; that needs a restart");
+            tracing::warn!("worker.yaml added or removed the multiplexer; restart the worker to apply it");
         }
         match self {
             Self::Single(single) => single.reconfigure(old, new),

@@ -283,7 +283,7 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
         .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
-        return Err(SettingError::new(setting, shown, "the file is empty; it must hold one line"));
+        return Err(SettingError::new(setting, shown, "the file is empty; it must contain one line"));
     }
     header_secret(setting, text)
 }
@@ -291,11 +291,11 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
 /// Validates a secret, which is sent in a header.
 pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
     let why = if !text.is_ascii() {
-        "it has a letter outside ASCII"
+        "it contains a character outside of ASCII"
     } else if text.contains(['\r', '\n']) {
-        "it has a line break, as a file with the line ends of Windows leaves one"
+        "it contains a line break, possibly a Windows line ending"
     } else if text.chars().any(|char| char.is_ascii_control() && char != '\t') {
-        "it has a control character"
+        "it contains a control character"
     } else {
         return Ok(Secret::new(text));
     };

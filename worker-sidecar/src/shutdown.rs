@@ -120,14 +120,14 @@ impl DrainState {
 
 /// Listens for SIGTERM and SIGINT, or their Windows counterparts, from now on, and returns a future for the first of
 /// them. After that, a second one ends the process at once, with a shell's exit code for it.
-#[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
+#[expect(clippy::disallowed_methods, reason = "the second signal ends the process without finishing requests")]
 pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
     let mut signals = Signals::listen()?;
     Ok(async move {
         let first = signals.next().await;
         tokio::spawn(async move {
             let second = signals.next().await;
-            tracing::warn!("second signal, ending at once");
+            tracing::warn!("second signal; exiting immediately");
             log::finish();
             std::process::exit(second.exit_code());
         });

@@ -164,7 +164,7 @@ impl Worker {
         match (read, error) {
             (Ok(credential), _) => {
                 if told.is_some() {
-                    tracing::info!("the {noun} is there");
+                    tracing::info!("{noun} found");
                 }
                 self.newest_credential.send_if_modified(|newest| {
                     let is_new = newest.as_ref() != Some(&credential);
@@ -173,7 +173,9 @@ impl Worker {
                 });
             }
             (Err(_), error) if error == told => {}
-            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good {noun}"),
+            (Err(error), _) if had_one => {
+                tracing::warn!(%error, "cannot read the {noun}; dialling with the previous one");
+            }
             (Err(error), _) => tracing::warn!(%error, "there is no {noun} yet; waiting for it"),
         }
         self.newest_credential.borrow().clone()
@@ -209,7 +211,7 @@ impl Worker {
     pub fn detach(&self, link: &Arc<Link>) {
         let aborted = link.cancel_all();
         if aborted > 0 {
-            tracing::warn!(relay = %link.relay, aborted, "requests ended with their link");
+            tracing::warn!(relay = %link.relay, aborted, "link closed with running requests; aborting them");
         }
         self.serving.detach(link);
         self.links.remove(link.id);
@@ -255,10 +257,12 @@ impl Worker {
         }
         let rest = Settings { live: self.settings.live.clone(), ..settings };
         if rest != self.settings {
-            tracing::warn!("worker.yaml changed settings that need a restart; they stay as they were");
+            tracing::warn!("worker.yaml changed settings that require a restart; keeping the previous values");
         }
         if new.relay.every_address != old.relay.every_address {
-            tracing::warn!("worker.yaml changed between one relay address and dns+; that needs a restart");
+            tracing::warn!(
+                "worker.yaml changed between a single relay address and dns+; restart the worker to apply it"
+            );
             new.relay = old.relay.clone();
         }
         lock(&self.config_error).take();
@@ -270,7 +274,7 @@ impl Worker {
 
     /// Keeps the settings, because those of a changed `worker.yaml` cannot be used.
     pub fn refuse(&self, error: &SettingError) {
-        tracing::error!(%error, "worker.yaml cannot be used; the last good settings stay in force");
+        tracing::error!(%error, "worker.yaml reload failed; keeping previous configuration");
         *lock(&self.config_error) = Some(error.to_string());
     }
 }
@@ -298,7 +302,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn instance_id() -> Result<String, SettingError> {
     let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        SettingError::hidden("instance_id", format!("system random number generator failed: {error}"))
+    })?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use modelrelay_bench::page;
 use modelrelay_bench::simulation::report;
 
-#[expect(clippy::print_stdout, reason = "the tables are what this program is asked for")]
+#[expect(clippy::print_stdout, reason = "the tables are this program's output")]
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let written = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -67,12 +67,12 @@ async fn wrong_body_wrong_status_and_truncation_are_faults() {
         |body: &str, length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes();
     let right = String::from_utf8(content_of_nobody()).unwrap();
     for (bytes, fault) in [
-        (plain(&right, 345), "after 0 bytes"),
-        (plain("{}", 2), "after 0 bytes"),
+        (plain(&right, 345), "after 0 correct bytes"),
+        (plain("{}", 2), "after 0 correct bytes"),
         (plain("{}", 3), "differs"),
         (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy".to_vec(), "status 503: busy"),
         (b"nonsense\r\n\r\n".to_vec(), "not an HTTP/1.1 head"),
-        (b"HTTP/1.1 200 OK\r\n".to_vec(), "ended inside"),
+        (b"HTTP/1.1 200 OK\r\n".to_vec(), "closed inside"),
     ] {
         let outcome = Load { connections: 1, ..load(answers(bytes).await) }.run().await;
         assert_eq!((outcome.right, outcome.wrong), (0, 4));

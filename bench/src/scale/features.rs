@@ -256,7 +256,7 @@ impl Rig {
 async fn key(relay: SocketAddr) -> Result<&'static str, ScaleError> {
     let (status, body) = ask(relay, "POST", "/admin/keys", ADMIN, br#"{"name":"bench"}"#).await?;
     let key: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;
-    let secret = key["secret"].as_str().ok_or_else(|| other(format!("no API key was made: {status} {key}")))?;
+    let secret = key["secret"].as_str().ok_or_else(|| other(format!("no API key was created: {status} {key}")))?;
     Ok(Box::leak(format!("authorization: Bearer {secret}\r\n").into_boxed_str()))
 }
 

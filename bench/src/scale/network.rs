@@ -104,7 +104,7 @@ impl Client {
         let output = command.kill_on_drop(true).output().await?;
         serde_json::from_slice(&output.stdout).map_err(|error| {
             let said = String::from_utf8_lossy(&output.stderr);
-            ScaleError::Other(format!("the client ended without figures ({error}): {}", said.trim()))
+            ScaleError::Other(format!("the client exited without results ({error}): {}", said.trim()))
         })
     }
 }

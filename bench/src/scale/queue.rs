@@ -118,7 +118,7 @@ async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleErro
             return Ok(());
         }
         if begun.elapsed() > PATIENCE {
-            return Err(ScaleError::Other(format!("{what} is {}, and not {count}", stats[what]["local"])));
+            return Err(ScaleError::Other(format!("{what} is {}, expected {count}", stats[what]["local"])));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -145,7 +145,7 @@ impl Clients {
                         Ok(asked.elapsed().saturating_sub(timeout))
                     }
                     Err(fault) => Err(fault.to_string()),
-                    Ok(_) => Err("a request was answered that nobody could answer".to_owned()),
+                    Ok(_) => Err("a request received a response without a worker".to_owned()),
                 }
             }));
         }

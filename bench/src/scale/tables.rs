@@ -14,10 +14,10 @@ pub fn texts(report: &Report) -> [(&'static str, String); 3] {
 fn scale(report: &Report) -> String {
     let mut text = format!("{}. In {:.0} s", report.machine.describe(), report.seconds);
     if report.quick {
-        text.push_str(", little of everything, so that its figures mean little");
+        text.push_str(", a brief run with imprecise figures");
     }
     text.push_str(&format!(
-        ". A program may have {} files open. {} answers were compared with what the backend sent, {:.1} MB.\n\n",
+        ". A program may have {} files open. {} responses were compared with the backend's output, {:.1} MB.\n\n",
         if report.open_files == u64::MAX { "any number of".to_owned() } else { whole(report.open_files as f64) },
         whole(report.right as f64),
         report.bytes as f64 / 1e6
@@ -94,14 +94,14 @@ fn of_streams(streams: &[Streams]) -> String {
 
 fn of_queue(queue: &Queue) -> Vec<(&'static str, String)> {
     vec![
-        ("came a second", whole(queue.a_second)),
+        ("arrived per second", whole(queue.a_second)),
         ("the relay's processor time for one, with its connection", format!("{:.0} µs", queue.submit_micros)),
         ("its memory for one, with its connection", format!("{:.1} KiB", queue.kib)),
-        ("clients that left at once", whole(f64::from(queue.left))),
-        ("their requests were out of the queue after", format!("{:.0} ms", queue.leave_ms)),
-        ("the relay's processor time for one that left", format!("{:.0} µs", queue.leave_micros)),
-        ("told that their time was up", whole(f64::from(queue.expired))),
-        ("too late, half and 99 of 100 of them by", quantiles(queue.late.p50_ms, queue.late.p99_ms)),
+        ("clients that disconnected at once", whole(f64::from(queue.left))),
+        ("their requests had left the queue after", format!("{:.0} ms", queue.leave_ms)),
+        ("the relay's processor time for one disconnect", format!("{:.0} µs", queue.leave_micros)),
+        ("timed out", whole(f64::from(queue.expired))),
+        ("late, half and 99 of 100 of them by", quantiles(queue.late.p50_ms, queue.late.p99_ms)),
         ("the relay's processor time for one of these", format!("{:.0} µs", queue.expire_micros)),
     ]
 }
@@ -111,7 +111,7 @@ fn of_throughput(throughput: &[(u32, f64)]) -> String {
         return String::new();
     }
     let rows: String = throughput.iter().map(|(count, value)| format!("| {count} | {} |\n", whole(*value))).collect();
-    format!("| workers, 4 requests of 20 ms at once each | answers a second |\n|---:|---:|\n{rows}\n")
+    format!("| workers, 4 requests of 20 ms at once each | responses per second |\n|---:|---:|\n{rows}\n")
 }
 
 fn of_network(network: &[Way]) -> String {
@@ -152,7 +152,7 @@ fn features(rounds: &[Costs]) -> String {
     if let (Some(request), Some(chunk)) = (of_plain(|costs| costs.request_micros), of_plain(|costs| costs.chunk_micros))
     {
         text.push_str(&format!(
-            "\nThe rounds of the first row lie {:.0} % apart, and {:.0} % for tokens: a difference that is smaller says nothing.\n",
+            "\nThe rounds of the first row lie {:.0} % apart, and {:.0} % for tokens: smaller differences are not significant.\n",
             request * 100.0,
             chunk * 100.0
         ));
@@ -191,8 +191,8 @@ fn name(feature: Feature) -> &'static str {
         Feature::Scraped => "metrics of both read every second",
         Feature::Multiplexer => "a worker with a multiplexer, driver `static`, one model",
         Feature::TwoRelays => "two relays, half of the clients each",
-        Feature::Played => "**a worker played by the benchmark**, protocol of today",
-        Feature::Text => "the same with the earlier protocol, text alone",
+        Feature::Played => "**a worker played by the benchmark**, current protocol",
+        Feature::Text => "the same with the earlier protocol, text only",
     }
 }
 

@@ -9,9 +9,9 @@ use crate::programs::Program;
 
 /// With `nodelay` in every section that supports it.
 pub(super) fn start(setup: &Setup, folder: &Path) -> Result<(SocketAddr, Vec<Program>), SystemError> {
-    let binary = setup.rathole.as_ref().ok_or_else(|| SystemError::Missing("no program was given".into()))?;
+    let binary = setup.rathole.as_ref().ok_or_else(|| SystemError::Missing("no program given".into()))?;
     if !binary.is_file() {
-        return Err(SystemError::Missing(format!("{} is not there", binary.display())));
+        return Err(SystemError::Missing(format!("{} does not exist", binary.display())));
     }
     let (control, addr) = (free_port()?, free_port()?);
     let backend = setup.backend_addr;

@@ -18,10 +18,10 @@ pub(super) fn sglang(setup: &Setup, folder: &Path) -> Started {
 
 /// Both have the same flags. The policy is `round_robin`, because one backend leaves no choice.
 fn start(setup: &Setup, name: &str, command: &[&str], quiet: &str, folder: &Path) -> Started {
-    let bin = setup.routers.as_ref().ok_or_else(|| SystemError::Missing("no virtual environment was given".into()))?;
+    let bin = setup.routers.as_ref().ok_or_else(|| SystemError::Missing("no virtual environment given".into()))?;
     let binary = bin.join(name);
     if !binary.is_file() {
-        return Err(SystemError::Missing(format!("{} is not there", binary.display())));
+        return Err(SystemError::Missing(format!("{} does not exist", binary.display())));
     }
     let addr = free_port()?;
     let (port, metrics) = (addr.port().to_string(), free_port()?.port().to_string());

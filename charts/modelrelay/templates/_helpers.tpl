@@ -2,7 +2,7 @@
 {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Shortened so that the longest name made of it, <fullname>-operator-defaults, has no more than the 63 characters of a Service's. */ -}}
+{{- /* Truncated so that the longest name derived from it, <fullname>-operator-defaults, has at most the 63 characters of a Service's name. */ -}}
 {{- define "modelrelay.fullname" -}}
 {{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
 {{ $name | trunc 45 | trimSuffix "-" }}
@@ -12,7 +12,7 @@
 {{ include "modelrelay.fullname" . }}-operator
 {{- end }}
 
-{{- /* Cluster-wide objects: releases of one name in two namespaces must not meet. */ -}}
+{{- /* For cluster-wide objects: releases with the same name in two namespaces must not conflict. */ -}}
 {{- define "modelrelay.clusterName" -}}
 {{ include "modelrelay.fullname" . }}-operator.{{ .Release.Namespace }}
 {{- end }}
@@ -42,7 +42,7 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/component: demo
 {{- end }}
 
-{{- /* include "modelrelay.image" (list . "relay"): the program's own image, or the one made from `image`. */ -}}
+{{- /* include "modelrelay.image" (list . "relay"): the program's own image, or the one derived from `image`. */ -}}
 {{- define "modelrelay.image" -}}
 {{- $root := index . 0 -}}
 {{- $program := index . 1 -}}
@@ -54,12 +54,12 @@ app.kubernetes.io/component: demo
 {{ .Values.webhook.existingSecret | default (printf "%s-webhook-certificate" (include "modelrelay.fullname" .)) }}
 {{- end }}
 
-{{- /* "true" where somebody else makes the webhook's certificate. */ -}}
+{{- /* "true" if the webhook's certificate is managed externally. */ -}}
 {{- define "modelrelay.externalCertificates" -}}
 {{ if or .Values.webhook.certManager.enabled .Values.webhook.existingSecret }}true{{ end }}
 {{- end }}
 
-{{- /* What the `restricted` Pod security level asks of every Pod and container, and more. */ -}}
+{{- /* The requirements of the `restricted` Pod security level for Pods and containers, and more. */ -}}
 {{- define "modelrelay.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -76,7 +76,7 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{- /* What the operator fills into Providers and WorkerPools that leave it out; empty settings are left out. */ -}}
+{{- /* Defaults for Providers and WorkerPools; empty settings are omitted. */ -}}
 {{- define "modelrelay.workerTokens" -}}
 {{- if and .Values.rbac.workerTokens (or (not .Values.watchNamespaces) .Values.webhook.enabled) }}true{{ end -}}
 {{- end }}
@@ -100,7 +100,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end }}
 
-{{- /* Names of the CRDs that are here already and belong to somebody else, one per line. */ -}}
+{{- /* Names of existing CRDs that do not belong to this release, one per line. */ -}}
 {{- define "modelrelay.crds.foreign" -}}
 {{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
 {{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
@@ -115,15 +115,15 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end }}
 
-{{- /* Settings that exclude each other: a message now instead of Pods that never start. */ -}}
+{{- /* Rejects conflicting settings at installation, which would otherwise cause Pods that never start. */ -}}
 {{- define "modelrelay.validate" -}}
 {{- if and .Values.webhook.certManager.enabled .Values.webhook.existingSecret }}
-{{- fail "webhook.certManager.enabled and webhook.existingSecret exclude each other: with cert-manager the Secret's name is the chart's" }}
+{{- fail "webhook.certManager.enabled and webhook.existingSecret exclude each other: with cert-manager the chart determines the Secret's name" }}
 {{- end }}
 {{- if and .Values.demo.enabled .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) }}
-{{- fail (printf "demo.enabled puts a Provider into namespace %s: add it to watchNamespaces" .Release.Namespace) }}
+{{- fail (printf "demo.enabled creates a Provider in namespace %s: add it to watchNamespaces" .Release.Namespace) }}
 {{- end }}
 {{- if and .Values.webhook.enabled (eq (int .Values.webhook.port) (int .Values.operator.port)) }}
-{{- fail (printf "webhook.port and operator.port are both %d" (int .Values.webhook.port)) }}
+{{- fail (printf "webhook.port and operator.port are both %d: change one of them" (int .Values.webhook.port)) }}
 {{- end }}
 {{- end }}

@@ -1,56 +1,58 @@
-{{- /* What the operator may do where its Providers and WorkerPools are. One list for the ClusterRole and for Roles. */ -}}
+{{- /* The operator's rights in the namespaces of its Providers and WorkerPools, for both the ClusterRole and the Roles. */ -}}
 {{- define "modelrelay.rules" -}}
-{{- /* Asked for where an owner reference changes, and used for nothing else. */ -}}
+{{- /* Required for setting owner references, and used for nothing else. */ -}}
 {{- $delete := ternary ", delete" "" .Values.rbac.ownerReferences -}}
-# What people write: read, and marked as dealt with.
+# The resources that users write: reads them, and annotates them when they have been handled.
 - apiGroups: [modelrelay.io]
   resources: [providers, workerpools]
   verbs: [get, list, watch, patch]
-# What the operator says about them.
+# The status of these resources.
 - apiGroups: [modelrelay.io]
   resources: [providers/status, workerpools/status]
   verbs: [get, patch, update]
-# spec.scaling: replicas from queue and load.
+# spec.scaling: sets replicas by queue and load.
 - apiGroups: [modelrelay.io]
   resources: [workerpools/scale]
   verbs: [get, patch]
-# Configuration and secrets of relays and workers, and users' own ones that a Provider names. `update` only because the
-# operator grants it to a relay on its one API-key Secret.
+# Configuration and secrets of relays and workers, and users' Secrets that a Provider names. `update` only because the
+# operator grants it to a relay for its API-key Secret.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, list, watch, create, patch, update{{ $delete }}]
-# worker.yaml of each pool; addresses and identities of relays and workers.
+# worker.yaml of each pool; Services and ServiceAccounts of relays and workers.
 - apiGroups: [""]
   resources: [configmaps, services, serviceaccounts]
   verbs: [get, list, watch, create, patch{{ $delete }}]
 {{- if .Values.rbac.scaleDeployments }}
-# A worker that scales Deployments has the right to scale those that its pool names; the operator scales to 0 what its pool
-# drops. Listing and watching Pods, which the worker is granted too, is below.
+# Granted to workers for the Deployments that their pool names. The operator itself scales Deployments to 0 that a pool no
+# longer names. Workers also get the rights to list and watch Pods, below.
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [get, patch]
 {{- end }}
-# Counts them, annotates them so that configuration arrives at once and the idlest goes first, deletes gated ones.
+# Counts Pods, annotates them so that the kubelet updates configuration at once and the idlest Pod is deleted first, and deletes
+# gated Pods.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
-# Says what it did where `kubectl describe` shows it.
+# Publishes Events.
 - apiGroups: ["", events.k8s.io]
   resources: [events]
   verbs: [create, patch]
-# Relays, pools with a template, standalone workers.
+# Workloads of relays, pools with a template, and standalone workers.
 - apiGroups: [apps]
   resources: [deployments, daemonsets]
   verbs: [get, list, watch, create, patch{{ $delete }}]
-# A node drain takes one relay at a time.
+# Limits node drains to one relay at a time.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch{{ $delete }}]
-# Who reaches a relay's ports for workers and administration. Deleted where a Provider wants none.
+# Restricts access to the relays' worker and admin ports. Deleted if a Provider disables its NetworkPolicy.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# A relay's right to its own API-key Secret, deleted where keys are not asked for. Nobody can grant what they do not have, so this reaches no further than the above.
+# Grants a relay access to its API-key Secret; deleted if the Provider requires no keys. The operator cannot grant rights that it
+# does not have, so this extends no further than the rules above.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]

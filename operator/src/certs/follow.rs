@@ -39,12 +39,7 @@ where
     loop {
         let began = Instant::now();
         if let Err(error) = once(api, name, &mut see).await {
-            warn!(
-                name,
-                path = api.resource_url(),
-                error = said(&error),
-                "an object could not be followed; it is tried again"
-            );
+            warn!(name, path = api.resource_url(), error = said(&error), "failed to watch an object; retrying");
         }
         pause = if began.elapsed() >= LASTED { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         tokio::time::sleep(pause).await;
@@ -64,7 +59,7 @@ where
     let mut events = pin!(api.watch(&params, "0").await?);
     loop {
         let Ok(event) = tokio::time::timeout(SILENCE, events.try_next()).await else {
-            debug!(name, "a watch went silent");
+            debug!(name, "watch timed out; restarting it");
             return Ok(());
         };
         match event? {

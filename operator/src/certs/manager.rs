@@ -58,7 +58,7 @@ impl<K> From<Option<K>> for Seen<K> {
 enum Failure {
     #[error("{}", said(.0))]
     Api(#[from] kube::Error),
-    #[error("a certificate could not be made: {0}")]
+    #[error("failed to create a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
 }
 
@@ -124,7 +124,7 @@ impl<'a> Manager<'a> {
                     self.policy.check_interval.min(self.policy.settle)
                 }
                 Err(failure) => {
-                    warn!(error = %failure, "the webhook's certificates could not be written; it is tried again");
+                    warn!(error = %failure, "failed to update the webhook's certificates; retrying");
                     pause = (pause * 2).min(self.policy.check_interval);
                     // The changed object does not wake this sleep: it may be the one that the failure is about, and
                     // retrying at once would loop without a pause.
@@ -202,7 +202,7 @@ impl<'a> Manager<'a> {
             Err(kube::Error::Api(status)) if status.code == 409 => self.look_again().await,
             // The Secret has another type or is immutable: it cannot be changed, only created again.
             Err(kube::Error::Api(status)) if status.code == 422 && exists => {
-                warn!(secret = self.settings.secret, error = status.message, "the certificate Secret is made anew");
+                warn!(secret = self.settings.secret, error = status.message, "recreating the certificate Secret");
                 self.delete(&secret).await
             }
             Err(error) => Err(error.into()),
@@ -259,13 +259,17 @@ impl<'a> Manager<'a> {
             serde_json::from_value(json!(operations)).map(Patch::<()>::Json).map_err(kube::Error::SerdeError)?;
         match self.configurations.patch(name, &params, &patch).await {
             Ok(patched) => {
-                info!(configuration = name, "the API server was told which authority to trust");
+                info!(configuration = name, "caBundle of the webhook configuration updated");
                 self.configuration.send_replace(Some(patched).into());
                 Ok(())
             }
             // It was deleted, or its list changed meanwhile (a `test` of the patch failed).
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {
-                warn!(configuration = name, error = status.message, "the webhook configuration changed meanwhile");
+                warn!(
+                    configuration = name,
+                    error = status.message,
+                    "webhook configuration changed concurrently; retrying"
+                );
                 let now = self.configurations.get_opt(name).await?;
                 self.configuration.send_replace(now.into());
                 tokio::time::sleep(FIRST_PAUSE).await;
@@ -281,8 +285,8 @@ impl<'a> Manager<'a> {
             error!(
                 secret = self.settings.secret,
                 namespace = self.settings.namespace,
-                "the Secret for the webhook's certificate exists and is not the operator's: it lacks the label \
-                 {MANAGED_BY_LABEL}={MANAGED_BY}. Delete it, name another, or say that certificates come from elsewhere"
+                "the Secret for the webhook's certificate exists without the label {MANAGED_BY_LABEL}={MANAGED_BY}: delete it, \
+                 set --certificate-secret to another name, or set --external-certificates"
             );
             memory.refused = Some(uid);
         }
@@ -359,19 +363,19 @@ fn change(
         Action::Replace(reason) => {
             material::new_authority(data, now, policy.ca_lifetime, false)?;
             material::new_leaf(data, now, policy.leaf_lifetime, names)?;
-            format!("the webhook has a new authority and a new certificate: {reason}")
+            format!("created a new authority and certificate for the webhook: {reason}")
         }
         Action::NewAuthority(reason) => {
             material::new_authority(data, now, policy.ca_lifetime, true)?;
-            format!("the webhook has a new authority beside the old one: {reason}")
+            format!("created a new authority for the webhook, in addition to the old one: {reason}")
         }
         Action::NewLeaf(reason) => {
             material::new_leaf(data, now, policy.leaf_lifetime, names)?;
-            format!("the webhook has a new certificate: {reason}")
+            format!("created a new certificate for the webhook: {reason}")
         }
         Action::ForgetPrevious => {
             data.remove(super::keys::PREVIOUS_AUTHORITY);
-            "the webhook's old authority is forgotten".to_owned()
+            "removed the webhook's old authority".to_owned()
         }
         Action::Wait | Action::Refuse | Action::Publish => String::new(),
     })

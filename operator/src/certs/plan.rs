@@ -128,13 +128,13 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Missing => "there was none",
-            Self::Unusable => "what was there could not be used",
-            Self::AuthorityNotValid => "the authority was not valid at this time",
-            Self::LeafNotValid => "it was not valid at this time",
-            Self::Names => "the Service has other names",
-            Self::Due => "two thirds of its time were over",
-            Self::KeyLost => "the authority's key was lost",
+            Self::Missing => "none existed",
+            Self::Unusable => "the existing one was unusable",
+            Self::AuthorityNotValid => "the authority was not yet valid or expired",
+            Self::LeafNotValid => "the certificate was not yet valid or expired",
+            Self::Names => "the names of the Service changed",
+            Self::Due => "two thirds of its lifetime had passed",
+            Self::KeyLost => "the authority's key is missing",
             Self::AuthorityTrusted => "the API server trusts the new authority",
         })
     }

@@ -23,7 +23,7 @@ struct Last(Option<String>);
 
 fn take(secret: Option<&Secret>, name: &str, store: &Certificates, last: &mut Last) {
     let found = match secret {
-        None => Err("it does not exist".to_owned()),
+        None => Err("the Secret does not exist".to_owned()),
         Some(secret) => {
             let empty = material::Data::new();
             material::served(secret.data.as_ref().unwrap_or(&empty)).map_err(|unusable| unusable.to_string())
@@ -34,12 +34,12 @@ fn take(secret: Option<&Secret>, name: &str, store: &Certificates, last: &mut La
             last.0 = None;
             if store.store(served) {
                 let expires = store.expires_at().map(rfc3339).unwrap_or_default();
-                info!(secret = name, expires, "the webhook serves another certificate");
+                info!(secret = name, expires, "webhook certificate loaded");
             }
         }
         Err(why) => {
             if last.0.as_ref() != Some(&why) {
-                warn!(secret = name, why, ready = store.is_ready(), "the webhook's certificate cannot be read");
+                warn!(secret = name, why, ready = store.is_ready(), "failed to load the webhook's certificate");
                 last.0 = Some(why);
             }
         }

@@ -1,4 +1,4 @@
-//! Pieces that both kinds share.
+//! Types that both kinds share.
 
 use std::borrow::Cow;
 
@@ -7,30 +7,30 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Number, Value};
 
-/// One key of a Secret in the resource's own namespace.
+/// A key of a Secret in the resource's namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Key in its data.
+    /// Key in the Secret's data.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// One object per line.
+    /// One JSON object per line.
     Json,
 }
 
 impl LogFormat {
-    /// As the programs' settings spell it.
+    /// Returns the value that the programs' settings use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -39,7 +39,7 @@ impl LogFormat {
     }
 }
 
-/// A duration as people write it: `30s`, `1h30m`. At least 1 ms.
+/// A duration with units, such as `30s` or `1h30m`. At least 1 ms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DurationText(pub String);
@@ -54,48 +54,48 @@ pub struct DurationOrZeroText(pub String);
 #[serde(transparent)]
 pub struct SizeText(pub Size);
 
-/// What the schema lets through as a size. Not Kubernetes' own type, which ends at 2 GiB: the API server accepts more, and
-/// an object that cannot be read cannot even be told that it is wrong.
+/// The forms of a size that the schema accepts. Kubernetes' own type ends at 2 GiB, but the API server accepts more, and
+/// an object that cannot be deserialized gets no status that explains the error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Size {
-    /// Bytes, however many digits.
+    /// A number of bytes, of any length.
     Number(Number),
-    /// With a unit, or digits alone.
+    /// Text with a unit, or digits alone.
     Text(String),
 }
 
-/// A structure of Kubernetes' own that is kept as it was written, newer fields too.
+/// A Kubernetes structure that is kept as written, including fields that are newer than this program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RawObject(pub Value);
 
 impl DurationText {
-    /// From a default that the code itself states.
+    /// Creates a value from a constant of this crate.
     pub fn of(text: &str) -> Self {
         Self(text.to_owned())
     }
 
-    /// What it means.
+    /// Parses the duration.
     pub fn parse(&self) -> Result<std::time::Duration, UnitError> {
         units::parse_duration(&self.0)
     }
 }
 
 impl DurationOrZeroText {
-    /// What it means.
+    /// Parses the duration.
     pub fn parse(&self) -> Result<std::time::Duration, UnitError> {
         units::parse_duration_or_zero(&self.0)
     }
 }
 
 impl SizeText {
-    /// From a default that the code itself states.
+    /// Creates a value from a constant of this crate.
     pub fn of(text: &str) -> Self {
         Self(Size::Text(text.to_owned()))
     }
 
-    /// Bytes.
+    /// Parses the number of bytes.
     pub fn parse(&self) -> Result<u64, UnitError> {
         match &self.0 {
             Size::Number(bytes) => units::parse_size(&bytes.to_string()),
@@ -105,7 +105,7 @@ impl SizeText {
 }
 
 impl RawObject {
-    /// Whether nothing was written.
+    /// True if nothing was written.
     pub fn is_empty(&self) -> bool {
         match &self.0 {
             Value::Null => true,
@@ -115,7 +115,7 @@ impl RawObject {
     }
 }
 
-/// Reads null as the default: the API server keeps it in a field that may be an integer or text.
+/// Deserializes null as the default: the API server keeps null in a field that may be an integer or text.
 pub fn null_is_default<'de, D: Deserializer<'de>>(
     deserializer: D,
     default: fn() -> SizeText,
@@ -123,7 +123,7 @@ pub fn null_is_default<'de, D: Deserializer<'de>>(
     Ok(Option::deserialize(deserializer)?.unwrap_or_else(default))
 }
 
-/// Not `duration()` alone: CEL's takes units and signs that ours do not, and words its refusals badly.
+/// Checked in addition to CEL's `duration()`, which accepts units and signs that the programs do not.
 const DURATION_PATTERN: &str = "^([0-9]+(ms|s|m|h))+$";
 const SIZE_PATTERN: &str = "^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti)?$";
 
@@ -141,7 +141,7 @@ impl JsonSchema for DurationText {
             "type": "string", "maxLength": 32, "pattern": DURATION_PATTERN,
             "x-kubernetes-validations": [{
                 "rule": "duration(self) >= duration('1ms') && duration(self) <= duration('87600h')",
-                "message": "a duration from 1ms to 87600h is needed, such as 500ms, 30s or 1h30m",
+                "message": "must be a duration from 1ms to 87600h, such as 500ms, 30s or 1h30m",
             }],
         })
     }
@@ -161,7 +161,7 @@ impl JsonSchema for DurationOrZeroText {
             "type": "string", "maxLength": 32, "pattern": DURATION_PATTERN,
             "x-kubernetes-validations": [{
                 "rule": "duration(self) <= duration('87600h')",
-                "message": "a duration from 0s to 87600h is needed, such as 0s, 30s or 1h30m",
+                "message": "must be a duration from 0s to 87600h, such as 0s, 30s or 1h30m",
             }],
         })
     }

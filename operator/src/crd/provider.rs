@@ -1,4 +1,4 @@
-//! `Provider`: one named queue with its own secret, limits and address, served by a relay of its own.
+//! `Provider`: a named queue with its own secret, limits and address, served by its own relay.
 
 use std::collections::BTreeMap;
 
@@ -32,73 +32,72 @@ use super::schema;
     printcolumn(name = "In-Flight", type_ = "integer", json_path = ".status.inFlight"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 52")
-        .message("the name becomes that of a Service: at most 52 of a-z, 0-9 and -, the first a letter, the last not -")
+        .message("the name is used for a Service: at most 52 characters of a-z, 0-9 and -, starting with a letter and not ending with -")
         .reason(Reason::FieldValueInvalid),
     validation = Rule::new("!self.metadata.name.endsWith('-workers')")
-        .message("names that end in -workers are those of the Services for workers")
+        .message("names that end in -workers are reserved for the Services for workers")
         .reason(Reason::FieldValueInvalid),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderSpec {
-    /// While false, requests are refused with provider_disabled and workers are turned away; nothing is deleted.
+    /// If false, the relays reject requests (with provider_disabled) and workers; nothing is deleted.
     #[serde(default = "yes")]
     pub enabled: bool,
 
-    /// The models that may be served, with their aliases. Without a list: whatever workers advertise.
+    /// Models that may be served, with their aliases. Default: every model that workers advertise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub models: Vec<CatalogueModel>,
 
-    /// Further names of models, with or without a list of models: maps each name to a model. A served model of that name takes
-    /// precedence.
+    /// Map of additional names to models, independent of the list of models. A served model with the same name takes precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 256))]
     pub aliases: BTreeMap<String, String>,
 
-    /// Model of requests that name none. Default: they are refused.
+    /// Model of requests without a model. Default: such requests are rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub default_model: Option<String>,
 
-    /// Model of requests for an unknown name. Default: they are refused with 404.
+    /// Model of requests with an unknown model name. Default: such requests are rejected with 404.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub fallback_model: Option<String>,
 
-    /// Bounds of the queue.
+    /// Limits of the queue.
     #[serde(default)]
     pub queue: Queue,
 
-    /// A request's whole time: queue, first byte and stream to its end; waiting for a model to be loaded excepted. Default: none;
-    /// an answer ends when it stands still.
+    /// Maximum total time of a request, from the queue to the end of the response, without the wait for a model to load. Default:
+    /// none; a response ends when it stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_timeout: Option<DurationText>,
 
-    /// How long an answer may stand still: its worker sends nothing, or its client reads nothing. Default 5m.
+    /// Maximum time that a response may stall because its worker sends nothing or its client reads nothing. Default 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_idle_timeout: Option<DurationText>,
 
-    /// How long a worker may send nothing of a response while another worker has room; the request then goes to that one. A response
-    /// that is not streamed begins when it is complete. Default: none.
+    /// Time without the first byte of a response after which a request moves to another worker that has a free slot. A response that is
+    /// not streamed begins when it is complete. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_timeout: Option<DurationText>,
 
-    /// Models that one worker may advertise; more are dropped with a warning.
+    /// Maximum number of models that one worker may advertise; more are dropped with a warning.
     #[serde(default = "max_models_per_worker")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_models_per_worker: i32,
 
-    /// Turn away workers that state no protocol version.
+    /// If true, workers that send no protocol version are rejected.
     #[serde(default)]
     pub require_protocol_version: bool,
 
-    /// Secret that workers present. Without one the operator makes and owns the Secret named after the Provider, with -worker.
+    /// Secret that workers present. Default: the operator creates and owns the Secret PROVIDER-worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret_ref: Option<SecretKeyRef>,
 
-    /// ServiceAccounts whose Pods may be workers by their own token, without the secret: NAMESPACE/NAME, or NAME in this namespace.
-    /// Pools get that token by their field credential.
+    /// ServiceAccounts whose Pods may connect as workers with their own token instead of the secret: NAMESPACE/NAME, or NAME in this
+    /// namespace. A pool uses such tokens if its field credential is ServiceAccountToken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -109,11 +108,11 @@ pub struct ProviderSpec {
     )]
     pub worker_service_accounts: Vec<String>,
 
-    /// What happens to the generated Secrets when the Provider is deleted.
+    /// Handling of the generated Secrets when the Provider is deleted.
     #[serde(default)]
     pub secrets_policy: SecretsPolicy,
 
-    /// The relay that serves this Provider.
+    /// Relay that serves this Provider.
     #[serde(default)]
     pub relay: Relay,
 }
@@ -122,42 +121,42 @@ pub struct ProviderSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CatalogueModel {
-    /// What backends call it.
+    /// Name of the model at the backends.
     #[schemars(length(min = 1, max = 256))]
     pub id: String,
-    /// Further names that clients may use.
+    /// Additional names that clients may use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub aliases: Vec<String>,
 }
 
-/// Bounds of the queue.
+/// Limits of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Queue {
-    /// Requests that may wait; one more is refused with 429.
+    /// Maximum number of queued requests; further ones are rejected with 429.
     #[serde(default = "max_length")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub max_length: i32,
-    /// Bytes of request bodies that may wait.
+    /// Maximum total size of the bodies of queued requests.
     #[serde(default = "max_bytes", deserialize_with = "max_bytes_or_null")]
     pub max_bytes: SizeText,
-    /// How long a request waits for a worker while some worker serves its model. Default: as long as a request may take.
+    /// Maximum time that a request is queued while some worker serves its model. Default: requestTimeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
-    /// How long it waits while no worker serves its model yet: being loaded, scaled from zero. Default: timeout if it is set, else 30s,
-    /// but at least 10m for a model that is known and may be loaded.
+    /// Maximum time that a request is queued while no worker serves its model, because it is being loaded or its pool scales from zero.
+    /// Default: timeout if it is set, else 30s, but at least 10m for a known model that may be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_timeout: Option<DurationText>,
 }
 
-/// What happens to the generated Secrets when their Provider is deleted.
+/// Handling of the generated Secrets when their Provider is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SecretsPolicy {
-    /// They stay, and a Provider of that name adopts them again: a mistake must not destroy every client's key.
+    /// They are kept, and a new Provider of the same name adopts them: a mistake must not destroy every client's key.
     #[default]
     Retain,
-    /// They go.
+    /// They are deleted.
     Delete,
 }
 
@@ -165,59 +164,59 @@ pub enum SecretsPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Relay {
-    /// Relay Pods; every worker connects to each.
+    /// Number of relay Pods. Every worker connects to each of them.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
     pub replicas: i32,
-    /// Ask clients for an API key on every route.
+    /// If true, every route requires an API key.
     #[serde(default)]
     pub require_api_keys: bool,
-    /// Token of the admin API. Without one the operator makes the Secret named after the Provider, with -admin.
+    /// Token of the admin API. Default: the operator creates the Secret PROVIDER-admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin_token_secret_ref: Option<SecretKeyRef>,
-    /// How long running requests may take to finish when a relay Pod stops.
+    /// Maximum time that running requests may take to finish when a relay Pod stops.
     #[serde(default = "half_a_minute")]
     pub drain_timeout: DurationText,
-    /// Speak TLS on every port, with a certificate of yours. Without it: plain HTTP.
+    /// Serves every port with TLS, with a certificate that you provide. Default: plain HTTP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
-    /// Be unready while no worker is attached. Ignored while a pool may be at zero.
+    /// If true, relays are unready while no worker is connected. Ignored while a pool may be scaled to zero.
     #[serde(default)]
     pub expect_workers: bool,
-    /// Be unready while the queue is full, instead of answering 429.
+    /// If true, relays are unready while the queue is full, so that clients use another relay instead of getting 429.
     #[serde(default)]
     pub unready_when_saturated: bool,
-    /// The Service that clients use.
+    /// Service that clients use.
     #[serde(default)]
     pub service: Service,
-    /// Who may reach the relay.
+    /// NetworkPolicy that restricts access to the relay.
     #[serde(default)]
     pub network_policy: NetworkPolicy,
     /// Image of the relay. Default: that of the operator's own release.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub image: String,
-    /// error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug.
+    /// Log level: error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub log_level: Option<String>,
-    /// Log lines as text or as JSON.
+    /// Log format: text or JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_format: Option<LogFormat>,
-    /// Requests and limits of the relay's container.
+    /// Resource requests and limits of the relay's container.
     #[serde(default, skip_serializing_if = "RawObject::is_empty")]
     pub resources: RawObject,
-    /// What else its Pods should carry.
+    /// Additional settings of the relay's Pods.
     #[serde(default)]
     pub pod_template: PodTemplate,
 }
 
-/// The certificate that a relay shows.
+/// The TLS certificate of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tls {
-    /// Secret of type kubernetes.io/tls in this namespace: tls.crt, for at least PROVIDER-workers.NAMESPACE.svc, its key tls.key, and
-    /// where the system's roots do not know it, the authority ca.crt. A renewed one is served without a restart.
+    /// Secret of type kubernetes.io/tls in this namespace, with the certificate tls.crt, valid at least for PROVIDER-workers.NAMESPACE.svc,
+    /// its key tls.key, and ca.crt if its authority is not one of the system's roots. A renewed certificate is loaded without a restart.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
 }
@@ -226,14 +225,14 @@ pub struct Tls {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
-    /// How it is reached.
+    /// Type of the Service.
     #[serde(default, rename = "type")]
     pub type_: ServiceType,
-    /// Its port for clients. Default: 80, or 443 with tls.
+    /// Port for clients. Default: 80, or 443 with tls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<i32>,
-    /// Also carry the port 8081 for workers outside the cluster.
+    /// If true, the Service also has port 8081, for workers outside the cluster.
     #[serde(default)]
     pub workers: bool,
     /// Annotations of the Service.
@@ -249,39 +248,39 @@ pub struct Service {
 /// Types of Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ServiceType {
-    /// Inside the cluster.
+    /// An address inside the cluster.
     #[default]
     ClusterIP,
-    /// On a port of every node.
+    /// A port on every node.
     NodePort,
-    /// Through a load balancer.
+    /// A load balancer.
     LoadBalancer,
 }
 
-/// Who may reach the relay. It restricts ingress only, and of clients nobody.
+/// Restricts access to the relay's worker and admin ports. It restricts ingress only, and never clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicy {
-    /// Whether there is one.
+    /// If true, the operator creates a NetworkPolicy.
     #[serde(default = "yes")]
     pub enabled: bool,
-    /// Peers that may connect as workers, besides this namespace.
+    /// Peers that may connect as workers, in addition to this namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub from: Vec<Value>,
-    /// Peers that may connect to the admin port (metrics, admin API), besides the operator. Default: the chart's relay.metricsFrom,
-    /// which is empty. With the chart's webhook.hostNetwork no rule can name the operator: this list must then include the nodes,
-    /// and while both lists are empty, the admin port is open to every address.
+    /// Peers that may connect to the admin port (metrics, admin API), in addition to the operator. Default: the chart's
+    /// relay.metricsFrom, which is empty by default. With the chart's webhook.hostNetwork no rule can match the operator: this list must
+    /// then include the nodes, and while both lists are empty, the admin port is open to every address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub metrics_from: Vec<Value>,
 }
 
-/// What else the relay's Pods should carry.
+/// Additional settings of the relay's Pods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTemplate {
-    /// Labels, besides the operator's own.
+    /// Labels, in addition to the operator's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::text_map")]
     pub labels: BTreeMap<String, String>,
@@ -289,18 +288,18 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::text_map")]
     pub annotations: BTreeMap<String, String>,
-    /// Nodes by label.
+    /// Labels of the nodes to run on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::text_map")]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that are no obstacle.
+    /// Tolerated taints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub tolerations: Vec<Value>,
     /// Affinity.
     #[serde(default, skip_serializing_if = "RawObject::is_empty")]
     pub affinity: RawObject,
-    /// Spread. Default: over host names, where possible.
+    /// Topology spread constraints. Default: spread over nodes if possible.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub topology_spread_constraints: Vec<Value>,
@@ -308,7 +307,7 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub priority_class_name: String,
-    /// Pull secrets, by name.
+    /// Image pull secrets, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_items")]
     pub image_pull_secrets: Vec<Value>,
@@ -319,7 +318,7 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub runtime_class_name: String,
-    /// Environment of the relay's container.
+    /// Environment variables of the relay's container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_items")]
     pub env: Vec<Value>,
@@ -327,20 +326,20 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_items")]
     pub volumes: Vec<Value>,
-    /// Where the relay's container mounts them.
+    /// Mounts of the volumes in the relay's container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub volume_mounts: Vec<Value>,
 }
 
-/// What the operator found.
+/// The state that the operator observed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderStatus {
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Programmed, Reconciling, Stalled.
+    /// Conditions: Ready, Programmed, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -352,23 +351,23 @@ pub struct ProviderStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub worker_endpoint: Option<String>,
-    /// The Secret that workers present.
+    /// Secret that workers present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret: Option<WorkerSecretStatus>,
-    /// Workers that are connected, each counted once.
+    /// Number of connected workers. A worker that is connected to several relays counts once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<i32>,
-    /// The first 32 models that are served.
+    /// First 32 served models.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 256)))]
     pub models: Vec<String>,
-    /// How many models are served.
+    /// Number of served models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_count: Option<i32>,
-    /// Requests that wait, over all relays.
+    /// Number of queued requests of all relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_depth: Option<i32>,
-    /// Requests that run, over all relays.
+    /// Number of running requests of all relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<i32>,
 }
@@ -377,13 +376,13 @@ pub struct ProviderStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerSecretStatus {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Until when the value before the last rotation still admits workers. Those of rotations before it end earlier.
+    /// Time until which relays accept the value before the last rotation. Values of earlier rotations expire earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_until: Option<Time>,
-    /// The value of the annotation modelrelay.io/rotate that was acted on last.
+    /// Last value of the annotation modelrelay.io/rotate that was handled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub rotation: Option<String>,
@@ -417,12 +416,12 @@ impl Default for Relay {
 }
 
 impl Relay {
-    /// The Service's port for clients.
+    /// Returns the Service's port for clients.
     pub fn client_port(&self) -> i32 {
         self.service.port.unwrap_or(if self.tls.is_some() { 443 } else { 80 })
     }
 
-    /// What clients, workers, probes and the operator speak.
+    /// Returns the URL scheme that clients, workers, probes and the operator use.
     pub fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }

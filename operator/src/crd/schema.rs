@@ -1,10 +1,10 @@
-//! What the schemas need and the derive macros cannot say.
+//! The parts of the schemas that the derive macros cannot express.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// Conditions are merged by their type, as the API's conventions ask.
+/// Conditions, merged by their type as the API conventions require.
 pub fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array", "maxItems": 16,
@@ -42,8 +42,8 @@ pub fn raw_items(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A PodSpec of which only the lists are typed that several writers share: as a whole it stays as written, so that fields
-/// newer than this program survive.
+/// A PodSpec. Only the lists that several writers share are typed; the rest stays as written, so that fields newer than
+/// this program survive.
 pub fn pod_spec(_: &mut SchemaGenerator) -> Schema {
     let containers = named(&json!({"env": named(&json!({})).to_value()}));
     json_schema!({
@@ -55,7 +55,7 @@ pub fn pod_spec(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The resource as it is published: without the status that a fresh definition must not carry.
+/// Returns the definition without its status, which a new definition must not contain.
 pub fn finish(crd: &CustomResourceDefinition) -> Value {
     let mut value = serde_json::to_value(crd).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {

@@ -1,4 +1,4 @@
-//! `WorkerPool`: how the workers of a Provider come to be.
+//! `WorkerPool`: the workers of a Provider and the way they are run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef};
 use super::multiplexer::Multiplexer;
 use super::schema;
 
-/// How the workers of a Provider come to be: injected into labelled Pods, run from a template, or standing alone.
+/// The workers of a Provider: injected into labelled Pods, run from a template, or standalone.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "modelrelay.io",
@@ -24,7 +24,7 @@ use super::schema;
     category = "modelrelay",
     status = "WorkerPoolStatus",
     derive = "PartialEq",
-    doc = "How the workers of a Provider come to be: injected into labelled Pods, run from a template, or standing alone.",
+    doc = "The workers of a Provider: injected into labelled Pods, run from a template, or standalone.",
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",
@@ -41,88 +41,89 @@ use super::schema;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     selectable = ".spec.provider",
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 52")
-        .message("the name becomes a label's value: at most 52 of a-z, 0-9 and -, neither the first nor the last a -")
+        .message("the name is used as a label value: at most 52 characters of a-z, 0-9 and -, not starting or ending with -")
         .reason(Reason::FieldValueInvalid),
     validation = Rule::new("self.metadata.name != 'none'")
-        .message("none is what a Pod's label says to stay out of every pool")
+        .message("the name none is reserved: as a Pod's label it keeps the Pod out of every pool")
         .reason(Reason::FieldValueInvalid),
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.template) == has(oldSelf.template) && has(self.standalone) == has(oldSelf.standalone)")
-    .message("a pool stays what it is (injecting, template or standalone); make another pool"))]
+    .message("the mode of a pool (injected, template or standalone) is immutable; create another pool"))]
 #[x_kube(validation = Rule::new("!(has(self.template) && has(self.standalone))")
     .message("template and standalone exclude each other"))]
 #[x_kube(validation = Rule::new("!has(self.backend) || !has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.size() == 0")
-    .message("backend and multiplexer.slots exclude each other: each slot says where its backend is"))]
+    .message("backend and multiplexer.slots exclude each other: each slot has its own backends"))]
 #[x_kube(validation = Rule::new("!has(self.backend) || !has(self.backend.url) || has(self.standalone)")
-    .message("backend.url is for standalone pools; beside a container use backend.port").field_path(".backend"))]
+    .message("backend.url is only for standalone pools; for a container in the same Pod use backend.port").field_path(".backend"))]
 #[x_kube(validation = Rule::new("!has(self.standalone) || (has(self.backend) && has(self.backend.url)) || (has(self.multiplexer) && has(self.multiplexer.slots))")
     .message("a standalone pool needs backend.url, or multiplexer.slots").field_path(".standalone"))]
 #[x_kube(validation = Rule::new("!has(self.scaling) || (has(self.template) && self.template.kind == 'Deployment')")
     .message("scaling needs a template of kind Deployment").field_path(".scaling"))]
 #[x_kube(validation = Rule::new("!has(self.replicas) || has(self.standalone) || (has(self.template) && self.template.kind == 'Deployment')")
-    .message("replicas needs standalone, or a template of kind Deployment; injected Pods are scaled where they come from").field_path(".replicas"))]
+    .message("replicas needs standalone, or a template of kind Deployment; scale injected Pods through their own controller").field_path(".replicas"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || has(self.standalone) || self.multiplexer.slots.all(s, s.driver != 'kubernetes')")
     .message("the driver kubernetes needs standalone").field_path(".multiplexer"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.size() == 0 || self.models == ['*']")
     .message("models and multiplexer.slots exclude each other: the models are those of the slots").field_path(".models"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.size() == 0 || !has(self.maxConcurrency)")
-    .message("maxConcurrency and multiplexer.slots exclude each other: each model of a slot has its own").field_path(".maxConcurrency"))]
+    .message("maxConcurrency and multiplexer.slots exclude each other: each model of a slot has its own limit").field_path(".maxConcurrency"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || has(self.template) || (has(self.sidecar.image) && self.sidecar.image != '') || self.multiplexer.slots.all(s, !(s.driver in ['process', 'hooks']) && s.models.all(m, !has(m.command)))")
-    .message("the drivers process and hooks, and command, run programs in the worker's container: they need template, or sidecar.image with an image that has these programs").field_path(".multiplexer"))]
+    .message("the drivers process and hooks, and command, run programs in the worker's container: set template, or sidecar.image to an image that contains these programs").field_path(".multiplexer"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.all(s, s.driver != 'kubernetes') || ((!has(self.replicas) || self.replicas <= 1) && (!has(self.standalone) || !has(self.standalone.replicas) || self.standalone.replicas <= 1))")
-    .message("one worker scales the Deployments of the driver kubernetes: replicas is 0 or 1").field_path(".multiplexer"))]
+    .message("only one worker may scale the Deployments of the driver kubernetes: set replicas to 0 or 1").field_path(".multiplexer"))]
 pub struct WorkerPoolSpec {
-    /// Provider, in the same namespace, that the workers serve.
+    /// Provider in the same namespace that the workers serve.
     #[schemars(length(min = 1, max = 52))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("provider is immutable; make another pool"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("provider is immutable; create another pool"))]
     pub provider: String,
 
-    /// The backend beside each worker.
+    /// Backend of each worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
 
-    /// Models to advertise; * asks the backend.
+    /// Models to advertise; * stands for all models that the backend lists.
     #[serde(default = "any_model")]
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 256)))]
     pub models: Vec<String>,
 
-    /// Requests that one backend runs at once. Default 16. With multiplexer.slots, each model has its own.
+    /// Maximum number of requests that one backend runs at once. Default 16. With multiplexer.slots, each model has its own limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub max_concurrency: Option<i32>,
 
-    /// How long running requests may take to finish when a Pod stops; raises its terminationGracePeriodSeconds as needed.
+    /// Maximum time that running requests may take to finish when a Pod stops. The Pod's terminationGracePeriodSeconds is raised as needed.
     #[serde(default = "one_minute")]
     pub shutdown_timeout: DurationText,
 
-    /// What its workers show the relays: the Provider's secret, or the token of their Pod's ServiceAccount, which the Provider lists in
-    /// workerServiceAccounts; standalone workers without the driver kubernetes have that of the namespace, default. Counts for new Pods.
+    /// Credential that workers present to the relays: the Provider's secret, or the token of their Pod's ServiceAccount, which must be
+    /// listed in the Provider's workerServiceAccounts. Standalone workers without the driver kubernetes use the ServiceAccount default of
+    /// the namespace. A change applies to new Pods.
     #[serde(default, skip_serializing_if = "Credential::is_default")]
     pub credential: Credential,
 
-    /// How the worker is put into Pods.
+    /// Form of the worker in Pods.
     #[serde(default)]
     pub inject_mode: InjectMode,
 
-    /// The worker's container.
+    /// Container of the worker.
     #[serde(default)]
     pub sidecar: Sidecar,
 
-    /// Many models on one GPU.
+    /// Serves many models on one GPU, one at a time per slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiplexer: Option<Multiplexer>,
 
-    /// Pods of a template, or standalone workers. Absent: kept as it is, else scaling.minReplicas, else 1.
+    /// Number of Pods of a template, or of standalone workers. Default: the present number, else scaling.minReplicas, else 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10_000))]
     pub replicas: Option<i32>,
 
-    /// Let the operator scale the template's Deployment by queue and load, to zero and from zero too.
+    /// Makes the operator scale the template's Deployment by queue and load, including to and from zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 
-    /// Workers without a backend container: for backends at a URL.
+    /// Runs workers without a backend container, for backends at a URL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standalone: Option<Standalone>,
 
@@ -131,35 +132,36 @@ pub struct WorkerPoolSpec {
     pub template: Option<Template>,
 }
 
-/// The backend beside each worker.
+/// The backend of each worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
-    /// Kind of backend: decides health path, readiness, metrics and the default port.
+    /// Type of backend, which determines the health path, readiness, metrics and the default port.
     #[serde(default)]
     pub engine: Engine,
-    /// Its port. Default by engine.
+    /// Port of the backend. Default: depends on the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<i32>,
-    /// Its container. Default: the one that names the port, else that of the annotation kubectl.kubernetes.io/default-container, else the first.
+    /// Container of the backend. Default: the container that declares the port, else that of the annotation
+    /// kubectl.kubernetes.io/default-container, else the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub container: Option<String>,
-    /// Path before /v1.
+    /// Path prefix before /v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub base_path: Option<String>,
-    /// Address of a backend elsewhere; standalone pools only.
+    /// Address of a backend outside the Pod. Standalone pools only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048), regex(pattern = r"^https?://"))]
     pub url: Option<String>,
-    /// Key sent to the backend in place of the client's.
+    /// API key that is sent to the backend instead of the client's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
 }
 
-/// What workers show their relays.
+/// The credential that workers present to relays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Credential {
     /// The Provider's secret.
@@ -170,14 +172,14 @@ pub enum Credential {
 }
 
 impl Credential {
-    /// What is said by nobody changes nothing of what was rendered before anybody could.
+    /// True for the default, which is not serialized: a manifest without the field must render as before it existed.
     #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
     fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Kinds of backend.
+/// Types of backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
@@ -189,13 +191,13 @@ pub enum Engine {
     LlamaServer,
     /// Ollama, port 11434.
     Ollama,
-    /// Anything that speaks OpenAI's API, port 8000.
+    /// Any server with OpenAI's API, port 8000.
     #[default]
     Openai,
 }
 
 impl Engine {
-    /// As the worker's settings spell it.
+    /// Returns the value that the worker's settings use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Vllm => "vllm",
@@ -206,7 +208,7 @@ impl Engine {
         }
     }
 
-    /// The port that the backend listens on unless told otherwise.
+    /// Returns the backend's default port.
     pub fn default_port(self) -> i32 {
         match self {
             Self::Vllm | Self::Openai => 8000,
@@ -217,13 +219,13 @@ impl Engine {
     }
 }
 
-/// How the worker is put into Pods.
+/// The form of the worker in Pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum InjectMode {
-    /// An init container that stays: starts before the backend and ends after it.
+    /// A restartable init container, which starts before the backend and ends after it.
     #[default]
     NativeSidecar,
-    /// A container, for clusters before 1.29.
+    /// A regular container, for clusters before 1.29.
     Container,
 }
 
@@ -231,49 +233,49 @@ pub enum InjectMode {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Sidecar {
-    /// Its image. Default: that of the operator's own release.
+    /// Image of the worker. Default: that of the operator's release.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub image: String,
-    /// Port of probes, drain and metrics. Default 17990.
+    /// Port for probes, drain and metrics. Default 17990.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<i32>,
-    /// error, warn, info, debug, trace, or directives.
+    /// Log level: error, warn, info, debug, trace, or directives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub log_level: Option<String>,
-    /// Log lines as text or as JSON.
+    /// Log format: text or JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_format: Option<LogFormat>,
-    /// Requests and limits.
+    /// Resource requests and limits.
     #[serde(default, skip_serializing_if = "RawObject::is_empty")]
     pub resources: RawObject,
-    /// Environment.
+    /// Environment variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_items")]
     pub env: Vec<Value>,
 }
 
-/// Scaling by the operator itself.
+/// Scaling by the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.minReplicas <= self.maxReplicas")
     .message("minReplicas is greater than maxReplicas").field_path(".minReplicas"))]
 pub struct Scaling {
-    /// Pods at least; 0 lets an idle pool go away, and a request bring it back.
+    /// Minimum number of Pods. With 0, an idle pool is scaled to zero, and a request scales it up again.
     #[serde(default)]
     #[schemars(range(min = 0, max = 10_000))]
     pub min_replicas: i32,
-    /// Pods at most.
+    /// Maximum number of Pods.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_replicas: i32,
-    /// Queued and running requests that one Pod should have. Default: maxConcurrency, or with multiplexer.slots the sum over
-    /// slots of what each slot's largest model runs at once.
+    /// Target number of queued and running requests per Pod. Default: maxConcurrency, or with multiplexer.slots the sum over slots of
+    /// the largest maxConcurrency of a slot's models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub target_requests_per_replica: Option<i32>,
-    /// How long fewer Pods must be enough before some go.
+    /// Time for which fewer Pods must suffice before the pool is scaled down.
     #[serde(default = "ten_minutes")]
     pub scale_down_delay: DurationText,
 }
@@ -282,7 +284,7 @@ pub struct Scaling {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Standalone {
-    /// Workers, while spec.replicas is absent. Default 1.
+    /// Number of workers if spec.replicas is absent. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10_000))]
     pub replicas: Option<i32>,
@@ -291,26 +293,26 @@ pub struct Standalone {
 /// Backend Pods that the operator runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.kind == oldSelf.kind").message("template.kind is immutable; make another pool"))]
+#[x_kube(validation = Rule::new("self.kind == oldSelf.kind").message("template.kind is immutable; create another pool"))]
 pub struct Template {
-    /// What runs them.
+    /// Kind of workload that runs the Pods.
     #[serde(default)]
     pub kind: TemplateKind,
-    /// Strategy of updates. Default: maxSurge 0, maxUnavailable 1, because GPU nodes have no spare.
+    /// Update strategy. Default: maxSurge 0 and maxUnavailable 1, because GPU nodes rarely have room for another Pod.
     #[serde(default, skip_serializing_if = "RawObject::is_empty")]
     pub strategy: RawObject,
     /// Metadata of the Pods.
     #[serde(default)]
     pub metadata: TemplateMetadata,
-    /// The Pods, as any PodSpec.
+    /// PodSpec of the Pods.
     #[schemars(schema_with = "schema::pod_spec")]
     pub spec: Value,
 }
 
-/// What runs the Pods of a template.
+/// The kind of workload that runs the Pods of a template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TemplateKind {
-    /// So many Pods.
+    /// A number of Pods.
     #[default]
     Deployment,
     /// One Pod on each matching node.
@@ -321,7 +323,7 @@ pub enum TemplateKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateMetadata {
-    /// Labels, besides the operator's own.
+    /// Labels, in addition to the operator's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::text_map")]
     pub labels: BTreeMap<String, String>,
@@ -331,155 +333,155 @@ pub struct TemplateMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What the operator found.
+/// The state that the operator observed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerPoolStatus {
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Reconciling, Stalled.
+    /// Conditions: Ready, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// How its workers come to be.
+    /// Mode of the pool: injected, from a template, or standalone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// Label selector of its Pods, for autoscalers.
+    /// Label selector of the pool's Pods, for autoscalers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub selector: Option<String>,
-    /// Its Pods.
+    /// Number of Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Pods that have the worker.
+    /// Number of Pods with a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub injected: Option<i32>,
-    /// The first 32 labelled Pods that lack it.
+    /// First 32 labelled Pods without a worker.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 253)))]
     pub not_injected: Vec<String>,
-    /// Pods whose worker is not the one that would be rendered now.
+    /// Number of Pods whose worker differs from the one that a new Pod would get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outdated: Option<i32>,
-    /// Workers that the relays know.
+    /// Number of workers that are connected to the relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<i32>,
-    /// The first 32 models they advertise; kept while there is no Pod, because a request for one of them may wake the pool.
+    /// First 32 models that the workers advertise. Kept while there is no Pod, because a request for one of them may wake the pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 256)))]
     pub models: Vec<String>,
-    /// How many models they advertise.
+    /// Number of models that the workers advertise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_count: Option<i32>,
-    /// What the first 32 slots of its workers hold, with a multiplexer.
+    /// State of the first 32 slots of the pool's workers, with a multiplexer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub slots: Vec<SlotStatus>,
-    /// How many slots its workers have.
+    /// Number of slots of the pool's workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot_count: Option<i32>,
-    /// How many of them take nothing, because their memory could not be freed.
+    /// Number of slots that load no model, because their memory could not be freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<i32>,
 }
 
-/// What a slot of a worker holds.
+/// The state of a worker's slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlotStatus {
-    /// The worker: the name of its Pod.
+    /// Name of the worker's Pod.
     #[schemars(length(max = 253))]
     pub worker: String,
-    /// The slot.
+    /// Id of the slot.
     #[schemars(length(max = 64))]
     pub slot: String,
-    /// What it does.
+    /// State of the slot.
     pub state: SlotState,
-    /// The model that it holds.
+    /// Model that the slot holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub resident: Option<String>,
-    /// The model that it is going to hold.
+    /// Model that the slot is going to hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub target: Option<String>,
-    /// Since when it does that.
+    /// Time of the last change of state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// The last of its loads that failed, until that model is loaded or ten minutes have gone by.
+    /// Last failed load, until that model is loaded or ten minutes have passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<SlotFailure>,
 }
 
-/// Why a model could not be loaded.
+/// The failure of a model's load.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlotFailure {
-    /// The model.
+    /// Model that could not be loaded.
     #[schemars(length(max = 256))]
     pub model: String,
-    /// Kind of failure, as clients get it: backend_unavailable, insufficient_memory.
+    /// Error code that clients receive, such as backend_unavailable or insufficient_memory.
     #[schemars(length(max = 64))]
     pub code: String,
-    /// What went wrong, or nothing where the worker did not say.
+    /// Description of the failure; empty if the worker reported none.
     #[schemars(length(max = 256))]
     pub message: String,
 }
 
-/// What a slot does.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SlotState {
-    /// It holds nothing.
+    /// No model is loaded.
     Empty,
-    /// Its model serves.
+    /// The model is loaded and serves requests.
     Ready,
-    /// It waits for running requests before a swap.
+    /// A swap waits for running requests.
     Draining,
-    /// It ends those that did not finish.
+    /// Running requests that did not finish in time are cut off.
     Severing,
-    /// It unloads.
+    /// The model is being unloaded.
     Evicting,
-    /// It loads.
+    /// A model is being loaded.
     Loading,
-    /// It loads the former model again.
+    /// The previous model is being loaded again.
     RollingBack,
-    /// It holds nothing after a failure, and tries again soon.
+    /// No model is loaded after a failure; the load is retried after a delay.
     Backoff,
-    /// Its worker is ending.
+    /// The worker is stopping.
     Stopping,
-    /// It takes nothing, because its memory could not be freed.
+    /// No model is loaded, because memory could not be freed.
     Quarantined,
 }
 
-/// How the workers of a pool come to be.
+/// The way that a pool's workers are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Mode {
-    /// Put into labelled Pods as these are created.
+    /// Injected into labelled Pods when these are created.
     Inject,
-    /// In Pods that the operator runs.
+    /// In backend Pods that the operator runs.
     Template,
-    /// Alone.
+    /// In Pods of their own, without a backend.
     Standalone,
 }
 
 impl WorkerPoolSpec {
-    /// Its multiplexer, if that has slots: without, it counts as none.
+    /// Returns the multiplexer if it has slots; without slots it is treated as absent.
     pub fn slots(&self) -> Option<&Multiplexer> {
         self.multiplexer.as_ref().filter(|multiplexer| !multiplexer.slots.is_empty())
     }
 
-    /// Whether its workers start programs, in a container of their own image or of the engine's.
+    /// True if the workers start programs, in a container of their own image or of the engine's.
     pub fn runs_commands(&self) -> bool {
         self.slots().is_some_and(Multiplexer::runs_commands)
     }
 
-    /// Whether its worker scales Deployments.
+    /// True if the worker scales Deployments.
     pub fn scales_deployments(&self) -> bool {
         self.slots().is_some_and(Multiplexer::scales_deployments)
     }
 
-    /// How its workers come to be.
+    /// Returns the mode of the pool.
     pub fn mode(&self) -> Mode {
         match (&self.template, &self.standalone) {
             (Some(_), _) => Mode::Template,

@@ -83,22 +83,22 @@ impl Decision {
 pub fn question(review: &Review) -> Question<'_> {
     let unchanged = |why| Question::Settled(Decision::Unchanged(why));
     let Some(pod) = review.created_pod() else {
-        return unchanged("it is not the creation of a Pod");
+        return unchanged("not the creation of a Pod");
     };
     let metadata = |key: &str| pod.get("metadata").and_then(|metadata| metadata.get(key));
     let labels = metadata("labels");
     let Some(pool) = labels.and_then(|labels| labels.get(POOL_LABEL)).and_then(Value::as_str) else {
-        return unchanged("it carries no pool's label");
+        return unchanged("no pool label");
     };
     if pool == NO_POOL {
-        return unchanged("it opts out");
+        return unchanged("opted out");
     }
     if sidecar::has_worker(pod) {
-        return unchanged("it has a worker");
+        return unchanged("already has a worker");
     }
     // The kubelet runs the original, whatever happens to its mirror.
     if metadata("annotations").and_then(|annotations| annotations.get("kubernetes.io/config.mirror")).is_some() {
-        return unchanged("it is the mirror of a static Pod");
+        return unchanged("mirror of a static Pod");
     }
     if let Some(why) = sidecar::exemption(labels) {
         return unchanged(why);
@@ -120,7 +120,7 @@ fn is_label(name: &str, max: usize) -> bool {
 /// Decides on a Pod of `pool`. `token` is used only if the Pod gets a worker.
 pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDefaults, token: &str) -> Decision {
     let Some(pod) = review.created_pod() else {
-        return Decision::Unchanged("it is not the creation of a Pod");
+        return Decision::Unchanged("not the creation of a Pod");
     };
     let namespace = review.namespace();
     let found = match lookup {
@@ -129,8 +129,12 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
     };
     let refused = |why: &dyn std::fmt::Display| Decision::Refused(format!("WorkerPool {pool}: {why}"));
     match found.spec.mode() {
-        Mode::Standalone => refused(&"its workers stand alone; a Pod of your own needs a pool without standalone"),
-        Mode::Template => refused(&"it runs Pods from its template; a Pod of your own needs a pool without template"),
+        Mode::Standalone => {
+            refused(&"the pool runs standalone workers; to inject a worker, use a pool without standalone")
+        }
+        Mode::Template => {
+            refused(&"the pool runs Pods from its template; to inject a worker, use a pool without template")
+        }
         Mode::Inject => {
             if let Some(why) = unusable(found) {
                 return gated_or_refused(pod, format!("WorkerPool {pool}: {why}"));

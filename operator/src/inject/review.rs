@@ -19,13 +19,13 @@ pub struct Review {
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
     /// The body is not JSON.
-    #[error("the body is not JSON: {0}")]
+    #[error("body is not valid JSON: {0}")]
     NotJson(serde_json::Error),
     /// The body is JSON of another kind.
-    #[error("the body is not an AdmissionReview of {VERSION}")]
+    #[error("body is not an AdmissionReview of {VERSION}")]
     OtherKind,
     /// The review contains no request.
-    #[error("the AdmissionReview has no request with a uid")]
+    #[error("AdmissionReview has no request with a uid")]
     NoRequest,
 }
 

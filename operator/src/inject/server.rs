@@ -122,8 +122,8 @@ async fn connection(
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         // Port scans and probes end here too, so this is no warning; a real mismatch shows at the API server.
-        Ok(Err(error)) => return debug!(%error, "a TLS handshake failed"),
-        Err(_) => return debug!("a TLS handshake took too long"),
+        Ok(Err(error)) => return debug!(%error, "TLS handshake failed"),
+        Err(_) => return debug!("TLS handshake timed out"),
     };
     let service = service_fn(move |request: Request<Incoming>| {
         let (mut router, leaving) = (router.clone(), leaving.clone());
@@ -142,7 +142,7 @@ async fn connection(
         }
     };
     if let Err(error) = result {
-        debug!(%error, "a connection to the webhook ended");
+        debug!(%error, "webhook connection ended");
     }
 }
 

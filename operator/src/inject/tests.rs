@@ -134,7 +134,7 @@ async fn silent_api_server_times_out() {
     let began = tokio::time::Instant::now();
     let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
     assert_eq!((status, began.elapsed()), (StatusCode::INTERNAL_SERVER_ERROR, LOOKUP_TIMEOUT));
-    assert_eq!(body, "WorkerPool llm/llama could not be asked for within 3 s");
+    assert_eq!(body, "failed to read WorkerPool llm/llama: no response within 3 s");
 }
 
 #[tokio::test(start_paused = true)]
@@ -150,9 +150,9 @@ async fn unfinished_body_times_out() {
 async fn invalid_review_is_rejected_with_reason() {
     let mut scene = scene(200, json!({}));
     for (body, why) in [
-        ("{", "the body is not JSON"),
-        ("{}", "the body is not an AdmissionReview"),
-        (r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#, "the AdmissionReview has no request"),
+        ("{", "body is not valid JSON"),
+        ("{}", "body is not an AdmissionReview"),
+        (r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#, "AdmissionReview has no request"),
     ] {
         let (status, answer) = scene.send(Method::POST, body.to_owned()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);

@@ -16,7 +16,7 @@ pub(crate) fn check(name: &str, yaml: &str) {
         panic!("{}: {error}; UPDATE_SNAPSHOTS=1 writes it", path.display());
     });
     if let Some((line, (was, is))) = difference(&known, yaml) {
-        panic!("{name}.yaml, line {line}:\n  was {was}\n  is  {is}\nUPDATE_SNAPSHOTS=1 writes the file anew");
+        panic!("{name}.yaml, line {line}:\n  was {was}\n  is  {is}\nUPDATE_SNAPSHOTS=1 rewrites the file");
     }
 }
 

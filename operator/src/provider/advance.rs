@@ -119,7 +119,7 @@ async fn bind_reviewers(
         }
         // This Provider does not need the right, so the failure does not concern it.
         Err(error) if valid.spec.worker_service_accounts.is_empty() => {
-            tracing::debug!(provider = valid.name, %error, "whether it may review tokens is left as it is");
+            tracing::debug!(provider = valid.name, %error, "failed to update the token review binding; keeping it unchanged");
             Ok(())
         }
         Err(error) => Err(error),

@@ -147,7 +147,7 @@ mod tests {
     fn is_confirmed_beside(pod: Arc<Pod>, minutes: i64) -> bool {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
-        let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("it cannot be connected to".to_owned()))];
+        let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
         let look = Look {
             reviewers: BTreeSet::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],

@@ -81,25 +81,26 @@ fn told_of_rotation(news: News, after: &ProviderStatus) -> Told {
     let secret = after.worker_secret.as_ref();
     let name = secret.map_or("", |secret| secret.name.as_str());
     let (reason, note) = match news {
-        News::Started => {
-            ("SecretRotationStarted", "the relays are told of a new worker secret; workers keep the old one".to_owned())
-        }
+        News::Started => (
+            "SecretRotationStarted",
+            "distributing a new worker secret to the relays; workers still use the old one".to_owned(),
+        ),
         News::Published => {
             let until = secret.and_then(|secret| secret.previous_until.as_ref());
             let until = until.map(|until| until.0.to_string()).unwrap_or_default();
-            ("SecretRotated", format!("Secret {name} has the new value; the old one admits workers until {until}"))
+            ("SecretRotated", format!("Secret {name} has the new value; relays accept the old one until {until}"))
         }
         News::Ended => {
-            ("OldSecretEnded", "a worker secret from before the last rotation admits nobody any more".to_owned())
+            ("OldSecretEnded", "relays no longer accept the worker secret from before the last rotation".to_owned())
         }
         News::Crowded => {
             let note = format!(
-                "the oldest of more than {MAX_PREVIOUS} old worker secrets ended before its 24 hours were over"
+                "more than {MAX_PREVIOUS} old worker secrets: the oldest one expired before its 24 hours had passed"
             );
             ("OldSecretEnded", note)
         }
         News::Revoked => {
-            ("SecretRevoked", format!("Secret {name} has a new value; no old one admits anybody any more"))
+            ("SecretRevoked", format!("Secret {name} has a new value; relays no longer accept any old one"))
         }
     };
     let is_warning = news == News::Crowded;

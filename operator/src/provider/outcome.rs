@@ -122,7 +122,12 @@ impl Failure {
 
     /// The operating system returned no random bytes.
     pub(super) fn no_random(error: &getrandom::Error) -> Self {
-        Self::new(reasons::API_ERROR, FailureKind::Transient, "random", &format!("no random bytes: {error}"))
+        Self::new(
+            reasons::API_ERROR,
+            FailureKind::Transient,
+            "random",
+            &format!("system random number generator failed: {error}"),
+        )
     }
 
     fn new(reason: &'static str, kind: FailureKind, word: &'static str, message: &dyn std::fmt::Display) -> Self {

@@ -19,13 +19,13 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// At least one relay takes requests.
+    /// At least one relay accepts requests.
     SERVING = "Serving";
-    /// It serves; `expectWorkers` is ignored, because a pool may be at zero and needs requests to be woken.
+    /// At least one relay accepts requests. `expectWorkers` is ignored, because a pool may be scaled to zero and only requests wake it.
     SCALES_FROM_ZERO = "ScalesFromZero";
-    /// No relay Pod is ready. See the Pods.
+    /// No relay Pod is ready. Inspect the Pods.
     NO_RELAY_READY = "NoRelayReady";
-    /// `spec.enabled` is false: requests are answered with `provider_disabled`.
+    /// `spec.enabled` is false: requests are rejected with `provider_disabled`.
     DISABLED = "Disabled";
     /// `spec.relay.replicas` is 0.
     SCALED_TO_ZERO = "ScaledToZero";
@@ -33,31 +33,31 @@ reasons! {
     CONFIGURATION_APPLIED = "ConfigurationApplied";
     /// A relay Pod has not reported the newest configuration yet; the message names it.
     WAITING_FOR_RELAYS = "WaitingForRelays";
-    /// A relay Pod refuses the newest configuration and keeps the one before; the message says why.
+    /// A relay Pod rejected the newest configuration and keeps the previous one; the message contains the error.
     CONFIGURATION_REFUSED = "ConfigurationRefused";
     /// The relay's Deployment is being rolled out.
     ROLLING_OUT = "RollingOut";
-    /// Its roll-out does not get on. See the Pods; relays that still run keep serving.
+    /// The rollout makes no progress. Inspect the Pods; relays that still run keep serving.
     ROLLOUT_STUCK = "RolloutStuck";
-    /// The relays are told of a new worker secret; workers get it as soon as all have it.
+    /// A new worker secret is being distributed to the relays; workers get it as soon as all relays accept it.
     ROTATING_SECRET = "RotatingSecret";
-    /// The spec says something that cannot be; the message names the place. What ran before keeps running.
+    /// The spec is invalid; the message names the field. The previous configuration stays in effect.
     INVALID_SPEC = "InvalidSpec";
-    /// A Secret that the spec names, or its key, is missing. It is looked for again and again.
+    /// A Secret that the spec names, or its key, is missing. The operator retries every few seconds.
     SECRET_NOT_FOUND = "SecretNotFound";
-    /// Relays cannot serve with the Secret of `relay.tls`; the message says what to change in it. It is looked at again and again.
+    /// Relays cannot use the Secret of `relay.tls`; the message names the required change. The operator retries every few seconds.
     SECRET_INVALID = "SecretInvalid";
-    /// An object of a needed name exists and is somebody else's: rename or delete it, or rename the Provider.
+    /// An object with a name that the Provider needs belongs to another owner: rename or delete it, or rename the Provider.
     NAME_TAKEN = "NameTaken";
-    /// The API server refuses an object, by the spec's fault or a policy's; the message says why.
+    /// The API server rejects an object because of the spec or a policy; the message contains the error.
     OBJECT_REFUSED = "ObjectRefused";
-    /// The operator may not write an object, or a quota is used up. It is tried again.
+    /// The operator lacks permission to write an object, or a quota is exhausted. The operator retries.
     FORBIDDEN = "Forbidden";
-    /// An object is still being deleted and is made again afterwards.
+    /// An object is still being deleted; it is recreated afterwards.
     TERMINATING = "Terminating";
-    /// The API server could not be asked; it is tried again.
+    /// A request to the API server failed. The operator retries.
     API_ERROR = "ApiError";
-    /// Nothing of the kind.
+    /// The condition does not apply.
     AS_EXPECTED = "AsExpected";
 }
 

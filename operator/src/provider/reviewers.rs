@@ -25,8 +25,8 @@ const ATTEMPTS: usize = 4;
 pub(super) enum Error {
     /// The chart gave the operator no binding.
     #[error(
-        "spec.workerServiceAccounts: this operator cannot let relays review tokens, so no worker comes in by one: install the \
-         chart with rbac.workerTokens=true, which needs somebody who may create ClusterRoles, or leave the field out"
+        "spec.workerServiceAccounts: this operator cannot grant relays the right to review tokens: install the chart with \
+         rbac.workerTokens=true, which requires permission to create ClusterRoles, or remove the field"
     )]
     NoBinding,
     /// The binding could not be changed.

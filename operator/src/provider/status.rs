@@ -116,7 +116,7 @@ impl Facts<'_> {
             return no(failure.reason, self.with_consequence(failure));
         }
         if !spec.enabled {
-            return no(reasons::DISABLED, "spec.enabled is false: requests are answered with provider_disabled".into());
+            return no(reasons::DISABLED, "spec.enabled is false: requests are rejected with provider_disabled".into());
         }
         if spec.relay.replicas == 0 {
             return no(reasons::SCALED_TO_ZERO, "spec.relay.replicas is 0".into());
@@ -129,7 +129,7 @@ impl Facts<'_> {
         let take = one_or(ready, "takes", "take");
         let message = format!("{ready} of {relays} {take} requests at {}", endpoint(self.provider));
         if self.outcome.ignores_expect_workers {
-            let message = format!("{message}; expectWorkers is ignored, because a pool may be at zero");
+            let message = format!("{message}; expectWorkers is ignored, because a pool may be scaled to zero");
             return Wanted::new(READY, true, reasons::SCALES_FROM_ZERO, message);
         }
         Wanted::new(READY, true, reasons::SERVING, message)
@@ -146,7 +146,7 @@ impl Facts<'_> {
         if self.ready_relays() == 0 {
             return failure.message.clone();
         }
-        format!("{}. The relays keep serving as they were", failure.message)
+        format!("{}. Relays keep serving with the previous configuration", failure.message)
     }
 
     fn why_none_is_ready(&self, now: Timestamp) -> String {
@@ -175,13 +175,15 @@ impl Facts<'_> {
         let worker = match reported.workers.is_empty() {
             false => "",
             true if relay.expect_workers && !self.outcome.ignores_expect_workers => {
-                "; it has no worker, and expectWorkers is true"
+                "; no worker is connected, and expectWorkers is true"
             }
-            true if has_just_started(pod, now) => "; it has no worker, and waits 15 s for the first after its start",
-            true => "; it has no worker",
+            true if has_just_started(pod, now) => {
+                "; no worker is connected, and after its start the relay waits 15 s for the first"
+            }
+            true => "; no worker is connected",
         };
         let queue = match relay.unready_when_saturated && reported.queue_depth > 0 {
-            true => "; requests wait in its queue, and unreadyWhenSaturated is true",
+            true => "; requests are queued, and unreadyWhenSaturated is true",
             false => "",
         };
         format!("{worker}{queue}")
@@ -196,7 +198,7 @@ impl Facts<'_> {
         let failure = self.outcome.failure.as_ref();
         let Some(hash) = &self.outcome.config_hash else {
             return failure.map_or_else(
-                || no(reasons::WAITING_FOR_RELAYS, "no configuration is written yet".into()),
+                || no(reasons::WAITING_FOR_RELAYS, "no configuration has been written yet".into()),
                 |failure| no(failure.reason, failure.message.clone()),
             );
         };
@@ -206,7 +208,7 @@ impl Facts<'_> {
             return no(failure.reason, failure.message.clone());
         }
         if self.look.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {
-            let message = "there is no relay; the next one starts with the newest configuration";
+            let message = "spec.relay.replicas is 0; new relays start with the newest configuration";
             return Wanted::new(PROGRAMMED, true, reasons::SCALED_TO_ZERO, message);
         }
         match self.first_that_lags(hash) {
@@ -231,13 +233,14 @@ impl Facts<'_> {
                 Some(Ok(report)) if report.config_hash.as_deref() == Some(hash) => continue,
                 Some(Ok(report)) => match &report.config_error {
                     Some(error) => {
-                        let message = format!("Pod {name} keeps its configuration: {error}");
+                        let message =
+                            format!("Pod {name} rejected the newest configuration and keeps the previous one: {error}");
                         return Some((reasons::CONFIGURATION_REFUSED, message));
                     }
                     None => "runs an older configuration".to_owned(),
                 },
-                Some(Err(why)) => format!("was asked: {why}"),
-                None => "was not asked yet".to_owned(),
+                Some(Err(why)) => format!("has not confirmed the newest configuration: {why}"),
+                None => "has not been polled yet".to_owned(),
             };
             waiting.get_or_insert((reasons::WAITING_FOR_RELAYS, format!("Pod {name} {why}")));
         }
@@ -261,7 +264,7 @@ impl Facts<'_> {
             return yes(programmed.reason, programmed.message);
         }
         if self.outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays) {
-            return yes(reasons::ROTATING_SECRET, "the relays are told of a new worker secret".into());
+            return yes(reasons::ROTATING_SECRET, "distributing a new worker secret to the relays".into());
         }
         Wanted::new(RECONCILING, false, reasons::AS_EXPECTED, "")
     }
@@ -279,7 +282,7 @@ impl Facts<'_> {
     fn rolling_out(&self) -> Option<String> {
         let wanted = self.provider.spec.relay.replicas;
         let Some(deployment) = self.look.deployment.as_deref() else {
-            return Some("the relay's Deployment is not there yet".to_owned());
+            return Some("the relay's Deployment does not exist yet".to_owned());
         };
         let status = deployment.status.clone().unwrap_or_default();
         let specified = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();

@@ -139,7 +139,7 @@ fn catalogue(spec: &ProviderSpec, problems: &mut Vec<String>) {
         model_name("aliases", alias, &mut seen, problems);
         let place = format!("aliases.{alias}");
         if spec.aliases.contains_key(model) {
-            problems.push(format!("spec.{place}: {model:?} is an alias too: an alias stands for a model"));
+            problems.push(format!("spec.{place}: {model:?} is itself an alias: use the id of a model"));
         } else {
             meant(&place, model, catalogue.as_ref(), problems);
         }
@@ -155,18 +155,18 @@ fn catalogue(spec: &ProviderSpec, problems: &mut Vec<String>) {
 fn meant(place: &str, model: &str, catalogue: Option<&HashSet<&str>>, problems: &mut Vec<String>) {
     model_name(place, model, &mut HashSet::new(), problems);
     if catalogue.is_some_and(|catalogue| !catalogue.contains(model)) {
-        problems.push(format!("spec.{place}: {model:?} is not in models"));
+        problems.push(format!("spec.{place}: {model:?} is not in spec.models"));
     }
 }
 
 fn model_name<'a>(place: &str, name: &'a str, seen: &mut HashSet<&'a str>, problems: &mut Vec<String>) {
     if !is_model_name(name) {
         problems.push(format!(
-            "spec.{place}: {name:?} is not allowed: at most {MAX_MODEL_CHARS} characters, no control characters, no space \
-             at either end"
+            "spec.{place}: {name:?} is not allowed: use 1 to {MAX_MODEL_CHARS} characters, without control characters, leading or \
+             trailing spaces"
         ));
     } else if !seen.insert(name) {
-        problems.push(format!("spec.{place}: {name:?} is there already: each id and alias once"));
+        problems.push(format!("spec.{place}: {name:?} is a duplicate: use each id and alias once"));
     }
 }
 
@@ -207,16 +207,16 @@ fn seconds(place: &str, duration: &DurationText, problems: &mut Vec<String>) -> 
 fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
     let relay = &spec.relay;
     if !relay.service.load_balancer_class.is_empty() && relay.service.type_ != ServiceType::LoadBalancer {
-        problems.push("spec.relay.service.loadBalancerClass: it needs type LoadBalancer".to_owned());
+        problems.push("spec.relay.service.loadBalancerClass: requires type LoadBalancer".to_owned());
     }
     if relay.service.workers && relay.client_port() == names::WORKER_PORT {
         let port = names::WORKER_PORT;
         problems
-            .push(format!("spec.relay.service.port: {port} is that of the workers; take another or leave out workers"));
+            .push(format!("spec.relay.service.port: {port} is the port for workers; use another one or unset workers"));
     }
     if let Some(level) = relay.log_level.as_deref().filter(|level| !is_log_filter(level)) {
         problems.push(format!(
-            "spec.relay.logLevel: {level:?} is not allowed: error, warn, info, debug, trace, or directives such as \
+            "spec.relay.logLevel: {level:?} is not allowed: use error, warn, info, debug, trace, or directives such as \
              info,modelrelay_relay=debug"
         ));
     }
@@ -228,7 +228,7 @@ fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
     ];
     for (place, name) in references {
         if let Some(taken) = name.filter(|name| ours.contains(name)) {
-            problems.push(format!("spec.{place}: {taken} is a Secret of the operator; keep yours in another"));
+            problems.push(format!("spec.{place}: {taken} is reserved for a Secret of the operator; use another name"));
         }
     }
 }
@@ -252,13 +252,14 @@ fn pod_template(spec: &ProviderSpec, problems: &mut Vec<String>) {
     for (index, volume) in template.volumes.iter().enumerate() {
         let name = text(volume, "name");
         if RESERVED_VOLUMES.contains(&name.as_str()) {
-            problems.push(format!("spec.relay.podTemplate.volumes[{index}]: the name {name} is taken by the operator"));
+            problems
+                .push(format!("spec.relay.podTemplate.volumes[{index}]: the name {name} is reserved for the operator"));
         }
     }
     for (index, mount) in template.volume_mounts.iter().enumerate() {
         let path = text(mount, "mountPath");
         if path == RESERVED_PATH || path.starts_with(&format!("{RESERVED_PATH}/")) {
-            problems.push(format!("spec.relay.podTemplate.volumeMounts[{index}]: {path} belongs to the operator"));
+            problems.push(format!("spec.relay.podTemplate.volumeMounts[{index}]: {path} is reserved for the operator"));
         }
     }
 }

@@ -28,12 +28,12 @@ fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
 
 fn silent(pod: &str, is_leaving: bool) -> Answer {
     let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 2].into()), is_leaving, speaks_tls: false };
-    Answer { pod, answer: Err(Unanswered::Silent("it does not answer".into())) }
+    Answer { pod, answer: Err(Unanswered::Silent("request timed out".into())) }
 }
 
 fn unscheduled(pod: &str) -> Answer {
     let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving: false, speaks_tls: false };
-    Answer { pod, answer: Err(Unanswered::Silent("it has no address yet".into())) }
+    Answer { pod, answer: Err(Unanswered::Silent("no address yet".into())) }
 }
 
 /// A response of `/admin/state`, with an unknown field.
@@ -142,7 +142,7 @@ fn silent_relay_is_recorded_unless_leaving() {
 fn unscheduled_relay_holds_no_requests_and_confirms_nothing() {
     let with_one = snapshot("local", vec![answer("a", false, state("h", false)), unscheduled("b")]);
     assert!(with_one.is_complete());
-    assert_eq!(with_one.relays["b"], Err("it has no address yet".to_owned()));
+    assert_eq!(with_one.relays["b"], Err("no address yet".to_owned()));
     assert!(!with_one.all_run([&"a".to_owned(), &"b".to_owned()], "h"));
     assert!(!snapshot("local", vec![silent("a", false), unscheduled("b")]).is_complete());
     assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
@@ -202,19 +202,19 @@ async fn relay_is_queried_with_admin_token() {
     assert_eq!((code, answer.is_ok()), (200, true));
     let wrong = Token { header: HeaderValue::from_static("Bearer x"), ..token() };
     let (code, answer) = request(&http_client(), &address, &wrong).await;
-    assert_eq!((code, why(answer).as_str()), (401, "refused: it refuses the admin token (HTTP 401)"));
+    assert_eq!((code, why(answer).as_str()), (401, "refused: admin token rejected (HTTP 401)"));
 }
 
 #[tokio::test]
 async fn non_relay_response_is_distinguished() {
     let router = Router::new().route("/admin/state", get(async || "<html>"));
     let (code, answer) = request(&http_client(), &serve(router).await, &token()).await;
-    assert!(code == 200 && why(answer).starts_with("its answer is not understood"));
+    assert!(code == 200 && why(answer).starts_with("invalid response: "));
     let (code, answer) = request(&http_client(), &serve(Router::new()).await, &token()).await;
-    assert_eq!((code, why(answer).as_str()), (404, "it answers HTTP 404"));
+    assert_eq!((code, why(answer).as_str()), (404, "unexpected response HTTP 404"));
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let (code, answer) = request(&http_client(), &format!("http://{free}"), &token()).await;
-    assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
+    assert_eq!((code, why(answer).as_str()), (0, "connection failed"));
 }
 
 /// Returns the error for a response with this body.
@@ -226,11 +226,11 @@ async fn judged(body: String) -> String {
 #[tokio::test]
 async fn oversized_response_is_rejected() {
     let long = format!(r#"{{"version": "{}"}}"#, "x".repeat(9 << 20));
-    assert_eq!(judged(long).await, "its answer is too long");
+    assert_eq!(judged(long).await, "response is too long");
     // Megabytes that would be hundreds of slots, models and the like.
     for value in [r#"{"id":"s"},"#, r#""","#, "[0],"] {
         let bomb = format!(r#"{{"version": "1", "newer": [{}0]}}"#, value.repeat(700_000));
-        assert_eq!(judged(bomb).await, "its answer has too many values", "{value}");
+        assert_eq!(judged(bomb).await, "response has too many values", "{value}");
     }
 }
 
@@ -301,7 +301,7 @@ async fn tls_relay_is_verified_by_name_not_address() {
     for client in [trusting(&pair(&[HOST]).0, HOST), trusting(&certificate, "other-workers.llm.svc")] {
         let (code, answer) = request(&client, &relay, &token()).await;
         let why = why(answer);
-        assert!(code == 0 && why.starts_with("refused: its certificate is refused: "), "{why}");
+        assert!(code == 0 && why.starts_with("refused: certificate rejected: "), "{why}");
     }
 }
 

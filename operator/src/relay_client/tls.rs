@@ -26,10 +26,10 @@ pub(super) async fn client(ctx: &Context, provider: &Provider) -> Option<Result<
     let read = match api.get_opt(name).await {
         Ok(Some(secret)) => judge(&secret, &host).map_err(|(Unusable::Missing(why) | Unusable::Wrong(why))| why),
         Ok(None) => Err("does not exist".to_owned()),
-        Err(error) => Err(format!("cannot be read: {error}")),
+        Err(error) => Err(format!("could not be read: {error}")),
     };
     let client = read.and_then(|tls| client_of(&tls, &host));
-    Some(client.map_err(|why| format!("it cannot be asked over TLS: Secret {name} {why}")))
+    Some(client.map_err(|why| format!("cannot connect with TLS: Secret {name} {why}")))
 }
 
 /// Builds a client that trusts the same authorities as the Provider's workers.
@@ -38,7 +38,7 @@ pub(super) fn client_of(tls: &RelayTls, host: &str) -> Result<reqwest::Client, S
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let authority = tls.authority.as_deref().unwrap_or_default();
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(authority.as_bytes()).flatten());
-    let failed = |error: &dyn std::fmt::Display| format!("cannot be trusted: {error}");
+    let failed = |error: &dyn std::fmt::Display| format!("cannot be used to verify the relay: {error}");
     let provider = Arc::new(ring::default_provider());
     let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
     let inner = inner.map_err(|error| failed(&error))?;

@@ -85,8 +85,8 @@ impl Webhook {
         running.shutdown.cancel();
         match running.server.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the webhook could not be served"),
-            Err(error) => tracing::error!(%error, "the webhook's server ended"),
+            Ok(Err(error)) => tracing::error!(%error, "failed to serve the webhook"),
+            Err(error) => tracing::error!(%error, "webhook server failed"),
         }
         for helper in running.helpers {
             helper.abort();

@@ -119,16 +119,18 @@ async fn release(
         return Ok(());
     }
     let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
-    let why = if named.is_empty() { "the pool has no worker that scales it" } else { "the pool names it no more" };
+    let why = if named.is_empty() { "the pool has no worker that scales it" } else { "the pool no longer names it" };
     let (type_, reason, note) = match api
         .patch_scale(deployment, &params, &Patch::Merge(json!({"spec": {"replicas": 0}})))
         .await
     {
-        Ok(_) => (EventType::Normal, "DeploymentReleased", format!("Deployment {deployment} is scaled to 0: {why}")),
+        Ok(_) => (EventType::Normal, "DeploymentReleased", format!("Deployment {deployment} scaled to 0: {why}")),
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
         Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
             let said = apply::shown(&error);
-            let note = format!("Deployment {deployment} may still hold its GPU: scale it to 0, because {why} ({said})");
+            let note = format!(
+                "failed to scale Deployment {deployment} to 0, so it may still hold its GPU: scale it to 0, because {why} ({said})"
+            );
             (EventType::Warning, "DeploymentNotReleased", note)
         }
         Err(error) => return Err(failed(error)),

@@ -31,13 +31,13 @@ pub(super) fn dispute(caches: &Caches, pool: &WorkerPool) -> Option<String> {
 pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) -> Option<String> {
     let reference = ObjectRef::new(deployment).within(&pool.namespace().unwrap_or_default());
     if caches.deployments.get(&reference).is_some() {
-        return Some(format!("Deployment {deployment} is ModelRelay's own: name one that serves the model"));
+        return Some(format!("Deployment {deployment} belongs to ModelRelay: name one that serves the model"));
     }
     let other = others(caches, pool, deployment).find(|other| age(other) < age(pool))?;
     let other = other.name_any();
     Some(format!(
-        "WorkerPool {other} scales Deployment {deployment} already, and is older: give this model another Deployment, or take it \
-         out of {other}"
+        "the older WorkerPool {other} already scales Deployment {deployment}: name another Deployment for this model, or \
+         remove it from {other}"
     ))
 }
 

@@ -108,7 +108,7 @@ pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
     let deployments = match api.list(&ListParams::default().limit(DEPLOYMENTS)).await {
         Ok(deployments) => deployments,
         Err(error) => {
-            tracing::debug!(%error, "Deployments could not be listed");
+            tracing::debug!(%error, "failed to list Deployments");
             return None;
         }
     };

@@ -52,7 +52,7 @@ pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapsho
                 let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
                 let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
                 if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
-                    tracing::debug!(pod = name, %error, "the deletion cost could not be set");
+                    tracing::debug!(pod = name, %error, "failed to set the Pod deletion cost");
                 }
             }
         })

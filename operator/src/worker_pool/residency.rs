@@ -206,7 +206,7 @@ impl Told {
             let quarantine = Subject::Quarantine { worker: held.worker.clone(), slot: held.slot.clone() };
             if held.state == SlotState::Quarantined && self.is_new(quarantine, None, now) {
                 let note = format!(
-                    "slot {} of worker {} takes nothing any more: its memory could not be freed{}",
+                    "slot {} of worker {} is quarantined: its memory could not be freed{}",
                     held.slot,
                     held.worker,
                     held.reason().map(|reason| format!(" ({reason})")).unwrap_or_default()
@@ -239,7 +239,7 @@ fn failed(residency: &Residency, held: &Held, failure: &SlotFailure, age: Option
     let SlotFailure { model, code, message } = failure;
     let why = if message.is_empty() { code.clone() } else { format!("{code}: {message}") };
     let (slot, worker) = (&held.slot, &held.worker);
-    format!("model {model} could not be loaded into slot {slot} of worker {worker}{more}{when}: {why}")
+    format!("failed to load model {model} into slot {slot} of worker {worker}{more}{when}: {why}")
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl Rollout {
             old: count((total - updated).max(0)),
             done: seen && updated >= desired && total <= updated && available >= desired,
             message: format!(
-                "{updated} of {desired} Pods {} of the newest template, {}",
+                "{updated} of {desired} Pods {} up to date, {}",
                 words::one_or(updated, "is", "are"),
                 words::counted(available, "is available", "are available"),
             ),
@@ -96,8 +96,8 @@ mod tests {
         let message = |updated: i64, available: i64| {
             deployment(2, &json!({"updatedReplicas": updated, "availableReplicas": available})).message
         };
-        assert_eq!(message(2, 1), "2 of 2 Pods are of the newest template, 1 is available");
-        assert_eq!(message(1, 0), "1 of 2 Pods is of the newest template, 0 are available");
+        assert_eq!(message(2, 1), "2 of 2 Pods are up to date, 1 is available");
+        assert_eq!(message(1, 0), "1 of 2 Pods is up to date, 0 are available");
     }
 
     #[test]

@@ -204,22 +204,22 @@ fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let deployment = Workload::of(facts.pool)?.name(name);
-        let whose = format!("Deployment {deployment}, whose replicas are those of this pool");
+        let whose = format!("Deployment {deployment}, which belongs to this pool");
         match dispute {
             Dispute::Left(rival) if rival.autoscaler => {
                 let rival = rival.describe();
                 of(true, format!(
-                    "{rival} scales {whose}, and is left to it: make WorkerPool {name} its scaleTargetRef, or remove it and \
-                     write spec.replicas"
+                    "{rival} scales {whose}, and the operator does not override it: set its scaleTargetRef to WorkerPool {name}, or \
+                     remove it and set spec.replicas"
                 ))
             }
             Dispute::Left(rival) => {
                 let rival = rival.describe();
-                of(true, format!("{rival} keeps scaling {whose}, and is left alone for a while: scale WorkerPool {name} instead"))
+                of(true, format!("{rival} keeps scaling {whose}; the operator does not override it for now: scale WorkerPool {name} instead"))
             }
             Dispute::Settled(rival) => {
                 let rival = rival.describe();
-                of(false, format!("{rival} scaled {whose}, and was put right: scale WorkerPool {name} instead"))
+                of(false, format!("{rival} scaled {whose}; the operator reverted it: scale WorkerPool {name} instead"))
             }
         }
     });
@@ -227,21 +227,21 @@ fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
         Standing::Alone => None,
         Standing::Shared => of(
             false,
-            "somebody else wrote spec.replicas, which spec.scaling decides; that number is not lowered for one \
+            "spec.replicas was changed externally although spec.scaling is set; the number is not lowered for one \
              scaleDownDelay"
                 .to_owned(),
         ),
         Standing::Yielding => of(
             true,
-            "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: remove one of the two"
+            "spec.replicas keeps being changed externally, so spec.scaling is suspended: use only one of the two"
                 .to_owned(),
         ),
     })
 }
 
 fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {
-    const MESSAGE: &str = "the pool is at zero and has never advertised a model that a request could wake it for: list \
-        them in spec.models, or set spec.replicas to 1 once";
+    const MESSAGE: &str = "the pool is scaled to zero and has never advertised a model, so no request can wake it: list its \
+        models in spec.models, or set spec.replicas to 1 once";
     let rolling = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
     [
         Verdict::new(false, Reason::ModelsUnknown, MESSAGE).wanted(READY),
@@ -254,29 +254,29 @@ fn ready(facts: &Facts<'_>) -> Verdict {
     let provider = &facts.pool.spec.provider;
     match facts.provider {
         ProviderState::Missing => {
-            let message = format!("there is no Provider {provider} in this namespace");
+            let message = format!("Provider {provider} does not exist in this namespace");
             return Verdict::new(false, Reason::ProviderNotFound, message);
         }
         ProviderState::Disabled => {
-            let message = format!("Provider {provider} has enabled: false and turns workers away");
+            let message = format!("Provider {provider} has enabled: false, so its relays reject workers");
             return Verdict::new(false, Reason::ProviderDisabled, message);
         }
         ProviderState::Present => {}
     }
     if at_zero(facts) {
         let message = match facts.pool.spec.scaling {
-            Some(_) => "at zero; a request for one of its models wakes it",
+            Some(_) => "scaled to zero; a request for one of its models wakes the pool",
             None => "spec.replicas is 0",
         };
         return Verdict::new(true, Reason::ScaledToZero, message);
     }
     match &facts.workers {
         Workers::Unknown => as_before(facts).unwrap_or_else(|| {
-            let message = format!("no relay of Provider {provider} has been asked yet");
+            let message = format!("no relay of Provider {provider} has been polled yet");
             Verdict::new(Status::Unknown, Reason::RelaysUnknown, message)
         }),
         Workers::Silent => {
-            let message = format!("no relay of Provider {provider} answers");
+            let message = format!("no relay of Provider {provider} responds");
             Verdict::new(Status::Unknown, Reason::RelaysUnreachable, message)
         }
         Workers::Known { serving, .. } if *serving > 0 => match quarantined(facts, *serving) {
@@ -313,7 +313,7 @@ fn quarantined(facts: &Facts<'_>, serving: i32) -> Option<Quarantine> {
     let where_ = format!("slot {} of worker {}", first.slot, first.worker);
     let more = if number > 1 { " first" } else { "" };
     let slots = words::counted(number, "slot is", "slots are");
-    let message = format!("{slots} quarantined of {all}, {where_}{more}: its memory could not be freed");
+    let message = format!("{slots} quarantined out of {all}, {where_}{more}: its memory could not be freed");
     // Workers without slots, such as those of Pods from before the multiplexer, are unaffected.
     let workers: BTreeSet<&str> = residency.slots.iter().map(|held| held.worker.as_str()).collect();
     let others = usize::try_from(serving).is_ok_and(|serving| serving > workers.len());
@@ -343,7 +343,7 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, words::one_or(census.ready, "is", "are"));
     if idle > 0 {
         let workers = words::counted(idle, "worker is", "workers are");
-        let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };
+        let silent = if idle == 1 { "its backend does not respond" } else { "their backends do not respond" };
         let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
         // A Pod may become ready only when its backend has loaded its model. A backend that never does is then
         // recognized by the elapsed time.
@@ -359,7 +359,7 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     }
     if census.settled > 0 {
         let message = format!(
-            "{ready}, and no worker is connected to Provider {provider}: the log of the container {} says why",
+            "{ready}, and no worker is connected to Provider {provider}: see the log of container {}",
             names::WORKER_CONTAINER
         );
         return Verdict::new(false, Reason::NotConnected, message);

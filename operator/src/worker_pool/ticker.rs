@@ -268,7 +268,7 @@ async fn carry_out(shared: &Shared, change: Change) {
             shared.memory.with(&pool, |entry| entry.scaling_failed(Instant::now()));
             tracing::warn!(
                 namespace = pool.namespace(), workerpool = pool.name_any(), %error,
-                "spec.replicas could not be written"
+                "failed to update spec.replicas"
             );
         }
     }
@@ -283,7 +283,7 @@ fn why(why: Why, load: Option<Load>) -> String {
         }
         Why::Idle => "fewer Pods were enough for the whole scaleDownDelay".to_owned(),
         Why::Bounds => "minReplicas and maxReplicas".to_owned(),
-        Why::Delay | Why::Unknown | Why::ModelsUnknown => "the number stays".to_owned(),
+        Why::Delay | Why::Unknown | Why::ModelsUnknown => "no change".to_owned(),
     }
 }
 

@@ -12,7 +12,7 @@ use clap_mangen::Man;
 /// Arguments of `completions`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CompletionsArgs {
-    /// Shell to complete commands and flags in
+    /// Shell for which to generate completions
     #[arg(value_enum)]
     pub shell: Shell,
 }
@@ -20,7 +20,7 @@ pub struct CompletionsArgs {
 /// Arguments of `man`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ManArgs {
-    /// Folder to write the pages of all commands to, instead of printing the program's own
+    /// Folder to which the pages of all commands are written; without it, the program's own page is printed
     #[arg(long, value_name = "DIR")]
     pub write: Option<PathBuf>,
 }
@@ -51,7 +51,7 @@ pub fn man(command: Command, args: &ManArgs) -> Result<Vec<u8>, String> {
         Man::new(command).render(&mut page).map_err(|error| error.to_string())?;
         return Ok(page);
     };
-    let failed = |error: io::Error| format!("{} cannot be written to: {error}", folder.display());
+    let failed = |error: io::Error| format!("cannot write to {}: {error}", folder.display());
     std::fs::create_dir_all(folder).map_err(failed)?;
     clap_mangen::generate_to(command, folder).map_err(failed)?;
     Ok(Vec::new())
@@ -98,6 +98,6 @@ mod tests {
     #[test]
     fn unwritable_folder_is_named_in_error() {
         let error = man(command(), &ManArgs { write: Some("/proc/no/such".into()) }).unwrap_err();
-        assert!(error.starts_with("/proc/no/such cannot be written to: "), "{error}");
+        assert!(error.starts_with("cannot write to /proc/no/such: "), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use crate::parent;
 pub fn report() {
     #[cfg(target_os = "linux")]
     if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::error!(%problem, "cannot notify systemd that the start is complete");
+        tracing::error!(%problem, "cannot notify systemd of readiness");
     }
     parent::report_ready();
 }

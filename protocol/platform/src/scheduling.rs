@@ -40,7 +40,7 @@ mod linux {
         if let Err(error) =
             set_thread_priority_and_policy(thread_native_id(), same_nice, ThreadSchedulePolicy::Normal(to))
         {
-            debug!(%error, "the scheduling policy cannot be set");
+            debug!(%error, "cannot set the scheduling policy");
         }
     }
 }

@@ -48,11 +48,11 @@ pub struct ServiceArgs {
 /// The actions on the service.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Action {
-    /// Have Windows run this program from now on, and start it again when it fails
+    /// Install this program as a Windows service, which restarts on failure
     Install(InstallArgs),
-    /// Stop the service, which lets running requests end, and remove it
+    /// Stop the service after running requests finish, and remove it
     Uninstall,
-    /// What the service manager starts
+    /// Command that the service manager runs
     #[command(hide = true)]
     Run(RunArgs),
 }
@@ -60,17 +60,17 @@ pub enum Action {
 /// Arguments of `service install`.
 #[derive(Debug, Clone, Args)]
 pub struct InstallArgs {
-    /// The program's configuration file; the service works in its folder
+    /// Configuration file of the program; its folder becomes the working directory
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// File for the log [default: the configuration file's name, ending in .log]
+    /// Log file [default: the configuration file's name with the extension .log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// Account without a password to run as, such as "NT AUTHORITY\LocalService"; it must be able to read the configuration
-    /// and what that names, and to write the log [default: LocalSystem]
+    /// Account to run as, without a password, such as "NT AUTHORITY\LocalService"; it must be able to read the configuration and
+    /// the files named there, and to write the log [default: LocalSystem]
     #[arg(long, value_name = "NAME")]
     pub account: Option<OsString>,
-    /// More flags for the program; others can read them, so secrets belong into files
+    /// More flags for the program; other users can read them, so put secrets into files
     #[arg(last = true, value_name = "FLAGS")]
     pub flags: Vec<OsString>,
 }
@@ -78,10 +78,10 @@ pub struct InstallArgs {
 /// Arguments of `service run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Where log lines go
+    /// Log file
     #[arg(long, value_name = "FILE")]
     pub log: PathBuf,
-    /// The folder to work in
+    /// Working directory
     #[arg(long, value_name = "DIR")]
     pub folder: PathBuf,
     /// Flags for the program
@@ -108,7 +108,7 @@ fn variables(program: &Program) -> Vec<OsString> {
 /// Returns an error that names the alternatives.
 #[cfg(not(windows))]
 pub fn run(_: &'static Program, _: &ServiceArgs) -> Result<String, String> {
-    Err("services of this kind are Windows'; systemd and launchd start this program as it is: see docs/how-to/services.md"
+    Err("this command is for Windows only; systemd and launchd run the program directly: see docs/how-to/services.md"
         .to_owned())
 }
 

@@ -18,11 +18,11 @@ const PROBES: u32 = 3;
 pub fn watch_peer(socket: &SockRef<'_>) {
     let keep_alive = TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL).with_retries(PROBES);
     if let Err(error) = socket.set_tcp_keepalive(&keep_alive) {
-        debug!(%error, "TCP keep-alive could not be set");
+        debug!(%error, "cannot set TCP keep-alive");
     }
     // The kernel sends no keep-alive probes while data is unacknowledged; it would retransmit that for about 15 minutes.
     #[cfg(target_os = "linux")]
     if let Err(error) = socket.set_tcp_user_timeout(Some(PROBE_INTERVAL * (PROBES + 1))) {
-        debug!(%error, "TCP_USER_TIMEOUT could not be set");
+        debug!(%error, "cannot set TCP_USER_TIMEOUT");
     }
 }

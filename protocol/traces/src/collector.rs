@@ -62,10 +62,10 @@ impl Collector {
                 tracing::warn!(
                     collector = self.shown,
                     problem,
-                    "traces cannot be exported; they are dropped until they can"
+                    "cannot export traces; dropping them until the collector is reachable again"
                 );
             }
-            (None, true) => tracing::info!(collector = self.shown, "traces are exported again"),
+            (None, true) => tracing::info!(collector = self.shown, "trace export resumed"),
             (Some(_), true) | (None, false) => {}
         }
     }
@@ -76,17 +76,17 @@ impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // The exporter's thread has no reactor. It waits only for this task, at most until the deadline.
         let (tls, limit) = (self.tls.clone(), self.timeout);
-        let runtime = self.runtime.as_ref().ok_or("nothing is to be sent")?;
+        let runtime = self.runtime.as_ref().ok_or("trace export is disabled")?;
         let sending = runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
         let sent = match sending.await {
             Ok(Ok(sent)) => sent,
-            Ok(Err(_)) => Err(format!("no answer within {limit:?}").into()),
+            Ok(Err(_)) => Err(format!("no response within {limit:?}").into()),
             // The runtime is gone, so a warning would not be delivered.
-            Err(_) => return Err("the program ends".into()),
+            Err(_) => return Err("the program is exiting".into()),
         };
         match &sent {
             Ok(answer) if answer.status().is_success() => self.note(None),
-            Ok(answer) => self.note(Some(&format!("the collector answers {}", answer.status().as_u16()))),
+            Ok(answer) => self.note(Some(&format!("the collector returned {}", answer.status().as_u16()))),
             Err(error) => self.note(Some(&error.to_string())),
         }
         sent
@@ -95,7 +95,7 @@ impl HttpClient for Collector {
 
 async fn post(tls: Option<TlsConnector>, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
     let uri = request.uri().clone();
-    let host = uri.host().ok_or("the collector's address names no host")?;
+    let host = uri.host().ok_or("the collector's URL has no host")?;
     let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let port = uri.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
     let tcp = TcpStream::connect((bare.as_str(), port)).await?;
@@ -131,13 +131,13 @@ fn connector(ca_file: Option<&str>) -> Result<TlsConnector, SettingError> {
         let refuse = |error: &dyn fmt::Display| {
             SettingError::new(
                 "OTEL_EXPORTER_OTLP_CERTIFICATE",
-                format!("{path}: {error}; it must hold certificates (PEM)"),
+                format!("{path}: {error}; the file must contain certificates (PEM)"),
             )
         };
         let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let certificates = certificates.map_err(|error| refuse(&error))?;
         if certificates.is_empty() {
-            return Err(refuse(&"it holds none"));
+            return Err(refuse(&"no certificate found"));
         }
         for certificate in certificates {
             roots.add(certificate).map_err(|error| refuse(&error))?;

@@ -82,7 +82,7 @@ impl Traces {
     pub async fn shutdown(self) {
         let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
         if !matches!(flushed, Ok(Ok(()))) {
-            tracing::debug!("the last traces could not be exported");
+            tracing::debug!("cannot export the last traces");
         }
     }
 }

@@ -93,8 +93,8 @@ impl Target {
 fn address(setting: &str, text: &str, path: &str) -> Result<Url, SettingError> {
     let allowed = || {
         let example = format!("http://collector:4318{}", if path.is_empty() { TRACES_PATH } else { "" });
-        let how = "its value (not shown) is not allowed: the address of a collector that takes OTLP over HTTP, such as";
-        SettingError::new(setting, format!("{how} {example}; a password belongs into OTEL_EXPORTER_OTLP_HEADERS"))
+        let how = "its value (not shown) is not allowed: the URL of a collector that accepts OTLP over HTTP, such as";
+        SettingError::new(setting, format!("{how} {example}; put a password into OTEL_EXPORTER_OTLP_HEADERS"))
     };
     let mut url = Url::parse(text).map_err(|_| allowed())?;
     let is_http = matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty());

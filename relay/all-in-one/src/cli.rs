@@ -37,30 +37,30 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-const AFTER_HELP: &str = "Relay and worker also read all of their own variables: see `modelrelay relay --help` and `modelrelay worker --help`.";
+const AFTER_HELP: &str = "The relay and the worker also read their own variables: see `modelrelay relay --help` and `modelrelay worker --help`.";
 
 /// Settings of `modelrelay up`. An empty variable means the default.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArgs {
-    /// Inference server to put behind the relay [default: the first with a model on the backend ports, else the demo backend]
+    /// URL of the inference server [default: the first server with a model on the backend ports, else the demo backend]
     #[arg(long, env = "BACKEND_URL", value_name = "URL", value_parser = text)]
     backend_url: Option<Text>,
-    /// Ports of this machine to look for an inference server on: vLLM, llama-server, Ollama, SGLang, LM Studio
+    /// Local ports to probe for an inference server: vLLM, llama-server, Ollama, SGLang, LM Studio
     #[arg(long, env = "BACKEND_PORTS", value_name = "LIST", default_value = USUAL_PORTS, value_parser = ports)]
     backend_ports: Ports,
-    /// Address of the relay; port 0 takes any free one [default: 127.0.0.1:8080, or the next free port]
+    /// Address of the relay; port 0 selects any free port [default: 127.0.0.1:8080, or the next free port]
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", value_parser = optional_listen_addr)]
     listen_addr: Option<OptionalAddr>,
-    /// Secret between worker and relay [default: a random one]
+    /// Secret shared by worker and relay [default: a random one]
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
     worker_secret: Option<SecretText>,
     /// Models to serve, separated by commas; * serves what the backend lists [default: *]
     #[arg(long, env = "MODELS", value_name = "LIST", value_parser = text)]
     models: Option<Text>,
-    /// Requests that the backend runs at once [default: 4]
+    /// Number of requests that the backend runs concurrently [default: 4]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N", value_parser = text)]
     max_concurrency: Option<Text>,
-    /// Admin token, which logs in to the dashboard [default: a random one, printed at the start]
+    /// Admin token, for the dashboard login [default: a random one, printed at startup]
     #[arg(
         long,
         env = "MODELRELAY_ADMIN_TOKEN",
@@ -69,7 +69,7 @@ pub(crate) struct UpArgs {
         allow_hyphen_values = true
     )]
     admin_token: Option<SecretText>,
-    /// File that holds the admin token instead [default: none]
+    /// File that contains the admin token; takes precedence over the token [default: none]
     #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = optional_path)]
     admin_token_file: Option<OptionalPath>,
 }
@@ -125,12 +125,12 @@ pub(crate) fn command() -> clap::Command {
         .subcommand(part(
             Program::Relay,
             RelayArgs::command(),
-            "Run a relay, or a command for one, as modelrelay-relay",
+            "Run a relay or one of its commands, like modelrelay-relay",
         ))
         .subcommand(part(
             Program::Worker,
             modelrelay_worker::app::cli::command(),
-            "Run a worker, or a command for one, as modelrelay-worker",
+            "Run a worker or one of its commands, like modelrelay-worker",
         ))
 }
 
@@ -161,7 +161,7 @@ fn ports(list: &str) -> Result<Ports, String> {
     let words = if list.trim().is_empty() { USUAL_PORTS } else { list };
     let words = words.split([',', ' ']).filter(|word| !word.is_empty());
     let ports: Result<Vec<u16>, _> = words.map(str::parse).collect();
-    ports.map(Ports).map_err(|_| format!("a list of ports such as {USUAL_PORTS}"))
+    ports.map(Ports).map_err(|_| format!("a comma-separated list of ports, such as {USUAL_PORTS}"))
 }
 
 #[cfg(test)]

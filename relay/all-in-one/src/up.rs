@@ -75,13 +75,13 @@ async fn up(args: &UpArgs) -> Result<(), String> {
     if let Some(why) = &failure {
         say(why);
     }
-    say("stopping: running responses are finished first (Ctrl-C again: at once) …");
+    say("stopping after running responses finish (press Ctrl-C again to stop immediately) …");
     tokio::select! {
         () = parts.stop() => say("stopped"),
         _ = signals.next() => {
-            say("stopping at once");
+            say("stopping immediately");
             parts.kill().await;
-            return Err("stopped before running responses were finished".to_owned());
+            return Err("stopped before running responses finished".to_owned());
         }
     }
     failure.map_or(Ok(()), Err)
@@ -91,7 +91,7 @@ async fn up(args: &UpArgs) -> Result<(), String> {
 fn check_variables() -> Result<(), String> {
     match std::env::var_os("TLS_CERT_FILE") {
         Some(file) if !file.is_empty() => {
-            Err("TLS_CERT_FILE is set, but `up` reaches its relay by plain HTTP: unset it, or run relay and worker on their own"
+            Err("TLS_CERT_FILE is set, but `up` connects to its relay over plain HTTP: unset it, or run relay and worker separately"
                 .to_owned())
         }
         Some(_) | None => Ok(()),
@@ -126,16 +126,16 @@ async fn choose_backend(args: &UpArgs, parts: &mut Parts) -> Result<String, Stri
     }
     let numbers: Vec<String> = args.backend_ports().iter().map(u16::to_string).collect();
     let numbers = numbers.join(", ");
-    say(&format!("looking for an inference server on ports {numbers} …"));
+    say(&format!("probing for an inference server on ports {numbers} …"));
     let mut usable = usable(backends::look(args.backend_ports()).await).into_iter();
     if let Some(first) = usable.next() {
         say(&format!("backend: found {}", first.line()));
-        usable.for_each(|other| say(&format!("not used: {}; BACKEND_URL selects it", other.line())));
+        usable.for_each(|other| say(&format!("not used: {}; set BACKEND_URL to use it", other.line())));
         return Ok(address(&first.url));
     }
     let spec = |addr: SocketAddr| Spec::demo().env("DEMO_LISTEN", addr.to_string());
     let addr = parts.start_on_free_port(Ipv4Addr::LOCALHOST.into(), DEMO_PORT, spec).await?;
-    say(&format!("backend: none found on ports {numbers}, so the demo backend runs at http://{addr}"));
+    say(&format!("backend: none found on ports {numbers}; using the demo backend at http://{addr}"));
     Ok(format!("http://{addr}"))
 }
 
@@ -170,7 +170,7 @@ async fn start_relay(args: &UpArgs, parts: &mut Parts, secret: &str, login: &Log
         None => {
             let addr = parts.start_on_free_port(Ipv4Addr::LOCALHOST.into(), RELAY_PORT, spec).await?;
             if addr.port() != RELAY_PORT {
-                say(&format!("relay: port {RELAY_PORT} is taken, so it listens on {}", addr.port()));
+                say(&format!("relay: port {RELAY_PORT} is in use; listening on {} instead", addr.port()));
             }
             addr
         }
@@ -224,7 +224,7 @@ async fn first_model(relay: &Backend) -> Result<Option<String>, String> {
     if answer.head.status.as_u16() == 401 {
         return Err(
             "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run \
-            relay and worker on their own"
+             relay and worker separately"
                 .to_owned(),
         );
     }

@@ -100,5 +100,5 @@ fn exists(relay: &Relay, action: Action, id: &str) -> bool {
 }
 
 fn failed() -> Response {
-    problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the change could not be made")
+    problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the change failed")
 }

@@ -38,7 +38,7 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
     let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
     if !link.info.slots1 {
         let name = &link.info.name;
-        let message = format!("worker {name} has no multiplexer: models cannot be loaded or unloaded there");
+        let message = format!("worker {name} has no multiplexer and cannot load or unload models");
         return problem(StatusCode::CONFLICT, "no_multiplexer", message);
     }
     let asked = match read(body).await {
@@ -50,7 +50,7 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
         Err(Unfit(field, why)) => return problem_in(StatusCode::BAD_REQUEST, "invalid_command", why, Some(field)),
     };
     let Some(op_id) = relay.shared.operations.begin(link.info.key, Instant::now()) else {
-        let message = "too many orders have not been carried out yet; try again later";
+        let message = "too many pending commands; try again later";
         let again = [(http::header::RETRY_AFTER, TRY_AGAIN_SECS)];
         return (again, problem(StatusCode::TOO_MANY_REQUESTS, "too_many_operations", message)).into_response();
     };
@@ -64,7 +64,7 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
 /// `GET /admin/ops/{id}`
 pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     let Some(progress) = relay.shared.operations.progress(&id, Instant::now()) else {
-        return problem(StatusCode::NOT_FOUND, "not_found", "no operation of this id");
+        return problem(StatusCode::NOT_FOUND, "not_found", "no operation has this id");
     };
     let body = match progress {
         Progress::Running => json!({ "done": false, "ok": false }),
@@ -76,11 +76,11 @@ pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<St
 
 async fn read(body: Body) -> Result<Map<String, Value>, String> {
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
-    let body = body.map_err(|_| "the body could not be read, or is larger than 64 KiB".to_owned())?;
+    let body = body.map_err(|_| "the body cannot be read or exceeds 64 KiB".to_owned())?;
     match serde_json::from_slice(&body.to_bytes()) {
         Ok(Value::Object(asked)) => Ok(asked),
         Ok(_) => Err("the body is not a JSON object".to_owned()),
-        Err(error) => Err(format!("the body is not JSON: {error}")),
+        Err(error) => Err(format!("the body is not valid JSON: {error}")),
     }
 }
 
@@ -100,12 +100,12 @@ impl Order {
         let model = model.ok_or_else(|| Unfit("model", "model must name a model of the worker".to_owned()))?;
         if !provider.worker_has_model(link, model) {
             let shown: String = model.chars().take(256).collect();
-            return Err(Unfit("model", format!("model {shown} is none that worker {} advertises", link.info.name)));
+            return Err(Unfit("model", format!("model {shown} is not advertised by worker {}", link.info.name)));
         }
         let slot = text(asked, "slot")?;
         if let Some(slot) = slot.filter(|slot| !link.slots().0.iter().any(|known| known.id == **slot)) {
             let shown: String = slot.chars().take(128).collect();
-            return Err(Unfit("slot", format!("slot {shown} is none of worker {}", link.info.name)));
+            return Err(Unfit("slot", format!("worker {} has no slot {shown}", link.info.name)));
         }
         let mode = one_of(asked, "mode", &MODES)?.unwrap_or("drain");
         Ok(Self {

@@ -29,16 +29,12 @@ pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
 /// `POST /admin/keys`
 pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Response {
     let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
-        return problem(
-            StatusCode::BAD_REQUEST,
-            "invalid_json",
-            "the body could not be read, or is larger than 64 KiB",
-        );
+        return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body cannot be read or exceeds 64 KiB");
     };
     let asked: KeyRequest = match serde_json::from_slice(&body.to_bytes()) {
         Ok(asked) => asked,
         Err(error) => {
-            return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is not as expected: {error}"));
+            return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is invalid: {error}"));
         }
     };
     let request = match NewKey::try_from(asked) {
@@ -68,7 +64,7 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
         }
         // The published relay responds the same: the key is revoked, as the caller wants.
         Ok(false) if relay.keys.snapshot().lookup(&id).is_some() => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key of this id can be revoked"),
+        Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key with this id can be revoked"),
         Err(error) => store_problem(&error),
     }
 }
@@ -88,7 +84,7 @@ fn store_problem(error: &KeyStoreError) -> Response {
         KeyStoreError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_key"),
         KeyStoreError::Full(_) => (StatusCode::CONFLICT, "too_many_keys"),
         KeyStoreError::Unavailable(_) => {
-            warn!(%error, "API keys cannot be kept");
+            warn!(%error, "cannot store API keys");
             (StatusCode::SERVICE_UNAVAILABLE, "key_store_unavailable")
         }
     };

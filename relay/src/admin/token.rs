@@ -58,7 +58,7 @@ impl AdminToken {
     /// Returns why a request with this token is rejected; `None` if it is accepted.
     pub(crate) fn refusal(&self, presented: &str) -> Option<&'static str> {
         match &*self.current.load() {
-            None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN or MODELRELAY_ADMIN_TOKEN_FILE"),
+            None => Some("the admin API is disabled: set MODELRELAY_ADMIN_TOKEN or MODELRELAY_ADMIN_TOKEN_FILE"),
             Some(token) if !token.verify(presented) => Some("the admin token is missing or wrong"),
             Some(_) => None,
         }
@@ -71,9 +71,9 @@ fn take(path: &Path, content: Content, current: &ArcSwapOption<Secret>) {
         Ok(token) if current.load().as_deref() == Some(&token) => {}
         Ok(token) => {
             current.store(Some(Arc::new(token)));
-            info!(%file, "admin token read again: it has changed");
+            info!(%file, "admin token reloaded");
         }
-        Err(why) => warn!(%file, why, "the admin token's file cannot be used, the last good token still counts"),
+        Err(why) => warn!(%file, why, "admin token reload failed; keeping previous token"),
     }
 }
 
@@ -83,13 +83,15 @@ pub(crate) fn read(path: &Path) -> Result<Secret, String> {
 }
 
 fn token_in(content: Content) -> Result<Secret, String> {
-    let text = String::from_utf8(content?).map_err(|_| "a text file is needed".to_owned())?;
+    let text = String::from_utf8(content?).map_err(|_| "the file is not UTF-8 text".to_owned())?;
     let token = secret_of_file(&text);
     if token.is_empty() {
-        return Err("the file is empty; it must hold the token".to_owned());
+        return Err("the file is empty; it must contain the token".to_owned());
     }
     if token.contains(char::is_control) {
-        return Err("it has a control character, perhaps a line end, that no request can carry".to_owned());
+        return Err(
+            "the token contains a control character, such as a line end, which is not allowed in a header".to_owned()
+        );
     }
     Ok(Secret::new(token))
 }

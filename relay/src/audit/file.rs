@@ -69,7 +69,7 @@ fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
         match writer.write(&line) {
             Ok(()) if trouble.is_some() => {
                 trouble = None;
-                info!(file = %writer.path.display(), "the audit log can be written again");
+                info!(file = %writer.path.display(), "audit log is writable again");
             }
             Ok(()) => {}
             Err(error) => {
@@ -77,7 +77,7 @@ fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
                 let why = error.to_string();
                 if trouble.as_ref() != Some(&why) {
                     let file = writer.path.display();
-                    error!(%file, error = why, "the audit log cannot be written: events are in this log only");
+                    error!(%file, error = why, "cannot write to the audit log; events are in this log only");
                     trouble = Some(why);
                 }
             }

@@ -71,6 +71,6 @@ fn name_of(command: &Command, flag: &str) -> String {
 
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let line = text.lines().next().unwrap_or("the arguments cannot be read");
+    let line = text.lines().next().unwrap_or("invalid arguments");
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }

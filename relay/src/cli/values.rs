@@ -29,7 +29,7 @@ pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
     if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     }
-    text.parse().map_err(|_| "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
+    text.parse().map_err(|_| "an address and a port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
 }
 
 /// Parses an address to listen on; an empty text is none.
@@ -55,7 +55,7 @@ pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
     match (text, rest) {
         ("", _) => Ok(OptionalText(None)),
         (_, Some(rest)) if is_plain(rest) => Ok(OptionalText(Some(text.trim_end_matches('/').to_owned()))),
-        _ => Err("an address such as https://relay.example or http://192.0.2.1:8080".to_owned()),
+        _ => Err("a URL such as https://relay.example or http://192.0.2.1:8080".to_owned()),
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
         return Ok(url);
     }
     let own = base_path::RESERVED.join(", /");
-    Err(format!("an address whose path has no empty segment and does not begin with one of the relay's own: /{own}"))
+    Err(format!("a URL whose path has no empty segment and does not begin with one of the relay's own paths: /{own}"))
 }
 
 /// Parses the name of a Kubernetes object, which becomes part of a path; an empty text is none.
@@ -133,14 +133,14 @@ pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
 }
 
 pub(super) fn proxies(text: &str) -> Result<Proxies, Allowed> {
-    let allowed = || format!("at most {MAX_PROXIES} addresses or networks such as 10.0.0.0/8,192.168.1.1,fd00::/8");
+    let allowed = || format!("at most {MAX_PROXIES} addresses or networks, such as 10.0.0.0/8,192.168.1.1,fd00::/8");
     let networks: Option<Vec<Cidr>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     networks.filter(|networks| networks.len() <= MAX_PROXIES).map(Proxies).ok_or_else(allowed)
 }
 
 pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
-    let allowed = || format!("at most {MAX_ACCOUNTS} NAMESPACE/NAME of ServiceAccounts, such as llm/gpu-workers");
+    let allowed = || format!("at most {MAX_ACCOUNTS} ServiceAccounts as NAMESPACE/NAME, such as llm/gpu-workers");
     let accounts: Option<Vec<_>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
@@ -153,7 +153,7 @@ pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
         Some((alias.trim().to_owned(), model.trim().to_owned()))
     };
     let pairs: Option<Vec<_>> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(pair).collect();
-    pairs.map(RawAliases).ok_or_else(|| "a list of NAME=MODEL such as gpt-4o-mini=qwen,gpt-4o=qwen".to_owned())
+    pairs.map(RawAliases).ok_or_else(|| "a list of NAME=MODEL, such as gpt-4o-mini=qwen,gpt-4o=qwen".to_owned())
 }
 
 pub(super) fn optional_text(text: &str) -> Result<OptionalText, Allowed> {
@@ -166,14 +166,14 @@ pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
         name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
     };
     names(text, is_host)
-        .ok_or_else(|| format!("at most {MAX_NAMES} names such as relay.example,relay.lan, without ports"))
+        .ok_or_else(|| format!("at most {MAX_NAMES} host names without ports, such as relay.example,relay.lan"))
 }
 
 /// Parses names of headers that belong neither to the connection nor to the relay.
 pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_request_header(name);
     names(text, may_pass).ok_or_else(|| {
-        format!("at most {MAX_NAMES} names of headers such as user-agent,x-tenant; none of the connection, and none that is for the relay, such as cookie, host or x-worker-secret")
+        format!("at most {MAX_NAMES} header names, such as user-agent,x-tenant; no connection headers, and no headers for the relay itself, such as cookie, host or x-worker-secret")
     })
 }
 
@@ -181,7 +181,7 @@ pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
 pub(super) fn response_headers(text: &str) -> Result<Names, Allowed> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_client_header(name);
     names(text, may_pass).ok_or_else(|| {
-        format!("at most {MAX_NAMES} names of headers such as x-build,x-cache; none of the connection, and none that steers a browser or a proxy, such as set-cookie, location or x-accel-redirect")
+        format!("at most {MAX_NAMES} header names, such as x-build,x-cache; no connection headers, and no headers that control a browser or a proxy, such as set-cookie, location or x-accel-redirect")
     })
 }
 

@@ -16,7 +16,7 @@ pub(super) fn worker_secret(args: &Args) -> Result<Option<Secret>, ConfigError> 
         let refused = |why: &str| ConfigError::refused(setting, &path.display().to_string(), why);
         let text = read_secret(path).map_err(|why| refused(&why))?;
         if text.is_empty() {
-            return Err(refused("the file is empty; it must hold the secret"));
+            return Err(refused("the file is empty; it must contain the secret"));
         }
         return checked(setting, &text).map(Some);
     }
@@ -48,7 +48,7 @@ pub(super) fn admin_token(args: &Args) -> Result<AdminTokenSource, ConfigError> 
 pub(super) fn checked(place: &str, text: &str) -> Result<Secret, ConfigError> {
     if text.contains(char::is_control) {
         return Err(ConfigError::new(format!(
-            "{place}: it has a control character, perhaps a line end (\\r), that no request can carry: take it out"
+            "{place}: the secret contains a control character, such as a line end (\\r), which is not allowed in a header: remove it"
         )));
     }
     Ok(Secret::new(text))

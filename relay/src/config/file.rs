@@ -39,7 +39,7 @@ impl Sources {
         let shown = path.display();
         if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml")) {
             return Err(ConfigError::new(format!(
-                "--config: {shown}: the relay reads YAML, not TOML: write a relay.yaml (docs/reference/settings.md)"
+                "--config: {shown}: the relay reads YAML, not TOML: write a relay.yaml (see docs/reference/settings.md)"
             )));
         }
         let bytes =
@@ -72,7 +72,7 @@ fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
 
 pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     let bytes = read_bounded(path, MAX_SECRET_BYTES)?;
-    let text = String::from_utf8(bytes).map_err(|_| "a text file is needed".to_owned())?;
+    let text = String::from_utf8(bytes).map_err(|_| "the file is not UTF-8 text".to_owned())?;
     Ok(secret_of_file(&text).to_owned())
 }
 
@@ -88,6 +88,6 @@ fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     }
     let at = error.location().map(|at| format!(" at line {} column {}", at.line(), at.column())).unwrap_or_default();
     ConfigError::new(format!(
-        "{file}: {place}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
+        "{file}: {place}: invalid entry{at}; expected {{file: NAME}} or {{value: SECRET}}, with an optional notAfter"
     ))
 }

@@ -75,7 +75,7 @@ fn aliases(
     for (alias, model) in raw {
         let place = format!("{place}.{alias}");
         if raw.iter().any(|(other, _)| other == model) {
-            return Err(ConfigError::refused(&place, model, "an alias stands for a model, not for an alias"));
+            return Err(ConfigError::refused(&place, model, "an alias must refer to a model, not to another alias"));
         }
         aliases.insert(alias.clone(), meant(&place, model, known)?);
     }
@@ -87,7 +87,7 @@ fn meant(place: &str, name: &str, known: Option<&HashSet<&str>>) -> Result<Strin
     unique_model(place, name, &mut HashSet::new())?;
     match known {
         Some(known) if !known.contains(name) => {
-            Err(ConfigError::refused(place, name, "the provider has a catalogue (models), and this is not in it"))
+            Err(ConfigError::refused(place, name, "the model is not in the provider's catalogue (models)"))
         }
         Some(_) | None => Ok(name.to_owned()),
     }

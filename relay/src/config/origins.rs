@@ -36,7 +36,7 @@ impl FromStr for AllowedOrigins {
             _ if listed.iter().all(|origin| is_origin(origin)) => {
                 Ok(Self::Listed(listed.iter().map(|origin| origin.to_ascii_lowercase()).collect()))
             }
-            _ => Err("*, or origins such as https://chat.example,http://localhost:3000: scheme, name and port, without a path".to_owned()),
+            _ => Err("*, or origins (scheme, name and port, without a path) such as https://chat.example,http://localhost:3000".to_owned()),
         }
     }
 }

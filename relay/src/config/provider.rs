@@ -134,9 +134,9 @@ impl ProviderConfig {
         let mut current = self.worker_secrets.iter().filter(|secret| secret.is_current(now));
         current.any(|secret| secret.secret.is_nearly(presented)).then(|| {
             if bare(presented) == presented {
-                "the relay's secret has quotes, blanks or a line end around it, the worker's has none"
+                "the relay's secret is enclosed in quotes, blanks or a line end, the worker's is not"
             } else {
-                "the worker's secret has quotes, blanks or a line end around it"
+                "the worker's secret is enclosed in quotes, blanks or a line end"
             }
         })
     }

@@ -127,11 +127,11 @@ fn config_error_names_path_value_and_allowed_values() {
     let cases = [
         (
             "providers: [{name: a, aliases: {x: x}}]",
-            "providers[0].aliases.x: \"x\" is not allowed: an alias stands for",
+            "providers[0].aliases.x: \"x\" is not allowed: an alias must refer",
         ),
         (
             "providers: [{name: a, aliases: {x: y, y: z}}]",
-            "providers[0].aliases.x: \"y\" is not allowed: an alias stands",
+            "providers[0].aliases.x: \"y\" is not allowed: an alias must refer",
         ),
         (
             "providers: [{name: a, aliases: {x: y, x: z}}]",
@@ -140,7 +140,7 @@ fn config_error_names_path_value_and_allowed_values() {
         ("providers: [{name: a, aliases: {' x': y}}]", "providers[0].aliases: \" x\" is not allowed: 1 to 256"),
         (
             "providers: [{name: a, models: [{id: m}], aliases: {x: y}}]",
-            "aliases.x: \"y\" is not allowed: the provider has",
+            "aliases.x: \"y\" is not allowed: the model is not in",
         ),
         (
             "providers: [{name: a, models: [{id: m}], aliases: {m: m}}]",
@@ -169,7 +169,7 @@ fn config_error_names_path_value_and_allowed_values() {
         ),
         ("providers: [{name: A b}]", "providers[0].name: \"A b\" is not allowed: at most 52"),
         ("providers: [{name: x-workers}]", "providers[0].name: \"x-workers\" is not allowed"),
-        ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: each provider"),
+        ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: provider names must"),
         (
             "providers: [{name: a, models: [{id: m, aliases: [n]}, {id: n}]}]",
             "providers[0].models[1].id: \"n\" is not allowed: each id",
@@ -189,9 +189,9 @@ fn config_error_names_path_value_and_allowed_values() {
         ("relayCount: 0\nproviders: []", "relayCount: \"0\" is not allowed"),
         (
             "providers: [{name: a, workerSecrets: [{file: nowhere}]}]",
-            "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: the file cannot be read",
+            "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: cannot read the file",
         ),
-        ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: one of file and value"),
+        ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: exactly one of file and value"),
         (
             "providers: [{name: a, workerSecrets: [{value: s, notAfter: tomorrow}]}]",
             "providers[0].workerSecrets[0].notAfter: \"tomorrow\" is not allowed",
@@ -244,7 +244,7 @@ fn empty_secret_admits_no_worker_but_is_valid() {
     assert!(!config.providers[0].admits("", SystemTime::now()));
     assert_eq!(
         config.warnings,
-        ["provider a has neither a worker secret nor worker service accounts: no worker can join it"]
+        ["provider a has neither a worker secret nor worker service accounts: no worker can connect to it"]
     );
 }
 
@@ -253,7 +253,7 @@ fn queue_of_length_zero_causes_warning() {
     let config = load("providers: [{name: a, workerSecrets: [{value: 0123456789abcdef}], queue: {maxLength: 0}}]")
         .expect("valid");
     assert_eq!(config.warnings.len(), 1);
-    assert!(config.warnings[0].starts_with("provider a has a queue of 0: "), "{:?}", config.warnings);
+    assert!(config.warnings[0].starts_with("provider a has queue length 0: "), "{:?}", config.warnings);
 }
 
 #[test]
@@ -288,11 +288,11 @@ fn service_accounts_require_cluster_and_full_names() {
         line.starts_with("providers[0].workerServiceAccounts[0]: \"llm\" is not allowed: NAMESPACE/NAME"),
         "{line}"
     );
-    assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("at most 64"));
+    assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("exceed the limit of 64"));
     let line = accounts("[llm/gpu]");
-    assert!(line.starts_with("providers[0].workerServiceAccounts works only in a Pod"), "{line}");
+    assert!(line.starts_with("providers[0].workerServiceAccounts requires a Pod"), "{line}");
     let line = Config::from_args(&args(&["--worker-service-accounts", "llm/gpu"])).expect_err("no cluster").to_string();
-    assert!(line.starts_with("WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) works only in a Pod"), "{line}");
+    assert!(line.starts_with("WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) requires a Pod"), "{line}");
 }
 
 #[test]
@@ -351,5 +351,5 @@ fn hash_depends_only_on_file_and_secrets() {
 #[test]
 fn missing_file_is_named_in_one_line() {
     let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"])).expect_err("missing").to_string();
-    assert!(line.starts_with("--config: /nonexistent/relay.yaml: the file cannot be read"), "{line}");
+    assert!(line.starts_with("--config: /nonexistent/relay.yaml: cannot read the file"), "{line}");
 }

@@ -45,11 +45,7 @@ pub(super) fn file(sources: &Sources) -> Result<ValidatedFile, ConfigError> {
         let place = format!("providers[{index}]");
         providers.push(provider(&place, entry, sources)?);
         if !names.insert(entry.name.as_str()) {
-            return Err(ConfigError::refused(
-                &format!("{place}.name"),
-                &entry.name,
-                "each provider has a name of its own",
-            ));
+            return Err(ConfigError::refused(&format!("{place}.name"), &entry.name, "provider names must be unique"));
         }
     }
     Ok(ValidatedFile {
@@ -116,7 +112,7 @@ fn worker_secrets(place: &str, raw: Option<&[RawSecret]>, sources: &Sources) -> 
             (Some(file), None) => sources.secrets.get(file).map_or("", String::as_str),
             (None, Some(value)) => value.as_str(),
             (Some(_), Some(_)) | (None, None) => {
-                return Err(ConfigError::new(format!("{place}: one of file and value is needed, and not both")));
+                return Err(ConfigError::new(format!("{place}: exactly one of file and value is required")));
             }
         };
         if text.chars().count() > MAX_SECRET_CHARS {
@@ -198,7 +194,7 @@ pub(super) fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&
         return Err(ConfigError::refused(place, model, &allowed));
     }
     if !seen.insert(model) {
-        return Err(ConfigError::refused(place, model, "each id and alias once per provider"));
+        return Err(ConfigError::refused(place, model, "each id and alias must be unique within a provider"));
     }
     Ok(())
 }
@@ -217,7 +213,7 @@ fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     let allowed = format!(
-        "at most {MAX_PROVIDER_NAME} of a-z, 0-9 and -, from a letter to a letter or digit, not ending in -workers"
+        "at most {MAX_PROVIDER_NAME} characters of a-z, 0-9 and -, beginning with a letter, ending with a letter or digit, not ending in -workers"
     );
     Err(ConfigError::refused(place, name, &allowed))
 }
@@ -238,5 +234,5 @@ pub(super) fn bounded(place: &str, length: usize, most: usize) -> Result<(), Con
     if length <= most {
         return Ok(());
     }
-    Err(ConfigError::new(format!("{place}: {length} entries are not allowed: at most {most}")))
+    Err(ConfigError::new(format!("{place}: {length} entries exceed the limit of {most}")))
 }

@@ -28,7 +28,7 @@ impl Api {
         let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| {
             CtlError(format!(
-                "MODELRELAY_URL (--url): {:?} is not allowed: an address such as http://127.0.0.1:8080",
+                "MODELRELAY_URL (--url): {:?} is not allowed: a URL such as http://127.0.0.1:8080",
                 relay.url
             ))
         })?;
@@ -48,7 +48,7 @@ impl Api {
             let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| refused(error.to_string()))?;
             client = client.tls_certs_merge(certificates);
         }
-        let client = client.build().map_err(|error| CtlError(format!("no client can be made: {error}")))?;
+        let client = client.build().map_err(|error| CtlError(format!("cannot create the HTTP client: {error}")))?;
         Ok(Self { client, url, token, proxy: variable.map(|variable| variable.name.clone()) })
     }
 
@@ -66,8 +66,8 @@ impl Api {
         }
         let unreached = |error: reqwest::Error| {
             let (url, error) = (&self.url, in_full(&error));
-            let way = self.proxy.as_ref().map(|name| format!(" through the proxy of {name}")).unwrap_or_default();
-            CtlError(format!("the relay at {url} cannot be reached{way}: {error}; is this its address (--url)?"))
+            let way = self.proxy.as_ref().map(|name| format!(" through the proxy in {name}")).unwrap_or_default();
+            CtlError(format!("cannot reach the relay at {url}{way}: {error}; check the address (--url)"))
         };
         let response = request.send().await.map_err(unreached)?;
         let status = response.status();
@@ -76,13 +76,13 @@ impl Api {
         if status.is_success() {
             return Ok(answer);
         }
-        let said = answer["error"]["message"].as_str().unwrap_or("it said no more");
+        let said = answer["error"]["message"].as_str().unwrap_or("no further details");
         let hint = match status {
-            StatusCode::FORBIDDEN => "; give its admin token as MODELRELAY_ADMIN_TOKEN (--token)",
-            StatusCode::NOT_FOUND if answer.is_null() => "; is there a relay at that address (--url)?",
+            StatusCode::FORBIDDEN => "; set MODELRELAY_ADMIN_TOKEN (--token) to its admin token",
+            StatusCode::NOT_FOUND if answer.is_null() => "; check that a relay serves this address (--url)",
             _ => "",
         };
-        Err(CtlError(format!("the relay answered {}: {}{hint}", status.as_u16(), marked(said))))
+        Err(CtlError(format!("the relay returned {}: {}{hint}", status.as_u16(), marked(said))))
     }
 }
 
@@ -103,7 +103,7 @@ fn token(relay: &Relay) -> Result<String, CtlError> {
         }
         (None, Some(token)) => Ok(token.expose().to_owned()),
         (None, None) => {
-            Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: give the relay's admin token".to_owned()))
+            Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: set it to the relay's admin token".to_owned()))
         }
     }
 }

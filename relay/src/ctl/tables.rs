@@ -41,7 +41,7 @@ pub(super) fn status(state: &Value, stats: &Value) -> String {
     text.push_str(&table(&names, rows));
     let problems = problems(state);
     if !problems.is_empty() {
-        text.push_str("\nWhat is wrong:\n");
+        text.push_str("\nProblems:\n");
     }
     for problem in problems {
         // Writing into a string cannot fail.
@@ -53,7 +53,7 @@ pub(super) fn status(state: &Value, stats: &Value) -> String {
 fn problems(state: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(why) = state["config_error"].as_str() {
-        problems.push(format!("the configuration file is wrong, the last good one counts: {why}"));
+        problems.push(format!("invalid configuration file, previous configuration is active: {why}"));
     }
     if let Some(why) = state["api_keys_error"].as_str() {
         problems.push(format!("API keys: {why}"));
@@ -62,8 +62,8 @@ fn problems(state: &Value) -> Vec<String> {
         for model in list(provider, "models").iter().filter(|model| model["waiting"].as_u64() > Some(0)) {
             let (waiting, id) = (word(&model["waiting"]), word(&model["id"]));
             match (model["workers"].as_u64(), model["open_workers"].as_u64()) {
-                (Some(0), _) => problems.push(format!("{waiting} wait for {id}: no worker serves it")),
-                (_, Some(0)) => problems.push(format!("{waiting} wait for {id}: no worker has it loaded")),
+                (Some(0), _) => problems.push(format!("{waiting} waiting for {id}: no worker serves it")),
+                (_, Some(0)) => problems.push(format!("{waiting} waiting for {id}: no worker has it loaded")),
                 _ => {}
             }
         }
@@ -226,7 +226,7 @@ mod tests {
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
         let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});
         let problems = problems(&state);
-        assert_eq!(problems[0], "the configuration file is wrong, the last good one counts: line 3");
-        assert_eq!(problems[1..], ["2 wait for a: no worker serves it", "1 wait for b: no worker has it loaded"]);
+        assert_eq!(problems[0], "invalid configuration file, previous configuration is active: line 3");
+        assert_eq!(problems[1..], ["2 waiting for a: no worker serves it", "1 waiting for b: no worker has it loaded"]);
     }
 }

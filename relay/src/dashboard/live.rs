@@ -120,11 +120,7 @@ pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + S
     let joining = Arc::clone(&relay);
     let joined = blocking::run(move || joining.dashboard.live.join(&joining)).await;
     let Ok((snapshot, changes)) = joined else {
-        return super::problem(
-            http::StatusCode::INTERNAL_SERVER_ERROR,
-            "internal_error",
-            "the snapshot could not be made",
-        );
+        return super::problem(http::StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "cannot create the snapshot");
     };
     let mut response = Response::new(Body::from_stream(events(relay, snapshot, changes, is_admitted)));
     let headers = response.headers_mut();

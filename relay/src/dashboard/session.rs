@@ -94,7 +94,7 @@ fn cookie_named<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
 }
 
 fn signer(token: &Secret, claim: &str) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(token.expose().as_bytes()).expect("a key of any length is taken");
+    let mut mac = Hmac::<Sha256>::new_from_slice(token.expose().as_bytes()).expect("HMAC accepts keys of any length");
     mac.update(PURPOSE);
     mac.update(claim.as_bytes());
     mac

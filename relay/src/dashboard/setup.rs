@@ -80,7 +80,7 @@ pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             format!("provider {name} has no worker secret: set WORKER_SECRET, or workerSecrets in relay.yaml");
         return problem_in(StatusCode::CONFLICT, "no_worker_secret", message, Some("provider"));
     };
-    info!(provider = name, "an admin asked for the worker secret");
+    info!(provider = name, "worker secret read by an admin");
     let mut response = Json(json!({ "provider": name, "secret": secret })).into_response();
     response.headers_mut().insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
     response.extensions_mut().insert(Told { subject: Some(name), detail: None });

@@ -226,7 +226,7 @@ fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
         return None;
     }
     if slot.state == SlotState::Quarantined {
-        let why = || format!("slot {} is quarantined until a person has looked at it", slot.id);
+        let why = || format!("slot {} is quarantined and needs manual inspection", slot.id);
         let message = model.message.clone().unwrap_or_else(why);
         return Some(Failed { code: LoadFailure::SlotQuarantined, until: None, message });
     }

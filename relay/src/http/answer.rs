@@ -169,7 +169,7 @@ impl Answer {
             }
             Poll::Ready(Ok(head)) => {
                 // The client expects a stream, and would read anything else as one without events.
-                let message = format!("the backend answered {}, not with a stream", head.status.as_u16());
+                let message = format!("the backend returned {} instead of a stream", head.status.as_u16());
                 let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
                 self.exchange.fail(error.clone());
                 self.break_off(&error, cx)
@@ -240,7 +240,7 @@ impl Answer {
         if ends_body {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete"))))
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the response is incomplete"))))
     }
 
     /// Yields at least once, which lets hyper write the frame, and as long as the connection is still writing it. Then

@@ -70,7 +70,7 @@ pub fn admit(config: &Config, method: &Method, headers: &HeaderMap) -> Result<()
         || text_header(headers, "sec-fetch-dest").is_some_and(|dest| dest != "empty");
     if is_page {
         let message =
-            "a browser requested this as a page, a frame, a script or an image; this route is for fetch() and programs";
+            "this route is for fetch() and programs; a browser requested it as a page, a frame, a script or an image";
         return Err(ApiError::new(ErrorKind::CrossOrigin, message));
     }
     let is_cross_site = *method == Method::POST && text_header(headers, "sec-fetch-site") == Some("cross-site");
@@ -87,8 +87,9 @@ fn check_origin(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     let origin: String = text_header(headers, "origin").unwrap_or("another site").chars().take(256).collect();
-    let message =
-        format!("pages of {origin} may not use this relay; ALLOWED_ORIGINS of the relay lists the origins that may");
+    let message = format!(
+        "pages of {origin} may not use this relay; add the origin to ALLOWED_ORIGINS of the relay to allow them"
+    );
     Err(ApiError::new(ErrorKind::CrossOrigin, message))
 }
 
@@ -118,8 +119,8 @@ pub fn check_host(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> 
     }
     let shown: String = host.chars().take(256).collect();
     let message = format!(
-        "this relay is for this machine and does not know the name {shown}; set PUBLIC_URL to the address that clients use, \
-         list the name in ALLOWED_HOSTS, or require API keys"
+        "this relay serves only this machine and does not accept the host name {shown}; set PUBLIC_URL to the address that clients use, \
+         add the name to ALLOWED_HOSTS, or require API keys"
     );
     Err(ApiError::new(ErrorKind::UnknownHost, message))
 }

@@ -55,7 +55,7 @@ impl Coding {
             return self.decode_now(&body, reservation, limit);
         }
         let decoding = blocking::run(move || self.decode_now(&body, reservation, limit));
-        decoding.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
+        decoding.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
     }
 
     fn decode_now(self, body: &[u8], reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
@@ -90,12 +90,12 @@ impl Coding {
 }
 
 fn unsupported() -> ApiError {
-    let message = "the request body has a Content-Encoding that is not supported: send it in gzip, in zstd, or without";
+    let message = "unsupported Content-Encoding of the request body: use gzip, zstd or none";
     ApiError::new(ErrorKind::UnsupportedEncoding, message)
 }
 
 fn broken() -> ApiError {
-    ApiError::new(ErrorKind::InvalidJson, "the request body is not what its Content-Encoding says")
+    ApiError::new(ErrorKind::InvalidJson, "the request body does not match its Content-Encoding")
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 pub fn fault(request: &Request<Body>) -> Option<ApiError> {
     let headers = request.headers();
     let message = if !is_chunked_or_nothing(headers) {
-        "Transfer-Encoding must be chunked, once, or absent"
+        "Transfer-Encoding must be a single chunked, or absent"
     } else if !names_one_host(request.version(), headers) {
-        "there must be one Host header"
+        "exactly one Host header is required"
     } else {
         return None;
     };

@@ -162,7 +162,7 @@ async fn prepare_by_id(
     let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
     if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
-        return Err(ApiError::new(ErrorKind::NotFound, "this is not the id of a response"));
+        return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
     }
     let body = read_body(relay, Endpoint::Responses, caller.holder(relay, parts), (&parts.headers, body)).await?;
     let read_at = Instant::now();
@@ -250,7 +250,7 @@ async fn read_route(
     }
     let (content_type, body, default) = (content_type.map(str::to_owned), body.clone(), default.cloned());
     let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body, default.as_deref()));
-    reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
+    reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
 }
 
 /// Replaces an alias. The copy is charged to the budget like the original, which is dropped.
@@ -355,7 +355,7 @@ fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pi
 }
 
 fn response_not_found() -> ApiError {
-    ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker remembers this response")
+    ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker has this response")
 }
 
 fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
@@ -396,7 +396,7 @@ fn named_provider(headers: &HeaderMap) -> Option<Cow<'_, str>> {
 /// The type of a body. Two types are rejected: parsers pick different ones, and would find different models in a form.
 fn content_type(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     if headers.get_all("content-type").iter().nth(1).is_some() {
-        return Err(ApiError::new(ErrorKind::InvalidJson, "there is more than one Content-Type"));
+        return Err(ApiError::new(ErrorKind::InvalidJson, "the request has more than one Content-Type"));
     }
     Ok(text_header(headers, "content-type"))
 }

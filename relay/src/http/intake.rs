@@ -55,13 +55,10 @@ pub async fn read(
         let deadline = (began + allowed).min(Instant::now() + patience);
         let frame = match tokio::time::timeout_at(deadline, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) => return Err(ApiError::new(ErrorKind::InvalidJson, "the request body broke off")),
+            Ok(Some(Err(_))) => return Err(ApiError::new(ErrorKind::InvalidJson, "request body ended prematurely")),
             Ok(None) => break,
             Err(_) => {
-                return Err(ApiError::new(
-                    ErrorKind::InvalidJson,
-                    "the request body stopped coming, or came too slowly",
-                ));
+                return Err(ApiError::new(ErrorKind::InvalidJson, "the request body arrived too slowly or stalled"));
             }
         };
         let Ok(data) = frame.into_data() else { continue };

@@ -109,9 +109,8 @@ fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Res
 }
 
 fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
-    let form = multipart::fields(boundary, body).map_err(|problem| {
-        ApiError::new(ErrorKind::InvalidJson, format!("the multipart form cannot be read: {problem}"))
-    })?;
+    let form = multipart::fields(boundary, body)
+        .map_err(|problem| ApiError::new(ErrorKind::InvalidJson, format!("invalid multipart form: {problem}")))?;
     let mut models = form.iter().filter(|field| field.name == "model");
     let (model, span) = match (models.next(), models.next(), default) {
         (Some(field), None, _) => form_model(body, field.value.clone(), default)?,
@@ -154,7 +153,7 @@ fn wrong_type(field: &'static str, expected: &str) -> ApiError {
 fn invalid(error: &serde_json::Error) -> ApiError {
     // serde_json's messages name a position and never quote more than a field's name.
     if error.is_data() {
-        ApiError::new(ErrorKind::InvalidJson, format!("the request body is not as expected: {error}"))
+        ApiError::new(ErrorKind::InvalidJson, format!("invalid request body: {error}"))
     } else {
         ApiError::new(ErrorKind::InvalidJson, format!("the request body is not valid JSON: {error}"))
     }
@@ -187,7 +186,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             match key {
                 // Two readers of one body may use different ones: the relay the first, a backend the last.
                 Key::Model if fields.model.is_some() => {
-                    return Err(serde::de::Error::custom("`model` is there twice"));
+                    return Err(serde::de::Error::custom("duplicate field `model`"));
                 }
                 Key::Model => fields.model = Some(map.next_value()?),
                 Key::Stream => fields.stream = Some(map.next_value()?),
@@ -230,7 +229,7 @@ impl Visitor<'_> for KeyVisitor {
             b"previous_response_id" => Key::PreviousResponseId,
             // Some readers, Go's among them, accept it as the model; and of two of them the last.
             _ if name.eq_ignore_ascii_case(b"model") => {
-                return Err(serde::de::Error::custom("`model` is written in another case; backends may read either"));
+                return Err(serde::de::Error::custom("ambiguous field `model`: the field occurs in a different case"));
             }
             _ => Key::Other,
         })

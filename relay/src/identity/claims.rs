@@ -38,11 +38,11 @@ impl Unfit {
     /// The message for the peer that presented it: it reveals nothing new except the relay's audience.
     pub fn told(self, audience: &str) -> String {
         match self {
-            Self::NoToken => "the token is not one of a ServiceAccount, from a projected volume".to_owned(),
+            Self::NoToken => "the token is not a ServiceAccount token from a projected volume".to_owned(),
             Self::OtherAudience => {
-                format!("the token is meant for others: its audience must be {audience} (serviceAccountToken.audience)")
+                format!("the token has the wrong audience; it must be {audience} (serviceAccountToken.audience)")
             }
-            Self::Expired => "the token has expired; is its file the one that the kubelet renews?".to_owned(),
+            Self::Expired => "the token has expired; use the file that the kubelet renews".to_owned(),
         }
     }
 }

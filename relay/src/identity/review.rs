@@ -52,7 +52,7 @@ pub(super) async fn review(
 /// issued for any audience.
 fn judge(answer: &[u8], audience: &str) -> Result<Verdict, String> {
     let Review { status } =
-        serde_json::from_slice(answer).map_err(|_| "the API server's answer is no TokenReview".to_owned())?;
+        serde_json::from_slice(answer).map_err(|_| "the API server's response is not a TokenReview".to_owned())?;
     let for_us = status.authenticated && status.audiences.iter().any(|one| one == audience);
     let account = ServiceAccount::of_user(&status.user.username).filter(|_| for_us);
     Ok(account.map_or(Verdict::Refused, Verdict::Genuine))
@@ -62,13 +62,13 @@ fn told(error: CallError, token: &Secret) -> String {
     let told = match error {
         CallError::Unreached(why) => why,
         CallError::Answered { status: StatusCode::UNAUTHORIZED, .. } => {
-            "the API server refuses the token of the relay's own ServiceAccount (401)".to_owned()
+            "the API server rejected the token of the relay's own ServiceAccount (401)".to_owned()
         }
         CallError::Answered { status: StatusCode::FORBIDDEN, message, .. } => format!(
-            "the relay's ServiceAccount may not create TokenReviews: bind a ClusterRole with create on \
-             tokenreviews.authentication.k8s.io to it (403: {message})"
+            "the relay's ServiceAccount may not create TokenReviews: bind it to a ClusterRole with create on \
+             tokenreviews.authentication.k8s.io (403: {message})"
         ),
-        CallError::Answered { status, message, .. } => format!("the API server answered {status}: {message}"),
+        CallError::Answered { status, message, .. } => format!("the API server returned {status}: {message}"),
     };
     // A server that does not understand its input may repeat it.
     told.replace(token.expose(), "…")

@@ -59,7 +59,7 @@ pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     written.map_err(|error| {
         let folder = folder_of(path).display();
         KeyStoreError::Unavailable(format!(
-            "{}: keys cannot be kept: no file can be written in {folder}: {error}",
+            "{}: cannot store keys: no file can be written in {folder}: {error}",
             path.display()
         ))
     })
@@ -95,7 +95,7 @@ impl FileKeyStore {
         let done = blocking::run(move || change(&shared));
         Box::pin(async move {
             done.await.unwrap_or_else(|error| {
-                Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))
+                Err(KeyStoreError::Unavailable(format!("the change did not complete: {error}")))
             })
         })
     }
@@ -146,7 +146,7 @@ impl Shared {
         let (changed, answer) = edit(&mut records)?;
         let renamed = match changed {
             true => Some(replace(&self.path, &records).map_err(|error| {
-                KeyStoreError::Unavailable(format!("{}: the API keys cannot be written: {error}", self.path.display()))
+                KeyStoreError::Unavailable(format!("{}: cannot write the API keys: {error}", self.path.display()))
             })?),
             false => None,
         };
@@ -188,16 +188,16 @@ impl Renamed {
 /// Reads the file; `None` if it does not exist yet.
 fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
     let shown = path.display();
-    let unavailable = |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; it is left as it is"));
+    let unavailable = |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; the file is left unchanged"));
     let size = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unavailable(format!("the API keys cannot be read: {error}"))),
+        Err(error) => return Err(unavailable(format!("cannot read the API keys: {error}"))),
     };
     if size > MAX_FILE_BYTES {
-        return Err(unavailable(format!("the API keys cannot be read: larger than {MAX_FILE_BYTES} bytes")));
+        return Err(unavailable(format!("cannot read the API keys: the file exceeds {MAX_FILE_BYTES} bytes")));
     }
-    let text = fs::read(path).map_err(|error| unavailable(format!("the API keys cannot be read: {error}")))?;
+    let text = fs::read(path).map_err(|error| unavailable(format!("cannot read the API keys: {error}")))?;
     stored::decode(&text).map(Some).map_err(unavailable)
 }
 

@@ -82,7 +82,7 @@ mod hex_digest {
         let mut digest = [0; 32];
         let digits = text.as_bytes();
         if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(D::Error::custom("64 hexadecimal digits are needed"));
+            return Err(D::Error::custom("expected 64 hexadecimal digits"));
         }
         for (byte, pair) in digest.iter_mut().zip(text.as_bytes().chunks(2)) {
             let pair = std::str::from_utf8(pair).map_err(D::Error::custom)?;
@@ -93,5 +93,5 @@ mod hex_digest {
 }
 
 fn parse<E: serde::de::Error>(text: &str) -> Result<SystemTime, E> {
-    humantime::parse_rfc3339(text).map_err(|_| E::custom("a UTC time such as \"2026-12-01T00:00:00Z\" is needed"))
+    humantime::parse_rfc3339(text).map_err(|_| E::custom("expected a UTC time such as \"2026-12-01T00:00:00Z\""))
 }

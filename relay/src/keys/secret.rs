@@ -79,7 +79,7 @@ impl SecretKeyStore {
         let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
         let records = match watch.look() {
             Some(Ok(text)) => decode(&text).map_err(|why| {
-                KeyStoreError::Unavailable(format!("{}: {why}; it is left as it is", mount.display()))
+                KeyStoreError::Unavailable(format!("{}: {why}; the file is left unchanged", mount.display()))
             })?,
             // An optional mount is empty until keys exist.
             Some(Err(_)) | None => None,
@@ -105,7 +105,7 @@ impl SecretKeyStore {
         let done = tokio::spawn(change(Arc::clone(&self.shared)));
         Box::pin(async move {
             done.await.unwrap_or_else(|error| {
-                Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))
+                Err(KeyStoreError::Unavailable(format!("the change did not complete: {error}")))
             })
         })
     }
@@ -193,7 +193,7 @@ impl Shared {
         mut edit: impl FnMut(&mut Draft) -> Result<(bool, T), KeyStoreError>,
     ) -> Result<T, KeyStoreError> {
         let mut pace = Pace::new(Instant::now() + CHANGE_PATIENCE);
-        let late = || KeyStoreError::Unavailable("other changes of the API keys take too long".to_owned());
+        let late = || KeyStoreError::Unavailable("timed out waiting for other changes of the API keys".to_owned());
         let _turn = tokio::time::timeout_at(pace.deadline(), self.turn.lock()).await.map_err(|_| late())?;
         let mut before = None;
         loop {
@@ -240,7 +240,11 @@ impl Shared {
     fn records_in(&self, secret: &StoredSecret) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
         let Some(text) = &secret.keys else { return Ok(None) };
         decode(text).map_err(|why| {
-            KeyStoreError::Unavailable(format!("{} in {}: {why}; it is left as it is", DATA_KEY, self.api.name()))
+            KeyStoreError::Unavailable(format!(
+                "{} in {}: {why}; the Secret is left unchanged",
+                DATA_KEY,
+                self.api.name()
+            ))
         })
     }
 
@@ -268,7 +272,7 @@ impl Shared {
             return Ok(());
         }
         Err(KeyStoreError::Full(format!(
-            "{} is full: with another key it would be larger than the 1 MiB that Kubernetes allows; take revoked keys out of its {DATA_KEY}",
+            "{} is full: another key would exceed the 1 MiB that Kubernetes allows; remove revoked keys from its {DATA_KEY}",
             self.api.name(),
         )))
     }
@@ -289,7 +293,7 @@ impl Shared {
         let _turn = self.turn.lock().await;
         let known = self.keys.load_full();
         let records = content.and_then(|text| decode(&text)).and_then(|records| match records {
-            None if !known.is_empty() => Err("the file holds no API keys any more".to_owned()),
+            None if !known.is_empty() => Err("the file no longer contains API keys".to_owned()),
             None => Ok(Vec::new()),
             Some(records) => Ok(records),
         });
@@ -332,8 +336,8 @@ impl Shared {
         let file = self.mount.display();
         let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
         match &now {
-            Some(why) => error!(%file, why, "API keys refused, the last good ones still count"),
-            None if error.is_some() => info!(%file, "API keys are right again"),
+            Some(why) => error!(%file, why, "API key reload failed; keeping previous keys"),
+            None if error.is_some() => info!(%file, "API keys reloaded"),
             None => {}
         }
         *error = now.map(|why| format!("{file}: {why}"));
@@ -360,7 +364,7 @@ async fn follow(store: Weak<Shared>, mut watch: FileWatch) {
             (None, wait) => match shared.look_it_up().await {
                 Ok(()) => doubt = None,
                 Err(error) => {
-                    warn!(%error, "which API keys there are cannot be told; all that were known still count");
+                    warn!(%error, "cannot read the current API keys; keeping all known keys");
                     doubt = wait.map(|wait| (wait * 2).min(MAX_DOUBT_WAIT));
                 }
             },

@@ -17,10 +17,9 @@ struct StoredKeys {
 
 /// Decodes stored keys; an error states the problem.
 pub(super) fn decode(text: &[u8]) -> Result<Vec<KeyRecord>, String> {
-    let stored: StoredKeys =
-        serde_json::from_slice(text).map_err(|error| format!("not a file of API keys: {error}"))?;
+    let stored: StoredKeys = serde_json::from_slice(text).map_err(|error| format!("not an API key file: {error}"))?;
     if stored.version != VERSION {
-        return Err(format!("API keys of version {} are not known, only {VERSION}", stored.version));
+        return Err(format!("unsupported API key file version {}; the supported version is {VERSION}", stored.version));
     }
     Ok(stored.keys)
 }

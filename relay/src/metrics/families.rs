@@ -65,108 +65,112 @@ impl Families {
         Self {
             requests: counter(
                 "requests_total",
-                "Requests that ended.",
+                "Completed requests.",
                 &["provider", "model", "endpoint", "outcome", "code"],
             ),
             request_duration: histogram(
                 "request_duration_seconds",
-                "From a request's acceptance to its last byte.",
+                "Time from a request's acceptance to its last byte.",
                 LONG,
                 &["provider", "model", "endpoint", "stream"],
             ),
             first_token: histogram(
                 "time_to_first_token_seconds",
-                "From a request's acceptance to the first byte of its answer's body.",
+                "Time from a request's acceptance to the first byte of its response body.",
                 FIRST_TOKEN,
                 request,
             ),
             upstream_first_token: histogram(
                 "upstream_time_to_first_token_seconds",
-                "From a request's dispatch to the first byte from its worker.",
+                "Time from a request's dispatch to the first byte from its worker.",
                 FIRST_TOKEN,
                 request,
             ),
             inter_chunk: histogram(
                 "inter_chunk_latency_seconds",
-                "Between two chunks of a stream.",
+                "Time between two chunks of a stream.",
                 INTERVAL,
                 &["provider", "model"],
             ),
             output_token: histogram(
                 "time_per_output_token_seconds",
-                "Per token after the first, where the backend counts them.",
+                "Time per token after the first, if the backend reports token counts.",
                 INTERVAL,
                 &["provider", "model"],
             ),
             queue_wait: histogram(
                 "queue_wait_seconds",
-                "Waits in the queue; each wait of a requeued request counts.",
+                "Time in the queue; a requeued request has one observation per wait.",
                 QUEUE,
                 &["provider", "outcome"],
             ),
-            requeues: counter("requeues_total", "Requests that went back into the queue.", &["provider", "reason"]),
-            cancellations: counter(
-                "cancellations_total",
-                "Requests that were cancelled.",
-                &["provider", "reason", "stage"],
+            requeues: counter("requeues_total", "Requests returned to the queue.", &["provider", "reason"]),
+            cancellations: counter("cancellations_total", "Cancelled requests.", &["provider", "reason", "stage"]),
+            client_retries: counter("client_retries_total", "Requests that an SDK marked as retries.", &["client"]),
+            tokens: counter(
+                "tokens_total",
+                "Tokens, if the backend reports token counts.",
+                &["provider", "model", "type"],
             ),
-            client_retries: counter("client_retries_total", "Requests that an SDK said it sent again.", &["client"]),
-            tokens: counter("tokens_total", "Tokens, where the backend counts them.", &["provider", "model", "type"]),
-            request_body: histogram("request_body_bytes", "Sizes of request bodies.", SIZE, &["endpoint"]),
-            response_body: histogram("response_body_bytes", "Sizes of response bodies.", SIZE, &["endpoint"]),
+            request_body: histogram("request_body_bytes", "Size of request bodies.", SIZE, &["endpoint"]),
+            response_body: histogram("response_body_bytes", "Size of response bodies.", SIZE, &["endpoint"]),
             worker_connections: counter(
                 "worker_connections_total",
-                "Workers that connected or were turned away.",
+                "Worker connections, accepted and rejected.",
                 &["provider", "result"],
             ),
             worker_disconnects: counter(
                 "worker_disconnects_total",
-                "Links to workers that ended.",
+                "Closed worker connections.",
                 &["provider", "reason"],
             ),
             heartbeat_rtt: histogram(
                 "worker_heartbeat_rtt_seconds",
-                "From a ping to its pong.",
+                "Time from a ping to its pong.",
                 INTERVAL,
                 &["provider"],
             ),
-            auth_failures: counter("auth_failures_total", "Logins that failed.", &["realm"]),
+            auth_failures: counter("auth_failures_total", "Authentication failures.", &["realm"]),
             log_lines_dropped: int_counter(
                 &registry,
                 "log_lines_dropped_total",
                 "Log lines dropped because standard error was not read.",
             ),
-            audit_lost: int_counter(&registry, "audit_write_failures_total", "Events that are not in AUDIT_LOG_FILE."),
+            audit_lost: int_counter(
+                &registry,
+                "audit_write_failures_total",
+                "Events that could not be written to AUDIT_LOG_FILE.",
+            ),
             spans_dropped: counter(
                 "trace_spans_dropped_total",
-                "Spans of traces that the collector did not get.",
+                "Trace spans not delivered to the collector.",
                 &["reason"],
             ),
             overhead: histogram(
                 "relay_overhead_seconds",
-                "The relay's own time on a request.",
+                "Time that the relay itself spends on a request.",
                 OVERHEAD,
                 &["endpoint"],
             ),
-            config_info: gauge_vec(&registry, "config_info", "The configuration that counts, by its hash.", &["hash"]),
+            config_info: gauge_vec(&registry, "config_info", "Active configuration hash.", &["hash"]),
             config_ok: int_gauge(
                 &registry,
                 "config_last_reload_successful",
-                "Whether the configuration as it is now could be used.",
+                "1 if the last configuration reload succeeded.",
             ),
             tls_ok: gauge_vec(
                 &registry,
                 "tls_last_reload_successful",
-                "Whether the TLS certificate and key as they are now could be used.",
+                "1 if the last reload of TLS certificate and key succeeded.",
                 &[],
             ),
             tls_expiry: gauge_vec(
                 &registry,
                 "tls_certificate_expiry_timestamp_seconds",
-                "When the TLS certificate ends, in seconds since 1970.",
+                "Expiry time of the TLS certificate, in seconds since 1970.",
                 &[],
             ),
-            build_info: gauge_vec(&registry, "build_info", "What is running.", &["version", "revision", "rustc"]),
+            build_info: gauge_vec(&registry, "build_info", "Build information.", &["version", "revision", "rustc"]),
             gauges: StateGauges::new(&registry),
             process: ProcessGauges::new(&registry),
             registry,
@@ -238,7 +242,7 @@ fn histogram_vec(registry: &Registry, name: &str, help: &str, buckets: &[f64], l
 /// Registers a collector. Names and labels are constants of this crate: a wrong one fails in the first test, not for a
 /// user.
 pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: prometheus::Result<C>) -> C {
-    let collector = collector.expect("a valid name and labels");
-    registry.register(Box::new(collector.clone())).expect("a name of its own");
+    let collector = collector.expect("metric name and labels are valid");
+    registry.register(Box::new(collector.clone())).expect("metric name is unique");
     collector
 }

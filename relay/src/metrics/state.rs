@@ -62,7 +62,7 @@ pub struct ModelState {
     pub workers: u64,
     /// Requests that wait for it.
     pub queued: u64,
-    /// Requests at workers.
+    /// Requests dispatched to workers.
     pub in_flight: u64,
 }
 
@@ -104,34 +104,34 @@ impl StateGauges {
     pub(super) fn new(registry: &Registry) -> Self {
         let gauge = |name, help, labels: &[&str]| gauge_vec(registry, name, help, labels);
         Self {
-            queue_depth: gauge("queue_depth", "Requests that wait for a worker.", &["provider", "model"]),
-            queue_capacity: gauge("queue_capacity", "Requests that may wait.", &["provider"]),
+            queue_depth: gauge("queue_depth", "Requests waiting for a worker.", &["provider", "model"]),
+            queue_capacity: gauge("queue_capacity", "Maximum number of waiting requests.", &["provider"]),
             queue_oldest_age: float_gauge_vec(
                 registry,
                 "queue_oldest_age_seconds",
-                "How long the oldest request has waited.",
+                "Waiting time of the oldest request.",
                 &["provider"],
             ),
-            queued_bytes: gauge("queued_bytes", "Bytes of waiting request bodies.", &["provider"]),
-            in_flight: gauge("requests_in_flight", "Requests at workers.", &["provider", "model"]),
-            workers: gauge("workers", "Attached workers.", &["provider", "state"]),
+            queued_bytes: gauge("queued_bytes", "Size of the bodies of waiting requests.", &["provider"]),
+            in_flight: gauge("requests_in_flight", "Requests dispatched to workers.", &["provider", "model"]),
+            workers: gauge("workers", "Connected workers.", &["provider", "state"]),
             worker_slots: gauge(
                 "worker_slots",
-                "Requests that attached workers hold and could still take.",
+                "Used and free request slots of connected workers.",
                 &["provider", "state"],
             ),
             model_workers: gauge(
                 "model_workers",
-                "Workers that serve a model; 0 is a model that is down.",
+                "Workers that serve a model; 0 if the model is down.",
                 &["provider", "model"],
             ),
             last_heartbeat: float_gauge_vec(
                 registry,
                 "worker_last_heartbeat_timestamp_seconds",
-                "When a worker was last heard from.",
+                "Time of the last message from a worker.",
                 &["provider", "worker"],
             ),
-            grants: gauge("worker_grants", "Slots that workers granted to this relay.", &["provider"]),
+            grants: gauge("worker_grants", "Slots granted to this relay by workers.", &["provider"]),
             buffered_bytes: int_gauge(
                 registry,
                 "buffered_bytes",
@@ -140,12 +140,12 @@ impl StateGauges {
             keys_ok: int_gauge(
                 registry,
                 "api_keys_last_reload_successful",
-                "Whether the API keys as they are stored now could be used.",
+                "1 if the last reload of the API keys succeeded.",
             ),
             buffered_bytes_limit: int_gauge(
                 registry,
                 "buffered_bytes_limit",
-                "Bytes that may be in memory (MAX_BUFFERED_BYTES).",
+                "Limit of the bytes in memory (MAX_BUFFERED_BYTES).",
             ),
         }
     }

@@ -33,7 +33,7 @@ impl Provider {
             }
             Effect::Severed { request, worker: _ } => {
                 if let Some(record) = self.forget(state, request) {
-                    let lost = "the worker was lost while it was answering; the answer is incomplete";
+                    let lost = "the worker was lost during its response; the response is incomplete";
                     record.exchange.fail(ApiError::new(ErrorKind::WorkerLost, lost));
                 }
             }
@@ -58,7 +58,7 @@ impl Provider {
     fn send(&self, state: &State, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
         let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
             // The core knows only links and requests that the shell passed to it, and removes them first.
-            debug!(?worker, ?request, "nobody to send to");
+            debug!(?worker, ?request, "dispatch target is gone");
             return;
         };
         {
@@ -134,7 +134,7 @@ impl Provider {
             }
             Failure::QueueShareFull { percent } => {
                 let message =
-                    format!("the API key's requests fill their {percent} percent of the queue (max_queue_percent)");
+                    format!("the API key's requests use their full {percent} percent of the queue (max_queue_percent)");
                 ApiError::new(ErrorKind::KeyLimit, message)
             }
             Failure::QueueTimeout { retry_after_secs } => {
@@ -155,7 +155,7 @@ impl Provider {
                 format!("the backend that serves {model} could not be reached"),
             ),
             Failure::SeveredBySwap => {
-                ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it could answer"))
+                ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it responded"))
             }
             Failure::LoadFailed { code, retry_after } => {
                 let said = from_worker().map(|error| error.message().to_owned());
@@ -179,7 +179,7 @@ impl Provider {
             Failure::WorkerTooOld { worker } => self.too_old(state, record, worker),
             Failure::AffinityLost => ApiError::new(
                 ErrorKind::PreviousResponseNotFound,
-                "the worker that holds the previous response is gone",
+                "the worker that has the previous response is no longer connected",
             ),
             Failure::CancelledByAdmin => {
                 ApiError::new(ErrorKind::CancelledByAdmin, "the request was cancelled by an admin")
@@ -259,8 +259,8 @@ impl State {
     fn workers_without_models(&self) -> String {
         match self.links.values().filter(|link| !link.lists_models()).count() {
             0 => String::new(),
-            1 => "; a connected worker lists no models: its backend is down or has none".to_owned(),
-            count => format!("; {count} connected workers list no models: their backends are down or have none"),
+            1 => "; a connected worker lists no models: its backend is down or has no models".to_owned(),
+            count => format!("; {count} connected workers list no models: their backends are down or have no models"),
         }
     }
 }

@@ -27,8 +27,8 @@ impl Provider {
         let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
             let (provider, worker) = (&self.name, &link.info.name);
             match link.note_gates_refused() {
-                Some(unsaid) => warn!(%provider, %worker, why, unsaid, "gates refused: nothing is sent there"),
-                None => debug!(%provider, %worker, why, "gates refused: nothing is sent there"),
+                Some(unsaid) => warn!(%provider, %worker, why, unsaid, "invalid gate report; excluding worker"),
+                None => debug!(%provider, %worker, why, "invalid gate report; excluding worker"),
             }
             Vec::new()
         });
@@ -48,8 +48,10 @@ impl Provider {
             Err(why) => {
                 let (provider, worker) = (&self.name, &link.info.name);
                 match link.note_slots_refused() {
-                    Some(unsaid) => warn!(%provider, %worker, why, unsaid, "slots refused"),
-                    None => debug!(%provider, %worker, why, "slots refused"),
+                    Some(unsaid) => {
+                        warn!(%provider, %worker, why, unsaid, "invalid slot report; keeping previous slots");
+                    }
+                    None => debug!(%provider, %worker, why, "invalid slot report; keeping previous slots"),
                 }
             }
         }
@@ -63,7 +65,7 @@ impl Provider {
             command = command.command,
             model = command.model,
             op_id = command.op_id,
-            "an admin orders a worker"
+            "command sent to worker by an admin"
         );
         link.push(&RelayToWorker::Command(command));
         if self.link(&link.info.id).is_none() {
@@ -82,7 +84,7 @@ impl Provider {
     pub fn command_ended(&self, link: &WorkerLink, result: &CommandResult) {
         let outcome = if result.ok { Ok(()) } else { Err(result.error.as_deref().unwrap_or_default()) };
         if !self.shared.operations.finish(link.info.key, &result.op_id, outcome, Instant::now()) {
-            debug!(worker = %link.info.name, "the result of an order that the worker does not have dropped");
+            debug!(worker = %link.info.name, "dropped the result of an unknown command");
         }
     }
 }

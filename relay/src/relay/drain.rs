@@ -63,8 +63,8 @@ impl Relay {
         }
         match timeout(LAST_FLUSH, self.keys.flush()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "times of last use cannot be kept"),
-            Err(_) => warn!("times of last use could not be kept in time"),
+            Ok(Err(error)) => warn!(%error, "cannot store times of last use"),
+            Err(_) => warn!("timed out storing times of last use"),
         }
         info!("stopped");
     }

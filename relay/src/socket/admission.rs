@@ -86,8 +86,8 @@ pub(super) async fn admit(relay: &Relay, visitor: Visitor) -> Result<(Arc<Provid
     let Some(provider) = provider else {
         relay.shared.metrics.worker_of_unknown_provider(ConnectionResult::ProviderNotFound);
         let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
-        warn!(address = %visitor.address, provider = name, "a worker names a provider that is not there");
-        return Err(Box::new(refuse(StatusCode::NOT_FOUND, "no provider of this name")));
+        warn!(address = %visitor.address, provider = name, "a worker requested an unknown provider");
+        return Err(Box::new(refuse(StatusCode::NOT_FOUND, "no provider has this name")));
     };
     if !provider.config().enabled {
         provider.series.worker_connected(ConnectionResult::ProviderDisabled);
@@ -146,7 +146,7 @@ async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visito
     let all = relay.providers.all();
     if all.iter().all(|provider| provider.config().worker_accounts.is_empty()) {
         return Err(failed(
-            "this relay takes no tokens of workers: workerServiceAccounts (WORKER_SERVICE_ACCOUNTS) names nobody",
+            "this relay accepts no worker tokens: workerServiceAccounts (WORKER_SERVICE_ACCOUNTS) is empty",
         ));
     }
     let listed = |account: &_| all.iter().any(|provider| provider.config().worker_accounts.contains(account));
@@ -159,7 +159,7 @@ async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visito
     if may_come_in {
         return Ok(Credential::Token(identity));
     }
-    Err(failed(&format!("workerServiceAccounts of this provider do not name ServiceAccount {}", identity.account)))
+    Err(failed(&format!("workerServiceAccounts of this provider do not include ServiceAccount {}", identity.account)))
 }
 
 fn admits(relay: &Relay, provider: Option<&Provider>, secret: &str) -> bool {

@@ -50,9 +50,9 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let trimmed = register.worker_name.trim();
     let mut name = names::printable(trimmed, MAX_WORKER_NAME_CHARS);
     if name != trimmed {
-        warnings.push(format!("worker_name was cut to {MAX_WORKER_NAME_CHARS} printable characters"));
+        warnings.push(format!("worker_name truncated to {MAX_WORKER_NAME_CHARS} printable characters"));
     } else if trimmed != register.worker_name {
-        warnings.push("worker_name was trimmed".to_owned());
+        warnings.push("worker_name trimmed".to_owned());
     }
     if name.is_empty() {
         "worker".clone_into(&mut name);
@@ -60,7 +60,7 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let mut max_concurrent = register.max_concurrent;
     if max_concurrent == 0 {
         max_concurrent = 1;
-        warnings.push("max_concurrent 0 became 1".to_owned());
+        warnings.push("max_concurrent raised from 0 to 1".to_owned());
     }
     let (slots, meaningless) = sanitize_slots(register, provider, &mut warnings);
     let mut models = sanitize_models(&register.models, provider, &mut warnings);
@@ -85,7 +85,10 @@ fn sanitize_slots(
             warnings.push(format!("slots left out: {why}"));
             if let Some(first) = names.first() {
                 let number = names.len();
-                warnings.push(format!("{number} name(s) of their models dropped, {} first", first.escape_debug()));
+                warnings.push(format!(
+                    "{number} model name(s) of these slots dropped, the first is {}",
+                    first.escape_debug()
+                ));
             }
             (Vec::new(), names)
         }
@@ -125,14 +128,14 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     };
     warn(trimmed, "trimmed");
     warn(empty, "dropped: empty");
-    warn(wildcards, "dropped: `*` is no model, and the worker has not listed those of its backend yet");
+    warn(wildcards, "dropped: `*` is not a model name, and the worker has not listed its backend's models yet");
     warn(twice, "dropped: duplicate");
     warn(long, &format!("dropped: longer than {MAX_MODEL_CHARS} characters"));
     warn(unprintable, "dropped: with control or invisible characters");
     if let Some(first) = kept.get(provider.max_models_per_worker) {
         let (most, first) = (provider.max_models_per_worker, first.escape_debug());
         let excess = kept.len() - most;
-        warn(excess, &format!("dropped: more than {most} models (MAX_MODELS_PER_WORKER), {first} first"));
+        warn(excess, &format!("dropped: more than {most} models (MAX_MODELS_PER_WORKER), the first is {first}"));
     }
     kept.truncate(provider.max_models_per_worker);
     for model in foreign.iter().take(8) {

@@ -110,7 +110,7 @@ where
     let register = match first {
         Ok(Ok(Some(register))) => register,
         Ok(Ok(None)) => {
-            info!(provider = %provider.name, address = %admission.address, "a worker was let in and left before it registered");
+            info!(provider = %provider.name, address = %admission.address, "worker disconnected before registering");
             close_socket(&mut socket, Close { code: 1000, reason: "" }).await;
             return None;
         }
@@ -369,7 +369,7 @@ fn refused(refusal: Refusal, provider: &Provider, link: &WorkerLink) -> End {
         Refusal::NoMemory => (MEMORY_FULL, DisconnectReason::MemoryFull),
         Refusal::TooSlow => (SLOW_MESSAGE, DisconnectReason::SlowMessage),
     };
-    warn!(provider = %provider.name, worker = %link.info.name, reason = close.reason, "a worker's message is refused");
+    warn!(provider = %provider.name, worker = %link.info.name, reason = close.reason, "worker message rejected");
     End::closing(close, reason)
 }
 

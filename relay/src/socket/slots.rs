@@ -25,12 +25,12 @@ pub fn most_models(max_models_per_worker: usize) -> usize {
 /// Returns the slots, or why they are invalid. `most` is the number of models that a worker may have.
 pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, String> {
     if slots.len() > MAX_SLOTS_PER_WORKER {
-        return Err(format!("{} slots, more than {MAX_SLOTS_PER_WORKER}", slots.len()));
+        return Err(format!("{} slots exceed the limit of {MAX_SLOTS_PER_WORKER}", slots.len()));
     }
     let mut seen = HashSet::new();
     for slot in &slots {
         if slot.id.is_empty() || slot.id.len() > MAX_ID_BYTES || slot.id.contains(names::is_unprintable) {
-            return Err(format!("the id of a slot is empty, longer than {MAX_ID_BYTES} bytes or not printable"));
+            return Err(format!("a slot id is empty, longer than {MAX_ID_BYTES} bytes or not printable"));
         }
         if !seen.insert(&*slot.id) {
             return Err(format!("two slots are named {}", slot.id));
@@ -42,13 +42,13 @@ pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, Strin
             .map_err(|why| format!("slot {}: {why}", slot.id))?;
         let number = names(slot).count();
         if number > most {
-            return Err(format!("slot {}: {number} names of models, more than {most}", slot.id));
+            return Err(format!("slot {}: {number} model names exceed the limit of {most}", slot.id));
         }
     }
     // The same rule as for a worker's own file: models that are in several slots are counted once.
     let number = slots.iter().flat_map(names).collect::<HashSet<_>>().len();
     if number > most {
-        return Err(format!("{number} names of models in all slots, more than {most}"));
+        return Err(format!("{number} model names in all slots exceed the limit of {most}"));
     }
     slots.iter_mut().flat_map(|slot| &mut slot.models).for_each(clean_words);
     Ok(slots)
@@ -80,14 +80,14 @@ fn check_models<'a>(models: impl Iterator<Item = &'a str>, most: usize, once: bo
     for model in models {
         count += 1;
         if !names::is_model_name(model) {
-            return Err(format!("the name of a model is not 1 to {MAX_MODEL_CHARS} printable characters"));
+            return Err(format!("a model name does not have 1 to {MAX_MODEL_CHARS} printable characters"));
         }
         if !seen.insert(model) && once {
-            return Err(format!("model {} is there twice", model.escape_debug()));
+            return Err(format!("model {} is listed twice", model.escape_debug()));
         }
     }
     if count > most {
-        return Err(format!("{count} models, more than {most}"));
+        return Err(format!("{count} models exceed the limit of {most}"));
     }
     Ok(())
 }
@@ -136,20 +136,20 @@ mod tests {
         let many = (0..=MAX_SLOTS_PER_WORKER).map(|number| slot(&number.to_string(), &[])).collect();
         assert!(refusal(many).contains("17 slots"));
         assert!(refusal(vec![slot("x", &[]), slot("x", &[])]).contains("two slots are named x"));
-        assert!(refusal(vec![slot("", &[])]).contains("id of a slot"));
-        assert!(refusal(vec![slot("x", &["a", "a"])]).contains("slot x: model a is there twice"));
-        assert!(refusal(vec![slot("x", &["1", "2", "3", "4", "5"])]).contains("5 models, more than 4"));
+        assert!(refusal(vec![slot("", &[])]).contains("a slot id"));
+        assert!(refusal(vec![slot("x", &["a", "a"])]).contains("slot x: model a is listed twice"));
+        assert!(refusal(vec![slot("x", &["1", "2", "3", "4", "5"])]).contains("5 models exceed the limit of 4"));
         assert!(refusal(vec![slot("x", &[&"n".repeat(257)])]).contains("1 to 256 printable"));
         let three = ["x", "y", "z"].map(|id| slot(id, &[&format!("{id}1"), &format!("{id}2")]));
-        assert!(refusal(three.into()).contains("6 names of models in all slots, more than 4"));
-        assert!(refusal(vec![named("x", 2, 2)]).contains("slot x: 6 names of models, more than 4"));
+        assert!(refusal(three.into()).contains("6 model names in all slots exceed the limit of 4"));
+        assert!(refusal(vec![named("x", 2, 2)]).contains("slot x: 6 model names exceed the limit of 4"));
         let alias = |alias: String| vec![SlotModel { id: "a".into(), aliases: vec![alias], ..SlotModel::default() }];
-        assert!(refusal(vec![Slot { models: alias(String::new()), ..slot("x", &[]) }]).contains("name of a model"));
+        assert!(refusal(vec![Slot { models: alias(String::new()), ..slot("x", &[]) }]).contains("a model name"));
         assert!(
             refusal(vec![Slot { models: alias("n".repeat(257)), ..slot("x", &[]) }]).contains("1 to 256 printable")
         );
         let resident = Slot { resident: Some(String::new()), ..slot("x", &[]) };
-        assert!(refusal(vec![resident]).contains("name of a model"));
+        assert!(refusal(vec![resident]).contains("a model name"));
     }
 
     #[test]

@@ -34,17 +34,17 @@ pub fn accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
         values.flat_map(|value| value.split(',')).any(|token| token.trim().eq_ignore_ascii_case(wanted))
     };
     if !has(UPGRADE, "websocket") || !has(SEC_WEBSOCKET_VERSION, "13") && headers.contains_key(SEC_WEBSOCKET_VERSION) {
-        let mut response = refuse(StatusCode::UPGRADE_REQUIRED, "workers connect here by WebSocket, version 13");
+        let mut response = refuse(StatusCode::UPGRADE_REQUIRED, "this route requires WebSocket, version 13");
         response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
         response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
         return Err(Box::new(response));
     }
     let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| key.len() == 24);
     let Some(key) = key.filter(|_| has(CONNECTION, "upgrade") && has(SEC_WEBSOCKET_VERSION, "13")) else {
-        return Err(Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")));
+        return Err(Box::new(refuse(StatusCode::BAD_REQUEST, "invalid WebSocket handshake")));
     };
     HeaderValue::try_from(derive_accept_key(key.as_bytes()))
-        .map_err(|_| Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")))
+        .map_err(|_| Box::new(refuse(StatusCode::BAD_REQUEST, "invalid WebSocket handshake")))
 }
 
 /// Returns the response after which the connection is a WebSocket.

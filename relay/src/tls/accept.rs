@@ -19,7 +19,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that are read of a request that cannot be served here, so that its response is not lost in a reset.
 const DISCARDED_BYTES: u64 = 64 << 10;
 
-const SPEAKS_HTTPS: &str = r#"{"error":{"message":"this port speaks HTTPS: use https:// in place of http://","type":"invalid_request_error","param":null,"code":"https_required"}}"#;
+const SPEAKS_HTTPS: &str = r#"{"error":{"message":"this port requires HTTPS: use https:// instead of http://","type":"invalid_request_error","param":null,"code":"https_required"}}"#;
 
 impl Tls {
     /// Performs the handshake. A failure is logged at debug level, and has no effect on other connections.
@@ -27,7 +27,7 @@ impl Tls {
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.handshake(io)).await {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => debug!(%peer, %error, "TLS handshake failed"),
-            Err(_) => debug!(%peer, "TLS handshake took too long"),
+            Err(_) => debug!(%peer, "TLS handshake timed out"),
         }
         None
     }
@@ -37,7 +37,7 @@ impl Tls {
         // A handshake begins with 22, a request with a method.
         if io.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
             refuse_plain_http(io).await?;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client speaks plain HTTP"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client sent plain HTTP"));
         }
         TlsAcceptor::from(self.current.load_full()).accept(io).await
     }

@@ -42,7 +42,7 @@ export const test = base.extend({
 export async function logIn(page, site, where = '/dashboard') {
   await page.goto(site.pages + where);
   // If clients use another address, the pages are for admins only.
-  if (where === '/integrate' && site.pages === site.url) await page.getByRole('button', { name: 'Log in to make one' }).click();
+  if (where === '/integrate' && site.pages === site.url) await page.getByRole('button', { name: 'Log in to create one' }).click();
   await page.getByLabel('Admin token').fill(TOKEN);
   await page.getByRole('button', { name: 'Log in' }).click();
   await expect(page.getByText('Live', { exact: true })).toBeAttached();

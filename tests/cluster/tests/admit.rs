@@ -65,7 +65,7 @@ async fn provider_errors_are_rejected_with_their_field() {
     let long = "a".repeat(53);
     let cases = [
         (provider("local-workers", &json!({})), "names that end in -workers"),
-        (provider("9local", &json!({})), "the first a letter"),
+        (provider("9local", &json!({})), "starting with a letter"),
         (provider("a.b", &json!({})), "at most 52 of a-z"),
         (provider(&long, &json!({})), "at most 52"),
         (provider("p", &json!({"requestTimeout": "1d"})), "spec.requestTimeout"),
@@ -103,7 +103,7 @@ async fn pool_errors_are_rejected_with_their_field() {
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("admit").await;
     let cases = [
-        (pool("none", &json!({})), "none is what a Pod's label says"),
+        (pool("none", &json!({})), "the name none is reserved"),
         (pool("a.b", &json!({})), "at most 52 of a-z"),
         (
             json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": "p"}, "spec": {}}),
@@ -111,7 +111,7 @@ async fn pool_errors_are_rejected_with_their_field() {
         ),
         (pool("p", &json!({"template": template(), "standalone": {}})), "template and standalone exclude each other"),
         (pool("p", &json!({"standalone": {}})), "a standalone pool needs backend.url"),
-        (pool("p", &json!({"backend": {"url": "http://a"}})), "backend.url is for standalone pools"),
+        (pool("p", &json!({"backend": {"url": "http://a"}})), "backend.url is only for standalone pools"),
         (pool("p", &json!({"backend": {"url": "ftp://a"}, "standalone": {}})), "spec.backend.url"),
         (pool("p", &json!({"replicas": 2})), "replicas needs standalone, or a template of kind Deployment"),
         (
@@ -155,7 +155,7 @@ async fn pool_mode_is_immutable() {
     let elsewhere = pool("injecting", &json!({"provider": "somebody"}));
     assert_refused(&namespace, elsewhere, "provider is immutable").await;
     let templated = pool("injecting", &json!({"template": template()}));
-    assert_refused(&namespace, templated, "a pool stays what it is").await;
+    assert_refused(&namespace, templated, "the mode of a pool").await;
     let daemon_set = pool("templated", &json!({"template": {"kind": "DaemonSet", "spec": {"containers": []}}}));
     assert_refused(&namespace, daemon_set, "template.kind is immutable").await;
 }

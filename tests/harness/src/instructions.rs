@@ -7,6 +7,9 @@ use tempfile::TempDir;
 
 use crate::process::Spawn;
 
+/// The allocator returns memory after certain times, and thus more often on a busy machine. Neither is counted here.
+const ALLOCATOR_WITHOUT_CLOCK: &str = "experimental_tcache_gc:false,dirty_decay_ms:-1,muzzy_decay_ms:-1";
+
 /// A count that callgrind writes when the program ends. Each belongs to one program.
 #[derive(Debug)]
 pub struct Instructions {
@@ -37,6 +40,7 @@ impl Instructions {
     #[must_use]
     pub fn of(&self, program: Spawn) -> Spawn {
         let out = format!("--callgrind-out-file={}", self.path().display());
+        let program = program.env("_RJEM_MALLOC_CONF", ALLOCATOR_WITHOUT_CLOCK);
         program.under(["taskset", "-c", &self.core, "valgrind", "-q", "--tool=callgrind", &out, "--"])
     }
 

@@ -24,14 +24,14 @@ pub fn check(args: &Args) -> Result<CheckReport, Vec<SettingError>> {
         target.check().map_err(|error| vec![SettingError::traces(&error)])?;
     }
     let credential = settings.live.credential.read();
-    let warnings = credential.err().map(|error| format!("a worker would wait for this: {error}"));
+    let warnings = credential.err().map(|error| format!("the worker would wait for this: {error}"));
     Ok(CheckReport { plan: plan(&settings), warnings: warnings.into_iter().collect() })
 }
 
 fn plan(settings: &Settings) -> String {
     let live = &settings.live;
     let mut text = format!(
-        "relay: {}{}\nprovider: {}, as {}, by {}\n",
+        "relay: {}{}\nprovider: {}, as {}, with {}\n",
         live.relay.address(),
         if live.relay.every_address { " (every address behind the name)" } else { "" },
         settings.provider,
@@ -59,11 +59,11 @@ fn shown(credential: &CredentialSource) -> String {
 fn served(live: &Live) -> String {
     let BackendSettings { url, engine, .. } = &live.backend;
     let models = match &live.models {
-        Models::Ask => "what it lists".to_owned(),
+        Models::Ask => "all that it lists".to_owned(),
         Models::Fixed(models) => models.join(", "),
     };
     let url = url.as_str().trim_end_matches('/');
-    format!("backend: {url} ({})\nmodels: {models}\nat once: {}\n", engine.as_str(), live.max_concurrency)
+    format!("backend: {url} ({})\nmodels: {models}\nconcurrent requests: {}\n", engine.as_str(), live.max_concurrency)
 }
 
 fn swapped(slot: &SlotSettings) -> String {

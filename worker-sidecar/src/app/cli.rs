@@ -44,7 +44,7 @@ pub enum Command {
 #[command(
     name = "modelrelay-worker",
     version,
-    about = "Sits beside an inference backend and dials out to the relays",
+    about = "Connects an inference backend to ModelRelay relays",
     max_term_width = 110
 )]
 struct Cli {
@@ -58,24 +58,24 @@ const CHECK: &str = "check";
 
 #[derive(Debug, Subcommand)]
 enum Instead {
-    /// Set this machine up as a worker: ask what it takes, try it, write worker.yaml
+    /// Set up this machine as a worker interactively
     Connect(Box<ConnectArgs>),
-    /// Check the settings, and the file of --config, as a run would take them, and end
+    /// Validate the settings and the file of --config, then exit
     Check(Box<Args>),
-    /// Serve a built-in demo backend, which needs no model and says so in every answer
+    /// Serve a built-in demo backend, which needs no model
     Demo(DemoArgs),
-    /// Print what makes a shell complete commands and flags
+    /// Generate shell completions
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
-    /// Turn another program's configuration into a worker.yaml, with a note for each thing that has no counterpart
+    /// Convert another program's configuration to a worker.yaml, with a note for each setting without a counterpart
     Convert(ConvertArgs),
-    /// Copy this program into a folder, for a container of another image that mounts it
+    /// Copy this program into a folder that a container of another image mounts
     Install(InstallArgs),
-    /// Install the worker as a service of Windows, or remove it
+    /// Install or remove the worker's Windows service
     #[cfg_attr(not(windows), command(hide = true))]
     Service(ServiceArgs),
-    /// Run a backend for a worker, and end it when standard input closes
+    /// Run a backend for a worker, and stop it when standard input closes
     #[command(hide = true)]
     Supervise(SuperviseArgs),
 }
@@ -138,7 +138,7 @@ pub fn command() -> clap::Command {
 }
 
 fn first_line(text: &str) -> String {
-    let line = text.lines().next().unwrap_or("the command line cannot be read");
+    let line = text.lines().next().unwrap_or("invalid command line");
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 

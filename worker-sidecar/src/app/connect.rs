@@ -36,46 +36,46 @@ pub struct ConnectArgs {
     /// Provider to serve at the relay
     #[arg(long, env = "PROVIDER_NAME", value_name = "NAME", default_value = "local")]
     provider_name: String,
-    /// Secret that admits this worker to the provider; better not on a command line, which others can see
+    /// Secret that admits this worker to the provider; not safe on a command line, which other users can read
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, value_parser = secret)]
     worker_secret: Option<Secret>,
-    /// File that holds the secret; the worker will read it there [default: a new one beside --output]
+    /// File that holds the secret, which the worker will read [default: a new file next to --output]
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     worker_secret_file: Option<PathBuf>,
-    /// Name shown to people [default: the host name]
+    /// Display name of the worker [default: the host name]
     #[arg(long, env = "WORKER_NAME", value_name = "NAME")]
     worker_name: Option<String>,
-    /// Inference backend to serve [default: what answers on this machine]
+    /// Inference backend to serve [default: one that responds on this machine]
     #[arg(long, alias = "backend-url", env = "BACKEND_URL", value_name = "URL")]
     backend: Option<String>,
-    /// Kind of backend: vllm, sglang, llama-server, ollama or openai [default: what it says that it is]
+    /// Kind of backend: vllm, sglang, llama-server, ollama or openai [default: detected]
     #[arg(long, env = "BACKEND_ENGINE", value_name = "ENGINE")]
     backend_engine: Option<String>,
     /// File that holds the backend's key [default: none]
     #[arg(long, env = "BACKEND_API_KEY_FILE", value_name = "FILE")]
     backend_api_key_file: Option<PathBuf>,
-    /// Ports of this machine where a backend is looked for: of vLLM, llama-server, Ollama, SGLang, LM Studio
+    /// Local ports to probe for a backend: vLLM, llama-server, Ollama, SGLang, LM Studio
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = backends::USUAL_PORTS)]
     backend_ports: Vec<u16>,
-    /// Requests to run at once [default: 16 for vLLM and SGLang, otherwise 4]
+    /// Maximum number of concurrent requests [default: 16 for vLLM and SGLang, otherwise 4]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N")]
     max_concurrency: Option<String>,
-    /// Certificates (PEM) to trust for the relay, besides the system's [default: none]
+    /// CA certificates (PEM) to trust for the relay, in addition to the system's [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     relay_ca_file: Option<PathBuf>,
-    /// File with headers to add to each request to the relay, NAME: VALUE on each line [default: none]
+    /// File with headers to add to each request to the relay, one NAME: VALUE per line [default: none]
     #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
     relay_headers_file: Option<PathBuf>,
     /// File to write the settings to
     #[arg(long, short, value_name = "FILE", default_value = "worker.yaml")]
     output: PathBuf,
-    /// Write over files that are there already
+    /// Overwrite existing files
     #[arg(long)]
     force: bool,
-    /// Ask nothing: take what would be proposed
+    /// Accept all defaults without prompting
     #[arg(long, short)]
     yes: bool,
-    /// Run the worker when all is written
+    /// Run the worker after the files are written
     #[arg(long)]
     run: bool,
 }
@@ -107,7 +107,7 @@ pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
 fn with_network(work: impl FnOnce(&Runtime) -> Result<(), String>) -> Result<(), String> {
     // A separate thread watches for Ctrl-C while this one waits for an answer.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.map_err(|error| format!("the network cannot be used: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("cannot start the network runtime: {error}"))?;
     let done = work(&runtime);
     runtime.shutdown_background();
     done

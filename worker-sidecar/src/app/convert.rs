@@ -15,10 +15,10 @@ use serde::Serialize;
 /// Arguments of the subcommand.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConvertArgs {
-    /// Whose configuration it is: llama-swap
+    /// Program to convert from: llama-swap
     #[arg(value_name = "FROM", value_parser = origin)]
     pub from: Origin,
-    /// Its file; the worker.yaml goes to standard output
+    /// Configuration file of that program; the worker.yaml is written to standard output
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 }
@@ -33,14 +33,14 @@ pub enum Origin {
 fn origin(text: &str) -> Result<Origin, String> {
     match text {
         "llama-swap" => Ok(Origin::LlamaSwap),
-        _ => Err("only llama-swap's configuration is understood".to_owned()),
+        _ => Err("only llama-swap is supported".to_owned()),
     }
 }
 
 /// Returns the text of a `worker.yaml`. An error is one line that states what to change in the other file.
 pub fn run(args: &ConvertArgs) -> Result<String, String> {
     let name = args.file.display();
-    let text = std::fs::read_to_string(&args.file).map_err(|error| format!("{name} cannot be read: {error}"))?;
+    let text = std::fs::read_to_string(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
     let variable = |name: &str| std::env::var(name).ok();
     match args.from {
         Origin::LlamaSwap => llama_swap::convert(&text, &variable).map_err(|error| format!("{name}: {error}")),
@@ -107,10 +107,10 @@ struct ConvertedModel {
 impl ConvertedWorker {
     /// Returns the file's text, notes first.
     fn text(&self, notes: &Notes) -> Result<String, String> {
-        let yaml = serde_yaml::to_string(self).map_err(|error| format!("the result cannot be written: {error}"))?;
-        let mut text = String::from("# Set relay and workerSecret, then: modelrelay-worker --config worker.yaml\n");
+        let yaml = serde_yaml::to_string(self).map_err(|error| format!("cannot serialize worker.yaml: {error}"))?;
+        let mut text = String::from("# Set relay and workerSecret, then run: modelrelay-worker --config worker.yaml\n");
         if !notes.0.is_empty() {
-            text.push_str("#\n# What to know:\n");
+            text.push_str("#\n# Notes:\n");
         }
         for note in &notes.0 {
             text.push_str(&format!("# - {}\n", note.replace(['\n', '\r'], " ")));

@@ -54,15 +54,15 @@ const CONTEXT_TOKENS: u64 = 32_768;
 /// Settings of `modelrelay-worker demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
-    /// Address to listen on; port 0 takes a free one, which the first log line names
+    /// Address to listen on; port 0 selects a free port, which the first log line reports
     #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8000", value_name = "ADDR")]
     pub listen: SocketAddr,
 
-    /// The one model id that it knows: several of them are several models to a multiplexer
+    /// Id of the model that it serves
     #[arg(long, env = "DEMO_MODEL", default_value = MODEL, value_name = "ID")]
     pub model: String,
 
-    /// Pause before each word of an answer: `40ms`, `1s`, `0ms` for none
+    /// Delay before each word of a response: `40ms`, `1s`, `0ms` for none
     #[arg(long, env = "DEMO_DELAY", default_value = "40ms", value_name = "DURATION", value_parser = parse_duration_or_zero)]
     pub delay: Duration,
 }
@@ -73,7 +73,7 @@ pub struct DemoArgs {
 /// The address cannot be bound.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
     let listener = TcpListener::bind(args.listen).await?;
-    tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is no model");
+    tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is not a model");
     let first_signal = shutdown::first_signal()?;
     readiness::report();
     let shutdown = async {
@@ -189,5 +189,10 @@ async fn no_such_path(uri: Uri) -> DemoError {
 
 /// The router adds the `Allow` header.
 async fn wrong_method(uri: Uri) -> DemoError {
-    DemoError::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
+    DemoError::new(
+        Dialect::of_path(uri.path()),
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        "method not allowed",
+    )
 }

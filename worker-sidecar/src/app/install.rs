@@ -24,7 +24,7 @@ pub struct InstallArgs {
 /// Copies the running program. An error is one line that names the file.
 #[cfg(unix)]
 pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
-    let program = std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
+    let program = std::env::current_exe().map_err(|error| format!("cannot find this program's executable: {error}"))?;
     copy(&program, &args.folder)
 }
 
@@ -32,7 +32,9 @@ pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
 #[cfg(not(unix))]
 pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
     let folder = args.folder.display();
-    Err(format!("{folder}: install is for containers of Linux, which cannot run this program; copy the .exe by hand"))
+    Err(format!(
+        "{folder}: install supports Linux containers only, which cannot run this program; copy the .exe yourself"
+    ))
 }
 
 /// Copies to another name first: a partial file must not be run, and a running one cannot be written to.
@@ -41,7 +43,7 @@ fn copy(program: &Path, folder: &Path) -> Result<PathBuf, String> {
     use std::os::unix::fs::PermissionsExt;
 
     let (target, new) = (folder.join(NAME), folder.join(format!(".{NAME}.new")));
-    let fail = |error: io::Error| format!("{} cannot be written: {error}", target.display());
+    let fail = |error: io::Error| format!("cannot write {}: {error}", target.display());
     fs::copy(program, &new).map_err(fail)?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).map_err(fail)?;
     fs::rename(&new, &target).map_err(fail)?;
@@ -73,6 +75,6 @@ mod tests {
     #[test]
     fn missing_folder_is_named_in_error() {
         let error = copy(Path::new("/proc/self/exe"), Path::new("/no/such/folder")).unwrap_err();
-        assert!(error.starts_with("/no/such/folder/modelrelay-worker cannot be written: "), "{error}");
+        assert!(error.starts_with("cannot write /no/such/folder/modelrelay-worker: "), "{error}");
     }
 }

@@ -15,7 +15,7 @@ use crate::settings::Args;
 static SERVICE: Program = Program {
     service: "ModelRelayWorker",
     title: "ModelRelay worker",
-    about: "Brings the models of this machine to a relay",
+    about: "Connects an inference backend to ModelRelay relays",
     run,
     command: cli::command,
 };
@@ -57,7 +57,7 @@ fn check(args: &Args) -> ExitCode {
     match crate::app::check::check(args) {
         Ok(report) => {
             report.warnings.iter().for_each(|warning| eprintln!("modelrelay-worker: warning: {warning}"));
-            say(&format!("the settings are right\n{}", report.plan))
+            say(&format!("configuration OK\n{}", report.plan))
         }
         Err(mistakes) => {
             mistakes.iter().for_each(|mistake| eprintln!("modelrelay-worker: {mistake}"));

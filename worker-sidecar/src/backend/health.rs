@@ -18,7 +18,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HEALTH_BYTES: usize = 4 << 10;
 
 /// The reason to reject a relay as a backend.
-const IS_RELAY: &str = "a ModelRelay relay answers at BACKEND_URL; set it to the address of the inference server";
+const IS_RELAY: &str = "BACKEND_URL points to a ModelRelay relay; set it to the address of the inference server";
 
 /// The most bytes of a list of models.
 const MAX_LIST_BYTES: usize = 4 << 20;
@@ -101,14 +101,18 @@ async fn read(backend: &Backend) -> Result<(Vec<ListedModel>, usize), String> {
         match answer.head.status {
             StatusCode::OK => {}
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-                return Err(format!("/v1/models answers {status}: it wants an API key, as BACKEND_API_KEY_FILE"));
+                return Err(format!(
+                    "/v1/models returned {status}: the backend requires an API key; set BACKEND_API_KEY_FILE"
+                ));
             }
-            status => return Err(format!("/v1/models answers {status}")),
+            status => return Err(format!("/v1/models returned {status}")),
         }
         let body = answer.read_all(MAX_LIST_BYTES).await?;
         parse(&body)
     };
-    tokio::time::timeout(TIMEOUT, read).await.unwrap_or_else(|_| Err("/v1/models takes more than 5 s".to_owned()))
+    tokio::time::timeout(TIMEOUT, read)
+        .await
+        .unwrap_or_else(|_| Err("/v1/models did not respond within 5 s".to_owned()))
 }
 
 /// The response to a probe.
@@ -145,8 +149,8 @@ fn judge(engine: Engine, path: &str, found: Result<Option<ProbeReply>, BackendEr
     match found {
         Ok(Some(ProbeReply { is_relay: true, .. })) => Health::NotReady(IS_RELAY.to_owned()),
         Ok(Some(ProbeReply { status, .. })) if is_alive(engine, status) => Health::Alive,
-        Ok(Some(ProbeReply { status, .. })) => Health::NotReady(format!("{path} answers {status}")),
-        Ok(None) => Health::Silent(format!("{path} takes more than 5 s")),
+        Ok(Some(ProbeReply { status, .. })) => Health::NotReady(format!("{path} returned {status}")),
+        Ok(None) => Health::Silent(format!("{path} did not respond within 5 s")),
         Err(BackendError::Unreachable(error)) => Health::Gone(error.to_string()),
         Err(BackendError::Reset(why) | BackendError::BadAnswer(why)) => Health::NotReady(why),
     }
@@ -203,7 +207,7 @@ fn capabilities(others: &Value, id: &str) -> Option<Value> {
 /// Parses a list: its entries, and the number of those without an id. Ollama returns null if it has no model.
 fn parse(body: &[u8]) -> Result<(Vec<ListedModel>, usize), String> {
     let list: List =
-        serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
+        serde_json::from_slice(body).map_err(|error| format!("/v1/models returned no list of models: {error}"))?;
     let listed = list.data.unwrap_or_default();
     let count = listed.len();
     let entries: Vec<ListedModel> =

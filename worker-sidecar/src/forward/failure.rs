@@ -36,10 +36,10 @@ impl std::fmt::Display for Failure {
         match self {
             Self::Backend(error) => write!(f, "{error}"),
             Self::Lost(status) => write!(f, "the backend returned {status} and fails its health check"),
-            Self::Broken(detail) => write!(f, "the backend broke its answer off: {detail}"),
-            Self::BadPath => f.write_str("the path may not be asked of a backend"),
-            Self::TooLarge => f.write_str("the answer is too large for this relay"),
-            Self::NotText => f.write_str("the answer is not UTF-8, and this relay takes only text"),
+            Self::Broken(detail) => write!(f, "the backend response ended prematurely: {detail}"),
+            Self::BadPath => f.write_str("the path is not allowed"),
+            Self::TooLarge => f.write_str("the response is too large for this relay"),
+            Self::NotText => f.write_str("the response is not UTF-8, and this relay accepts only text"),
             Self::Slot(error) => write!(f, "{error}"),
         }
     }
@@ -81,9 +81,9 @@ impl Failure {
                 "the backend refused the connection".to_owned()
             }
             Self::Backend(BackendError::Unreachable(_)) => "the backend cannot be reached".to_owned(),
-            Self::Backend(BackendError::Reset(_)) => "the backend broke the connection before it answered".to_owned(),
-            Self::Backend(BackendError::BadAnswer(_)) => "the backend's answer cannot be read".to_owned(),
-            Self::Broken(_) => "the backend broke its answer off".to_owned(),
+            Self::Backend(BackendError::Reset(_)) => "the backend closed the connection before it responded".to_owned(),
+            Self::Backend(BackendError::BadAnswer(_)) => "the backend sent an invalid response".to_owned(),
+            Self::Broken(_) => "the backend response ended prematurely".to_owned(),
             Self::Lost(_) | Self::BadPath | Self::TooLarge | Self::NotText | Self::Slot(_) => self.to_string(),
         }
     }

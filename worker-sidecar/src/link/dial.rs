@@ -103,8 +103,8 @@ pub(crate) enum DialError {
 impl std::fmt::Display for DialError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Unauthorized { noun, said } => write!(f, "the relay refused the {noun} (401){said}"),
-            Self::Status { status, said, .. } => write!(f, "the relay answered {status}{said}"),
+            Self::Unauthorized { noun, said } => write!(f, "the relay rejected the {noun} (401){said}"),
+            Self::Status { status, said, .. } => write!(f, "the relay returned {status}{said}"),
             Self::Io(detail) => f.write_str(detail),
         }
     }
@@ -176,7 +176,8 @@ pub(crate) async fn dial(
         Credential::Secret(secret) => (SECRET_HEADER, HeaderValue::from_str(secret.expose())),
         Credential::Token(token) => (AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", token.expose()))),
     };
-    let mut value = value.map_err(|_| DialError::Io(format!("the {} is no header value", credential.noun())))?;
+    let mut value =
+        value.map_err(|_| DialError::Io(format!("the {} is not a valid header value", credential.noun())))?;
     value.set_sensitive(true);
     request.headers_mut().extend(headers);
     request.headers_mut().insert(name, value);

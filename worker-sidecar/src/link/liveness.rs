@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::limits::HEARTBEATS_UNTIL_LOST;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-const SILENT: &str = "nothing was received for three heartbeats";
+const SILENT: &str = "the relay sent nothing for three heartbeats";
 
 /// The time at which bytes last moved, in milliseconds since `start`.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Traffic {
         if let Some(since) = self.output_since.load(Ordering::Relaxed).checked_sub(1) {
             let stuck = self.instant(since.max(self.progressed.load(Ordering::Relaxed)));
             if now.saturating_duration_since(stuck) >= limit {
-                return Verdict::Lost("it took nothing of our output for three heartbeats");
+                return Verdict::Lost("the relay read nothing for three heartbeats");
             }
             next = next.min(stuck + limit);
         }

@@ -133,7 +133,10 @@ impl SlotHandle {
         drop(tokio::spawn(async move {
             // Callers that await the task notice its end because their channels are dropped; relays must be notified too.
             if AssertUnwindSafe(slot.run()).catch_unwind().await.is_err() {
-                tracing::error!(slot = index, "the task of a slot panicked; the slot is out of use until a restart");
+                tracing::error!(
+                    slot = index,
+                    "the task of a slot panicked; the slot is unavailable until the worker restarts"
+                );
                 of_all.fail(index, now());
             }
         }));

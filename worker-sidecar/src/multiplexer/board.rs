@@ -28,7 +28,7 @@ use super::error::SlotError;
 use super::event::{Demand, OrderId, RelayKey};
 
 /// The message for a slot whose task is gone.
-const FAILED: &str = "the worker failed; it has to be restarted";
+const FAILED: &str = "the worker failed; restart it";
 
 /// The protocol features that a relay supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -238,19 +238,19 @@ impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownModel(model) => write!(f, "the slot's driver has no model {model}"),
-            Self::Forbidden { url, why } => write!(f, "{url} is not told to load or unload: {why}"),
+            Self::Forbidden { url, why } => write!(f, "refusing to control the backend at {url}: {why}"),
             Self::Unreachable { url, why } => write!(f, "{url} cannot be reached: {why}"),
-            Self::Silent { url, why } => write!(f, "{url} does not answer: {why}"),
-            Self::Refused { url, status, said } => write!(f, "{url} answered {status}: {said}"),
-            Self::Unexpected { url, why } => write!(f, "{url} answered something unexpected: {why}"),
-            Self::Ended { last_words } => write!(f, "it ended: {last_words}"),
-            Self::Busy { requests } => write!(f, "{requests} requests run there"),
-            Self::StillThere(after) => write!(f, "it was still there after {} s", after.as_secs()),
+            Self::Silent { url, why } => write!(f, "{url} does not respond: {why}"),
+            Self::Refused { url, status, said } => write!(f, "{url} returned {status}: {said}"),
+            Self::Unexpected { url, why } => write!(f, "{url} returned an unexpected response: {why}"),
+            Self::Ended { last_words } => write!(f, "it exited: {last_words}"),
+            Self::Busy { requests } => write!(f, "{requests} requests are running there"),
+            Self::StillThere(after) => write!(f, "it had not stopped after {} s", after.as_secs()),
             Self::WrongModel { expected, found } => {
                 write!(f, "the backend serves {} instead of {expected}", found.join(", "))
             }
-            Self::CannotStart(why) => write!(f, "it cannot be started: {why}"),
-            Self::Abandoned(why) => write!(f, "it was not carried out: {why}"),
+            Self::CannotStart(why) => write!(f, "cannot start it: {why}"),
+            Self::Abandoned(why) => write!(f, "not carried out: {why}"),
             Self::NotOurs(why) => f.write_str(why),
         }
     }
@@ -296,6 +296,6 @@ mod tests {
     #[test]
     fn failed_load_names_leftover_backend_as_cause() {
         let failure = LoadFailure::from(DriverError::StillThere(Duration::from_secs(50)));
-        assert!(failure.to_string().contains("it was still there after 50 s"), "{failure}");
+        assert!(failure.to_string().contains("it had not stopped after 50 s"), "{failure}");
     }
 }

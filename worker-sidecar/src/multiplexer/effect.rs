@@ -189,13 +189,13 @@ impl fmt::Display for OrderError {
             Self::UnknownModel => f.write_str("the slot has no such model"),
             Self::NotResident => f.write_str("the model is not loaded"),
             Self::Pinned(model) => write!(f, "model {model} is pinned; unpin it first"),
-            Self::OthersWait(model) => write!(f, "requests for model {model} wait"),
+            Self::OthersWait(model) => write!(f, "requests for model {model} are waiting"),
             Self::Busy => f.write_str("the slot is in the middle of a swap"),
-            Self::Superseded => f.write_str("another model was loaded meanwhile"),
+            Self::Superseded => f.write_str("another model was loaded in the meantime"),
             Self::Quarantined => {
                 f.write_str("the slot's memory could not be freed; unload with mode now kills the backend")
             }
-            Self::Stopping => f.write_str("the worker is ending"),
+            Self::Stopping => f.write_str("the worker is shutting down"),
             // This leaves the worker: a user who may order loads is not necessarily allowed to read the worker's log.
             Self::Failed(error) => f.write_str(&error.for_clients()),
         }

@@ -90,15 +90,15 @@ pub enum LoadFailure {
 impl fmt::Display for LoadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exited(last_words) if last_words.is_empty() => f.write_str("its backend ended while loading"),
+            Self::Exited(last_words) if last_words.is_empty() => f.write_str("its backend exited while loading"),
             Self::Exited(last_words) => {
-                write!(f, "its backend ended while loading (log tail {}): {last_words}", tail_id(last_words))
+                write!(f, "its backend exited while loading (log tail {}): {last_words}", tail_id(last_words))
             }
             Self::WrongModel { expected, found } => {
                 write!(f, "its backend serves {} instead of {expected}", found.join(", "))
             }
-            Self::TimedOut(after) => write!(f, "it was not ready after {} s", after.as_secs()),
-            Self::DiedAtOnce => f.write_str("its backend died before it had answered anything"),
+            Self::TimedOut(after) => write!(f, "it was not ready within {} s", after.as_secs()),
+            Self::DiedAtOnce => f.write_str("its backend exited before it responded to any request"),
             Self::Driver(detail) => write!(f, "{detail} (log tail {})", tail_id(detail)),
         }
     }
@@ -120,16 +120,13 @@ impl LoadFailure {
             Self::Exited(last_words) => last_words,
             Self::WrongModel { .. } => return "its backend serves another model".to_owned(),
             Self::Driver(detail) => {
-                return format!("its driver failed; the worker's log says why under {}", tail_id(detail));
+                return format!("its driver failed; search the worker's log for {}", tail_id(detail));
             }
             Self::TimedOut(_) | Self::DiedAtOnce => return self.to_string(),
         };
         let how = last_words.split(':').next().filter(|how| how.starts_with("exit code ") || *how == "killed");
         let how = how.map(|how| format!(" ({how})")).unwrap_or_default();
-        format!(
-            "its backend ended while loading{how}; the worker's log has its last lines under {}",
-            tail_id(last_words)
-        )
+        format!("its backend exited while loading{how}; search the worker's log for {}", tail_id(last_words))
     }
 }
 
@@ -138,19 +135,19 @@ impl fmt::Display for SlotError {
         match self {
             Self::UnknownModel { model, known } => {
                 let named: Vec<_> = known.iter().take(NAMED_MODELS).map(|model| &**model).collect();
-                write!(f, "no slot has model {model}; there are {}", named.join(", "))
+                write!(f, "no slot has model {model}; available: {}", named.join(", "))
             }
             Self::InsufficientMemory { model, shortage, .. } => write!(f, "model {model} does not fit: {shortage}"),
             Self::LoadFailed { model, failure, .. } => write!(f, "model {model} could not be loaded: {failure}"),
             Self::HoldExpired { model, waited, .. } => {
-                write!(f, "model {model} is not loaded yet, after {} s", waited.as_secs())
+                write!(f, "model {model} was not loaded within {} s", waited.as_secs())
             }
-            Self::QueueFull { limit } => write!(f, "{limit} requests run or wait here already"),
-            Self::Quarantined => f.write_str("the slot's memory could not be freed; an operator has to look at it"),
-            Self::AtCapacity => f.write_str("the model takes no more requests now"),
-            Self::Severed => f.write_str("another model took the slot"),
-            Self::BackendLost => f.write_str("the backend died"),
-            Self::Draining => f.write_str("the worker is ending"),
+            Self::QueueFull { limit } => write!(f, "the limit of {limit} running and waiting requests is reached"),
+            Self::Quarantined => f.write_str("the slot's memory could not be freed; an operator must intervene"),
+            Self::AtCapacity => f.write_str("the model accepts no more requests"),
+            Self::Severed => f.write_str("another model took over the slot"),
+            Self::BackendLost => f.write_str("the backend exited"),
+            Self::Draining => f.write_str("the worker is shutting down"),
         }
     }
 }
@@ -295,7 +292,7 @@ mod tests {
     fn backend_address_and_response_are_hidden_from_clients() {
         let found = vec!["/srv/weights/secret.gguf".to_owned()];
         for failure in [
-            LoadFailure::Driver("http://10.0.0.7:8000/ answered 500: secret".into()),
+            LoadFailure::Driver("http://10.0.0.7:8000/ returned 500: secret".into()),
             LoadFailure::WrongModel { expected: "m".into(), found },
         ] {
             let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
@@ -309,9 +306,9 @@ mod tests {
     fn error_messages_name_model_and_cause() {
         let known = vec![Model::from("a"), Model::from("b")];
         let error = SlotError::UnknownModel { model: Model::from("c"), known };
-        assert_eq!(error.to_string(), "no slot has model c; there are a, b");
+        assert_eq!(error.to_string(), "no slot has model c; available: a, b");
         let shortage = Shortage { need: 3 << 30, have: 1 << 30, is_host: false };
         let error = SlotError::InsufficientMemory { model: Model::from("m"), shortage, retry_after: Duration::ZERO };
-        assert_eq!(error.to_string(), "model m does not fit: it needs 3.0 GiB, and 1.0 GiB can be made free");
+        assert_eq!(error.to_string(), "model m does not fit: it needs 3.0 GiB, but only 1.0 GiB can be freed");
     }
 }

@@ -53,9 +53,9 @@ impl fmt::Display for Shortage {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let (need, have) = (gib(self.need), gib(self.have));
         if self.is_host {
-            write!(f, "the loaded model would sleep in {need:.1} GiB of host memory, and {have:.1} GiB are left there")
+            write!(f, "the loaded model needs {need:.1} GiB of host memory to sleep, but only {have:.1} GiB are left")
         } else {
-            write!(f, "it needs {need:.1} GiB, and {have:.1} GiB can be made free")
+            write!(f, "it needs {need:.1} GiB, but only {have:.1} GiB can be freed")
         }
     }
 }

@@ -147,10 +147,10 @@ impl Multiplexer {
             ("load", _) => Order::Load(model.clone()),
             ("unload", None | Some("drain")) => Order::Unload { model: model.clone(), now: false },
             ("unload", Some("now")) => Order::Unload { model: model.clone(), now: true },
-            ("unload", Some(other)) => return Err(format!("unknown mode {other}: drain and now are known")),
+            ("unload", Some(other)) => return Err(format!("unknown mode {other}: expected drain or now")),
             ("pin", _) => Order::Pin(model.clone()),
             ("unpin", _) => Order::Unpin(model.clone()),
-            (other, _) => return Err(format!("unknown command {other}: load, unload, pin and unpin are known")),
+            (other, _) => return Err(format!("unknown command {other}: expected load, unload, pin or unpin")),
         };
         Ok((self.slot_for(command, &model)?, order))
     }
@@ -158,14 +158,14 @@ impl Multiplexer {
     fn slot_for(&self, command: &Command, model: &Model) -> Result<usize, String> {
         if let Some(named) = &command.slot {
             let slot = self.ids.iter().position(|id| id == named);
-            return slot.ok_or_else(|| format!("no slot {named}; there are {}", self.ids.join(", ")));
+            return slot.ok_or_else(|| format!("no slot {named}; available: {}", self.ids.join(", ")));
         }
         match *self.board.slots_of(model) {
             [slot] => Ok(slot),
             [] => Err(format!("no slot has model {}", command.model)),
             ref several => {
                 let ids: Vec<_> = several.iter().map(|slot| self.ids[*slot].as_str()).collect();
-                Err(format!("model {} is in slots {}: name one", command.model, ids.join(", ")))
+                Err(format!("model {} is in slots {}: specify one", command.model, ids.join(", ")))
             }
         }
     }

@@ -47,7 +47,7 @@ impl Proxy {
         let head = read_head(&mut stream).await.map_err(failed)?;
         match status(&head) {
             Some(status) if status.starts_with('2') => Ok(stream),
-            Some(status) => Err(io::Error::other(format!("the proxy {self} answered {status} to CONNECT {target}"))),
+            Some(status) => Err(io::Error::other(format!("the proxy {self} returned {status} for CONNECT {target}"))),
             None => Err(io::Error::other(format!("the proxy {self} does not speak HTTP"))),
         }
     }
@@ -67,7 +67,7 @@ async fn read_head(stream: &mut Stream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == MAX_HEAD_BYTES {
-            return Err(io::Error::other("its answer is too long"));
+            return Err(io::Error::other("the response is too long"));
         }
         head.push(stream.read_u8().await?);
     }

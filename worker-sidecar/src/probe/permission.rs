@@ -24,7 +24,7 @@ pub(super) fn refusal(token: Option<&Secret>, method: &Method, headers: &HeaderM
         return (!is_right).then_some("x-modelrelay-drain-token is missing or wrong\n");
     }
     if ["origin", "referer", "sec-fetch-site"].iter().any(|name| headers.contains_key(*name)) {
-        return Some("a browser may not drain without a token: set DRAIN_TOKEN, or use curl\n");
+        return Some("a browser cannot drain without a token: set DRAIN_TOKEN, or use curl\n");
     }
     if *method != Method::POST || !headers.contains_key(DRAIN_HEADER) {
         return Some("without a token, send a POST with the header `x-modelrelay-drain: 1`, or set DRAIN_TOKEN\n");

@@ -42,7 +42,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a connection to the probe server could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection to the probe server");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -84,6 +84,6 @@ async fn connection(stream: TcpStream, router: TowerToHyperService<Router>, answ
         .max_buf_size(MAX_HEADER_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
-        tracing::debug!(%error, "a connection to the probe server ended");
+        tracing::debug!(%error, "connection to the probe server failed");
     }
 }

@@ -75,7 +75,7 @@ pub(super) async fn establish(
         linked = dial_and_register(worker, endpoint, version, older) => linked,
         // No request runs on a link that is still being established, so nothing has to be finished.
         _ = drain.wait_for(|state| *state != DrainState::Serving) => {
-            Err(End::new(EndKind::Failed, "draining", "the worker drains"))
+            Err(End::new(EndKind::Failed, "draining", "the worker is draining"))
         }
     }
 }
@@ -106,14 +106,14 @@ async fn dial_and_register(
     let astray = older.is_some_and(|older| older.relay_id != ack.relay_id);
     if ack.duplicate || astray {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
-        let reason = if astray { "this is another relay" } else { "there is a link to this relay already" };
+        let reason = if astray { "connected to another relay" } else { "already linked to this relay" };
         let mut end = End::new(EndKind::Duplicate, "duplicate", reason);
         end.relay_id = ack.relay_id;
         return Err(end);
     }
     let link = link_of(worker, endpoint, &ack, credential);
     for warning in &ack.warnings {
-        tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
+        tracing::warn!(relay = %link.relay, "warning from the relay: {warning}");
     }
     tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, slots1 = link.slots1, "registered");
     if let Some(count) = ack.relay_count {

@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
                         Verdict::Lost(reason) => self.end("silent", reason.to_owned()),
                         Verdict::Fine(_) | Verdict::Ask(_) => self.end("lost", error.to_string()),
                     },
-                    None => return self.end("lost", "the connection ended".to_owned()),
+                    None => return self.end("lost", "the connection was closed".to_owned()),
                 },
                 wrote = &mut writer.0, if writing => {
                     writing = false;
@@ -130,7 +130,7 @@ impl<'a> Session<'a> {
         let Some(closed) = self.closed else {
             // After the worker's own close frame, how the socket ends does not matter.
             let (label, reason) =
-                if self.closing.is_some() { ("closed", "closed by us".to_owned()) } else { (label, reason) };
+                if self.closing.is_some() { ("closed", "closed by the worker".to_owned()) } else { (label, reason) };
             return End::new(EndKind::Linked, label, reason);
         };
         closed
@@ -276,7 +276,7 @@ impl<'a> Session<'a> {
         match reason {
             GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,
             GracefulShutdown::WORKER_DRAIN => {
-                tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin drains this worker");
+                tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin is draining this worker");
                 let timeout = shutdown.drain_timeout_secs.map(Duration::from_secs);
                 // The relay itself sends nothing more.
                 self.barrier = true;
@@ -285,7 +285,7 @@ impl<'a> Session<'a> {
             _ => {
                 tracing::info!(
                     relay = %self.link.relay, reason, running = self.link.unanswered(),
-                    "graceful shutdown: finishing what runs on this link"
+                    "graceful shutdown: finishing the requests on this link"
                 );
                 self.finishing = true;
                 self.link.watch();

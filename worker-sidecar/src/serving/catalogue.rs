@@ -137,7 +137,7 @@ impl Catalogue {
         let why = || match (state.backend.is_healthy(), state.backend.reason(), &state.list_error) {
             (true, _, Some(why)) => unlisted(why),
             (false, Some(why), _) => not_ready(why),
-            (true, _, None) | (false, None, _) => "the backend was not asked yet".to_owned(),
+            (true, _, None) | (false, None, _) => "the backend has not been probed yet".to_owned(),
         };
         (!state.served).then(why)
     }
@@ -305,7 +305,7 @@ impl Catalogue {
             state.silence.observe(links.all().into_iter().flat_map(of).collect(), now)
         };
         for ResponseProgress { link, key, .. } in silent {
-            let message = "the backend closed its port and sent nothing more";
+            let message = "the backend closed its port without completing the response";
             let link = links.find(link);
             if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
                 tracing::warn!(request_id = %key.id, "{message}");
@@ -351,9 +351,9 @@ impl Catalogue {
         let (condition, was) = (condition.as_str(), was.as_str());
         match (is_healthy, now.reason()) {
             (true, None) => tracing::info!(condition, was, "the backend is healthy"),
-            (true, Some(why)) => tracing::warn!(condition, "the backend does not respond, its models stay: {why}"),
+            (true, Some(why)) => tracing::warn!(condition, "the backend does not respond; keeping its models: {why}"),
             (false, Some(why)) => tracing::warn!(condition, was, "{}", not_ready(why)),
-            (false, None) => tracing::info!(condition, was, "the backend is another one"),
+            (false, None) => tracing::info!(condition, was, "the backend changed"),
         }
     }
 
@@ -413,7 +413,7 @@ fn not_ready(why: &str) -> String {
 }
 
 fn unlisted(why: &str) -> String {
-    format!("the backend does not list its models: {why}")
+    format!("cannot list the backend's models: {why}")
 }
 
 #[cfg(test)]

@@ -75,8 +75,9 @@ impl MultiplexedBackend {
     pub(super) fn start(slots: Vec<SlotSettings>, context: ServingContext) -> Result<Arc<Self>, SettingError> {
         let ServingContext { live, links, failing, metrics, .. } = context;
         metrics.forget_backend();
-        let supervisor = std::env::current_exe()
-            .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
+        let supervisor = std::env::current_exe().map_err(|error| {
+            SettingError::hidden("multiplexer", format!("cannot find this program's executable: {error}"))
+        })?;
         let driven = slot_drivers(&slots, &supervisor)?;
         // Not awaited: a GPU driver may hang.
         for Driven { driver, .. } in &driven {
@@ -152,7 +153,7 @@ impl MultiplexedBackend {
         {
             tracing::warn!(
                 relay = %link.relay, model, longest_wait_secs = wait.as_secs(), cold_timeout_secs = patience.as_secs(),
-                "a request may have to wait longer for its model than the relay lets it; raise the relay's cold timeout, or \
+                "a request may wait longer for its model than the relay's cold timeout; raise the cold timeout, or \
                  lower maxWait or minResidency"
             );
         }
@@ -227,18 +228,15 @@ impl MultiplexedBackend {
                     Some(setting) => tracing::warn!(
                         slot = id,
                         setting,
-                        "worker.yaml changed a setting of a slot that takes effect at the next start; the slot stays as it was"
+                        "worker.yaml changed a slot setting that requires a restart; keeping the previous value"
                     ),
                 },
-                None => tracing::warn!(slot = id, "worker.yaml has a new slot, which takes effect at the next start"),
+                None => tracing::warn!(slot = id, "worker.yaml has a new slot; restart the worker to use it"),
             }
         }
         let gone = |running: &&SlotSettings| slots.iter().all(|slot| slot.config.id != running.config.id);
         for slot in self.settings().iter().filter(gone) {
-            tracing::warn!(
-                slot = slot.config.id,
-                "worker.yaml does not have a slot any more, which takes effect at the next start"
-            );
+            tracing::warn!(slot = slot.config.id, "worker.yaml removed a slot; restart the worker to remove it");
         }
         let this = Arc::clone(self);
         tokio::spawn(async move {
@@ -254,7 +252,7 @@ impl MultiplexedBackend {
         let changes = match driven.roster.reconfigure(slot) {
             Ok(changes) => changes,
             Err(error) => {
-                tracing::error!(slot = slot.config.id, %error, "new settings of a slot cannot be used; it stays as it was");
+                tracing::error!(slot = slot.config.id, %error, "invalid slot settings; keeping the previous ones");
                 return;
             }
         };
@@ -267,8 +265,7 @@ impl MultiplexedBackend {
                 ?added,
                 ?removed,
                 ?changed,
-                "worker.yaml changed the models of a slot; a removed model is drained, a changed one uses its new settings \
-                 from its next load"
+                "worker.yaml changed the models of a slot; removed models are drained, changed settings apply from the next load"
             );
         }
         self.multiplexer.reconfigure(slot.config.clone(), &changes.changed);

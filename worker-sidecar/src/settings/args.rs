@@ -20,13 +20,13 @@ pub struct Args {
     /// Secret that admits this worker to the provider
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, value_parser = secret)]
     pub worker_secret: Option<Secret>,
-    /// File that holds the secret; read again at every dial, waited for while it is not there
+    /// File that holds the secret; read again at every dial. The worker waits while it is missing
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     pub worker_secret_file: Option<PathBuf>,
-    /// File with the token of the Pod's ServiceAccount, from a projected volume, in place of the secret; read as often
+    /// File that holds a projected ServiceAccount token of the Pod, sent instead of the secret; read again at every dial
     #[arg(long, env = "WORKER_TOKEN_FILE", value_name = "FILE")]
     pub worker_token_file: Option<PathBuf>,
-    /// Name shown to people [default: the host name]
+    /// Display name of the worker [default: the host name]
     #[arg(long, env = "WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,
     /// Pool that the worker belongs to [default: none]
@@ -44,49 +44,49 @@ pub struct Args {
     /// File that holds the backend's key [default: none]
     #[arg(long, env = "BACKEND_API_KEY_FILE", value_name = "FILE")]
     pub backend_api_key_file: Option<PathBuf>,
-    /// Models to advertise, separated by commas; * asks the backend [default: *]
+    /// Models to advertise, separated by commas; * advertises what the backend lists [default: *]
     #[arg(long, env = "MODELS", value_name = "LIST")]
     pub models: Option<String>,
-    /// Requests to run at once [default: 1]
+    /// Maximum number of concurrent requests [default: 1]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N")]
     pub max_concurrency: Option<String>,
-    /// Bytes of large request bodies to hold in memory, beyond the first 256 KiB of each request [default: 64Mi]
+    /// Memory for large request bodies, beyond the first 256 KiB of each request [default: 64Mi]
     #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE")]
     pub max_buffered_bytes: Option<String>,
-    /// How long running requests may take to finish after SIGTERM [default: 30]
+    /// Time limit for running requests to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
-    /// With a multiplexer: how long running requests may take once their model has to go; 0 severs them at once [default: 5m]
+    /// With a multiplexer: time limit for running requests to finish before their model is unloaded; 0 severs them at once [default: 5m]
     #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
     pub drain_timeout: Option<String>,
-    /// Where /livez, /readyz, /backendz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]
+    /// Address that serves /livez, /readyz, /backendz, /healthz, /metrics and /drain [default: 127.0.0.1:17990]
     #[arg(long, env = "PROBE_ADDR", value_name = "ADDR")]
     pub probe_addr: Option<String>,
-    /// Token that /drain asks for in x-modelrelay-drain-token [default: none]
+    /// Token that /drain requires in x-modelrelay-drain-token [default: none]
     #[arg(long, env = "DRAIN_TOKEN", value_name = "TOKEN", hide_env_values = true, value_parser = secret)]
     pub drain_token: Option<Secret>,
     /// File that holds the token for /drain [default: none]
     #[arg(long, env = "DRAIN_TOKEN_FILE", value_name = "FILE")]
     pub drain_token_file: Option<PathBuf>,
-    /// Certificates (PEM) to trust for the relay, besides the system's; read again at every dial [default: none]
+    /// CA certificates (PEM) to trust for the relay, in addition to the system's; read again at every dial [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub relay_ca_file: Option<PathBuf>,
     /// Headers to add to each request to the relay, as NAME: VALUE, separated by ; or line breaks [default: none]
     #[arg(long, env = "RELAY_HEADERS", value_name = "HEADERS", hide_env_values = true, value_parser = secret)]
     pub relay_headers: Option<Secret>,
-    /// File that holds these headers, one on each line; read again at every dial [default: none]
+    /// File that holds these headers, one per line; read again at every dial [default: none]
     #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
     pub relay_headers_file: Option<PathBuf>,
     /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
-    /// error, warn, info, debug or trace [default: info]
+    /// Log level: error, warn, info, debug or trace [default: info]
     #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// worker.yaml; read again when it changes [default: none]
+    /// Path of worker.yaml; reloaded when it changes [default: none]
     #[arg(long, env = "WORKER_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

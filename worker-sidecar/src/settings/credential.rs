@@ -43,8 +43,10 @@ impl Credential {
     /// Returns the question to check when a relay rejects it.
     pub fn question(&self) -> &'static str {
         match self {
-            Self::Secret(secret) => oddity(secret.expose()).unwrap_or("is the worker secret that of this provider?"),
-            Self::Token(_) => "do the provider's workerServiceAccounts name the ServiceAccount of this Pod?",
+            Self::Secret(secret) => {
+                oddity(secret.expose()).unwrap_or("check that the worker secret belongs to this provider")
+            }
+            Self::Token(_) => "check that the provider's workerServiceAccounts list the ServiceAccount of this Pod",
         }
     }
 }
@@ -93,10 +95,10 @@ fn oddity(secret: &str) -> Option<&'static str> {
         secret.len() > 1 && ['"', '\''].iter().any(|quote| secret.starts_with(*quote) && secret.ends_with(*quote));
     if secret.trim() != secret {
         return Some(
-            "the worker secret begins or ends with a blank, which no header keeps; remove it here and at the relay",
+            "the worker secret begins or ends with whitespace, which HTTP headers drop; remove it here and at the relay",
         );
     }
-    is_quoted.then_some("the worker secret is in quotation marks, which are a part of it; are they at the relay too?")
+    is_quoted.then_some("the worker secret includes quotation marks; check that the relay's value includes them too")
 }
 
 /// The values of one source: the environment with its flags, or the file.
@@ -120,7 +122,7 @@ impl CredentialSettings<'_> {
             (Some((secret, _)), Some(path)) => Err(SettingError::new(
                 self.token_file.0,
                 path.display().to_string(),
-                format!("{secret} is given too, and a worker shows either a token or a secret; remove one of them"),
+                format!("{secret} is set too, but a worker uses either a token or a secret; remove one of them"),
             )),
             (Some((_, source)), None) => Ok(Some(source)),
             (None, path) => Ok(path.map(|path| CredentialSource::TokenFile(path.to_owned()))),
@@ -129,9 +131,8 @@ impl CredentialSettings<'_> {
 }
 
 pub(super) fn source(args: &Args, file: &File) -> Result<CredentialSource, SettingError> {
-    const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
-        WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml), or in its place a token of the Pod's \
-        ServiceAccount, in WORKER_TOKEN_FILE (workerTokenFile)";
+    const MISSING: &str = "missing or empty: set the provider's secret in WORKER_SECRET or WORKER_SECRET_FILE \
+        (workerSecret or workerSecretFile in worker.yaml), or a ServiceAccount token of the Pod in WORKER_TOKEN_FILE (workerTokenFile)";
     let of_args = CredentialSettings {
         secret: ("WORKER_SECRET", args.worker_secret.as_ref()),
         secret_file: ("WORKER_SECRET_FILE", args.worker_secret_file.as_deref()),
@@ -158,9 +159,9 @@ mod tests {
     fn odd_secret_is_named_as_likely_cause() {
         let question = |secret: &str| Credential::Secret(Secret::new(secret)).question();
         assert!(question("\"secret\"").contains("quotation marks") && question("'secret'").contains("quotation marks"));
-        assert!(question(" secret").contains("blank") && question("secret\t").contains("blank"));
+        assert!(question(" secret").contains("whitespace") && question("secret\t").contains("whitespace"));
         for usual in ["secret", "a\"b", "\"", "it's", ""] {
-            assert_eq!(question(usual), "is the worker secret that of this provider?", "{usual}");
+            assert_eq!(question(usual), "check that the worker secret belongs to this provider", "{usual}");
         }
     }
 }

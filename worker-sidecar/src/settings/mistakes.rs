@@ -32,5 +32,5 @@ pub(super) fn collect<T>(judged: impl Iterator<Item = Result<T, SettingError>>) 
 
 /// Returns the first mistake, for callers that need only one.
 pub(super) fn first(mistakes: Vec<SettingError>) -> SettingError {
-    mistakes.into_iter().next().unwrap_or_else(|| SettingError::hidden("settings", "cannot be used"))
+    mistakes.into_iter().next().unwrap_or_else(|| SettingError::hidden("settings", "invalid"))
 }

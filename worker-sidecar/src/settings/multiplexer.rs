@@ -34,7 +34,7 @@ const MAX_SLOT_ID_CHARS: usize = 64;
 /// Validates the block, and the settings that conflict with it.
 pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>>, Vec<SettingError>> {
     let Some(block) = &file.multiplexer else {
-        let without = |_| SettingError::hidden("DRAIN_TIMEOUT", "there is no `multiplexer` in worker.yaml; unset it");
+        let without = |_| SettingError::hidden("DRAIN_TIMEOUT", "worker.yaml has no `multiplexer`; unset it");
         return args.drain_timeout.as_ref().map(without).map_or(Ok(None), |error| Err(vec![error]));
     };
     let mut mistakes = Mistakes::default();
@@ -46,7 +46,8 @@ pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>
     let mut slots = Vec::new();
     for slot in &block.slots {
         if !ids.insert(slot.id.as_str()) {
-            let again = SettingError::new("multiplexer.slots", &slot.id, "each id once; rename one of the slots");
+            let again =
+                SettingError::new("multiplexer.slots", &slot.id, "each slot needs its own id; rename one of the slots");
             mistakes.of::<()>(Err(again));
         }
         slots.extend(mistakes.all(judge(slot, &knobs)));
@@ -76,7 +77,7 @@ fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError>
         let DriverSettings::Kubernetes(models) = &slot.driver else { continue };
         if let Some(again) = models.iter().find(|model| !known.insert(model.deployment.as_str())) {
             let setting = format!("multiplexer.slots.{}.models.{}.deployment", slot.config.id, again.served.id);
-            return Err(SettingError::new(setting, &again.deployment, "a Deployment of its own for each model"));
+            return Err(SettingError::new(setting, &again.deployment, "each model needs its own Deployment"));
         }
     }
     Ok(())
@@ -84,20 +85,20 @@ fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError>
 
 /// Rejects settings for the one backend of a worker without a multiplexer, because they would be ignored.
 fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
-    const REMOVE: &str = "belongs to a worker with one backend; remove it, or remove `multiplexer`";
-    const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove it here";
+    const REMOVE: &str = "applies to a worker with one backend only; remove it, or remove `multiplexer`";
+    const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove this one";
     let given = [
         ("backend", file.backend.is_some(), REMOVE),
-        ("models", file.models.is_some(), "the models are those of the slots; remove it"),
+        ("models", file.models.is_some(), "the slots define the models; remove it"),
         ("maxConcurrency", file.max_concurrency.is_some(), EACH),
         ("BACKEND_URL", args.backend_url.is_some(), REMOVE),
         ("BACKEND_ENGINE", args.backend_engine.is_some(), REMOVE),
         ("BACKEND_API_KEY", args.backend_api_key.is_some(), REMOVE),
         ("BACKEND_API_KEY_FILE", args.backend_api_key_file.is_some(), REMOVE),
-        ("MODELS", args.models.is_some(), "the models are those of `multiplexer.slots`; unset it"),
-        ("MAX_CONCURRENCY", args.max_concurrency.is_some(), "each model of a slot has its own; unset it"),
+        ("MODELS", args.models.is_some(), "`multiplexer.slots` defines the models; unset it"),
+        ("MAX_CONCURRENCY", args.max_concurrency.is_some(), "each model of a slot has its own limit; unset it"),
     ];
-    let refuse = |setting, what| SettingError::hidden(setting, format!("cannot stand beside `multiplexer`: {what}"));
+    let refuse = |setting, what| SettingError::hidden(setting, format!("conflicts with `multiplexer`: {what}"));
     let judged =
         given.into_iter().map(|(setting, given, what)| if given { Err(refuse(setting, what)) } else { Ok(()) });
     collect(judged).map(|_| ())
@@ -187,7 +188,11 @@ fn models(at: &str, slot: &FileSlot) -> Result<Vec<ModelConfig>, Vec<SettingErro
     collect(slot.models.iter().map(|model| {
         check_id(&format!("{at}.models.id"), &model.id, MAX_MODEL_CHARS)?;
         if !ids.insert(model.id.as_str()) {
-            return Err(SettingError::new(format!("{at}.models"), &model.id, "each id once; remove one of the two"));
+            return Err(SettingError::new(
+                format!("{at}.models"),
+                &model.id,
+                "each id must be listed once; remove one of the two",
+            ));
         }
         model_config(at, slot, model)
     }))
@@ -196,11 +201,11 @@ fn models(at: &str, slot: &FileSlot) -> Result<Vec<ModelConfig>, Vec<SettingErro
 fn check_default(at: &str, slot: &FileSlot) -> Result<(), SettingError> {
     match &slot.default {
         Some(default) if !slot.models.iter().any(|model| model.id == *default) => {
-            Err(SettingError::new(format!("{at}.default"), default, "the id of one of the slot's models"))
+            Err(SettingError::new(format!("{at}.default"), default, "the id of a model of the slot"))
         }
         None if slot.return_to_default_after.is_some() => {
             let setting = format!("{at}.returnToDefaultAfter");
-            Err(SettingError::hidden(setting, "there is no `default` to return to; name one"))
+            Err(SettingError::hidden(setting, "the slot has no `default` to return to; set one"))
         }
         Some(_) | None => Ok(()),
     }
@@ -209,7 +214,7 @@ fn check_default(at: &str, slot: &FileSlot) -> Result<(), SettingError> {
 fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelConfig, SettingError> {
     let at = format!("{slot}.models.{}", model.id);
     if let Some(key) = model.keys().find(|key| !of.driver.keys().contains(key)) {
-        let why = format!("driver {} does not read it; remove it, or choose another driver", of.driver.as_str());
+        let why = format!("not supported by driver {}; remove it, or choose another driver", of.driver.as_str());
         return Err(SettingError::hidden(format!("{at}.{key}"), why));
     }
     if let Some(name) = &model.expect_model {
@@ -244,7 +249,7 @@ fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError>
 fn driver(at: &str, slot: &FileSlot) -> Result<DriverSettings, Vec<SettingError>> {
     let shares_url = matches!(slot.driver, DriverKind::LlamaServer | DriverKind::Ollama);
     if slot.url.is_some() && !shares_url {
-        let why = format!("driver {} has a `url` per model, not per slot; move it there", slot.driver.as_str());
+        let why = format!("driver {} has a `url` per model, not per slot; move it to the models", slot.driver.as_str());
         return Err(vec![SettingError::hidden(format!("{at}.url"), why)]);
     }
     let one = |error| vec![error];
@@ -284,7 +289,7 @@ fn url(at: &str, given: Option<&str>) -> Result<Url, SettingError> {
     let setting = format!("{at}.url");
     match given.map(str::trim).filter(|url| !url.is_empty()) {
         Some(value) => Given { setting: &setting, value }.backend_url(),
-        None => Err(SettingError::hidden(setting, "missing: where the backend listens, such as http://127.0.0.1:8001")),
+        None => Err(SettingError::hidden(setting, "missing: set the backend's address, such as http://127.0.0.1:8001")),
     }
 }
 
@@ -318,7 +323,10 @@ impl ModelAt<'_> {
             Some(argv) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
             Some(_) | None => {
                 let setting = format!("{}.{key}", self.at);
-                Err(SettingError::hidden(setting, "missing: a program and its arguments, such as [vllm, serve, NAME]"))
+                Err(SettingError::hidden(
+                    setting,
+                    "missing: set a program and its arguments, such as [vllm, serve, NAME]",
+                ))
             }
         }
     }
@@ -327,7 +335,7 @@ impl ModelAt<'_> {
         let env = self.model.env.0.clone().unwrap_or_default();
         if self.model.command.is_none() {
             let setting = format!("{}.env", self.at);
-            let unused = SettingError::hidden(setting, "there is no `command` that it could be for");
+            let unused = SettingError::hidden(setting, "needs a `command`; set one, or remove it");
             return if env.is_empty() { Ok(None) } else { Err(unused) };
         }
         let command = self.argv("command", self.model.command.as_ref())?;
@@ -341,7 +349,7 @@ impl ModelAt<'_> {
         let told = launch.command.iter().chain(launch.env.values()).any(|text| text.contains(PORT));
         if url.is_none() && !told {
             let setting = format!("{}.command", self.at);
-            let why = format!("nothing says where it shall listen: put {PORT} into it, or give its `url`");
+            let why = format!("the backend's port is unknown: put {PORT} into the command, or set `url`");
             return Err(SettingError::hidden(setting, why));
         }
         Ok(ProcessModel { served: self.served()?, launch, url })
@@ -356,7 +364,7 @@ impl ModelAt<'_> {
     }
 
     fn scaled(&self) -> Result<ScaledModel, SettingError> {
-        const WANTED: &str = "the name of the Deployment that serves the model, in the worker's own namespace";
+        const WANTED: &str = "the name of the Deployment that serves the model, in the worker's namespace";
         let setting = format!("{}.deployment", self.at);
         let deployment = match self.model.deployment.as_deref() {
             Some(name) if is_object_name(name) => name.to_owned(),

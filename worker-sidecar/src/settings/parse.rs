@@ -93,7 +93,7 @@ impl<'a> Given<'a> {
         }
         if !plain {
             // It may contain a password, so it is not repeated.
-            return Err(SettingError::hidden(self.setting, "must not hold credentials, a query or a fragment"));
+            return Err(SettingError::hidden(self.setting, "must not contain credentials, a query or a fragment"));
         }
         let mut base = url.clone();
         let path = url.path().trim_end_matches('/');
@@ -148,11 +148,11 @@ pub(super) fn headers(of: Option<&BTreeMap<String, String>>) -> Result<HeaderMap
         let setting = "backend.headers";
         let parsed = name.parse::<HeaderName>().ok().filter(|name| !OURS.contains(&name.as_str()));
         let Some(parsed) = parsed else {
-            return Err(SettingError::new(setting, name, "names of headers that do not belong to the connection"));
+            return Err(SettingError::new(setting, name, "header names other than connection headers"));
         };
         // A value may be a credential, so it is not repeated.
         let mut value = HeaderValue::from_str(value)
-            .map_err(|_| SettingError::hidden(format!("{setting}.{name}"), "its value must be one line of text"))?;
+            .map_err(|_| SettingError::hidden(format!("{setting}.{name}"), "the value must be one line of text"))?;
         value.set_sensitive(true);
         headers.insert(parsed, value);
     }

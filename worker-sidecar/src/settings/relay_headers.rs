@@ -77,7 +77,7 @@ impl RelayHeaders {
             Self::File(path) => read_file(setting, path)?,
         };
         if now.contains_key(AUTHORIZATION) && matches!(credential, Some(CredentialSource::TokenFile(_))) {
-            let why = "authorization holds the token of WORKER_TOKEN_FILE; use WORKER_SECRET with this header";
+            let why = "authorization carries the token of WORKER_TOKEN_FILE; use WORKER_SECRET with this header";
             return Err(SettingError::new(setting, "authorization", why));
         }
         Ok(headers)
@@ -94,7 +94,7 @@ fn read_file(setting: &str, path: &Path) -> Result<HeaderMap, SettingError> {
 fn parse(setting: &str, text: &Secret, separators: &[char]) -> Result<HeaderMap, SettingError> {
     let entries = text.expose().split(separators).map(str::trim).filter(|entry| !entry.is_empty());
     // Without a colon, an entry may be part of a value, so it is not repeated.
-    let malformed = || SettingError::hidden(setting, "every header (not shown) must be written as NAME: VALUE");
+    let malformed = || SettingError::hidden(setting, "each header (not shown) must have the form NAME: VALUE");
     let pairs = entries.map(|entry| entry.split_once(':').ok_or_else(malformed));
     collect(setting, pairs.collect::<Result<Vec<_>, _>>()?.into_iter())
 }
@@ -103,9 +103,9 @@ fn collect<'a>(setting: &str, pairs: impl Iterator<Item = (&'a str, &'a str)>) -
     let mut headers = HeaderMap::new();
     for (name, value) in pairs {
         let parsed = name.trim().parse::<HeaderName>();
-        let name = parsed.map_err(|_| SettingError::hidden(setting, "a header (not shown) has no valid name"))?;
+        let name = parsed.map_err(|_| SettingError::hidden(setting, "a header (not shown) has an invalid name"))?;
         if RESERVED.contains(&name.as_str()) || name.as_str().starts_with("sec-websocket-") {
-            let why = "this header belongs to the connection, to the WebSocket handshake or to the worker";
+            let why = "this header is reserved for the connection, the WebSocket handshake or the worker";
             return Err(SettingError::new(setting, name.as_str(), why));
         }
         let value = HeaderValue::from_str(value.trim()).ok().filter(|value| !value.is_empty());
@@ -113,7 +113,7 @@ fn collect<'a>(setting: &str, pairs: impl Iterator<Item = (&'a str, &'a str)>) -
         let mut value = value.ok_or_else(|| hidden("the value (not shown) must be one line of text"))?;
         value.set_sensitive(true);
         if headers.insert(&name, value).is_some() {
-            return Err(hidden("given more than once"));
+            return Err(hidden("set more than once"));
         }
     }
     Ok(headers)
@@ -155,11 +155,11 @@ mod tests {
             ("Upgrade: planted", "\"upgrade\""),
             ("Sec-WebSocket-Protocol: planted", "\"sec-websocket-protocol\""),
             ("X-Worker-Secret: planted", "\"x-worker-secret\""),
-            ("x-a: planted; X-A: planted", "x-a: given more than once"),
+            ("x-a: planted; X-A: planted", "x-a: set more than once"),
             ("x-a:", "x-a: the value (not shown)"),
             ("x-a: planted\u{1}", "x-a: the value (not shown)"),
             ("planted", "NAME: VALUE"),
-            ("plan ted: x", "no valid name"),
+            ("plan ted: x", "invalid name"),
         ] {
             let error = variable(text).unwrap_err().to_string();
             assert!(error.starts_with("RELAY_HEADERS: ") && error.contains(told), "{error}");

@@ -43,7 +43,7 @@ impl RelayUrl {
             _ => return Err(refuse()),
         };
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
-            return Err(SettingError::hidden(setting, "must not hold credentials, a query or a fragment"));
+            return Err(SettingError::hidden(setting, "must not contain credentials, a query or a fragment"));
         }
         let (host, port) = net::host_and_port(&url);
         if host.is_empty() {

@@ -59,9 +59,9 @@ fn token_replaces_secret_and_excludes_it() {
     assert_eq!(read(&args(), &of_file), Credential::Secret(Secret::new("s3cret")));
     assert_eq!(read(&token, "workerSecret: other\n"), Credential::Token(Secret::new("a.b.c")));
     let text = error(&Args { worker_token_file: Some(file.path().into()), ..args() }, "");
-    assert!(text.contains("WORKER_TOKEN_FILE") && text.contains("WORKER_SECRET is given too"), "{text}");
+    assert!(text.contains("WORKER_TOKEN_FILE") && text.contains("WORKER_SECRET is set too"), "{text}");
     let text = error(&Args::default(), &format!("{of_file}workerSecretFile: /nowhere\n"));
-    assert!(text.contains("workerTokenFile") && text.contains("workerSecretFile is given too"), "{text}");
+    assert!(text.contains("workerTokenFile") && text.contains("workerSecretFile is set too"), "{text}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub(super) async fn undo_drains(worker: Arc<Worker>) {
         // Links that still end because of the drain must not be mistaken for new ones.
         let _ = unlinked.wait_for(|unlinked| *unlinked).await;
         if worker.drain.is_undoable() {
-            tracing::info!("the backend is back; the drain is undone");
+            tracing::info!("the backend is back; drain undone");
         }
         worker.drain.undo();
         let _ = drain.wait_for(|state| *state == DrainState::Serving).await;

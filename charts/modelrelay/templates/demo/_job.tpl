@@ -15,7 +15,7 @@ metadata:
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 spec:
   backoffLimit: 2
-  # Helm waits for hooks for five minutes, unless told otherwise.
+  # By default, Helm waits five minutes for hooks.
   activeDeadlineSeconds: 280
   template:
     metadata:

@@ -63,14 +63,14 @@ fn settled(pod: &Value) -> Option<&'static str> {
 #[test]
 fn only_labelled_pod_without_worker_is_examined() {
     assert_eq!(settled(&labelled("llama")), None);
-    assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("it carries no pool's label"));
-    assert_eq!(settled(&labelled("none")), Some("it opts out"));
+    assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("no pool label"));
+    assert_eq!(settled(&labelled("none")), Some("opted out"));
     let mut pod = labelled("llama");
     pod["spec"]["containers"][0]["name"] = json!("modelrelay-worker");
-    assert_eq!(settled(&pod), Some("it has a worker"));
+    assert_eq!(settled(&pod), Some("already has a worker"));
     let mut pod = labelled("llama");
     pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "hash"});
-    assert_eq!(settled(&pod), Some("it is the mirror of a static Pod"));
+    assert_eq!(settled(&pod), Some("mirror of a static Pod"));
     let mut pod = labelled("llama");
     pod["metadata"]["labels"]["ray.io/node-type"] = json!("worker");
     assert_eq!(settled(&pod), Some("a Ray worker"));
@@ -87,7 +87,7 @@ fn only_pod_creation_is_examined() {
         let mut review = review_of(&labelled("llama"));
         review["request"][key] = value;
         let review = Review::parse(review.to_string().as_bytes()).unwrap();
-        assert_eq!(question(&review), Question::Settled(Decision::Unchanged("it is not the creation of a Pod")));
+        assert_eq!(question(&review), Question::Settled(Decision::Unchanged("not the creation of a Pod")));
     }
 }
 

@@ -25,20 +25,20 @@ impl fmt::Display for Note {
         match self {
             Self::HasPreStop { container } => write!(
                 f,
-                "container {container} has a preStop hook, so the one that waits for running requests was not added: \
-                 when the Pod stops, they have as long as that hook takes"
+                "container {container} has a preStop hook, so the hook that waits for running requests was not added: \
+                 when the Pod stops, running requests have only as long as that hook takes"
             ),
             Self::NoSlotContainer => f.write_str(
-                "no container names the port of a slot of the multiplexer, so none waits for running requests when \
-                 the Pod stops: name the ports in the containers' ports",
+                "no container declares the port of a slot of the multiplexer, so none waits for running requests when \
+                 the Pod stops: declare the ports in the containers' ports",
             ),
             Self::NeverCompletes => f.write_str(
-                "injectMode Container keeps a Pod with restartPolicy Never or OnFailure from completing, because the \
-                 worker goes on: use NativeSidecar",
+                "with injectMode Container, a Pod with restartPolicy Never or OnFailure never completes, because the \
+                 worker keeps running: use NativeSidecar",
             ),
             Self::LosesGuaranteed => f.write_str(
-                "the Pod's quality of service is no longer Guaranteed, which CPU pinning needs: give spec.sidecar.resources \
-                 of the pool equal requests and limits of cpu and memory",
+                "the Pod loses the QoS class Guaranteed, which CPU pinning requires: set equal requests and limits of cpu \
+                 and memory in spec.sidecar.resources of the pool",
             ),
         }
     }
@@ -56,10 +56,10 @@ pub enum Refusal {
         wanted: &'static str,
     },
     /// There is no container that could be the backend.
-    #[error("the Pod has no container for the worker to serve")]
+    #[error("the Pod has no container that could be the backend")]
     NoContainers,
     /// The Pod has no container of the given name.
-    #[error("spec.backend.container of the pool names {name}, and the Pod has {}", list(.present))]
+    #[error("spec.backend.container of the pool is {name}, but the Pod has {}", list(.present))]
     NoSuchContainer {
         /// The name.
         name: String,
@@ -68,7 +68,7 @@ pub enum Refusal {
     },
     /// Two containers would listen on one port.
     #[error(
-        "container {container} declares port {port}, on which the worker serves probes: set spec.sidecar.port of the pool"
+        "container {container} declares port {port}, which the worker needs for probes: set spec.sidecar.port of the pool to another port"
     )]
     PortTaken {
         /// The port.
@@ -77,25 +77,27 @@ pub enum Refusal {
         container: String,
     },
     /// The worker and the backend of the pool would listen on one port.
-    #[error("port {port} is both the backend's and the worker's own: set spec.sidecar.port of the pool")]
+    #[error(
+        "port {port} is used by both the backend and the worker: set spec.sidecar.port of the pool to another port"
+    )]
     BackendPort {
         /// The port.
         port: i32,
     },
     /// The worker's port would be one of the node.
     #[error(
-        "the Pod uses hostNetwork, where the worker's port is one of the node's: set spec.sidecar.port of the pool to \
-         one that is free on every node"
+        "the Pod uses hostNetwork, so the worker listens on a port of the node: set spec.sidecar.port of the pool to \
+         a port that is free on every node"
     )]
     HostNetwork,
     /// A volume has the name of one of the worker's volumes.
-    #[error("volume {name} has the name of one of the worker's: rename it")]
+    #[error("the worker needs a volume named {name}: rename the Pod's volume")]
     VolumeTaken {
         /// The name.
         name: String,
     },
     /// A variable is set that a field determines.
-    #[error("{place} sets {name}, which comes from {source_field}")]
+    #[error("{place} sets {name}, which is derived from {source_field}: remove it")]
     ReservedEnv {
         /// The field in which it is set.
         place: &'static str,
@@ -106,13 +108,13 @@ pub enum Refusal {
     },
     /// The worker starts engines, and no container has their image.
     #[error(
-        "the multiplexer starts programs, so the worker runs in the container that has them: name that container \
-         modelrelay-worker in spec.template.spec.containers, or set spec.sidecar.image to an image that has them and the worker"
+        "the multiplexer starts programs, so the worker runs in the container that contains them: name that container \
+         modelrelay-worker in spec.template.spec.containers, or set spec.sidecar.image to an image with the programs and the worker"
     )]
     NoEngineContainer,
     /// The container already runs another program.
     #[error(
-        "container modelrelay-worker has {field}, and the worker is what runs there: remove it, and say what starts an engine in \
+        "container modelrelay-worker sets {field}, but it runs the worker: remove {field}, and set the engine's command as \
          command of its model in spec.multiplexer"
     )]
     EngineCommand {
@@ -121,7 +123,7 @@ pub enum Refusal {
     },
     /// The worker does not exist for Windows.
     #[error(
-        "the worker runs on Linux and the Pod asks for Windows: remove the label modelrelay.io/pool, or set it to none"
+        "the Pod runs on Windows, but the worker needs Linux: remove the label modelrelay.io/pool, or set it to none"
     )]
     Windows,
     /// The pool's timeout cannot be parsed.

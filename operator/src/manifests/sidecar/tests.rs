@@ -223,7 +223,7 @@ fn backend_defaults_to_default_container_annotation() {
 fn pool_container_name_selects_backend() {
     assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"container": "logs"}})).0), ["logs"]);
     let refusal = refused(vllm_pod(), &json!({"backend": {"container": "engine"}}));
-    assert_eq!(refusal.to_string(), "spec.backend.container of the pool names engine, and the Pod has logs, vllm");
+    assert_eq!(refusal.to_string(), "spec.backend.container of the pool is engine, but the Pod has logs, vllm");
 }
 
 #[test]
@@ -329,7 +329,10 @@ fn host_network_requires_explicit_port() {
 #[test]
 fn environment_cannot_override_pool_field() {
     let refusal = refused(vllm_pod(), &json!({"sidecar": {"env": [{"name": "MODELS", "value": "x"}]}}));
-    assert_eq!(refusal.to_string(), "spec.sidecar.env of the pool sets MODELS, which comes from spec.models");
+    assert_eq!(
+        refusal.to_string(),
+        "spec.sidecar.env of the pool sets MODELS, which is derived from spec.models: remove it"
+    );
 }
 
 #[test]
@@ -384,7 +387,7 @@ fn invalid_pod_is_refused() {
         (json!({"spec": {"containers": [{"lifecycle": 1}]}}), "lifecycle must be an object"),
         (json!({"spec": {"containers": [{}], "volumes": 1}}), "volumes must be a list"),
         (json!({"metadata": {"annotations": 1}, "spec": {"containers": [{}]}}), "annotations must be an object"),
-        (json!({}), "the Pod has no container for the worker to serve"),
+        (json!({}), "the Pod has no container that could be the backend"),
     ] {
         assert_eq!(refused(pod, &json!({})).to_string(), message);
     }

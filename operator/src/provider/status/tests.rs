@@ -240,10 +240,10 @@ fn why_unready(spec: Value, look: &Look, outcome: &Outcome) -> String {
 #[test]
 fn relay_awaiting_first_worker_is_reported() {
     let fresh = Look { relay_pods: vec![started(-18)], ..serving() };
-    let patience = "; it has no worker, and waits 15 s for the first after its start";
+    let patience = "; no worker is connected, and after its start the relay waits 15 s for the first";
     assert_eq!(why_unready(json!({}), &fresh, &applied()), patience);
     let expects = json!({"relay": {"expectWorkers": true}});
-    assert_eq!(why_unready(expects.clone(), &fresh, &applied()), "; it has no worker, and expectWorkers is true");
+    assert_eq!(why_unready(expects.clone(), &fresh, &applied()), "; no worker is connected, and expectWorkers is true");
     let ignored = Outcome { ignores_expect_workers: true, ..applied() };
     assert_eq!(why_unready(expects, &fresh, &ignored), patience);
     // It does not respond, so nothing is known.
@@ -254,16 +254,16 @@ fn relay_awaiting_first_worker_is_reported() {
 #[test]
 fn later_unready_relay_does_not_await_first_worker() {
     let later = Look { relay_pods: vec![started(-20)], ..serving() };
-    assert_eq!(why_unready(json!({}), &later, &applied()), "; it has no worker");
+    assert_eq!(why_unready(json!({}), &later, &applied()), "; no worker is connected");
     let saturates = json!({"relay": {"unreadyWhenSaturated": true}});
-    assert_eq!(why_unready(saturates.clone(), &later, &applied()), "; it has no worker");
+    assert_eq!(why_unready(saturates.clone(), &later, &applied()), "; no worker is connected");
     let with = |workers: &[&str], queue_depth| {
         let workers = workers.iter().map(|name| ((*name).to_owned(), WorkerReport::default())).collect();
         let reported = RelaySnapshot { workers, queue_depth, ..RelaySnapshot::clone(&reported(&[("a", "new")])) };
         Look { relay_pods: vec![started(-20)], reported: Some(Arc::new(reported)), ..serving() }
     };
-    let full = "; requests wait in its queue, and unreadyWhenSaturated is true";
-    assert_eq!(why_unready(saturates.clone(), &with(&[], 9), &applied()), format!("; it has no worker{full}"));
+    let full = "; requests are queued, and unreadyWhenSaturated is true";
+    assert_eq!(why_unready(saturates.clone(), &with(&[], 9), &applied()), format!("; no worker is connected{full}"));
     assert_eq!(why_unready(saturates, &with(&["w"], 9), &applied()), full);
     assert_eq!(why_unready(json!({}), &with(&["w"], 9), &applied()), "");
 }

@@ -48,7 +48,7 @@ async fn relay_enables_tls_only_with_valid_secret() {
             message.starts_with("spec.relay.tls.secretName: Secret relay-tls ") && message.contains(wanted),
             "{message}"
         );
-        assert!(message.ends_with("The relays keep serving as they were"), "{message}");
+        assert!(message.ends_with("Relays keep serving with the previous configuration"), "{message}");
         assert!(!speaks_tls(&world), "a relay was rolled out that cannot start");
     }
     world.api.put(SECRET, json_of(&[("tls.crt", &certificate), ("tls.key", &key)]));

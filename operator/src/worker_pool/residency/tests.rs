@@ -107,7 +107,7 @@ fn failed_load_is_reported_once_per_ten_minutes() {
         ("w2", slot(SlotState::Backoff, &[("bad", "backend_unavailable")])),
     ]);
     let (mut told, now) = (Told::default(), Instant::now());
-    let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more: backend_unavailable: it said no";
+    let note = "failed to load model bad into slot gpu0 of worker w1 and 1 more: backend_unavailable: it said no";
     assert_eq!(told.news(&failing, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     assert_eq!(told.news(&failing, now + Duration::from_secs(1), at(NOON + 1)), []);
     // It is retried, and fails again.
@@ -134,7 +134,8 @@ fn failure_after_backoff_is_reported_once_with_age() {
     ]);
     let (mut told, now) = (Told::default(), Instant::now());
     // After a restart of the operator, nothing is remembered.
-    let note = "model bad could not be loaded into slot gpu0 of worker w1 and 1 more 3 minutes ago: backend_unavailable: no Pod";
+    let note =
+        "failed to load model bad into slot gpu0 of worker w1 and 1 more 3 minutes ago: backend_unavailable: no Pod";
     assert_eq!(told.news(&failed, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     for second in [1, 300, 599, 600, 900] {
         let later = now + Duration::from_secs(second);
@@ -157,7 +158,7 @@ fn repeated_failure_is_reported_after_ten_minutes() {
 fn failure_without_message_ends_without_colon() {
     let wordless = residency(&[("w1", passed("backend_unavailable", "", NOON))]);
     let news = Told::default().news(&wordless, Instant::now(), at(NOON));
-    let note = "model bad could not be loaded into slot gpu0 of worker w1: backend_unavailable";
+    let note = "failed to load model bad into slot gpu0 of worker w1: backend_unavailable";
     assert_eq!(news, [("LoadFailed", note.to_owned())]);
     let quarantined = SlotReport { state: SlotState::Quarantined, ..passed("slot_quarantined", "", NOON) };
     let news = Told::default().news(&residency(&[("w1", quarantined)]), Instant::now(), at(NOON));
@@ -181,7 +182,7 @@ fn each_quarantine_is_reported() {
     let (mut told, now) = (Told::default(), Instant::now());
     let news = told.news(&both, now, at(NOON));
     assert!(news.iter().all(|(reason, _)| *reason == "SlotQuarantined"), "{news:?}");
-    assert!(news[1].1.starts_with("slot gpu0 of worker w2 takes nothing any more"), "{news:?}");
+    assert!(news[1].1.starts_with("slot gpu0 of worker w2 is quarantined"), "{news:?}");
     assert_eq!((news.len(), told.news(&both, now, at(NOON))), (2, vec![]));
 }
 

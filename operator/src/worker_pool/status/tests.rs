@@ -143,7 +143,7 @@ fn pool_with_all_slots_quarantined_serves_nothing() {
     of([SlotState::Ready, SlotState::Quarantined]).is("TFF", Reason::SlotsQuarantined);
     let all = of([SlotState::Quarantined, SlotState::Quarantined]);
     all.is("FFF", Reason::SlotsQuarantined);
-    let message = "2 slots are quarantined of 2, slot gpu0 of worker w1 first: its memory could not be freed";
+    let message = "2 slots are quarantined out of 2, slot gpu0 of worker w1 first: its memory could not be freed";
     assert_eq!(all.status().conditions[0].message, message);
     // The older Pods have no slots, and serve.
     let rolling = Case { workers: known(9, &["m"]), ..of([SlotState::Quarantined, SlotState::Quarantined]) };
@@ -225,7 +225,7 @@ fn workers_with_unresponsive_backends_serve_nothing() {
     loaded.is("FFF", Reason::BackendsNotAnswering);
     assert_eq!(
         loaded.status().conditions[0].message,
-        "2 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
+        "2 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not respond"
     );
     assert_eq!(loaded.status().connected, Some(2));
     let loading = Census { ready: 0, settled: 0, ..census(2) };
@@ -245,7 +245,7 @@ fn never_loading_backend_is_named_after_its_timeout() {
     waiting(1).is("FTF", Reason::BackendsNotAnswering);
     assert_eq!(
         waiting(1).status().conditions[0].message,
-        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer; 1 Pod has been \
+        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not respond; 1 Pod has been \
          unready for over 10 minutes"
     );
     // The status of a DaemonSet, and of a Deployment that was complete before, does not show it.
@@ -276,7 +276,7 @@ fn singular_is_used_for_one() {
     let idle = |idle| Workers::Known { connected: idle, serving: 0, idle, models: BTreeSet::new() };
     assert_eq!(
         message(loading(), idle(1)),
-        "1 of 2 Pods is ready; 1 worker is connected to Provider local, but its backend does not answer yet"
+        "1 of 2 Pods is ready; 1 worker is connected to Provider local, but its backend does not respond yet"
     );
     assert_eq!(message(loading(), known(0, &[])), "1 of 2 Pods is ready, and no worker has registered yet");
     assert_eq!(message(census(2), known(1, &["m"])), "1 worker is connected to Provider local");

@@ -29,9 +29,9 @@ async fn autoscaler_of_deployment_is_named_and_not_fought() {
     let stalled = status.conditions.iter().find(|one| one.type_ == "Stalled").unwrap();
     assert_eq!(
         stalled.message,
-        "a HorizontalPodAutoscaler (field manager kube-controller-manager) scales Deployment llama-backend, whose \
-         replicas are those of this pool, and is left to it: make WorkerPool llama its scaleTargetRef, or remove it and \
-         write spec.replicas"
+        "a HorizontalPodAutoscaler (field manager kube-controller-manager) scales Deployment llama-backend, which \
+         belongs to this pool, and the operator does not override it: set its scaleTargetRef to WorkerPool llama, or \
+         remove it and set spec.replicas"
     );
     // The autoscaler then writes the pool's number.
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(3);

@@ -35,13 +35,13 @@ pub(super) fn validate(spec: &WorkerPoolSpec) -> Judged {
         let found = block.slots.len();
         return refuse(
             "slots",
-            format!("{found} slots: 1 to {MAX_SLOTS_PER_WORKER} are needed; for one backend use spec.backend"),
+            format!("must have 1 to {MAX_SLOTS_PER_WORKER} slots, not {found}; for one backend use spec.backend"),
         );
     }
     let mut ids = BTreeSet::new();
     for one in &block.slots {
         if !ids.insert(&one.id) {
-            return refuse("slots", format!("{} is there twice: rename one of the two slots", one.id));
+            return refuse("slots", format!("duplicate id {}: rename one of the slots", one.id));
         }
         slot(one)?;
     }
@@ -57,14 +57,14 @@ fn refuse<T>(field: &str, problem: impl Into<String>) -> Result<T, ValidateError
 /// Rejects fields of a worker with a single backend.
 fn beside(spec: &WorkerPoolSpec) -> Judged {
     let given = [
-        ("spec.backend", spec.backend.is_some(), "each slot says where its backends are"),
+        ("spec.backend", spec.backend.is_some(), "each slot has its own backends"),
         ("spec.models", spec.models != ["*"], "the models are those of the slots"),
-        ("spec.maxConcurrency", spec.max_concurrency.is_some(), "each model of a slot has its own"),
+        ("spec.maxConcurrency", spec.max_concurrency.is_some(), "each model of a slot has its own limit"),
     ];
     match given.into_iter().find(|(_, given, _)| *given) {
         Some((field, _, why)) => Err(ValidateError::Multiplexer {
             field: field.to_owned(),
-            problem: format!("cannot stand beside spec.multiplexer, because {why}: remove it"),
+            problem: format!("cannot be combined with spec.multiplexer, because {why}: remove it"),
         }),
         None => Ok(()),
     }
@@ -77,8 +77,8 @@ fn place(spec: &WorkerPoolSpec, block: &Multiplexer) -> Judged {
         && !has_programs
     {
         let what = format!(
-            "driver {} runs programs in the worker's container: use spec.template, or an image that has them and the worker in \
-             spec.sidecar.image",
+            "driver {} runs programs in the worker's container: use spec.template, or set spec.sidecar.image to an image with \
+             the programs and the worker",
             slot.driver.as_str()
         );
         return refuse(&format!("slots.{}.driver", slot.id), what);
@@ -86,11 +86,14 @@ fn place(spec: &WorkerPoolSpec, block: &Multiplexer) -> Judged {
     if let Some(slot) = block.slots.iter().find(|slot| slot.driver == Driver::Kubernetes) {
         let field = format!("slots.{}.driver", slot.id);
         if spec.mode() != Mode::Standalone {
-            return refuse(&field, "driver kubernetes needs spec.standalone: only such a worker may scale Deployments");
+            return refuse(
+                &field,
+                "driver kubernetes requires spec.standalone: only standalone workers may scale Deployments",
+            );
         }
         let standalone = spec.standalone.as_ref().and_then(|standalone| standalone.replicas);
         if spec.replicas.or(standalone).is_some_and(|replicas| replicas > 1) {
-            return refuse(&field, "two workers would scale the same Deployments: set spec.replicas to 1");
+            return refuse(&field, "only one worker may scale the Deployments: set spec.replicas to 1");
         }
     }
     Ok(())
@@ -120,25 +123,26 @@ fn slot(slot: &Slot) -> Judged {
     let at = format!("slots.{}", slot.id);
     if slot.models.is_empty() || slot.models.len() > MAX_MODELS_PER_SLOT {
         let found = slot.models.len();
-        return refuse(&format!("{at}.models"), format!("{found} models: 1 to {MAX_MODELS_PER_SLOT} are needed"));
+        return refuse(&format!("{at}.models"), format!("must have 1 to {MAX_MODELS_PER_SLOT} models, not {found}"));
     }
     size(&format!("{at}.memory"), slot.memory.as_ref())?;
     let shares_url = matches!(slot.driver, Driver::LlamaServer | Driver::Ollama);
     match &slot.url {
         Some(given) if shares_url => url(&format!("{at}.url"), given)?,
         Some(_) => {
-            let why = format!("driver {} has a url per model, not per slot: move it there", slot.driver.as_str());
+            let why =
+                format!("driver {} needs a url per model, not per slot: move it to the models", slot.driver.as_str());
             return refuse(&format!("{at}.url"), why);
         }
         None if shares_url => {
-            return refuse(&format!("{at}.url"), "missing: where the server of all its models listens");
+            return refuse(&format!("{at}.url"), "missing: set the address of the server of all models of the slot");
         }
         None => {}
     }
     let mut ids = BTreeSet::new();
     for one in &slot.models {
         if !ids.insert(&one.id) {
-            return refuse(&format!("{at}.models"), format!("{} is there twice: remove one of the two", one.id));
+            return refuse(&format!("{at}.models"), format!("duplicate id {}: remove one of the models", one.id));
         }
         model(&at, slot.driver, one)?;
     }
@@ -149,11 +153,12 @@ fn slot(slot: &Slot) -> Judged {
 fn default(at: &str, slot: &Slot) -> Judged {
     let after = slot.return_to_default_after.as_ref();
     match &slot.default {
-        Some(default) if !slot.models.iter().any(|model| model.id == *default) => {
-            refuse(&format!("{at}.default"), format!("{default} is none of the slot's models: use the id of one"))
-        }
+        Some(default) if !slot.models.iter().any(|model| model.id == *default) => refuse(
+            &format!("{at}.default"),
+            format!("{default} is not a model of the slot: use the id of one of its models"),
+        ),
         None if after.is_some() => {
-            refuse(&format!("{at}.returnToDefaultAfter"), "there is no default to return to: set it")
+            refuse(&format!("{at}.returnToDefaultAfter"), "requires default: set it to the id of a model")
         }
         Some(_) | None => duration(&format!("{at}.returnToDefaultAfter"), after.map(|after| after.parse())),
     }
@@ -172,7 +177,7 @@ fn model(slot: &str, driver: Driver, model: &SlotModel) -> Judged {
     name(&format!("{slot}.models.id"), &model.id, MAX_MODEL_CHARS)?;
     let at = format!("{slot}.models.{}", model.id);
     if let Some(key) = foreign(driver, model) {
-        let why = format!("driver {} does not read it: remove it, or choose another driver", driver.as_str());
+        let why = format!("not supported by driver {}: remove it, or use another driver", driver.as_str());
         return refuse(&format!("{at}.{key}"), why);
     }
     for alias in &model.aliases {
@@ -187,10 +192,7 @@ fn model(slot: &str, driver: Driver, model: &SlotModel) -> Judged {
         return refuse(&format!("{at}.healthPath"), "must be a path such as /health");
     }
     if model.expect_model.as_ref().is_some_and(|expected| expected.trim().is_empty()) {
-        return refuse(
-            &format!("{at}.expectModel"),
-            "must be what the backend lists in /v1/models: remove it, or name it",
-        );
+        return refuse(&format!("{at}.expectModel"), "must be a model that the backend lists in /v1/models, or absent");
     }
     backend(&at, driver, model)
 }
@@ -231,7 +233,7 @@ fn backend(at: &str, driver: Driver, model: &SlotModel) -> Judged {
             command(at, "command", &model.command)?;
             let told = model.command.iter().chain(model.env.values()).any(|text| text.contains(PORT));
             if model.url.is_none() && !told {
-                let why = format!("nothing says where it shall listen: put {PORT} into it, or give its url");
+                let why = format!("the command has no port to listen on: add {PORT} to it, or set url");
                 return refuse(&format!("{at}.command"), why);
             }
             Ok(())
@@ -240,15 +242,18 @@ fn backend(at: &str, driver: Driver, model: &SlotModel) -> Judged {
         Driver::VllmSleep | Driver::Sglang => {
             needs_url(at, model)?;
             match (model.command.is_empty(), model.env.is_empty()) {
-                (true, false) => refuse(&format!("{at}.env"), "there is no command that it could be for: remove it"),
+                (true, false) => refuse(&format!("{at}.env"), "requires command: set command, or remove env"),
                 (true, true) => Ok(()),
                 (false, _) => command(at, "command", &model.command),
             }
         }
         Driver::Kubernetes => match model.deployment.as_deref() {
             Some(deployment) if is_object_name(deployment) => Ok(()),
-            Some(_) => refuse(&format!("{at}.deployment"), "is no name that a Deployment can have"),
-            None => refuse(&format!("{at}.deployment"), "missing: the Deployment that serves it, in this namespace"),
+            Some(_) => refuse(&format!("{at}.deployment"), "must be a valid name of a Deployment"),
+            None => refuse(
+                &format!("{at}.deployment"),
+                "missing: set the Deployment in this namespace that serves the model",
+            ),
         },
         Driver::Hooks => {
             needs_url(at, model)?;
@@ -262,7 +267,10 @@ fn backend(at: &str, driver: Driver, model: &SlotModel) -> Judged {
 fn needs_url(at: &str, model: &SlotModel) -> Judged {
     match model.url {
         Some(_) => Ok(()),
-        None => refuse(&format!("{at}.url"), "missing: where its backend listens, such as http://127.0.0.1:8001"),
+        None => refuse(
+            &format!("{at}.url"),
+            "missing: set the address of the model's backend, such as http://127.0.0.1:8001",
+        ),
     }
 }
 
@@ -270,7 +278,7 @@ fn command(at: &str, key: &str, words: &[String]) -> Judged {
     match words.first() {
         Some(program) if !program.is_empty() => Ok(()),
         Some(_) | None => {
-            refuse(&format!("{at}.{key}"), "missing: a program and its arguments, such as [vllm, serve, NAME]")
+            refuse(&format!("{at}.{key}"), "missing: set a program and its arguments, such as [vllm, serve, NAME]")
         }
     }
 }
@@ -286,7 +294,7 @@ fn url(field: &str, text: &str) -> Judged {
     // The URL may contain a password, so it is not repeated.
     let is_plain =
         url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
-    if is_plain { Ok(()) } else { refuse(field, "must not hold credentials, a query or a fragment: remove them") }
+    if is_plain { Ok(()) } else { refuse(field, "must not contain credentials, a query or a fragment") }
 }
 
 fn name(field: &str, text: &str, longest: usize) -> Judged {
@@ -294,7 +302,10 @@ fn name(field: &str, text: &str, longest: usize) -> Judged {
     if is_clean && text != "*" && text.chars().count() <= longest {
         return Ok(());
     }
-    refuse(field, format!("must be a name of 1 to {longest} printable characters, not *, without spaces around it"))
+    refuse(
+        field,
+        format!("must be a name of 1 to {longest} printable characters, not *, without leading or trailing spaces"),
+    )
 }
 
 fn is_object_name(text: &str) -> bool {
@@ -331,14 +342,14 @@ fn names(block: &Multiplexer) -> Judged {
         let mut own = BTreeSet::new();
         for alias in &model.aliases {
             if ids.contains(alias.as_str()) {
-                return refuse(&field, format!("{alias} is the id of a model: remove it"));
+                return refuse(&field, format!("{alias} is the id of a model: remove the alias"));
             }
             if !own.insert(alias) {
-                return refuse(&field, format!("{alias} is there twice: remove one of the two"));
+                return refuse(&field, format!("duplicate alias {alias}: remove one"));
             }
             match aliases.insert(alias, &model.id) {
                 Some(other) if other != model.id => {
-                    return refuse(&field, format!("{alias} already means {other}: remove one of the two"));
+                    return refuse(&field, format!("{alias} is already an alias of {other}: remove one of the two"));
                 }
                 Some(_) | None => {}
             }
@@ -346,7 +357,7 @@ fn names(block: &Multiplexer) -> Judged {
     }
     let all = ids.len() + aliases.len();
     if all > MAX_MODELS_PER_WORKER {
-        return refuse("slots", format!("{all} names of models: a worker may have {MAX_MODELS_PER_WORKER}"));
+        return refuse("slots", format!("too many model names: {all}, at most {MAX_MODELS_PER_WORKER} per worker"));
     }
     Ok(())
 }
@@ -358,7 +369,10 @@ fn deployments(block: &Multiplexer) -> Judged {
         for model in &slot.models {
             if let Some(deployment) = model.deployment.as_deref().filter(|deployment| !seen.insert(*deployment)) {
                 let field = format!("slots.{}.models.{}.deployment", slot.id, model.id);
-                return refuse(&field, format!("{deployment} serves another model already: each model needs its own"));
+                return refuse(
+                    &field,
+                    format!("{deployment} already serves another model: each model needs its own Deployment"),
+                );
             }
         }
     }

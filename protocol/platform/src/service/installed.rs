@@ -39,8 +39,9 @@ const EXISTS: i32 = 1073;
 pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, String> {
     let config = absolute(&args.config)?;
     let log = absolute(&args.log.clone().unwrap_or_else(|| config.with_extension("log")))?;
-    let folder = config.parent().ok_or_else(|| format!("{} is no file", config.display()))?.to_path_buf();
-    let exe = std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
+    let folder = config.parent().ok_or_else(|| format!("{} is not a file", config.display()))?.to_path_buf();
+    let exe =
+        std::env::current_exe().map_err(|error| format!("cannot determine the path of this executable: {error}"))?;
     let flags: Vec<OsString> =
         [OsString::from("--config"), config.clone().into()].into_iter().chain(args.flags.iter().cloned()).collect();
     check(program, &exe, &folder, &flags)?;
@@ -65,17 +66,17 @@ pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, S
         .map_err(failed)?;
     service.set_description(program.about).map_err(failed)?;
     let restarts = match restart_on_failure(&service) {
-        Ok(()) => "It is started again when it fails.".to_owned(),
-        Err(error) => format!("It is NOT started again when it fails: {}", cause(&error)),
+        Ok(()) => "It restarts on failure.".to_owned(),
+        Err(error) => format!("It does NOT restart on failure: {}", cause(&error)),
     };
     let last = match service.set_preshutdown_timeout(LAST_DRAIN) {
         Ok(()) => String::new(),
-        Err(error) => format!(" Windows does NOT wait for it to drain when it goes down: {}", cause(&error)),
+        Err(error) => format!(" Windows does NOT wait for it to drain at shutdown: {}", cause(&error)),
     };
     let account = args.account.as_deref().unwrap_or(OsStr::new("LocalSystem"));
     Ok(format!(
         "installed the service {name}, which starts with Windows, as {account}. {restarts}{last}\n\
-        configuration: {config}\nlog: {log}\nTo start it now: Start-Service {name}\n",
+        configuration: {config}\nlog: {log}\nto start it now: Start-Service {name}\n",
         name = program.service,
         account = account.display(),
         config = config.display(),
@@ -99,7 +100,7 @@ pub(super) fn uninstall(program: &Program) -> Result<String, String> {
         thread::sleep(LOOK_AGAIN);
     }
     service.delete().map_err(failed)?;
-    Ok(format!("removed the service {}; its configuration and log are still there\n", program.service))
+    Ok(format!("removed the service {}; its configuration and log were kept\n", program.service))
 }
 
 /// Runs the program's own `check` before anything is changed. It does so without the environment variables of the
@@ -110,11 +111,14 @@ fn check(program: &Program, exe: &Path, folder: &Path, flags: &[OsString]) -> Re
     for variable in variables(program) {
         command.env_remove(variable);
     }
-    let checked = command.output().map_err(|error| format!("{} cannot be run: {error}", exe.display()))?;
+    let checked = command.output().map_err(|error| format!("cannot run {}: {error}", exe.display()))?;
     if checked.status.success() {
         return Ok(());
     }
-    Err(format!("nothing was installed, as `check` says:\n{}", String::from_utf8_lossy(&checked.stderr).trim_end()))
+    Err(format!(
+        "the service was not installed because `check` failed:\n{}",
+        String::from_utf8_lossy(&checked.stderr).trim_end()
+    ))
 }
 
 fn restart_on_failure(service: &Service) -> windows_service::Result<()> {
@@ -136,9 +140,9 @@ fn manager(access: ServiceManagerAccess) -> windows_service::Result<ServiceManag
 fn explain(program: &Program, done: &str, error: &Error) -> String {
     let name = program.service;
     let why = match code(error) {
-        Some(ACCESS_DENIED) => "only an administrator may: open a PowerShell \"as administrator\"".to_owned(),
-        Some(EXISTS) => "it is there already: `service uninstall` removes it".to_owned(),
-        Some(NO_SUCH_SERVICE) => "there is none".to_owned(),
+        Some(ACCESS_DENIED) => "administrator rights are required: open a PowerShell \"as administrator\"".to_owned(),
+        Some(EXISTS) => "it already exists; `service uninstall` removes it".to_owned(),
+        Some(NO_SUCH_SERVICE) => "it does not exist".to_owned(),
         Some(_) | None => cause(error),
     };
     format!("the service {name} cannot be {done}: {why}")

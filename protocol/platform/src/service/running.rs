@@ -55,12 +55,12 @@ pub(super) fn run(program: &'static Program, args: &RunArgs) -> Result<String, S
         Ok(()) => Ok(String::new()),
         // The program was started from a terminal: the error is shown there, not in the log.
         Err(Error::Winapi(error)) if error.raw_os_error() == Some(NOT_A_SERVICE) => {
-            Err("this is what the service manager of Windows starts; to run the program, leave `service run` out"
+            Err("`service run` is for the Windows service manager only; to run the program, omit `service run`"
                 .to_owned())
         }
         Err(error) => {
             let _ = log::to_file(&args.log);
-            Err(format!("the service manager cannot be reached: {error}"))
+            Err(format!("cannot reach the service manager: {error}"))
         }
     }
 }
@@ -73,7 +73,7 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     let (events, received) = sync_channel(2);
     let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
-        Err(error) => return log::complain(&format!("the service manager does not listen: {error}")),
+        Err(error) => return log::complain(&format!("cannot register with the service manager: {error}")),
     };
     tell(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
     let waiting = thread::spawn(move || ask_for_patience(manager, &received));
@@ -106,7 +106,7 @@ fn on_control(events: SyncSender<Event>) -> impl FnMut(ServiceControl) -> Servic
 
 fn run_program(program: &Program, args: &RunArgs) -> ExitCode {
     if let Err(error) = std::env::set_current_dir(&args.folder) {
-        log::complain(&format!("{} cannot be worked in: {error}", args.folder.display()));
+        log::complain(&format!("cannot change to the folder {}: {error}", args.folder.display()));
         return ExitCode::FAILURE;
     }
     (program.run)([OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect())
@@ -140,6 +140,6 @@ fn tell(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit
         process_id: None,
     };
     if let Err(error) = manager.set_service_status(status) {
-        log::complain(&format!("the service manager cannot be told how the service is: {error}"));
+        log::complain(&format!("cannot report the service state to the service manager: {error}"));
     }
 }

@@ -78,8 +78,8 @@ impl Spec {
 
 impl Parts {
     pub(super) fn new() -> Result<Self, String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
+        let program = std::env::current_exe()
+            .map_err(|error| format!("cannot determine the path of this executable: {error}"))?;
         Ok(Self { program, running: Vec::new() })
     }
 
@@ -149,8 +149,8 @@ impl Parts {
         let ends = self.running.iter_mut().map(|part| {
             Box::pin(async {
                 match part.child.wait().await {
-                    Ok(status) => format!("the {} ended by itself ({status})", part.name),
-                    Err(error) => format!("the {} cannot be watched: {error}", part.name),
+                    Ok(status) => format!("the {} exited unexpectedly ({status})", part.name),
+                    Err(error) => format!("cannot monitor the {}: {error}", part.name),
                 }
             })
         });

@@ -21,7 +21,7 @@ pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, Stri
             return Ok(addr);
         }
     }
-    Err(format!("no port of {ip} from {first} on is free"))
+    Err(format!("no free port on {ip} from {first} upwards"))
 }
 
 /// True if a program could listen there. Some systems let a second program listen on a port that a first one has on every

@@ -54,7 +54,8 @@ pub(super) enum ApiError {
 impl ClusterAccess {
     /// The Secret with this name, with the ServiceAccount of this Pod. Each error names the setting.
     pub fn of_this_pod(secret: &str, namespace: Option<&str>, account: &Path) -> Result<Self, ConfigError> {
-        let api = ClusterApi::of_this_pod("API_KEYS_SECRET (--api-keys-secret)", "use API_KEYS_FILE alone", account)?;
+        let api =
+            ClusterApi::of_this_pod("API_KEYS_SECRET (--api-keys-secret)", "use API_KEYS_FILE without it", account)?;
         let namespace = match namespace {
             Some(namespace) => namespace.to_owned(),
             None => api
@@ -101,27 +102,29 @@ impl SecretApi {
         })
     }
 
-    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, said: &str) -> ApiError {
+    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, message: &str) -> ApiError {
         let passing = |why: String, retry_after| ApiError::Passing { why, retry_after };
         match status {
             StatusCode::CONFLICT => ApiError::Conflict,
             StatusCode::UNAUTHORIZED => passing(
-                "the API server refuses the token of the ServiceAccount (401)".to_owned(),
+                "the API server rejected the token of the ServiceAccount (401)".to_owned(),
                 Some(AFTER_UNAUTHORIZED),
             ),
             StatusCode::FORBIDDEN => ApiError::Refused(format!(
-                "the ServiceAccount may not {} it: grant get and patch on this one Secret in a Role (403: {said})",
+                "the ServiceAccount may not {} it: grant get and patch on this one Secret in a Role (403: {message})",
                 if *method == Method::GET { "get" } else { "patch" },
             )),
             StatusCode::NOT_FOUND => ApiError::Refused(format!(
-                "it does not exist, and a relay only changes it: create it, empty (kubectl create secret generic {} -n {})",
+                "it does not exist, and a relay does not create it: create it empty (kubectl create secret generic {} -n {})",
                 self.access.secret, self.access.namespace,
             )),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
-                passing(format!("the API server answered {status}: {said}"), retry_after)
+                passing(format!("the API server returned {status}: {message}"), retry_after)
             }
-            _ if status.is_server_error() => passing(format!("the API server answered {status}: {said}"), retry_after),
-            _ => ApiError::Refused(format!("the API server answered {status}: {said}")),
+            _ if status.is_server_error() => {
+                passing(format!("the API server returned {status}: {message}"), retry_after)
+            }
+            _ => ApiError::Refused(format!("the API server returned {status}: {message}")),
         }
     }
 }
@@ -138,7 +141,7 @@ impl ApiError {
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Conflict => f.write_str("others change it all the time (409)"),
+            Self::Conflict => f.write_str("too many concurrent changes (409)"),
             Self::Passing { why, .. } | Self::Refused(why) => f.write_str(why),
         }
     }
@@ -156,7 +159,8 @@ fn parse(answer: &[u8]) -> Result<StoredSecret, ApiError> {
     struct Metadata {
         resource_version: String,
     }
-    let unreadable = |why: &dyn fmt::Display| ApiError::Refused(format!("the API server's answer is no Secret: {why}"));
+    let unreadable =
+        |why: &dyn fmt::Display| ApiError::Refused(format!("the API server's response is not a Secret: {why}"));
     let object: Object = serde_json::from_slice(answer).map_err(|error| unreadable(&error))?;
     let mut keys = None;
     let mut other_bytes = 0;

@@ -67,14 +67,14 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         }
         WorkerToRelay::Drain(drain) if link.info.core1 => {
             let said = printable(&drain.reason, 128);
-            debug!(worker = %link.info.name, said, "worker drains itself");
+            debug!(worker = %link.info.name, said, "worker requested its drain");
             provider.worker_asked_to_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)
         | WorkerToRelay::Drain(_)
         | WorkerToRelay::Slots(_)
         | WorkerToRelay::CommandResult(_) => {
-            debug!(worker = %link.info.name, "message without its capability skipped");
+            debug!(worker = %link.info.name, "message skipped: capability not negotiated");
         }
     }
     Ok(())
@@ -88,7 +88,7 @@ pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, by
     let piece = frame::decode(bytes).map_err(|_| "a malformed binary message")?;
     let held = link.held_stream(piece.stream).filter(|_| piece.kind == BodyKind::Response);
     let Some(held) = held else {
-        debug!(worker = %link.info.name, stream = piece.stream, "late piece dropped");
+        debug!(worker = %link.info.name, stream = piece.stream, "late body piece dropped");
         return Ok(());
     };
     if let Err(error) = held.exchange().push_piece(held.attempt, piece.payload) {
@@ -101,7 +101,7 @@ fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
     let held = link.held(request_id);
     if held.is_none() {
         // Late, or never this worker's: in either case no client waits for it.
-        debug!(worker = %link.info.name, "message for a request that the worker does not hold dropped");
+        debug!(worker = %link.info.name, "message dropped: the worker does not have this request");
     }
     held
 }
@@ -178,7 +178,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
                 return;
             }
         } else if status >= 400 {
-            let message = format!("the backend answered {status} after its stream had begun");
+            let message = format!("the backend returned {status} after its stream had begun");
             held.exchange().fail(ApiError::new(ErrorKind::Worker("backend_error".into()), message));
             return provider.completed(link, &held);
         }
@@ -240,16 +240,16 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushE
     let (reason, error) = match error {
         PushError::Stale => return,
         PushError::Broken(what) => {
-            warn!(request_id = held.record.outline.id, worker = %link.info.name, what, "worker broke the protocol of one request");
-            let message = format!("the worker's answer could not be used: {what}");
+            warn!(request_id = held.record.outline.id, worker = %link.info.name, what, "worker violated the protocol in one request");
+            let message = format!("invalid response from the worker: {what}");
             (CancelReason::WorkerFault, ApiError::new(ErrorKind::Worker("bad_answer".into()), message))
         }
         PushError::StreamLimit => {
-            let message = "the answer is larger than this relay passes on (MAX_STREAM_BYTES)";
+            let message = "the response exceeds the relay's limit (MAX_STREAM_BYTES)";
             (CancelReason::StreamLimit, ApiError::new(ErrorKind::ResponseTooLarge, message))
         }
         PushError::SlowClient => {
-            let message = "the client left too much of the answer unread (MAX_UNREAD_BYTES)";
+            let message = "the client left too much of the response unread (MAX_UNREAD_BYTES)";
             (CancelReason::SlowClient, ApiError::new(ErrorKind::SlowClient, message))
         }
         PushError::NoMemory => (CancelReason::NoMemory, Full::Budget.into()),
@@ -264,15 +264,17 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let Some(request_id) = error.request_id else {
         match link.note_report() {
             Some(unsaid) => {
-                warn!(provider = %provider.name, worker = %link.info.name, code, message, unsaid, "worker reports");
+                warn!(provider = %provider.name, worker = %link.info.name, code, message, unsaid, "worker reported an error");
             }
-            None => debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reports"),
+            None => {
+                debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reported an error");
+            }
         }
         return;
     };
     let Some(held) = known(link, &request_id) else { return };
     let message =
-        if message.is_empty() { "the worker failed the request without saying why".to_owned() } else { message };
+        if message.is_empty() { "the worker failed the request without a reason".to_owned() } else { message };
     let retry_after = error.retry_after_ms.map(Duration::from_millis);
     debug!(request_id = held.record.outline.id, worker = %link.info.name, code, message, "worker failed a request");
     let api_error = ApiError::new(kind_of(&code), message);
@@ -352,7 +354,7 @@ fn head(
 }
 
 fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
-    let status = status.ok_or("an answer without a status")?;
+    let status = status.ok_or("a response without a status")?;
     if !(200..=599).contains(&status) {
         return Err("a status outside 200-599");
     }

@@ -170,7 +170,7 @@ async fn model_scaled_up_during_eviction_is_not_gone() {
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     let evicted = evicted_while(&cluster, &driver, || cluster.scale("a", 1)).await;
-    assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("by somebody else")), "{evicted:?}");
+    assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("externally")), "{evicted:?}");
 }
 
 #[tokio::test]
@@ -375,7 +375,7 @@ async fn refusing_api_server_is_reported_once_per_refusal() {
         for _ in 0..3 {
             driver.probe(&a).await.unwrap();
         }
-        assert_eq!(messages(), ["only the model's Pod tells how it is"]);
+        assert_eq!(messages(), ["cannot read the model's state from the API server; relying on its Pod"]);
         cluster.allow("list pods");
         driver.probe(&a).await.unwrap();
     }

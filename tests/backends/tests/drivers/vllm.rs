@@ -341,7 +341,7 @@ async fn ended_sleeper_process_is_not_woken() {
     let model = SleeperModel { served: Served::new("m"), url: on_port(free_port()), launch };
     let driver = VllmSleep::new([model], Level::One, worker_program());
     let failure = driver.load(&"m".into(), LoadKind::Wake).await.unwrap_err();
-    assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("in its sleep")), "{failure:?}");
+    assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("while asleep")), "{failure:?}");
     driver.load(&"m".into(), LoadKind::Cold).await.unwrap();
 }
 

@@ -93,5 +93,5 @@ async fn dead_server_is_detected_and_restarted() {
     eventually("a new server is there alone", async || weights.servers().len() == 1).await;
     kill(weights.servers()[0]).await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
-    stack.worker.process.wait_for_line("backend is gone").await;
+    stack.worker.process.wait_for_line("backend lost").await;
 }

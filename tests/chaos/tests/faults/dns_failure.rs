@@ -16,7 +16,7 @@ async fn failing_then_changed_name_loses_no_request() {
         // No lookup succeeds; a relay that restarts at its old address is found all the same.
         load.ledger().fault();
         namespace.set_addresses(&[]);
-        site.workers[0].process.process.wait_for_line("cannot be looked up").await;
+        site.workers[0].process.process.wait_for_line("cannot resolve the relay's name").await;
         site.relays[0].kill().await;
         site.relays[0].restart().await;
         site.relays[0].has_workers(2).await;

@@ -64,8 +64,8 @@ async fn pod_declaring_worker_port_is_refused() {
     let mut clash = pod("vllm", "llama");
     clash["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8000}, {"containerPort": 17990}]);
     let said = setup.refused(&clash).await;
-    let wanted = "WorkerPool llama: container vllm declares port 17990, on which the worker serves probes: set \
-                  spec.sidecar.port of the pool";
+    let wanted = "WorkerPool llama: container vllm declares port 17990, which the worker needs for probes: set \
+                  spec.sidecar.port of the pool to another port";
     assert!(said.contains(wanted), "{said}");
     setup.namespace.apply(&[pool("llama", &json!({"sidecar": {"port": 18000}}))]).await;
     let given = setup.admitted(&clash).await;

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(20);
 async fn pool_without_provider_serves_once_provider_exists() {
     let setup = Setup::pool(&json!({})).await;
     let alone = setup.reason("False", "ProviderNotFound").await;
-    assert_eq!(ready_of(&alone)["message"], "there is no Provider local in this namespace");
+    assert_eq!(ready_of(&alone)["message"], "Provider local does not exist in this namespace");
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
     // The backend does not wait for the Provider.
     let before = setup.running("vllm").await;

@@ -33,7 +33,10 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     let second = Release::prepare(&cluster, 4, "second").await;
     let (relays, backends) = (user.relays().await, user.backends().await);
     let said = second.install("dev", DEMO).await;
-    assert!(said.contains("were here already"), "the definitions are another's, which nobody says:\n{said}");
+    assert!(
+        said.contains("do not belong to this release"),
+        "the notes do not mention the definitions of the other release:\n{said}"
+    );
     user.namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 50}}))]).await;
     user.ready().await;
     assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the next release restarts nothing");

@@ -50,7 +50,7 @@ async fn external_replica_changes_are_reverted() {
     // No client is affected, whether the worker has already noticed or learns of it through this request.
     setup.answers("alpha").await;
     let log = setup.namespace.kubectl("logs deployment/swap-worker").await;
-    assert!(log.contains("somebody else") && log.contains("HorizontalPodAutoscaler"), "{log}");
+    assert!(log.contains("externally") && log.contains("HorizontalPodAutoscaler"), "{log}");
 }
 
 #[tokio::test]

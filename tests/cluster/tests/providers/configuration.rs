@@ -71,7 +71,10 @@ async fn invalid_spec_stalls_while_previous_configuration_serves() {
     let message = message_of(&stalled, "Stalled");
     assert!(message.contains("spec.models[1].aliases[0]") && message.contains("llama3"), "{message}");
     let stalled = setup.reason("Ready", "False", "InvalidSpec").await;
-    assert!(message_of(&stalled, "Ready").ends_with("The relays keep serving as they were"), "{stalled:?}");
+    assert!(
+        message_of(&stalled, "Ready").ends_with("Relays keep serving with the previous configuration"),
+        "{stalled:?}"
+    );
     setup.reason("Programmed", "False", "InvalidSpec").await;
     traffic.wait_for_answers(8).await;
     assert_eq!(version().await, before, "the configuration was written");

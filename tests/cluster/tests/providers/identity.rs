@@ -86,7 +86,7 @@ async fn workers_register_only_with_token_of_their_account() {
     assert_eq!(setup.dial(&relay, &unused).await, 401);
     let name = relay.metadata.name.as_deref().expect("a Pod has a name");
     let log = setup.namespace.kubectl(&format!("logs {name}")).await;
-    assert!(log.contains("the worker's token is not good any more"), "{log}");
+    assert!(log.contains("the worker's token is no longer valid"), "{log}");
     for token in [good, unused] {
         assert!(!log.contains(token.rsplit('.').next().expect("a signature")), "the relay's log tells a token");
     }

@@ -162,7 +162,7 @@ async fn relay_as_backend_is_refused() {
     let stack = Stack::start().await;
     let looped = Stack::worker_of(&stack.relay, &stack.backend).backend(stack.relay.url()).models("looped");
     let looped = looped.start().await;
-    looped.process.wait_for_line("a ModelRelay relay answers at BACKEND_URL").await;
+    looped.process.wait_for_line("BACKEND_URL points to a ModelRelay relay").await;
     stack.relay.wait_for_workers(2).await;
     assert!(!stack.relay.get("/v1/models").await.text().contains("looped"));
     assert_eq!(looped.probe("/healthz").await.json()["backend"]["condition"], "not_ready");

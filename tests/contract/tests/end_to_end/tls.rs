@@ -62,7 +62,7 @@ async fn running_stream_continues_during_certificate_renewal() {
     response.read_until("before").await;
     stack.relay.replace_file("tls.crt", &new.certificate());
     stack.relay.replace_file("tls.key", &new.key());
-    stack.relay.log().wait_for_line("TLS certificate read again").await;
+    stack.relay.log().wait_for_line("TLS certificate reloaded").await;
     stack.relay.trust(&new);
     assert_eq!(stack.relay.get("/livez").await.status, 200);
     call.chunk(&sse("after")).await;

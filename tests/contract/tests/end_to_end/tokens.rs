@@ -81,8 +81,8 @@ async fn worker_of_deleted_pod_logs_rejection_reason() {
     renew(directory.path(), &token);
     let worker = worker_of(&relay, &backend, directory.path()).await;
     kubernetes.take_back(&token);
-    relay.log().wait_for_line("the worker's token is not good any more").await;
-    let told = worker.process.wait_for_line("the relay refused the worker token (401)").await;
+    relay.log().wait_for_line("the worker's token is no longer valid").await;
+    let told = worker.process.wait_for_line("the relay rejected the worker token (401)").await;
     assert!(told.contains("WARN"), "{told}");
     relay.wait_for_workers(0).await;
 }

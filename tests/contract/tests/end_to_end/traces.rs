@@ -313,13 +313,13 @@ async fn no_secret_is_exported() {
 async fn tls_collector_is_trusted_by_its_certificate() {
     let certificates = Certificates::make();
     let collector = Relay::builder().tls(&certificates).start().await;
-    let said = |line: &str| line.contains("traces cannot be exported").then(|| line.to_owned());
+    let said = |line: &str| line.contains("cannot export traces").then(|| line.to_owned());
     let trusting = exporting_to(&collector.url())
         .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &certificates.ca_file().to_string_lossy())
         .start()
         .await;
     let wary = exporting_to(&collector.url()).start().await;
-    for (relay, expected) in [(&trusting, "the collector answers 404"), (&wary, "invalid peer certificate")] {
+    for (relay, expected) in [(&trusting, "the collector returned 404"), (&wary, "invalid peer certificate")] {
         relay.fetch(Request::post("/v1/chat/completions", &json!({}))).await.with_status(400);
         let line = relay.log().wait_for("a line about the collector", said).await;
         assert!(line.contains(expected), "{line}");

@@ -59,7 +59,7 @@ async fn terminated_worker_lets_backend_finish() {
     let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
     end(&mut rig).await;
     assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
-    let ended = rig.worker.process.wait_for_line("process has ended").await;
+    let ended = rig.worker.process.wait_for_line("process has exited").await;
     assert!(ended.ends_with("code=0"), "{ended}");
 }
 

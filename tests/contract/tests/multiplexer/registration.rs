@@ -33,7 +33,7 @@ async fn relay_without_slot_support_receives_no_slots() {
 async fn too_short_cold_timeout_of_relay_causes_warning() {
     let slow = Slot { knobs: "minResidency: 5m", ..Slot::default() };
     let rig = Rig::start(&slots1(), &slow).await;
-    let warning = rig.worker.process.wait_for_line("raise the relay's cold timeout").await;
+    let warning = rig.worker.process.wait_for_line("raise the cold timeout").await;
     assert!(warning.contains("cold_timeout_secs=300"), "{warning}");
     let rig = Rig::start(&slots1(), &Slot::default()).await;
     rig.worker.process.wait_for_line("registered").await;

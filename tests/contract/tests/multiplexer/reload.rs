@@ -125,12 +125,12 @@ async fn fixed_settings_wait_for_next_start() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
     rig.rewrite(&slot.yaml().replace("driver: process", "driver: process\n    devices: ['7']"));
-    let line = rig.worker.process.wait_for_line("takes effect at the next start").await;
+    let line = rig.worker.process.wait_for_line("requires a restart; keeping the previous value").await;
     assert!(line.contains("gpu0") && line.contains("devices"), "{line}");
     rig.rewrite(&slot.yaml().replace("id: gpu0", "id: gpu1"));
-    rig.worker.process.wait_for_line("a new slot, which takes effect at the next start").await;
+    rig.worker.process.wait_for_line("a new slot; restart the worker to use it").await;
     rig.rewrite(&slot.yaml().replace("driver: process", "driver: nonsense"));
-    rig.worker.process.wait_for_line("the last good settings stay in force").await;
+    rig.worker.process.wait_for_line("worker.yaml reload failed; keeping previous configuration").await;
     demand(&rig.link, "b", 1);
     gate(&mut rig.link, "b").await;
     assert!(!rig.link.closes_within(Duration::ZERO).await);

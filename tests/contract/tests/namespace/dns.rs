@@ -160,7 +160,7 @@ async fn failed_lookup_keeps_address_list() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[]);
-        pair.worker.process.wait_for_line("cannot be looked up").await;
+        pair.worker.process.wait_for_line("cannot resolve the relay's name").await;
         drop(to_b);
         link(&mut pair.b, "b").await;
         serves(&mut to_a, &mut pair.backend).await;
@@ -172,7 +172,7 @@ async fn failed_lookup_keeps_address_list() {
 async fn name_without_addresses_is_looked_up_again() {
     inside("dns::name_without_addresses_is_looked_up_again", |namespace| async move {
         let mut pair = pair(&namespace, &[]).await;
-        pair.worker.process.wait_for_line("cannot be looked up").await;
+        pair.worker.process.wait_for_line("cannot resolve the relay's name").await;
         namespace.set_addresses(&[B]);
         link(&mut pair.b, "b").await;
     })

@@ -48,11 +48,11 @@ async fn new_token_applies_without_restart() {
 async fn broken_file_keeps_previous_token_with_one_warning() {
     let relay = with_file("first").start().await;
     relay.replace_file("token", "\n");
-    relay.log().wait_for_line("the last good token still counts").await;
+    relay.log().wait_for_line("keeping previous token").await;
     assert!(admits(&relay, "first").await && !admits(&relay, "").await);
     #[expect(clippy::disallowed_methods, reason = "the file is read each second, which nothing shows")]
     tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
-    assert_eq!(relay.log().count_of("the last good token still counts"), 1, "{}", relay.log().dump());
+    assert_eq!(relay.log().count_of("keeping previous token"), 1, "{}", relay.log().dump());
     relay.replace_file("token", "second");
     relay.eventually("the new token is let in", || admits(&relay, "second")).await;
 }
@@ -61,7 +61,7 @@ async fn broken_file_keeps_previous_token_with_one_warning() {
 async fn token_file_overrides_variable_with_warning() {
     let relay = with_file("from-the-file").env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN).start().await;
     assert!(admits(&relay, "from-the-file").await && !admits(&relay, ADMIN_TOKEN).await);
-    relay.log().wait_for_line("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given").await;
+    relay.log().wait_for_line("MODELRELAY_ADMIN_TOKEN is ignored because MODELRELAY_ADMIN_TOKEN_FILE is set").await;
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn unusable_file_at_start_fails_with_one_line() {
     let missing = Relay::builder().env("MODELRELAY_ADMIN_TOKEN_FILE", "absent");
     let empty = with_file("");
     for (relay, parts) in [
-        (missing, ["MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)", "absent", "cannot be read"]),
+        (missing, ["MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)", "absent", "cannot read the file"]),
         (empty, ["MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)", "token", "empty"]),
     ] {
         let (status, log) = relay.start_and_exit().await;

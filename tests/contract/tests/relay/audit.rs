@@ -166,14 +166,14 @@ async fn full_disk_fails_no_action_and_is_counted() {
     }
     let lost = || async { relay.metric("modelrelay_audit_write_failures_total").await == 2.0 };
     relay.eventually("two events are counted as lost", lost).await;
-    relay.log().wait_for_line("the audit log cannot be written").await;
-    assert_eq!(relay.log().count_of("the audit log cannot be written"), 1, "{}", relay.log().dump());
+    relay.log().wait_for_line("cannot write to the audit log").await;
+    assert_eq!(relay.log().count_of("cannot write to the audit log"), 1, "{}", relay.log().dump());
 }
 
 #[tokio::test]
 async fn unwritable_audit_file_is_refused_at_start() {
     let (status, log) = Relay::builder().env("AUDIT_LOG_FILE", "absent/audit.jsonl").start_and_exit().await;
     assert_eq!(status.code(), Some(1), "{}", log.dump());
-    let parts = ["AUDIT_LOG_FILE (--audit-log-file)", "absent/audit.jsonl", "cannot be written"];
+    let parts = ["AUDIT_LOG_FILE (--audit-log-file)", "absent/audit.jsonl", "cannot write to the file"];
     assert!(log.lines().iter().any(|line| parts.iter().all(|part| line.contains(part))), "{}", log.dump());
 }

@@ -210,7 +210,7 @@ async fn further_response_header_is_passed_on() {
 #[tokio::test]
 async fn settings_that_weaken_protection_are_refused() {
     for (name, value, allowed) in [
-        ("RESPONSE_HEADERS", "set-cookie", "steers a browser"),
+        ("RESPONSE_HEADERS", "set-cookie", "control a browser"),
         ("ALLOWED_ORIGINS", "chat.example", "https://chat.example"),
         ("ALLOWED_HOSTS", "relay.example:8080", "without ports"),
     ] {

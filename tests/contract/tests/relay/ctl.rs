@@ -60,7 +60,7 @@ async fn status_shows_load_and_problems() {
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
-    assert!(status.contains("- 1 wait for nobodys: no worker serves it"), "{status}");
+    assert!(status.contains("- 1 waiting for nobodys: no worker serves it"), "{status}");
     let both: Value = serde_json::from_str(&told(&relay, &["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }
@@ -75,10 +75,10 @@ async fn commands_list_workers_and_cancel_requests() {
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
     let requests = told(&relay, &["requests"]).await;
     assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
-    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one is cancelled\n");
+    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
     let missing = failure(&ask(&relay, &["requests", "cancel", "../keys"]).await);
-    assert_eq!(missing, "modelrelay-relay: the relay answered 404: no live request has this id\n");
+    assert_eq!(missing, "modelrelay-relay: the relay returned 404: no live request has this id\n");
 }
 
 #[tokio::test]
@@ -91,10 +91,10 @@ async fn commands_create_list_and_revoke_keys() {
     let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
     relay.log().secrets().plant(secret);
     let shown = told(&relay, &["keys", "create", "phone"]).await;
-    assert!(shown.starts_with("mr-") && shown.contains("of phone: it is shown this once"), "{shown}");
+    assert!(shown.starts_with("mr-") && shown.contains("created for phone; the secret is shown only once"), "{shown}");
     let keys = told(&relay, &["keys"]).await;
     assert_eq!(line(&keys, id)[1..4], ["laptop", "good", "-"], "{keys}");
-    assert_eq!(told(&relay, &["keys", "revoke", id]).await, format!("key {id} is revoked\n"));
+    assert_eq!(told(&relay, &["keys", "revoke", id]).await, format!("key {id} revoked\n"));
     assert_eq!(line(&told(&relay, &["keys"]).await, id)[2], "revoked");
 }
 
@@ -117,7 +117,7 @@ async fn drain_waits_until_worker_is_gone() {
     assert_eq!(running.reply().await.status, 200);
     drop(worker);
     let ended = within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played is gone\n");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played disconnected\n");
     let missing = failure(&ask(&relay, &["drain", "hand-played"]).await);
     assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
 }
@@ -127,7 +127,7 @@ async fn drain_warns_that_older_worker_returns() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
     let said = told(&relay, &["drain", "hand-played"]).await;
-    assert!(said.starts_with("worker hand-played is gone; it is of an older version"), "{said}");
+    assert!(said.starts_with("worker hand-played disconnected; its older version"), "{said}");
     assert!(said.contains("stop its process"), "{said}");
 }
 
@@ -142,9 +142,9 @@ async fn failure_is_one_line_with_its_remedy() {
     let said = failure(&status(&["status", "--url", &url]).await);
     assert!(said.contains("MODELRELAY_ADMIN_TOKEN (--token) is missing"), "{said}");
     let said = failure(&status(&["status", "--url", &url, "--token", "not-the-token"]).await);
-    assert!(said.contains("403") && said.contains("give its admin token") && !said.contains("not-the-token"), "{said}");
+    assert!(said.contains("403") && said.contains("to its admin token") && !said.contains("not-the-token"), "{said}");
     let said = failure(&status(&["status", "--url", "http://127.0.0.1:1", "--token", "x"]).await);
-    assert!(said.contains("cannot be reached") && said.contains("(--url)"), "{said}");
+    assert!(said.contains("cannot reach the relay") && said.contains("(--url)"), "{said}");
     let said = failure(&status(&["status", "--url", "relay", "--token", "x"]).await);
     assert!(said.contains("MODELRELAY_URL (--url)"), "{said}");
 }
@@ -157,7 +157,7 @@ async fn ca_file_is_trusted_over_tls() {
     let status = told(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
     assert!(status.contains("is running"), "{status}");
     let said = failure(&ask(&relay, &["status"]).await);
-    assert!(said.contains("cannot be reached"), "{said}");
+    assert!(said.contains("cannot reach the relay"), "{said}");
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ async fn check_accepts_valid_and_refuses_invalid_settings() {
     };
     let good = check("providers:\n- name: home\n  workerSecrets: [{value: a-secret-of-some-length}]\n").await;
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
-    assert_eq!(String::from_utf8_lossy(&good.stdout), "the settings are right; providers: home\n");
+    assert_eq!(String::from_utf8_lossy(&good.stdout), "configuration OK; providers: home\n");
     let said = failure(&check("providers:\n- nam: home\n").await);
     assert!(said.contains("relay.yaml") && said.contains("nam"), "{said}");
     let set = command(&["check"]).env("WORKER_SECRET", WORKER_SECRET).output().await.unwrap();
@@ -217,7 +217,7 @@ async fn token_file_of_windows_editor_is_read() {
     let status = told(&relay, &["status", "--token-file", file]).await;
     assert!(status.contains("is running"), "{status}");
     let said = failure(&ask(&relay, &["status", "--token-file", &format!("{file}s")]).await);
-    assert!(said.contains("(--token-file)") && said.contains("cannot be read"), "{said}");
+    assert!(said.contains("(--token-file)") && said.contains("cannot read the file"), "{said}");
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn relay_url_may_have_path() {
         assert!(status.contains("is running"), "{status}");
     }
     let elsewhere = failure(&ask(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
-    assert!(elsewhere.contains("answered 404"), "{elsewhere}");
+    assert!(elsewhere.contains("returned 404"), "{elsewhere}");
 }
 
 /// The result of `status` with a variable that names a proxy.
@@ -253,7 +253,7 @@ async fn command_connects_through_environment_proxy() {
 
     let refusing = ConnectProxy::refusing("407 Proxy Authentication Required").await;
     let said = failure(&through("HTTPS_PROXY", &format!("http://me:planted-4711@{}", refusing.addr()), &args).await);
-    assert!(said.contains("cannot be reached through the proxy of HTTPS_PROXY: "), "{said}");
+    assert!(said.contains(" through the proxy in HTTPS_PROXY: "), "{said}");
     assert!(!said.contains("planted"), "{said}");
     let said = failure(&through("ALL_PROXY", "socks5://me:planted-4711@proxy.example", &args).await);
     assert!(said.contains("ALL_PROXY: its value (not shown) must be http://HOST:PORT"), "{said}");
@@ -269,7 +269,7 @@ async fn loopback_and_no_proxy_addresses_bypass_proxy() {
     let excepted = ["--url", "http://relay.invalid"];
     let mut direct = command(&[&["status", "--token", ADMIN_TOKEN][..], &excepted].concat());
     let direct = direct.env("ALL_PROXY", &proxy_url).env("NO_PROXY", "10.0.0.0/8, .invalid").output().await.unwrap();
-    assert!(failure(&direct).contains("cannot be reached: "), "{}", failure(&direct));
+    assert!(failure(&direct).contains("cannot reach the relay at http://relay.invalid/: "), "{}", failure(&direct));
     assert!(proxy.is_unused());
     failure(&through("ALL_PROXY", &proxy_url, &excepted).await);
     assert!(proxy.asked().await.starts_with("GET http://relay.invalid/admin/state HTTP/1.1\r\n"));

@@ -187,7 +187,7 @@ async fn new_token_ends_logins_and_streams() {
     let cookie = cookie(&relay).await;
     let stream = Live::open(&relay, &cookie).await;
     relay.replace_file("token", "another-admin-token");
-    relay.log().wait_for_line("admin token read again").await;
+    relay.log().wait_for_line("admin token reloaded").await;
     let reply = relay.fetch(as_page("GET", "/admin/stats", &cookie)).await.with_status(403);
     assert!(reply.text().contains("log in again"), "{}", reply.text());
     // A change through which the stream notices it.

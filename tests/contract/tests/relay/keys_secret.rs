@@ -192,7 +192,7 @@ async fn keys_of_deleted_secret_return_with_next_change() {
     let relay = relay.restart().await;
     kubernetes.delete();
     mount.sync(&kubernetes);
-    relay.log().wait_for_line("the last good ones still count").await;
+    relay.log().wait_for_line("keeping previous keys").await;
     kubernetes.recreate();
     new_key(&relay, "after").await;
     assert_eq!(kubernetes.keys().len(), 2);

@@ -170,5 +170,5 @@ async fn unreadable_keys_at_start_end_relay() {
     mount.sync(&kubernetes);
     let (status, log) = relay_in(&kubernetes, &mount).start_and_exit().await;
     assert_eq!(status.code(), Some(1), "{}", log.dump());
-    assert!(log.contains(DATA_KEY) && log.contains("left as it is"), "{}", log.dump());
+    assert!(log.contains(DATA_KEY) && log.contains("left unchanged"), "{}", log.dump());
 }

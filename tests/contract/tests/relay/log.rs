@@ -56,7 +56,10 @@ async fn queue_timeout_names_workers_without_models() {
     let _worker = relay.core1_worker(&[], 1).await;
     let reply = relay.fetch(chat("m")).await;
     let message = openai_error(&reply, 504, "timeout_error", "queue_timeout");
-    assert!(message.ends_with("; a connected worker lists no models: its backend is down or has none"), "{message}");
+    assert!(
+        message.ends_with("; a connected worker lists no models: its backend is down or has no models"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

@@ -66,7 +66,7 @@ async fn unserved_alias_is_404_naming_its_model() {
     let relay = aliased().start().await;
     let _worker = relay.worker(&["qwen"], 1).await;
     let message = openai_error(&relay.fetch(chat("claude")).await, 404, "invalid_request_error", "model_not_found");
-    assert!(message.starts_with("claude is an alias of org/coder, and no provider has"), "{message}");
+    assert!(message.starts_with("claude is an alias of org/coder, but no provider has"), "{message}");
     assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["gpt-4o-mini", "qwen"]);
 }
 
@@ -146,7 +146,7 @@ async fn changed_aliases_apply_without_restart() {
     wait_for_model(&relay, "slow", true).await;
     assert_eq!(sent(&relay, &mut worker, chat("slow")).await.0, "coder");
     relay.replace_file("relay.yaml", &one_provider("  aliases: {slow: fast, fast: slow}"));
-    relay.log().wait_for_line("an alias stands for a model, not for an alias").await;
+    relay.log().wait_for_line("an alias must refer to a model, not to another alias").await;
     assert_eq!(sent(&relay, &mut worker, chat("slow")).await.0, "coder", "the last good settings count");
 }
 

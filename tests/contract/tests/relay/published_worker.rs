@@ -57,7 +57,7 @@ async fn refusal_without_headers_gets_matching_content_type() {
 async fn error_after_begun_stream_is_last_event() {
     let reply = answered(chat_stream("m"), &["data: 1\n\n"], 500, json!({})).await.with_status(200);
     let text = reply.broken_stream();
-    assert!(text.starts_with("data: 1\n\n") && text.contains("the backend answered 500"), "{text}");
+    assert!(text.starts_with("data: 1\n\n") && text.contains("the backend returned 500"), "{text}");
 }
 
 #[tokio::test]

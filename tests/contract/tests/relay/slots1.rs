@@ -245,11 +245,11 @@ async fn invalid_slots_are_refused_without_harm() {
     worker.expect_quiet().await;
     let listed = relay.workers().await.remove(0);
     assert_eq!(listed["slots"][0]["id"], "good", "the last that made sense: {listed}");
-    let logged = relay.log().wait_for_line("slots refused").await;
+    let logged = relay.log().wait_for_line("invalid slot report").await;
     assert!(logged.contains("65 slots"), "with the reason: {logged}");
     worker.say_slots(&[slot("", "empty", &["a"])]).await;
     worker.expect_quiet().await;
-    assert_eq!(relay.log().count_of("slots refused"), 1, "once a minute, however often they come");
+    assert_eq!(relay.log().count_of("invalid slot report"), 1, "once a minute, however often they come");
     worker.open_gates(&[("a", 4)]).await;
     let pending = relay.begin(chat("a"));
     let job = worker.expect_request().await;

@@ -217,7 +217,7 @@ async fn disconnect_of_worker_ends_its_orders() {
     relay.eventually("the order has ended", || async { operation(&relay, &op).await["done"] == true }).await;
     let ended = operation(&relay, &op).await;
     assert_eq!(ended["ok"], false);
-    assert!(ended["error"].as_str().is_some_and(|error| error.contains("left")), "{ended}");
+    assert!(ended["error"].as_str().is_some_and(|error| error.contains("disconnected")), "{ended}");
 }
 
 #[tokio::test]

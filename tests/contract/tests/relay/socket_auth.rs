@@ -44,11 +44,14 @@ async fn refused_secret_with_quotes_is_explained_in_log() {
     let reply = relay.dial().secret(&format!("\"{WORKER_SECRET}\"")).refused().await;
     assert!(reply.status == 401 && !reply.text().contains("quotes"), "{}", reply.text());
     let line = relay.log().wait_for_line("worker authentication failed").await;
-    assert!(line.contains("the worker's secret has quotes"), "{line}");
+    assert!(line.contains("the worker's secret is enclosed in quotes"), "{line}");
     let relay = Relay::builder().env("WORKER_SECRET", "'a-secret-in-quotes'").start().await;
     assert_eq!(relay.dial().secret("a-secret-in-quotes").refused().await.status, 401);
     let line = relay.log().wait_for_line("worker authentication failed").await;
-    assert!(line.contains("the relay's secret has quotes") && !line.contains("a-secret-in-quotes"), "{line}");
+    assert!(
+        line.contains("the relay's secret is enclosed in quotes") && !line.contains("a-secret-in-quotes"),
+        "{line}"
+    );
 }
 
 #[tokio::test]

@@ -293,7 +293,7 @@ async fn stored_response_is_unknown_to_other_keys() {
     for request in requests() {
         let reply = relay.fetch(request.bearer(&other)).await;
         let message = openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
-        assert_eq!(message, "no connected worker remembers this response");
+        assert_eq!(message, "no connected worker has this response");
     }
     maker.expect_quiet().await;
     for request in requests() {

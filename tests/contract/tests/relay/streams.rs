@@ -157,7 +157,7 @@ async fn plain_response_after_keep_alive_is_failure() {
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({"not": "a stream"})).await;
     let reply = response.read_to_end().await;
-    assert!(reply.broken_stream().contains("the backend answered 200, not with a stream"), "{}", reply.text());
+    assert!(reply.broken_stream().contains("the backend returned 200 instead of a stream"), "{}", reply.text());
     // The backend failed; the client did not disconnect.
     relay.log().wait_for_line("outcome=\"upstream_error\" code=200").await;
 }

@@ -89,7 +89,7 @@ async fn failed_or_missing_handshake_affects_no_others() {
     assert_eq!(silent.read_to_end_within(Duration::from_secs(20)).await, "");
     let took = begun.elapsed();
     assert!(took > Duration::from_secs(9), "gone after {took:?}");
-    relay.log().wait_for_line("TLS handshake took too long").await;
+    relay.log().wait_for_line("TLS handshake timed out").await;
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn renewed_certificate_applies_to_new_connections() {
     let mut relay = start(&old).await;
     assert!(is_trusted_by(&relay, &old).await && !is_trusted_by(&relay, &new).await);
     replace(&relay, &new.certificate(), &new.key());
-    relay.log().wait_for_line("TLS certificate read again").await;
+    relay.log().wait_for_line("TLS certificate reloaded").await;
     assert!(is_trusted_by(&relay, &new).await && !is_trusted_by(&relay, &old).await);
     relay.trust(&new);
     assert_eq!(error_of(&relay).await, Value::Null);
@@ -124,7 +124,7 @@ async fn broken_renewal_keeps_old_certificate_and_is_reported() {
     let (old, new) = (Certificates::make(), Certificates::make());
     let relay = start(&old).await;
     for (certificate, key, parts) in [
-        (new.certificate(), old.key(), [KEY, "does not belong"]),
+        (new.certificate(), old.key(), [KEY, "does not match"]),
         ("".to_owned(), old.key(), [CERT, "no PEM certificate"]),
         (old.certificate(), "secret-nonsense".to_owned(), [KEY, "no PEM private key"]),
     ] {
@@ -134,7 +134,8 @@ async fn broken_renewal_keeps_old_certificate_and_is_reported() {
         relay.eventually(&format!("{parts:?} in /readyz"), seen).await;
         assert_eq!(relay.metric("modelrelay_tls_last_reload_successful").await, 0.0);
         // /readyz may be ahead of the log lines in the pipe.
-        let said = |line: &str| (line.contains("still counts") && line.contains(parts[1])).then_some(());
+        let said =
+            |line: &str| (line.contains("keeping previous certificate") && line.contains(parts[1])).then_some(());
         relay.log().wait_for("a line that says so", said).await;
         assert!(is_trusted_by(&relay, &old).await, "the old one does not count");
     }
@@ -170,13 +171,13 @@ async fn unusable_certificate_pair_is_refused_at_start() {
     let (certificate, key) = (one.certificate(), one.key());
     let missing = Relay::builder().tls(&one).env("TLS_CERT_FILE", "absent.crt");
     for (relay, parts) in [
-        (with(&certificate, &other.key()), [KEY, "tls.key", "does not belong to the certificate"]),
-        (with("nonsense", &key), [CERT, "tls.crt", "no PEM certificate is in it"]),
-        (with(&certificate, "nonsense"), [KEY, "tls.key", "no PEM private key is in it"]),
-        (with(&key, &certificate), [CERT, "tls.crt", "no PEM certificate is in it"]),
-        (missing, [CERT, "absent.crt", "cannot be read"]),
-        (Relay::builder().env("TLS_CERT_FILE", "tls.crt"), [CERT, KEY, "needs"]),
-        (Relay::builder().env("TLS_KEY_FILE", "tls.key"), [CERT, KEY, "needs"]),
+        (with(&certificate, &other.key()), [KEY, "tls.key", "does not match the certificate"]),
+        (with("nonsense", &key), [CERT, "tls.crt", "the file contains no PEM certificate"]),
+        (with(&certificate, "nonsense"), [KEY, "tls.key", "the file contains no PEM private key"]),
+        (with(&key, &certificate), [CERT, "tls.crt", "the file contains no PEM certificate"]),
+        (missing, [CERT, "absent.crt", "cannot read the file"]),
+        (Relay::builder().env("TLS_CERT_FILE", "tls.crt"), [CERT, KEY, "requires"]),
+        (Relay::builder().env("TLS_KEY_FILE", "tls.key"), [CERT, KEY, "requires"]),
     ] {
         let (code, log) = refusal(relay).await;
         assert_eq!(code, Some(1), "{}", log.dump());

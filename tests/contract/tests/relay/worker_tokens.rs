@@ -71,7 +71,7 @@ async fn invalid_tokens_are_401() {
     let refused = [
         (made_up(GPU, AUDIENCE, AN_HOUR, 1), "worker authentication failed"),
         (kubernetes.token("llm/other", AUDIENCE, AN_HOUR), "worker authentication failed"),
-        (kubernetes.token(GPU, "somebody-else", AN_HOUR), "audience must be modelrelay"),
+        (kubernetes.token(GPU, "somebody-else", AN_HOUR), "wrong audience; it must be modelrelay"),
         (kubernetes.token(GPU, AUDIENCE, -61), "expired"),
     ];
     for (token, why) in &refused {
@@ -132,7 +132,11 @@ async fn account_does_not_admit_to_another_provider() {
     let relay = relay_with(&kubernetes, &yaml("[llm/gpu]", other)).start().await;
     let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
     let reply = relay.dial().provider("other").token(&token).refused().await;
-    assert!(reply.status == 401 && reason(&reply).contains("do not name ServiceAccount llm/gpu"), "{}", reply.text());
+    assert!(
+        reply.status == 401 && reason(&reply).contains("do not include ServiceAccount llm/gpu"),
+        "{}",
+        reply.text()
+    );
     assert_eq!(relay.dial().provider("third").token(&token).refused().await.status, 401);
     relay.dial().token(&token).open().await.register(&["m"], 1).await;
     let of_other = kubernetes.token("llm/other", AUDIENCE, AN_HOUR);
@@ -236,9 +240,9 @@ async fn conflicting_settings_are_refused_in_one_line() {
     let cases: [(RelayBuilder, &[&str]); 4] = [
         (
             outside(relay_in(&kubernetes)),
-            &["WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) works only in a Pod", "show a secret"],
+            &["WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) requires a Pod", "use a worker secret"],
         ),
-        (outside(relay_with(&kubernetes, &yaml("[llm/gpu]", ""))), &["workerServiceAccounts works only in a Pod"]),
+        (outside(relay_with(&kubernetes, &yaml("[llm/gpu]", ""))), &["workerServiceAccounts requires a Pod"]),
         (relay_in(&kubernetes).env("WORKER_SERVICE_ACCOUNTS", "llm"), &["--worker-service-accounts", "NAMESPACE/NAME"]),
         (relay_in(&kubernetes).env("WORKER_SERVICE_ACCOUNTS", ""), &["WORKER_SECRET", "WORKER_SERVICE_ACCOUNTS"]),
     ];

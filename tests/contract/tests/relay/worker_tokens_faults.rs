@@ -32,7 +32,7 @@ async fn unavailable_api_server_is_503_without_lockout() {
         let reply = relay.dial().token(&token).refused().await;
         assert_eq!(reply.status, 503, "{fault:?}");
         check_retry_after(&reply);
-        assert!(reply.text().contains("cannot be checked"), "{}", reply.text());
+        assert!(reply.text().contains("cannot review the token"), "{}", reply.text());
         assert!(error(&relay).await.is_string());
     }
     let unverified = "modelrelay_worker_connections_total{provider=\"local\",result=\"unverified\"}";
@@ -58,7 +58,7 @@ async fn missing_permission_is_reported_with_its_remedy() {
     let told = error(&relay).await;
     let told = told.as_str().expect("an error");
     assert!(told.contains("ClusterRole") && told.contains("create") && told.contains("tokenreviews"), "{told}");
-    assert_eq!(relay.log().count_of("cannot be reviewed"), 1, "{}", relay.log().dump());
+    assert_eq!(relay.log().count_of("cannot review worker tokens"), 1, "{}", relay.log().dump());
     // The rejected worker learns nothing of that.
     kubernetes.fail_reviews(&[Fault::Status(403, "tokenreviews is forbidden")]);
     assert!(!relay.dial().token(&token).refused().await.text().contains("ClusterRole"));

@@ -11,7 +11,7 @@ fn subcommands_select_relay_and_worker() {
         (&["relay", "--version"][..], "modelrelay-relay "),
         (&["worker", "--version"], "modelrelay-worker "),
         (&["--version"], "modelrelay "),
-        (&["worker", "--help"], "Sits beside an inference backend"),
+        (&["worker", "--help"], "Connects an inference backend to"),
         (&["help", "worker", "demo"], "Serve a built-in demo backend"),
     ] {
         let (code, printed) = run(path_of("modelrelay"), words);

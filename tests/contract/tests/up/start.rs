@@ -14,7 +14,7 @@ use crate::rig::{NO_BACKEND, START_TIMEOUT, Up, spawn};
 #[tokio::test]
 async fn printed_command_receives_streamed_demo_response() {
     let up = Up::start(&[NO_BACKEND]).await;
-    assert!(up.printed("backend: none found on ports 1, so the demo backend runs at http://127.0.0.1:1"));
+    assert!(up.printed("backend: none found on ports 1; using the demo backend at http://127.0.0.1:1"));
     let answer = up.paste_curl_line().await;
     for word in ["demo", "backend,", "not", "a", "model."] {
         assert!(answer.contains(&format!("\" {word}\"")), "{answer}");
@@ -36,7 +36,7 @@ async fn search_skips_relay_and_backend_without_models() {
     assert!(up.printed(&format!("not used: port {}: a ModelRelay relay, not a backend", relay.addr().port())));
     assert!(up.printed(&format!("not used: {}  OpenAI-compatible: no model yet", empty.url())));
     assert!(up.printed(&format!("backend: found {}  OpenAI-compatible: org/model:1b", backend.url())));
-    assert!(up.printed(&format!("not used: {}  OpenAI-compatible: m; BACKEND_URL selects it", other.url())));
+    assert!(up.printed(&format!("not used: {}  OpenAI-compatible: m; set BACKEND_URL to use it", other.url())));
     assert!(up.curl_line().contains("\"model\":\"org/model:1b\"") && !up.printed("demo   | "));
     up.stop().await;
 }
@@ -53,7 +53,7 @@ async fn backend_requiring_key_is_reported() {
         }
     });
     let up = Up::start(&[("BACKEND_PORTS", &port.to_string())]).await;
-    let reason = "/v1/models answers 401 Unauthorized: it wants an API key, as BACKEND_API_KEY_FILE";
+    let reason = "/v1/models returned 401 Unauthorized: the backend requires an API key; set BACKEND_API_KEY_FILE";
     assert!(up.printed(&format!("not used: port {port}: {reason}")) && up.printed("none found"));
     up.stop().await;
 }
@@ -87,7 +87,7 @@ async fn later_runs_use_next_ports() {
     let (first, second, third) = tokio::join!(start(), start(), start());
     let urls = [first.url(), second.url(), third.url()];
     assert!(urls[0] != urls[1] && urls[1] != urls[2] && urls[2] != urls[0], "{urls:?}");
-    let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is taken, so it listens on"));
+    let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is in use; listening on"));
     assert!(moved.count() >= 2);
     first.stop().await;
     assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run lives on its own");

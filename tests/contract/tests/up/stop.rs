@@ -47,7 +47,7 @@ async fn second_signal_ends_everything_immediately() {
     up.process.wait_for_line("graceful shutdown").await;
     up.process.signal("INT").await;
     ended_with_failure(&mut up.process).await;
-    assert!(up.printed("modelrelay: stopping at once"));
+    assert!(up.printed("modelrelay: stopping immediately"));
     assert!(!String::from_utf8_lossy(&up.curl_output(curl).await.stdout).contains("[DONE]"));
 }
 
@@ -58,7 +58,7 @@ async fn ended_part_is_named_and_ends_run() {
         signal("KILL", &up.part(words));
         ended_with_failure(&mut up.process).await;
         assert!(
-            up.printed(&format!("the {name} ended by itself (signal: 9 (SIGKILL))")),
+            up.printed(&format!("the {name} exited unexpectedly (signal: 9 (SIGKILL))")),
             "{}",
             up.process.log().dump()
         );
@@ -72,7 +72,7 @@ async fn part_failing_to_start_ends_run() {
     let mut process = spawn(&[NO_BACKEND, ("LISTEN_ADDR", &address)]).start();
     ended_with_failure(&mut process).await;
     assert!(process.log().contains(&format!("LISTEN_ADDR: cannot listen on {address}")), "{}", process.log().dump());
-    assert!(process.log().contains("the relay ended by itself (exit status: 1)"), "{}", process.log().dump());
+    assert!(process.log().contains("the relay exited unexpectedly (exit status: 1)"), "{}", process.log().dump());
 }
 
 #[tokio::test]

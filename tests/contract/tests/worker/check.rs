@@ -46,12 +46,12 @@ async fn valid_settings_are_reported_with_run_plan() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "relay: https://relay.example\nname: box-9\nbackend: {url: 'http://127.0.0.1:9000/v1', engine: vllm}\n";
     let said = plan(check(folder.path(), yaml).env("MAX_CONCURRENCY", "3")).await;
-    let expected = "the settings are right\n\
+    let expected = "configuration OK\n\
         relay: https://relay.example:443\n\
-        provider: local, as box-9, by a worker secret\n\
+        provider: local, as box-9, with a worker secret\n\
         backend: http://127.0.0.1:9000 (vllm)\n\
-        models: what it lists\n\
-        at once: 3\n\
+        models: all that it lists\n\
+        concurrent requests: 3\n\
         probes: http://127.0.0.1:17990\n";
     assert_eq!(said, expected);
 }
@@ -88,7 +88,7 @@ async fn multiplexer_settings_are_checked_as_for_run() {
         \x20 - {id: b, driver: ollama, url: 'http://127.0.0.1:11434', default: q, models: [{id: o, level: 2}]}\n";
     let said = mistakes(&mut check(folder.path(), yaml)).await;
     let places = [
-        "maxConcurrency: cannot stand beside `multiplexer`",
+        "maxConcurrency: conflicts with `multiplexer`",
         "multiplexer.maxWait: ",
         "multiplexer.slots.a.models.m.url: ",
         "multiplexer.slots.a.models.n.url: missing",
@@ -107,7 +107,7 @@ async fn flags_work_anywhere_and_override_variables() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = check(folder.path(), "name: from-file\nmaxConcurrency: 2\n");
     let said = plan(command.env("WORKER_NAME", "from-environment").args(["--worker-name", "from-flag"])).await;
-    assert!(said.contains("as from-flag, ") && said.contains("at once: 2\n"), "{said}");
+    assert!(said.contains("as from-flag, ") && said.contains("concurrent requests: 2\n"), "{said}");
     let mut command = Command::new(path_of("modelrelay-worker"));
     command.env_clear().env("WORKER_SECRET", SECRET).env("WORKER_NAME", "from-environment");
     let said = plan(command.args(["--worker-name", "before", "check"])).await;

@@ -159,28 +159,28 @@ async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     dialogue.asks("The relay's address [http://127.0.0.1:8080]: ").await.answer("nonsense\n").await;
     dialogue.asks("RELAY-URL: \"nonsense\" is not allowed").await;
     dialogue.asks("The relay's address").await.answer("http://127.0.0.1:1\n").await;
-    dialogue.asks("the relay at http://127.0.0.1:1 cannot be reached").await;
+    dialogue.asks("cannot reach the relay at http://127.0.0.1:1").await;
     dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
-    dialogue.asks("Worker secret of the provider local").await.answer("planted-wrong-secret-9\n").await;
-    dialogue.asks("the relay refused the worker secret (401)").await;
-    dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-    dialogue.asks("lets this worker in").await;
+    dialogue.asks("Worker secret of provider local").await.answer("planted-wrong-secret-9\n").await;
+    dialogue.asks("the relay rejected the worker secret (401)").await;
+    dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.asks("accepts this worker").await;
     dialogue.asks(&format!("port {}: a ModelRelay relay, not a backend", site.relay.addr().port())).await;
     dialogue.asks(&format!("1) {}  OpenAI-compatible: qwen", site.backend.url())).await;
-    dialogue.asks("Which one").await.answer("2\n").await;
-    dialogue.asks("there is no 2").await;
-    dialogue.asks("Which one").await.answer("\n").await;
-    dialogue.asks("at once [4]").await.answer("none\n").await;
+    dialogue.asks("Backend to use").await.answer("2\n").await;
+    dialogue.asks("no backend has number 2").await;
+    dialogue.asks("Backend to use").await.answer("\n").await;
+    dialogue.asks("concurrent requests [4]").await.answer("none\n").await;
     dialogue.asks("MAX_CONCURRENCY (--max-concurrency): \"none\" is not allowed").await;
-    dialogue.asks("at once [4]").await.answer("3\n").await;
-    dialogue.asks("Name of this worker").await.answer("Grace's box\n").await;
+    dialogue.asks("concurrent requests [4]").await.answer("3\n").await;
+    dialogue.asks("Display name of this worker").await.answer("Grace's box\n").await;
     let (code, said) = dialogue.end().await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("modelrelay-worker --config worker.yaml"), "{said}");
     assert!(!said.contains(WORKER_SECRET) && !said.contains("planted-wrong-secret-9"), "{said}");
     assert_eq!((site.read("worker.secret"), mode(&site.path("worker.secret"))), (format!("{WORKER_SECRET}\n"), 0o600));
     assert!(!site.read("worker.yaml").contains(WORKER_SECRET));
-    site.relay.log().wait_for_line("a worker was let in and left before it registered").await;
+    site.relay.log().wait_for_line("worker disconnected before registering").await;
     assert!(!site.relay.log().lines().iter().any(|line| line.contains("registration refused")));
     let worker = site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
     assert_eq!((worker["worker_name"].as_str(), worker["max_concurrent"].as_u64()), (Some("Grace's box"), Some(3)));
@@ -194,7 +194,7 @@ async fn interrupt_at_hidden_prompt_restores_terminal() {
     let site = Site::new().await;
     let line = format!("trap : INT; $W connect {}; echo code $?; stty -a", site.relay.url());
     let mut dialogue = Dialogue::begin(&site, &line);
-    dialogue.asks("it is not shown").await.answer("\x03").await;
+    dialogue.asks("not echoed").await.answer("\x03").await;
     let (_, said) = dialogue.end().await;
     assert!(said.contains("nothing was written") && said.contains("code 130"), "{said}");
     assert!(said.contains(" echo ") && !said.contains("-echo "), "{said}");
@@ -210,7 +210,7 @@ async fn terminal_overwrites_file_only_after_confirmation() {
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
     for (answer, code) in [("\n", 1), ("n\n", 1), ("y\n", 130)] {
         let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
-        dialogue.asks("worker.yaml is there already. Write over it? [y/N]").await.answer(answer).await;
+        dialogue.asks("worker.yaml already exists. Overwrite it? [y/N]").await.answer(answer).await;
         if code == 130 {
             dialogue.asks("Worker secret").await.answer("\x03").await;
         }
@@ -228,7 +228,7 @@ async fn confirmation_lists_every_file_to_be_replaced() {
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
     std::fs::write(site.path("worker.secret"), "older\n").unwrap();
     let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
-    dialogue.asks("worker.yaml and worker.secret are there already. Write over them? [y/N]").await.answer("n\n").await;
+    dialogue.asks("worker.yaml and worker.secret already exist. Overwrite them? [y/N]").await.answer("n\n").await;
     assert_eq!(dialogue.end().await.0, Some(1));
 }
 
@@ -243,12 +243,12 @@ async fn replacing_existing_secret_file_requires_confirmation() {
     let line = format!("$W connect {} --worker-secret-file mine --backend {}", site.relay.url(), site.backend.url());
     for (answer, code, kept) in [("n\n", 1, "older"), ("y\n", 0, WORKER_SECRET)] {
         let mut dialogue = Dialogue::begin(&site, &line);
-        dialogue.asks("the relay refused the worker secret (401)").await;
-        dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-        dialogue.asks("worker.secret is there already. Write over it? [y/N]").await.answer(answer).await;
+        dialogue.asks("the relay rejected the worker secret (401)").await;
+        dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+        dialogue.asks("worker.secret already exists. Overwrite it? [y/N]").await.answer(answer).await;
         if code == 0 {
-            dialogue.asks("at once [4]").await.answer("\n").await;
-            dialogue.asks("Name of this worker").await.answer("\n").await;
+            dialogue.asks("concurrent requests [4]").await.answer("\n").await;
+            dialogue.asks("Display name of this worker").await.answer("\n").await;
         }
         let (ended, said) = dialogue.end().await;
         assert_eq!((ended, site.read("worker.secret").trim()), (Some(code), kept), "{said}");
@@ -267,8 +267,8 @@ async fn variables_overriding_answers_are_listed_for_unset() {
         "PROXY_URL=http://127.0.0.1:1 WORKER_SECRET_FILE=mine MAX_CONCURRENCY=none WORKER_NAME=w LOG_LEVEL=info";
     let mut dialogue = Dialogue::begin(&site, &format!("{given} $W connect --backend {}", site.backend.url()));
     dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
-    dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-    dialogue.asks("at once [4]").await.answer("2\n").await;
+    dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.asks("concurrent requests [4]").await.answer("2\n").await;
     let (code, said) = dialogue.end().await;
     assert_eq!(code, Some(0), "{said}");
     let unset: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("unset ")).collect();
@@ -297,12 +297,12 @@ async fn overwriting_file_requires_force() {
     };
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
     let said = site.refused(&mut set_up(&[])).await;
-    assert_eq!(said, "worker.yaml is there already: give --force to write over it, or another --output");
+    assert_eq!(said, "worker.yaml already exists; pass --force to overwrite it, or choose another --output");
     site.done(&mut set_up(&["--output", "other.yaml"])).await;
     assert_eq!((mode(&site.path("other.secret")), site.read("worker.yaml").as_str()), (0o600, "relay: http://older\n"));
     std::fs::remove_file(site.path("other.yaml")).unwrap();
     let said = site.refused(&mut set_up(&["--output", "other.yaml"])).await;
-    assert!(said.starts_with("other.secret is there already"), "{said}");
+    assert!(said.starts_with("other.secret already exists"), "{said}");
     site.done(&mut set_up(&["--force"])).await;
     assert!(site.read("worker.yaml").contains(&url));
 }
@@ -330,11 +330,14 @@ async fn missing_answer_without_terminal_names_its_flag() {
     let said = site.refused(without(&[]).env_remove("WORKER_SECRET")).await;
     assert!(said.contains("WORKER_SECRET") && said.contains("--worker-secret-file"), "{said}");
     let said = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
-    assert!(said.starts_with("the relay refused the worker secret (401)") && !said.contains("planted"), "{said}");
+    assert!(said.starts_with("the relay rejected the worker secret (401)") && !said.contains("planted"), "{said}");
     let said = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
-    assert!(said.contains("no provider of this name; is this the relay's address, and nobodys a provider"), "{said}");
+    assert!(
+        said.contains("no provider has this name; check the relay's address, and that it has a provider nobodys"),
+        "{said}"
+    );
     let said = site.refused(without(&[&url]).arg(&backend)).await;
-    assert!(said.contains("is this the relay's address"), "{said}");
+    assert!(said.contains("check the relay's address"), "{said}");
     site.done(&mut without(&[])).await;
     site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
 }
@@ -382,5 +385,5 @@ async fn unavailable_backend_is_awaited() {
     let mut command = site.command(&["--yes", "--backend", &nobody.url(), &site.relay.url()]);
     let output = site.run(command.env("WORKER_SECRET", WORKER_SECRET)).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("the worker waits until it answers"), "{said}");
+    assert!(output.status.success() && said.contains("the worker waits until it responds"), "{said}");
 }

@@ -114,7 +114,7 @@ async fn backendz_waits_for_readable_model_list() {
     let backend = FakeBackend::start().await;
     backend.set_listing(false);
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
-    backendz(&worker, 503, "the backend does not list its models: ").await;
+    backendz(&worker, 503, "cannot list the backend's models: ").await;
     backend.set_listing(true);
     backendz(&worker, 200, "ok").await;
 }

@@ -76,7 +76,7 @@ async fn loopback_and_no_proxy_are_dialled_directly() {
 async fn refusal_names_proxy_and_its_status() {
     let proxy = ConnectProxy::refusing("407 Proxy Authentication Required").await;
     let worker = worker("https").env("HTTPS_PROXY", format!("me:planted-4711@{}", proxy.addr())).start().await;
-    let status = "answered 407 Proxy Authentication Required to CONNECT relay.example:443";
+    let status = "returned 407 Proxy Authentication Required for CONNECT relay.example:443";
     let line = worker.process.wait_for_line(status).await;
     assert!(line.contains(&format!("the proxy http://{}", proxy.addr())) && !line.contains("planted-4711"), "{line}");
 }

@@ -18,7 +18,7 @@ async fn dial_sends_configured_headers() {
     assert_eq!(dial.header("authorization"), Some("Basic planted-4711"));
     assert_eq!(dial.header("x-worker-secret"), Some(WORKER_SECRET));
     dial.refuse(403).await;
-    let told = worker.process.wait_for_line("the relay answered 403").await;
+    let told = worker.process.wait_for_line("the relay returned 403").await;
     assert!(!worker.log().contains("planted-4711"), "{told}");
 }
 
@@ -49,7 +49,7 @@ async fn handshake_header_is_rejected() {
     for (headers, told) in [
         ("Host: planted-4711", "RELAY_HEADERS: \"host\" is not allowed"),
         ("sec-websocket-key: planted-4711", "RELAY_HEADERS: \"sec-websocket-key\" is not allowed"),
-        ("planted-4711", "RELAY_HEADERS: every header (not shown) must be written as NAME: VALUE"),
+        ("planted-4711", "RELAY_HEADERS: each header (not shown) must have the form NAME: VALUE"),
     ] {
         let process = WorkerProcess::builder().relay("http://127.0.0.1:9").env("RELAY_HEADERS", headers).spawn();
         let line = process.wait_for_line(told).await;
@@ -61,5 +61,5 @@ async fn handshake_header_is_rejected() {
 async fn authorization_header_with_token_is_rejected() {
     let worker = WorkerProcess::builder().without("WORKER_SECRET").env("WORKER_TOKEN_FILE", "/nowhere/token");
     let process = worker.env("RELAY_HEADERS", "authorization: Basic planted-4711").spawn();
-    process.wait_for_line("authorization holds the token of WORKER_TOKEN_FILE").await;
+    process.wait_for_line("authorization carries the token of WORKER_TOKEN_FILE").await;
 }

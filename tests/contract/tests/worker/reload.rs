@@ -151,7 +151,7 @@ async fn restart_only_change_is_logged_and_not_applied() {
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]\npool: after");
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
-    watched.worker.process.wait_for_line("need a restart").await;
+    watched.worker.process.wait_for_line("settings that require a restart").await;
 }
 
 /// As on Kubernetes, when a Provider gets a certificate while its workers serve: backends take minutes to load.

@@ -53,7 +53,7 @@ async fn quoted_secret_is_named_as_likely_cause() {
     let worker =
         WorkerProcess::builder().relay(relay.url()).env("WORKER_SECRET", "'planted-quoted-secret'").start().await;
     relay.dial().await.refuse(401).await;
-    worker.process.wait_for_line("the worker secret is in quotation marks").await;
+    worker.process.wait_for_line("the worker secret includes quotation marks").await;
 }
 
 #[tokio::test]

@@ -112,5 +112,5 @@ async fn token_and_secret_together_are_rejected() {
     assert_eq!(process.wait_exit().await.code(), Some(1));
     let lines = process.log().lines();
     assert!(lines.len() == 1 && lines[0].contains("WORKER_TOKEN_FILE"), "{lines:?}");
-    assert!(lines[0].contains("WORKER_SECRET is given too"), "{lines:?}");
+    assert!(lines[0].contains("WORKER_SECRET is set too"), "{lines:?}");
 }

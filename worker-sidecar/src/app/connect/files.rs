@@ -55,8 +55,8 @@ pub(super) fn write(output: &Path, answers: &Answers) -> Result<(), String> {
 /// Paths are written as absolute paths: a service starts in another folder than its owner.
 fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     let mut text =
-        "# Written by `modelrelay-worker connect`. Every key is in docs/reference/settings.md, under Worker;\n\
-        # `modelrelay-worker check --config FILE` says whether a change is right.\n"
+        "# Written by `modelrelay-worker connect`. docs/reference/settings.md lists all keys, under Worker;\n\
+        # `modelrelay-worker check --config FILE` validates a change.\n"
             .to_owned();
     let mut add = |key: &str, value: &str| {
         // Writing into a string cannot fail. A JSON string is a valid YAML string, whatever its content.
@@ -87,7 +87,7 @@ fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
 
 /// Writes under an unused name first, so that a partial file is never read, and the content is never readable for others.
 fn replace(file: &Path, text: &str, mode: u32) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{} cannot be written: {error}; choose another --output", file.display());
+    let failed = |error: io::Error| format!("cannot write {}: {error}; choose another --output", file.display());
     let (new, mut opened) = unused(file, mode).map_err(failed)?;
     let written = opened.write_all(text.as_bytes()).and_then(|()| opened.sync_all());
     written.and_then(|()| fs::rename(&new, file)).map_err(|error| {
@@ -114,7 +114,7 @@ fn absolute(file: &Path) -> Result<PathBuf, String> {
 }
 
 fn utf8(file: &Path) -> Result<String, String> {
-    let refused = || format!("{} cannot be written into worker.yaml: its path is no UTF-8", file.display());
+    let refused = || format!("cannot write {} into worker.yaml: the path is not valid UTF-8", file.display());
     file.to_str().map(str::to_owned).ok_or_else(refused)
 }
 
@@ -147,7 +147,7 @@ mod tests {
         let output = folder.path().join("worker.yaml");
         write(&output, &answers()).unwrap();
         let report = check(&Args { config: Some(output.clone()), ..Args::default() }).unwrap();
-        assert!(report.plan.contains("Grace's \"box\": #1 \u{e4}, by the worker secret in "), "{}", report.plan);
+        assert!(report.plan.contains("Grace's \"box\": #1 \u{e4}, with the worker secret in "), "{}", report.plan);
         assert!(report.warnings.is_empty() && !fs::read_to_string(output).unwrap().contains("hunter2"));
     }
 

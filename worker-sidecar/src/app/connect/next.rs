@@ -28,11 +28,11 @@ pub(super) fn next(file: &str, in_the_way: &[String], shell: Shell) -> String {
     let unset = match in_the_way {
         [] => String::new(),
         some => format!(
-            "\nWhat is set here as variables would win over {file}: unset it first.\n\n  {}\n",
+            "\nEnvironment variables take precedence over {file}. Unset them first:\n\n  {}\n",
             unset(shell, some)
         ),
     };
-    format!("{unset}\nNow run it:\n\n  {} --config {}\n", program(shell), shell.word(file))
+    format!("{unset}\nThen run the worker:\n\n  {} --config {}\n", program(shell), shell.word(file))
 }
 
 #[cfg(test)]
@@ -44,14 +44,17 @@ mod tests {
         let set = ["PROXY_URL".to_owned(), "WORKER_SECRET".to_owned()];
         assert_eq!(
             next("worker.yaml", &set, Shell::Posix),
-            "\nWhat is set here as variables would win over worker.yaml: unset it first.\n\n  \
-            unset PROXY_URL WORKER_SECRET\n\nNow run it:\n\n  modelrelay-worker --config worker.yaml\n"
+            "\nEnvironment variables take precedence over worker.yaml. Unset them first:\n\n  \
+            unset PROXY_URL WORKER_SECRET\n\nThen run the worker:\n\n  modelrelay-worker --config worker.yaml\n"
         );
         assert_eq!(
             next("worker.yaml", &set, Shell::PowerShell),
-            "\nWhat is set here as variables would win over worker.yaml: unset it first.\n\n  \
-            Remove-Item Env:PROXY_URL, Env:WORKER_SECRET\n\nNow run it:\n\n  .\\modelrelay-worker.exe --config worker.yaml\n"
+            "\nEnvironment variables take precedence over worker.yaml. Unset them first:\n\n  \
+            Remove-Item Env:PROXY_URL, Env:WORKER_SECRET\n\nThen run the worker:\n\n  .\\modelrelay-worker.exe --config worker.yaml\n"
         );
-        assert_eq!(next("a/b.yaml", &[], Shell::Posix), "\nNow run it:\n\n  modelrelay-worker --config a/b.yaml\n");
+        assert_eq!(
+            next("a/b.yaml", &[], Shell::Posix),
+            "\nThen run the worker:\n\n  modelrelay-worker --config a/b.yaml\n"
+        );
     }
 }

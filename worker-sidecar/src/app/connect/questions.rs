@@ -64,7 +64,7 @@ impl<'a> Questions<'a> {
         let output = &self.args.output;
         let secret = files::secret_file(output);
         if secret == *output {
-            let why = "the secret's file beside it would have the same name; choose one such as worker.yaml";
+            let why = "the secret file next to it would have the same name; choose a name such as worker.yaml";
             return Err(format!("--output {}: {why}", output.display()));
         }
         let writes_secret = self.args.worker_secret_file.is_none();
@@ -80,11 +80,11 @@ impl<'a> Questions<'a> {
             return Ok(());
         }
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-        let (are, them) = if files.len() == 1 { ("is", "it") } else { ("are", "them") };
-        let there = format!("{} {are} there already", names.join(" and "));
+        let (exist, them) = if files.len() == 1 { ("exists", "it") } else { ("exist", "them") };
+        let there = format!("{} already {exist}", names.join(" and "));
         match &self.terminal {
-            Some(terminal) if terminal.confirm(&format!("{there}. Write over {them}?"))? => Ok(()),
-            Some(_) | None => Err(format!("{there}: give --force to write over {them}, or another --output")),
+            Some(terminal) if terminal.confirm(&format!("{there}. Overwrite {them}?"))? => Ok(()),
+            Some(_) | None => Err(format!("{there}; pass --force to overwrite {them}, or choose another --output")),
         }
     }
 
@@ -100,13 +100,13 @@ impl<'a> Questions<'a> {
         let chosen = self.backend()?;
         let at_once = self.judged(
             ("MAX_CONCURRENCY (--max-concurrency)", self.args.max_concurrency.as_deref()),
-            "Requests that it may run at once",
+            "Maximum number of concurrent requests",
             Some(&chosen.at_once.to_string()),
             |given| given.concurrency().map_err(|error| error.to_string()),
         )?;
         let name = self.judged(
             ("WORKER_NAME (--worker-name)", self.args.worker_name.as_deref()),
-            "Name of this worker, for people",
+            "Display name of this worker",
             Some(&settings::host_name()),
             |given| given.label().map_err(|error| error.to_string()),
         )?;
@@ -148,7 +148,10 @@ impl<'a> Questions<'a> {
         let way = Way { headers: &headers, proxies: &proxies, trust: &trust };
         let endpoint = Endpoint { url: url.clone(), addr: None };
         let unreached = |error| {
-            format!("the relay at {} cannot be reached: {error}; does it run, and is this its address?", url.address())
+            format!(
+                "cannot reach the relay at {}: {error}; check that it is running and that the address is correct",
+                url.address()
+            )
         };
         self.runtime.block_on(way.connect(&endpoint)).map_err(unreached)?;
         Ok(trust)
@@ -172,7 +175,7 @@ impl<'a> Questions<'a> {
             let way = Way { headers: &headers, proxies: &Proxies::from_env(), trust };
             match self.runtime.block_on(try_dial(url, provider, &credential, &way)) {
                 Ok(()) => {
-                    say(&format!("The relay at {} lets this worker in.", url.address()));
+                    say(&format!("The relay at {} accepts this worker.", url.address()));
                     return Ok(Some(place));
                 }
                 Err(RelayRefusal::Credential(why)) => {
@@ -180,7 +183,7 @@ impl<'a> Questions<'a> {
                 }
                 Err(RelayRefusal::Other(why)) => {
                     let why = marked(&why);
-                    let question = format!("is this the relay's address, and {provider} a provider of it?");
+                    let question = format!("check the relay's address, and that it has a provider {provider}");
                     self.again(&format!("{}: {why}; {question}", url.address()))?;
                     return Ok(None);
                 }
@@ -202,12 +205,13 @@ impl<'a> Questions<'a> {
 
     fn ask_secret(&self, provider: &str) -> Result<(Secret, SecretPlace), String> {
         let Some(terminal) = &self.terminal else {
-            return Err("the worker secret is missing, and nobody is asked: give it as WORKER_SECRET, or its file as \
-                --worker-secret-file"
-                .to_owned());
+            return Err(
+                "the worker secret is missing, and prompts are disabled: set WORKER_SECRET or --worker-secret-file"
+                    .to_owned(),
+            );
         };
         loop {
-            let typed = terminal.ask_hidden(&format!("Worker secret of the provider {provider} (it is not shown)"))?;
+            let typed = terminal.ask_hidden(&format!("Worker secret of provider {provider} (not echoed)"))?;
             match judge_secret(&typed) {
                 Ok(secret) => return Ok(secret),
                 Err(why) => say(&why),
@@ -229,13 +233,13 @@ impl<'a> Questions<'a> {
                 Some(only) if found.is_empty() && self.args.yes => self.chosen(only),
                 Some(last) => {
                     found.push(last);
-                    Err(format!("BACKEND_URL (--backend) is missing, and nobody is asked: {}", list(&found)))
+                    Err(format!("BACKEND_URL (--backend) is missing, and prompts are disabled: {}", list(&found)))
                 }
                 None => Err(format!("BACKEND_URL (--backend) is missing: {}", self.nothing_found())),
             };
         }
         if found.is_empty() {
-            say(&format!("{}; start one, or give its address.", self.nothing_found()));
+            say(&format!("{}; start one, or enter its address.", self.nothing_found()));
             return self.named_backend(None);
         }
         say("Backends on this machine:");
@@ -246,7 +250,7 @@ impl<'a> Questions<'a> {
     /// Returns the backend at an address, or with a number in the list.
     fn named_backend(&self, mut listed: Option<Vec<FoundBackend>>) -> Result<Chosen, String> {
         let question =
-            if listed.is_some() { "Which one: a number, or another address" } else { "The backend's address" };
+            if listed.is_some() { "Backend to use: a number, or another address" } else { "The backend's address" };
         let default = listed.is_some().then_some("1");
         let setting = "BACKEND_URL (--backend)";
         let found = self.judged((setting, self.args.backend.as_deref()), question, default, |given| {
@@ -255,7 +259,7 @@ impl<'a> Questions<'a> {
                 return if is_listed {
                     Ok(Ok(found.swap_remove(number - 1)))
                 } else {
-                    Err(format!("there is no {number}"))
+                    Err(format!("no backend has number {number}"))
                 };
             }
             let url = given.backend_url().map_err(|error| error.to_string())?;
@@ -265,14 +269,14 @@ impl<'a> Questions<'a> {
                 Err(why) => match &self.terminal {
                     Some(terminal) => {
                         say(&format!("{url}: {}", marked(&why)));
-                        if terminal.confirm("Take it all the same? The worker waits until it answers.")? {
+                        if terminal.confirm("Use it anyway? The worker waits until it responds.")? {
                             Ok(Err(url))
                         } else {
-                            Err("then another one".to_owned())
+                            Err("enter another address".to_owned())
                         }
                     }
                     None => {
-                        say(&format!("{url}: {}; the worker waits until it answers", marked(&why)));
+                        say(&format!("{url}: {}; the worker waits until it responds", marked(&why)));
                         Ok(Err(url))
                     }
                 },
@@ -304,7 +308,7 @@ impl<'a> Questions<'a> {
 
     fn nothing_found(&self) -> String {
         let ports: Vec<String> = self.args.backend_ports.iter().map(u16::to_string).collect();
-        format!("no backend answers on this machine's ports {}", ports.join(", "))
+        format!("no backend responds on local ports {}", ports.join(", "))
     }
 
     /// Returns the given value, or else the answer, once it is valid. A wrong answer is prompted for again.
@@ -333,9 +337,9 @@ impl<'a> Questions<'a> {
             (Some(terminal), _) => terminal.ask(question, default),
             (None, Some(default)) if self.args.yes => Ok(default.to_owned()),
             (None, Some(default)) => {
-                Err(format!("{setting} is missing, and nobody is asked: give it, or --yes for {default}"))
+                Err(format!("{setting} is missing, and prompts are disabled: set it, or pass --yes for {default}"))
             }
-            (None, None) => Err(format!("{setting} is missing, and nobody is asked: give it")),
+            (None, None) => Err(format!("{setting} is missing, and prompts are disabled: set it")),
         }
     }
 
@@ -354,7 +358,7 @@ impl<'a> Questions<'a> {
 /// Validates a secret that is not in a file yet.
 fn judge_secret(text: &str) -> Result<(Secret, SecretPlace), String> {
     if text.trim().is_empty() {
-        return Err("the worker secret is empty; the relay's administrator has it".to_owned());
+        return Err("the worker secret is empty; the relay's administrator can provide it".to_owned());
     }
     let secret = settings::header_secret("WORKER_SECRET", text).map_err(|error| error.to_string())?;
     Ok((secret.clone(), SecretPlace::New(secret)))
@@ -362,7 +366,7 @@ fn judge_secret(text: &str) -> Result<(Secret, SecretPlace), String> {
 
 fn list(found: &[FoundBackend]) -> String {
     let lines: Vec<String> = found.iter().map(FoundBackend::line).collect();
-    let hint = if found.len() == 1 { "give it, or --yes for" } else { "give one of" };
+    let hint = if found.len() == 1 { "set it, or pass --yes for" } else { "set it to one of" };
     format!("{hint} {}", lines.join(" · "))
 }
 

@@ -49,7 +49,7 @@ impl Terminal {
 }
 
 fn read_line(question: &str) -> Result<String, String> {
-    let failed = |error| format!("the terminal cannot be read: {error}");
+    let failed = |error| format!("cannot read from the terminal: {error}");
     let mut stderr = io::stderr();
     stderr.write_all(question.as_bytes()).and_then(|()| stderr.flush()).map_err(failed)?;
     let mut line = String::new();
@@ -78,7 +78,7 @@ mod hidden {
             modes.local_modes.remove(LocalModes::ECHO);
             // Only the end of the line is echoed, or the next text would follow the question on the same line.
             modes.local_modes.insert(LocalModes::ECHONL);
-            let failed = |error| format!("the terminal cannot hide what is typed: {error}");
+            let failed = |error| format!("cannot turn off terminal echo: {error}");
             // Input from before the question was not meant for it, and may already be on the screen.
             tcsetattr(io::stdin(), OptionalActions::Flush, &modes).map_err(failed)?;
             let line = super::read_line(question);
@@ -106,8 +106,7 @@ mod hidden {
 
         #[allow(clippy::unused_self)]
         pub(super) fn read_hidden(&self, question: &str) -> Result<String, String> {
-            rpassword::prompt_password(question)
-                .map_err(|error| format!("the console cannot hide what is typed: {error}"))
+            rpassword::prompt_password(question).map_err(|error| format!("cannot turn off console echo: {error}"))
         }
 
         /// A shell sets its console's modes itself, before each line.

@@ -90,7 +90,7 @@ struct LlamaSwapModel {
 
 /// Returns the `worker.yaml` for this configuration; `variable` reads `${env.NAME}`.
 pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
-    let file = parse(text).map_err(|error| format!("not llama-swap's configuration: {error}"))?;
+    let file = parse(text).map_err(|error| format!("not a llama-swap configuration: {error}"))?;
     let mut notes = Notes::default();
     for key in file.rest.keys() {
         notes.add(key, global_note(key));
@@ -100,7 +100,7 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
     }
     let mut models = Vec::new();
     for (id, model) in &file.models {
-        let id = scalar(id).ok_or("models: a name is not a text")?;
+        let id = scalar(id).ok_or("models: a name is not a string")?;
         let at = format!("models.{id}");
         let of_model: LlamaSwapModel =
             serde_yaml::from_value(model.clone()).map_err(|error| format!("{at}: {error}"))?;
@@ -112,7 +112,7 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
         );
     }
     if models.is_empty() {
-        return Err("it has no models".to_owned());
+        return Err("no models".to_owned());
     }
     let mut slots = slots::divide(models, &groups(&file, &mut notes)?, &mut notes);
     slots::preload(&mut slots, &file.hooks.on_startup.preload, &mut notes);
@@ -163,7 +163,7 @@ fn convert_model(
     }
     let mut command = words::split(&macros.expand(&words::without_comments(&of.cmd))?)?;
     if command.is_empty() {
-        return Err("its cmd is empty".to_owned());
+        return Err("cmd is empty".to_owned());
     }
     let expect_model = name_of_backend(&at, &id, of.use_model_name, &mut command, notes);
     let url = own_url(&at, of.proxy, macros, notes)?;
@@ -175,7 +175,7 @@ fn convert_model(
         .collect();
     let says_port = command.iter().chain(env.values()).any(|word| word.contains("${PORT}"));
     if url.is_none() && !says_port {
-        return Err("neither its cmd has ${PORT} nor does proxy say where it listens".to_owned());
+        return Err("the port is unknown: put ${PORT} into cmd, or set proxy".to_owned());
     }
     let ttl = of.ttl.filter(|ttl| *ttl >= 0).unwrap_or(global_ttl);
     Ok(ConvertedModel {
@@ -201,7 +201,7 @@ fn own_url(at: &str, proxy: Option<String>, macros: &Macros<'_>, notes: &mut Not
     if !usual.contains(&proxy.trim_end_matches('/')) {
         notes.add(
             &format!("{at}.proxy"),
-            "its server is asked at http://127.0.0.1:${PORT}: for another address set url, with a port of its own in both",
+            "the worker connects to http://127.0.0.1:${PORT}; for another address, set url and a fixed port in both",
         );
     }
     Ok(None)
@@ -232,20 +232,23 @@ fn name_of_backend(
     let name = match (wanted, listed) {
         (wanted, Some(listed)) => {
             if wanted.is_some_and(|name| name != listed) {
-                notes.add(&format!("{at}.useModelName"), &format!("its server lists {listed}, and is asked for that"));
+                notes.add(
+                    &format!("{at}.useModelName"),
+                    &format!("ignored: the server lists the model as {listed}, and requests use that name"),
+                );
             }
             listed
         }
         (wanted, None) if is_llama => {
             let name = wanted.unwrap_or_else(|| id.to_owned());
             command.extend(["--alias".to_owned(), name.clone()]);
-            notes.add(at, "--alias was added, so that llama-server lists the model by its name");
+            notes.add(at, "added --alias, so that llama-server lists the model by this name");
             name
         }
         (Some(name), None) => name,
         (None, None) if is_vllm && model.is_some() => model.unwrap_or_default().to_owned(),
         (None, None) => {
-            notes.add(at, "if /v1/models of its server lists the model by another name, set expectModel to that");
+            notes.add(at, "if /v1/models of the server lists another name, set expectModel to it");
             id.to_owned()
         }
     };
@@ -258,7 +261,7 @@ fn concurrency(at: &str, limit: u64, command: &[String], notes: &mut Notes) -> u
     number.unwrap_or_else(|| {
         notes.add(
             at,
-            "maxConcurrency is 1, because nothing says how many requests its server takes at once: raise it to that",
+            "maxConcurrency is 1, because the server's limit is unknown; raise it to the number of requests that the server runs at once",
         );
         1
     })
@@ -274,7 +277,7 @@ fn health_path(
     if path == "none" {
         notes.add(
             &format!("{at}.checkEndpoint"),
-            "the worker has to see when the model is loaded: it asks /v1/models instead",
+            "replaced by /v1/models, because the worker needs to detect when the model is loaded",
         );
         return Ok(Some("/v1/models".to_owned()));
     }
@@ -283,18 +286,22 @@ fn health_path(
 
 fn global_note(key: &str) -> &'static str {
     match key {
-        "startPort" => "not needed: ${PORT} becomes any free port",
-        "apiKeys" => "keys are the relay's: make them there, with MODELRELAY_REQUIRE_API_KEYS=true",
+        "startPort" => "not needed: ${PORT} is replaced by a free port",
+        "apiKeys" => "API keys belong to the relay: create them there, and set MODELRELAY_REQUIRE_API_KEYS=true",
         "peers" => {
-            "no counterpart in a worker: give each peer a worker of its own, with BACKEND_URL and BACKEND_API_KEY_FILE"
+            "no counterpart in a worker: run a separate worker for each peer, with BACKEND_URL and BACKEND_API_KEY_FILE"
         }
         "matrix" => {
-            "no counterpart: all models take turns in one slot. Models that fit beside each other may have slots of their own"
+            "no counterpart: all models share one slot. Models that fit into memory together can have separate slots"
         }
         "includeAliasesInList" => "aliases are always listed by /v1/models",
-        "sendLoadingState" => "no counterpart: a stream says nothing while its model loads",
-        "logToStdout" | "logTimeFormat" => "no counterpart: the worker logs itself and its servers to standard output",
-        "metricsMaxInMemory" | "captureBuffer" => "no counterpart: metrics are for Prometheus, and no prompts are kept",
+        "sendLoadingState" => "no counterpart: a stream sends nothing while its model loads",
+        "logToStdout" | "logTimeFormat" => {
+            "no counterpart: the worker writes its own log and that of its servers to standard output"
+        }
+        "metricsMaxInMemory" | "captureBuffer" => {
+            "no counterpart: metrics are exported to Prometheus, and no prompts are stored"
+        }
         _ => "no counterpart",
     }
 }
@@ -302,15 +309,15 @@ fn global_note(key: &str) -> &'static str {
 fn model_note(key: &str) -> &'static str {
     match key {
         "cmdStop" => {
-            "no counterpart: the command gets SIGTERM, and SIGKILL after 10 s. Where that does not end it, use driver hooks"
+            "no counterpart: the command receives SIGTERM, and SIGKILL after 10 s. If that does not stop it, use driver hooks"
         }
         "filters" => {
-            "no counterpart: requests reach the server as clients wrote them, and names made by setParamsByID are gone"
+            "no counterpart: requests reach the server unchanged, and names defined by setParamsByID do not exist"
         }
         "name" | "description" | "metadata" => "no counterpart: /v1/models lists ids and aliases only",
-        "unlisted" => "no counterpart: it is listed. What a client sees can be limited by its API key",
-        "timeouts" => "no counterpart: the relay's REQUEST_TIMEOUT_SECS and COLD_TIMEOUT_SECS count",
-        "sendLoadingState" => "no counterpart: a stream says nothing while its model loads",
+        "unlisted" => "no counterpart: the model is listed. An API key can limit the models that a client sees",
+        "timeouts" => "no counterpart: the relay's REQUEST_TIMEOUT_SECS and COLD_TIMEOUT_SECS apply",
+        "sendLoadingState" => "no counterpart: a stream sends nothing while its model loads",
         _ => "no counterpart",
     }
 }

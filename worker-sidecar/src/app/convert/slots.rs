@@ -45,7 +45,7 @@ pub(super) fn divide(
         for member in &group.members {
             match models.iter().position(|model| model.id == *member) {
                 Some(index) => members.push(models.remove(index)),
-                None => notes.add(&place, &format!("{member} is no model, or in another group already")),
+                None => notes.add(&place, &format!("{member} is not a model, or is already in another group")),
             }
         }
         let is_apart = !group.exclusive || group.persistent;
@@ -54,7 +54,7 @@ pub(super) fn divide(
             (true, false) => own.extend(members.into_iter().map(|model| (format!("{name}-{}", model.id), vec![model]))),
             (false, swap) => {
                 if !swap {
-                    notes.add(&place, &format!("its models ran together and nothing beside them; in slot {SHARED} they take turns. Where they fit together, give each a slot"));
+                    notes.add(&place, &format!("its models ran together and without others; in slot {SHARED} only one is loaded at a time. If they fit into memory together, give each its own slot"));
                 }
                 models.extend(members);
             }
@@ -62,7 +62,7 @@ pub(super) fn divide(
         if is_apart {
             notes.add(
                 &place,
-                "it has slots of its own, which are loaded beside the others: their memory has to suffice for all",
+                "it has its own slots, which are loaded in addition to the others: memory must suffice for all",
             );
         }
     }
@@ -96,9 +96,9 @@ pub(super) fn preload(slots: &mut [ConvertedSlot], wanted: &[String], notes: &mu
             Some(slot) if slot.default.is_none() => slot.default = Some(id),
             Some(slot) => notes.add(
                 "hooks.on_startup.preload",
-                &format!("{id} is not loaded at the start: slot {} holds one model", slot.id),
+                &format!("{id} is not loaded at startup: slot {} holds only one model", slot.id),
             ),
-            None => notes.add("hooks.on_startup.preload", &format!("{id} is no model")),
+            None => notes.add("hooks.on_startup.preload", &format!("{id} is not a model")),
         }
     }
 }

@@ -99,9 +99,9 @@ fn settings_without_counterpart_become_notes() {
         "# - models.coder.filters: ",
         "# - models.qwen.cmdStop: ",
         "# - models.embed.checkEndpoint: ",
-        "# - groups.always: gone is no model",
+        "# - groups.always: gone is not a model",
         "# - hooks.on_startup.preload: coder is not loaded",
-        "# - models.coder: --alias was added",
+        "# - models.coder: added --alias",
     ] {
         assert!(text.contains(place), "{place} is not in\n{text}");
     }
@@ -128,20 +128,22 @@ fn models_that_evict_each_other_share_slot() {
 #[test]
 fn conversion_error_names_model() {
     let refused = |config: &str| convert(config, &variable).unwrap_err();
-    assert!(refused("models: {a: {cmd: 'x --port 1'}}").starts_with("models.a: neither its cmd has ${PORT}"));
-    assert!(refused("models: {a: {cmd: 'x ${nobody}'}}").contains("there is no macro ${nobody}"));
+    assert!(
+        refused("models: {a: {cmd: 'x --port 1'}}").starts_with("models.a: the port is unknown: put ${PORT} into cmd")
+    );
+    assert!(refused("models: {a: {cmd: 'x ${nobody}'}}").contains("unknown macro ${nobody}"));
     assert!(refused("models: {a: {cmd: 'x ${env.GONE}'}}").contains("set GONE"));
     assert!(refused("{macros: {a: '${b}', b: '${a}'}, models: {a: {cmd: '${a}'}}}").contains("circle"));
-    assert!(refused("models: {a: {cmd: 'x \"y ${PORT}'}}").contains("not closed"));
+    assert!(refused("models: {a: {cmd: 'x \"y ${PORT}'}}").contains("unclosed"));
     assert!(refused("models: {}").contains("no models"));
-    assert!(refused("listen: 1").contains("not llama-swap's configuration"));
+    assert!(refused("listen: 1").contains("not a llama-swap configuration"));
 }
 
 #[test]
 fn unsupported_source_program_error_lists_supported_ones() {
     let error =
         crate::app::cli::parse(["modelrelay-worker", "convert", "other", "config.yaml"]).unwrap_err().to_string();
-    assert!(error.contains("only llama-swap's") && !error.contains('\n'), "{error}");
+    assert!(error.contains("only llama-swap is") && !error.contains('\n'), "{error}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ impl Macros<'_> {
 
     fn expand_within(&self, text: &str, depth: usize) -> Result<String, String> {
         if depth > MAX_DEPTH {
-            return Err("its macros go in a circle".to_owned());
+            return Err("the macros refer to each other in a circle".to_owned());
         }
         replace(text, &|name| match name {
             "PORT" | "PID" => Ok(None),
@@ -37,8 +37,8 @@ impl Macros<'_> {
     fn value(&self, name: &str) -> Result<String, String> {
         match name.strip_prefix("env.") {
             Some(variable) => (self.variable)(variable)
-                .ok_or_else(|| format!("${{{name}}} is not set in this environment: set {variable} and convert again")),
-            None => self.named.get(name).cloned().ok_or_else(|| format!("there is no macro ${{{name}}}")),
+                .ok_or_else(|| format!("${{{name}}} is not set in the environment: set {variable} and convert again")),
+            None => self.named.get(name).cloned().ok_or_else(|| format!("unknown macro ${{{name}}}")),
         }
     }
 }
@@ -102,7 +102,7 @@ fn quoted(letters: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> 
             letter => word.push(letter),
         }
     }
-    Err(format!("its command has a {quote} that is not closed"))
+    Err(format!("the command has an unclosed {quote}"))
 }
 
 /// Returns the value of a flag, as `--flag value` or `--flag=value`; the last one takes effect.

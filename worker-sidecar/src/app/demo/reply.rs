@@ -48,7 +48,7 @@ impl DemoError {
     }
 
     pub(super) fn no_such_model(demo: &Demo, dialect: Dialect, id: &str) -> Self {
-        let message = format!("the demo backend has one model, {:?}, and not {id:?}", demo.model);
+        let message = format!("the demo backend serves only model {:?}, not {id:?}", demo.model);
         Self { param: Some("model"), ..Self::new(dialect, StatusCode::NOT_FOUND, "model_not_found", &message) }
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn fresh_id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     // The system's random number generator fails only on a broken system; a demo may then repeat an id.
     if let Err(error) = getrandom::fill(&mut bytes) {
-        tracing::warn!(%error, "no random numbers");
+        tracing::warn!(%error, "system random number generator failed");
     }
     bytes.iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }

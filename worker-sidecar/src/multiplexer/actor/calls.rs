@@ -129,11 +129,11 @@ impl Calls {
             let killing = AssertUnwindSafe(driver.force_evict(&model)).catch_unwind();
             match tokio::time::timeout(EVICT_TIMEOUT, killing).await {
                 Ok(Ok(Outcome::ForceEvicted(Err(error)))) => {
-                    tracing::warn!(model = &*model, error, "what was left of a model could not be killed");
+                    tracing::warn!(model = &*model, error, "leftovers of a model could not be killed");
                 }
-                Ok(Ok(_)) => tracing::debug!(model = &*model, "what was left of a model is killed"),
+                Ok(Ok(_)) => tracing::debug!(model = &*model, "leftovers of a model were killed"),
                 Ok(Err(_)) => tracing::error!(model = &*model, "a driver panicked"),
-                Err(_) => tracing::warn!(model = &*model, "what was left of a model does not go"),
+                Err(_) => tracing::warn!(model = &*model, "leftovers of a model could not be removed in time"),
             }
             driver.forget(&model);
         }));
@@ -173,7 +173,7 @@ impl Calls {
                 join_all(models.filter(|model| driver.driver().owns(model)).map(|model| end(&driver, model))).await
             };
             if tokio::time::timeout(EVICT_TIMEOUT, ending).await.is_err() {
-                tracing::warn!("the backends could not be ended in time");
+                tracing::warn!("the backends did not stop in time");
             }
         }
     }
@@ -186,7 +186,7 @@ async fn end(driver: &SlotDriver, model: Model) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => PANICKED.to_owned(),
     };
-    tracing::warn!(model = &*model, error, "a backend could not be ended, and is killed");
+    tracing::warn!(model = &*model, error, "a backend could not be stopped; killing it");
     let killed = AssertUnwindSafe(driver.driver().force_evict(&model)).catch_unwind().await;
     let error = match killed {
         Ok(Ok(())) => return,

@@ -113,12 +113,12 @@ impl History {
         match news {
             News::SwapEnded(swap) => self.last_swap = Some(swap.clone()),
             News::LoadFailed { model, error } => self.fail(model, error.to_string()),
-            News::WakeFailed { model, failure } => self.fail(model, format!("it did not wake: {failure}")),
-            News::EvictFailed { model, detail } => self.fail(model, format!("it could not be unloaded: {detail}")),
-            News::MemoryNotFreed { model } => self.fail(model, "its memory did not come back".to_owned()),
-            News::Quarantined { model } => self.fail(model, "it does not go: the slot is quarantined".to_owned()),
+            News::WakeFailed { model, failure } => self.fail(model, format!("wake-up failed: {failure}")),
+            News::EvictFailed { model, detail } => self.fail(model, format!("unload failed: {detail}")),
+            News::MemoryNotFreed { model } => self.fail(model, "GPU memory not released".to_owned()),
+            News::Quarantined { model } => self.fail(model, "unload failed; slot quarantined".to_owned()),
             News::BackendDown { model, leases, .. } => {
-                self.fail(model, format!("its backend was gone, with {leases} requests"));
+                self.fail(model, format!("backend lost, with {leases} running requests"));
             }
             News::SwapBegun { .. }
             | News::SwapAborted { .. }

@@ -20,7 +20,7 @@ use crate::multiplexer::event::{Event, Generation, RequestKey};
 
 /// A request that waits for its lease, or for an error. Dropping it cancels the request.
 #[derive(Debug)]
-#[must_use = "a request that nobody waits for is cancelled"]
+#[must_use = "dropping it cancels the request"]
 pub struct PendingLease {
     request: RequestKey,
     answer: oneshot::Receiver<Result<Lease, SlotError>>,
@@ -39,7 +39,7 @@ pub struct CancelHandle {
 /// The right to use a model's backend. Dropping it releases it: hold it until the connection to the backend is closed
 /// or can be reused.
 #[derive(Debug)]
-#[must_use = "a lease that is dropped is given back"]
+#[must_use = "dropping it releases the lease"]
 pub struct Lease {
     request: RequestKey,
     model: Model,

@@ -1,7 +1,7 @@
 //! Log lines for events of a slot. They contain only names and numbers, nothing of a request.
 //!
-//! A swap is a sequence of lines: "swap begun" states the reason and the number of waiting requests, "unloading" and
-//! "loading" follow, and "swap ended" states the duration of each step.
+//! A swap is a sequence of lines: "swap started" states the reason and the number of waiting requests, "unloading" and
+//! "loading" follow, and "swap finished" states the duration of each step.
 
 use crate::multiplexer::Model;
 use crate::multiplexer::effect::{Effect, News, Swap};
@@ -12,7 +12,7 @@ use crate::multiplexer::machine::{Machine, Requests};
 pub(super) fn announce(slot: &str, effect: &Effect) {
     match effect {
         Effect::Evict { model, .. } => tracing::info!(slot, model = &**model, "unloading"),
-        Effect::ForceEvict { model, .. } => tracing::info!(slot, model = &**model, "unloading by force"),
+        Effect::ForceEvict { model, .. } => tracing::info!(slot, model = &**model, "forcing the unload"),
         Effect::Load { model, kind, .. } => tracing::info!(slot, model = &**model, ?kind, "loading"),
         _ => {}
     }
@@ -25,9 +25,9 @@ pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
             let waiting = to.as_ref().map(|to| requests(machine, to).waiting);
             let running = from.as_ref().map(|from| requests(machine, from).leases);
             let (from, to, reason) = (from.as_deref(), to.as_deref(), reason.as_str());
-            tracing::info!(slot, from, to, reason, waiting, running, "swap begun");
+            tracing::info!(slot, from, to, reason, waiting, running, "swap started");
         }
-        News::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap called off"),
+        News::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap aborted"),
         News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }) => tracing::info!(
             slot,
             from = from.as_deref(),
@@ -38,34 +38,34 @@ pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
             load_ms = load.as_millis() as u64,
             severed,
             result = result.as_str(),
-            "swap ended"
+            "swap finished"
         ),
         News::ResidencyEnded { model, lasted } => {
-            tracing::debug!(slot, model = &**model, lasted_ms = lasted.as_millis() as u64, "model serves no more");
+            tracing::debug!(slot, model = &**model, lasted_ms = lasted.as_millis() as u64, "model stopped serving");
         }
         News::Held { model, waited } => {
-            tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request begins");
+            tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request started");
         }
-        News::Coalesced { model } => tracing::debug!(slot, model = &**model, "request waits for a load under way"),
-        News::LingerHit { model } => tracing::debug!(slot, model = &**model, "lingering paid"),
-        News::LingerMiss { model } => tracing::debug!(slot, model = &**model, "lingering did not pay"),
+        News::Coalesced { model } => tracing::debug!(slot, model = &**model, "request waits for a load in progress"),
+        News::LingerHit { model } => tracing::debug!(slot, model = &**model, "linger ended by a request"),
+        News::LingerMiss { model } => tracing::debug!(slot, model = &**model, "linger expired unused"),
         News::LoadFailed { model, error } => {
             tracing::warn!(slot, model = &**model, %error, "model could not be loaded");
         }
         News::WakeFailed { model, failure } => {
-            tracing::warn!(slot, model = &**model, %failure, "model did not wake and is started anew");
+            tracing::warn!(slot, model = &**model, %failure, "model did not wake; restarting it");
         }
         News::EvictFailed { model, detail } => {
             tracing::warn!(slot, model = &**model, detail, "model could not be unloaded");
         }
-        News::MemoryNotFreed { model } => tracing::warn!(slot, model = &**model, "memory did not come back"),
+        News::MemoryNotFreed { model } => tracing::warn!(slot, model = &**model, "GPU memory not released"),
         News::Quarantined { model } => {
             tracing::error!(slot, model = &**model, "slot quarantined: its memory could not be freed");
         }
         News::BackendDown { model, cause, leases } => {
-            tracing::warn!(slot, model = &**model, ?cause, leases, "backend is gone");
+            tracing::warn!(slot, model = &**model, ?cause, leases, "backend lost");
         }
-        News::Adopted { model } => tracing::info!(slot, model = &**model, "model found resident"),
+        News::Adopted { model } => tracing::info!(slot, model = &**model, "model was already loaded"),
         News::MaxWaitInfeasible { model, cost } => tracing::warn!(
             slot,
             model = &**model,

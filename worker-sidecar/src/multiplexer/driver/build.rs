@@ -57,7 +57,7 @@ fn meter(slot: &SlotSettings, loading: usize) -> Nvidia {
     }
     tracing::info!(
         slot = slot.config.id,
-        "GPU memory is not measured for this slot: name its GPUs in `devices`, {loading} slots load models"
+        "GPU memory is not measured for this slot: {loading} slots load models; list the slot's GPUs in `devices`"
     );
     Nvidia::without_devices()
 }

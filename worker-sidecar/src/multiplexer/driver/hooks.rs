@@ -104,10 +104,10 @@ impl Hooks {
             match self.is_alive(known).await {
                 Ok(true) => noes = 0,
                 Ok(false) => noes += 1,
-                Err(error) => tracing::debug!(model = &*known.model.served.id, %error, "alive does not answer"),
+                Err(error) => tracing::debug!(model = &*known.model.served.id, %error, "the alive command failed"),
             }
         }
-        format!("it was alive, and before it was ready `{}` said that it is not any more", alive.join(" "))
+        format!("it was alive, but according to `{}` it stopped before it was ready", alive.join(" "))
     }
 
     async fn give_up(&self, model: &Model) -> Result<(), DriverError> {
@@ -142,7 +142,7 @@ impl Hooks {
             self.questions.start(&known.model.served.id, &launch(&known.model.served.id, alive, true), None)?;
         let _guard = question.kill_on_drop();
         let answer = tokio::time::timeout(ALIVE_TIMEOUT, question.ended()).await;
-        let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
+        let silent = || DriverError::Silent { url: alive.join(" "), why: "the command did not exit".to_owned() };
         match answer.map_err(|_| silent())?.code {
             Some(code) if !NO_ANSWER.contains(&code) => Ok(code == 0),
             // Without a code, its supervisor was killed.

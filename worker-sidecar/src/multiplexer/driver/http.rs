@@ -126,12 +126,12 @@ impl Client {
         let addresses = found.map_err(|error| self.unreachable(&self.base, &error))?;
         if let Some(stranger) = addresses.iter().find(|address| !is_local_network(address.ip())) {
             return Err(forbidden(format!(
-                "{} is neither a loopback nor a private network address; put the backend beside the worker",
+                "{} is neither a loopback nor a private network address; run the backend on the worker's network",
                 stranger.ip()
             )));
         }
         if addresses.is_empty() {
-            return Err(forbidden("the name has no address".to_owned()));
+            return Err(forbidden("the name resolves to no address".to_owned()));
         }
         Ok(addresses)
     }
@@ -246,7 +246,7 @@ async fn within<T>(
     exchange: impl Future<Output = Result<T, DriverError>>,
 ) -> Result<T, DriverError> {
     tokio::time::timeout(limit, exchange).await.unwrap_or_else(|_| {
-        Err(DriverError::Silent { url: url.to_string(), why: format!("no answer within {} s", limit.as_secs()) })
+        Err(DriverError::Silent { url: url.to_string(), why: format!("no response within {} s", limit.as_secs()) })
     })
 }
 
@@ -264,7 +264,7 @@ where
         if !is_worth_another {
             return result;
         }
-        tracing::debug!(?result, "the backend is asked again");
+        tracing::debug!(?result, "retrying the request to the backend");
         tokio::time::sleep(pause).await;
     }
     attempt().await

@@ -145,7 +145,7 @@ impl KubernetesScale {
                     continue;
                 }
             };
-            *why = format!("its Pod is ready, and {url} does not answer as it should");
+            *why = format!("its Pod is ready, but {url} does not respond as expected");
             let client = known.served.client(url.clone());
             tokio::select! {
                 ready = known.served.become_ready(&client) => {
@@ -241,7 +241,7 @@ impl KubernetesScale {
             Err(error) if is_absent(&error) => Ok(()),
             Err(error) => Err(error),
             Ok(Scale { replicas, .. }) => Err(DriverError::NotOurs(format!(
-                "{} was scaled to 0 for another model, and to {replicas} again by somebody else: {LEAVE_ALONE}",
+                "{} was scaled to 0 for another model, then to {replicas} externally: {LEAVE_ALONE}",
                 self.api.name(&known.deployment)
             ))),
         }
@@ -340,7 +340,7 @@ async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
     match taken_back.await {
         Ok(Some(_)) => known.tell(api, 1),
         Ok(None) => {}
-        Err(error) => tracing::warn!(deployment = known.deployment, %error, "a second Deployment of a slot runs"),
+        Err(error) => tracing::warn!(deployment = known.deployment, %error, "a second Deployment of a slot is running"),
     }
 }
 

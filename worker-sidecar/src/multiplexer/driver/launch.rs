@@ -142,7 +142,7 @@ impl Children {
                 running.order(StopOrder::Terminate);
             }
             if tokio::time::timeout(TERM_GRACE, running.ended()).await.is_err() {
-                tracing::warn!(model = &**model, "the backend does not end on SIGTERM and is killed");
+                tracing::warn!(model = &**model, "the backend did not exit on SIGTERM; killing it");
             }
         }
         self.kill(model).await
@@ -298,7 +298,7 @@ async fn attend(
     mut orders: mpsc::UnboundedReceiver<StopOrder>,
     ending: watch::Sender<Option<ProcessExit>>,
 ) {
-    let what = if listener.is_command { "the command has ended" } else { "the backend's process has ended" };
+    let what = if listener.is_command { "the command has exited" } else { "the backend's process has exited" };
     let mut lines = JoinSet::new();
     if let Some(stdout) = child.stdout.take() {
         lines.spawn(follow(stdout, listener.clone()));
@@ -373,8 +373,8 @@ fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, configured.unwrap_or(0)));
     let bound = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());
     bound.map(|address| address.port()).map_err(|error| match configured {
-        Some(port) => DriverError::CannotStart(format!("port {port} is taken by another program: {error}")),
-        None => DriverError::CannotStart(format!("there is no free port: {error}")),
+        Some(port) => DriverError::CannotStart(format!("port {port} is in use by another program: {error}")),
+        None => DriverError::CannotStart(format!("no free port: {error}")),
     })
 }
 
@@ -416,7 +416,7 @@ mod tests {
             attend(says.spawn().unwrap(), listener, received, ending).await;
             assert_eq!((end.borrow().unwrap().code, tail.quote()), (Some(3), "a word".to_owned()));
             let lines: Vec<_> = logged().iter().map(|line| line["message"].clone()).collect();
-            let said = ["a word", "the backend's process has ended"];
+            let said = ["a word", "the backend's process has exited"];
             assert_eq!(lines, if is_quiet { &[] } else { &said[..] });
         }
     }

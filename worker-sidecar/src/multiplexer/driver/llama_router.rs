@@ -66,7 +66,7 @@ impl LlamaRouter {
     fn status_in(&self, list: &Value, model: &Model) -> Result<ModelStatus, DriverError> {
         if ids(list).any(|(id, status)| *id == **model && status.is_null()) {
             let url = self.client.base().to_string();
-            let why = format!("it has {model} without a status: it is no router; start it with --models-preset");
+            let why = format!("{model} has no status: the server is not a router; start it with --models-preset");
             return Err(DriverError::Unexpected { url, why });
         }
         status_in(list, model).ok_or_else(|| DriverError::WrongModel {
@@ -104,7 +104,7 @@ impl LlamaRouter {
 
     fn fell_asleep(&self, model: &Model) -> DriverError {
         let url = self.client.base().to_string();
-        let why = format!("{model} fell asleep at once: take sleep-idle-seconds out of the router's preset");
+        let why = format!("{model} went to sleep at once: remove sleep-idle-seconds from the router's preset");
         DriverError::Unexpected { url, why }
     }
 
@@ -130,7 +130,7 @@ impl LlamaRouter {
 
 fn ended(exit_code: Option<i64>) -> DriverError {
     let code = exit_code.map_or_else(|| "no exit code".to_owned(), |code| format!("exit code {code}"));
-    DriverError::Ended { last_words: format!("{code}; the router's log has its last words") }
+    DriverError::Ended { last_words: format!("{code}; see the router's log") }
 }
 
 fn ids(list: &Value) -> impl Iterator<Item = (&str, &Value)> {

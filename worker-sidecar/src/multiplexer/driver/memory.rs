@@ -176,7 +176,7 @@ impl SlotMemory {
         self.hangs.store(answer.is_err(), Ordering::Relaxed);
         let free = answer.unwrap_or_else(|_| {
             let seconds = METER_TIMEOUT.as_secs();
-            tracing::warn!(seconds, "GPU memory is not known: the GPU's driver has not answered for so long");
+            tracing::warn!(seconds, "GPU memory is unknown: the GPU driver did not respond in time");
             None
         });
         self.measures.fetch_or(free.is_some(), Ordering::Relaxed);

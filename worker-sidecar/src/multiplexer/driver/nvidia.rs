@@ -71,7 +71,7 @@ impl Source {
         match Nvml::init() {
             Ok(nvml) => Self::Library(Box::new(nvml)),
             Err(error) => {
-                tracing::debug!(%error, "NVIDIA's library cannot be used");
+                tracing::debug!(%error, "cannot use NVIDIA's library");
                 program()
             }
         }
@@ -81,7 +81,7 @@ impl Source {
         match self {
             Self::Library(nvml) => {
                 let read = free_by_library(nvml, devices);
-                read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
+                read.inspect_err(|error| tracing::debug!(%error, "cannot read GPU memory")).ok()
             }
             Self::Program(program) => program.free(devices),
             Self::Nothing => None,
@@ -94,7 +94,7 @@ impl Meter for Nvidia {
         let is_first = self.source.get().is_none();
         let free = self.source.get_or_init(Source::find).free(&self.devices);
         if is_first && free.is_none() {
-            tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi tells it");
+            tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi reports it");
         }
         free
     }
@@ -149,10 +149,7 @@ impl Program {
         *hung = None;
         let mut child = self.ask(devices).ok()?;
         let Some(ended) = wait(&mut child, SMI_TIMEOUT) else {
-            tracing::warn!(
-                seconds = SMI_TIMEOUT.as_secs(),
-                "GPU memory is not known: nvidia-smi has not ended for so long"
-            );
+            tracing::warn!(seconds = SMI_TIMEOUT.as_secs(), "GPU memory is unknown: nvidia-smi did not exit in time");
             let _ = child.kill();
             *hung = Some(child);
             return None;

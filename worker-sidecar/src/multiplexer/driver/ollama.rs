@@ -122,7 +122,7 @@ impl Ollama {
             let told = self.client.tell("/api/generate", Some(&drop)).await?;
             // Ollama returns "done_reason":"unload" at once, and unloads when its running requests have ended.
             let done: Value = told.accepted()?.json()?;
-            tracing::trace!(model = &**model, reason = %done["done_reason"], "Ollama was told to unload");
+            tracing::trace!(model = &**model, reason = %done["done_reason"], "sent an unload request to Ollama");
             tokio::time::sleep(POLL).await;
         }
         Ok(())

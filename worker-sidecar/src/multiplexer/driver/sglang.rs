@@ -131,7 +131,7 @@ impl Sglang {
                 Ok(())
             }
             Err(error) => Err(DriverError::NotOurs(format!(
-                "{error}; no command of ours started it: restart it, or give the model a command"
+                "{error}; the worker did not start it: restart it, or set a `command` for the model"
             ))),
         }
     }
@@ -147,7 +147,7 @@ impl Server<Memory> {
         match tokio::time::timeout(within, proof).await {
             Ok(Ok(())) => self.state.is_proven.store(true, Ordering::Relaxed),
             Ok(Err(error)) => return Err(self.unproven(&error.to_string())),
-            Err(_) => return Err(self.unproven(&format!("no answer within {} s", within.as_secs()))),
+            Err(_) => return Err(self.unproven(&format!("no response within {} s", within.as_secs()))),
         }
         Ok(())
     }
@@ -167,8 +167,8 @@ impl Server<Memory> {
     fn unproven(&self, why: &str) -> DriverError {
         let url = self.client.base();
         DriverError::NotOurs(format!(
-            "{url} generates nothing ({why}): it may have released its memory before this worker began; restart it, or \
-             give the model a command"
+            "{url} generates nothing ({why}): it may have released its memory before this worker started; restart it, \
+            or set a `command` for the model"
         ))
     }
 
@@ -217,7 +217,7 @@ fn admin_key(launch: &Launch) -> Option<Key> {
 
 fn obeyed(reply: Reply) -> Result<(), DriverError> {
     if reply.status.as_u16() == 401 {
-        return Err(reply.unexpected("401: with --admin-api-key SGLang accepts only that key here, not the slot's"));
+        return Err(reply.unexpected("401: with --admin-api-key, SGLang accepts only that key here, not the slot's"));
     }
     reply.accepted().map(|_| ())
 }

@@ -108,7 +108,7 @@ impl SlotDriver {
                 Ok(Probed { ready: true, .. }) => self.memory.note_found(model).await,
                 Ok(Probed { .. }) | Err(_) => {}
             }
-            tracing::info!(model = &**model, "unloading what was there before the worker began");
+            tracing::info!(model = &**model, "unloading a model that was loaded before the worker started");
             self.clear_away(model).await?;
             // If the memory is not freed, the load will fail.
             self.memory.is_freed(model, self.driver.capabilities().returns).await;
@@ -119,7 +119,7 @@ impl SlotDriver {
 
     async fn clear_away(&self, model: &Model) -> Result<(), LoadFailure> {
         let stays = |detail: String| {
-            LoadFailure::Driver(format!("model {model}, which shares the slot's memory, may be loaded still: {detail}"))
+            LoadFailure::Driver(format!("model {model}, which shares the slot's memory, may still be loaded: {detail}"))
         };
         let evicted = tokio::time::timeout(EVICT_TIMEOUT, self.evict(model)).await;
         if matches!(evicted, Ok(Outcome::Evicted(Ok(_)))) {
@@ -128,7 +128,7 @@ impl SlotDriver {
         match tokio::time::timeout(EVICT_TIMEOUT, self.force_evict(model)).await {
             Ok(Outcome::ForceEvicted(Err(detail))) => Err(stays(detail)),
             Ok(_) => Ok(()),
-            Err(_) => Err(stays("ending it takes too long".to_owned())),
+            Err(_) => Err(stays("stopping it timed out".to_owned())),
         }
     }
 
@@ -180,13 +180,13 @@ impl SlotDriver {
                 }
                 Ok(Probed { gone: true, .. }) => {}
                 look if resident == Some(&model) => {
-                    tracing::debug!(model = &*model, ?look, "the resident does not answer as it should");
+                    tracing::debug!(model = &*model, ?look, "the resident model does not respond as expected");
                     return Outcome::Probed(Found::Silence);
                 }
                 Err(DriverError::Unreachable { .. }) => {}
                 // The silence of another backend is no evidence about the resident.
                 look @ (Ok(_) | Err(_)) => {
-                    tracing::debug!(model = &*model, ?look, "the backend cannot be looked at");
+                    tracing::debug!(model = &*model, ?look, "cannot probe the backend");
                     silent |= resident.is_none();
                 }
             }

@@ -156,5 +156,5 @@ impl<S> Servers<S> {
 /// The error for a child that was asleep at the last probe and is gone: starting it takes longer than a wake may, and
 /// needs another call.
 fn ended_asleep() -> DriverError {
-    DriverError::Ended { last_words: "in its sleep, and nobody saw how".to_owned() }
+    DriverError::Ended { last_words: "while asleep, for an unknown reason".to_owned() }
 }

@@ -43,10 +43,10 @@ const CANNOT_START: u8 = 127;
 /// Arguments of the hidden subcommand.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SuperviseArgs {
-    /// Leave what the command has started alone, if the command itself succeeds
+    /// Keep the processes that the command started if the command succeeds
     #[arg(long)]
     pub leave_on_success: bool,
-    /// Become the command instead, and die with the process of this id, which must be the parent
+    /// Replace this process with the command, which is killed when the process with this id, its parent, exits
     #[arg(long, value_name = "PID")]
     pub with_parent: Option<i32>,
     /// The command and its arguments
@@ -67,7 +67,7 @@ pub fn run(args: &SuperviseArgs) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("the supervisor cannot start: {error}");
+            eprintln!("cannot start the supervisor: {error}");
             return ExitCode::from(CANNOT_START);
         }
     };

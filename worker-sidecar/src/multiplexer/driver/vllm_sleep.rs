@@ -172,7 +172,7 @@ impl VllmSleep {
         match slept {
             Ok(()) | Err(DriverError::Unreachable { .. }) => Ok(()),
             Err(error) => Err(DriverError::NotOurs(format!(
-                "it does not go to sleep ({error}), and no command of ours started it: restart it, or give the model a command"
+                "it does not go to sleep ({error}), and the worker did not start it: restart it, or set a `command` for the model"
             ))),
         }
     }
@@ -185,7 +185,7 @@ impl Server<Sleeper> {
             self.state.has_slept.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        let why = "it does not sleep, after having been put to sleep".to_owned();
+        let why = "it is still awake after a request to sleep".to_owned();
         Err(DriverError::Unexpected { url: self.client.base().to_string(), why })
     }
 }
@@ -240,7 +240,7 @@ async fn is_paused(client: &Client) -> Result<bool, DriverError> {
 /// Also detects a server that could never be put to sleep, while that is still a failed load and not a stuck slot.
 async fn confirm_awake(client: &Client) -> Result<(), DriverError> {
     if is_paused(client).await? {
-        let why = "it sleeps still, after having been woken".to_owned();
+        let why = "it is still asleep after a request to wake".to_owned();
         return Err(DriverError::Unexpected { url: client.base().to_string(), why });
     }
     Ok(())

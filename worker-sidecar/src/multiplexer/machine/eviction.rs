@@ -89,7 +89,7 @@ impl Machine {
         let evicting = evicting.clone();
         match evicting.step {
             Step::Evict => {
-                let detail = "it took too long".to_owned();
+                let detail = "it timed out".to_owned();
                 self.news(News::EvictFailed { model: evicting.model.clone(), detail });
                 self.escalate(evicting);
             }

@@ -95,7 +95,7 @@ impl Machine {
     pub(super) fn expire_questions(&mut self) -> bool {
         let now = self.now;
         if let Some(preflight) = self.preflight.take_if(|preflight| preflight.deadline <= now) {
-            let refusal = LoadRefusal::Load(LoadFailure::Driver("its driver does not answer".to_owned()));
+            let refusal = LoadRefusal::Load(LoadFailure::Driver("its driver does not respond".to_owned()));
             let retry_after = self.note_failure(&preflight.model, &refusal);
             self.fail_load(&preflight.model, &refusal.into_error(&preflight.model, retry_after));
             return true;

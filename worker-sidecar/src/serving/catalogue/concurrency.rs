@@ -12,7 +12,7 @@ const MAX_PROPS_BYTES: usize = 1 << 20;
 /// Returns a warning if the backend runs several requests at once. `owner` is the owner of its first model, by which most servers
 /// name themselves.
 pub(super) async fn advice(backend: &Backend, owner: Option<&str>) -> Option<String> {
-    let advice = |runs: String| format!("MAX_CONCURRENCY is 1, its default, and {runs}; set it to use them all");
+    let advice = |runs: String| format!("MAX_CONCURRENCY is 1, the default, but {runs}; raise it to use them");
     match (backend.settings().engine, owner) {
         (Engine::Vllm, _) | (_, Some("vllm")) => {
             Some(advice("vLLM runs up to --max-num-seqs requests at once".to_owned()))

@@ -68,7 +68,7 @@ impl Failing {
         self.metrics.failing_models(outliers.ejected());
         drop(outliers);
         for model in &on_trial {
-            tracing::info!(model = &**model, "trying a failing model again");
+            tracing::info!(model = &**model, "retrying a failing model");
         }
         !on_trial.is_empty()
     }

@@ -32,8 +32,7 @@ pub(super) fn clean(listed: &[String], odd: usize) -> Cleaned {
             excess.add(name);
         }
     }
-    let nameless =
-        (odd > 0).then(|| format!("the backend lists {odd} model(s) without an id, which are left out of its models"));
+    let nameless = (odd > 0).then(|| format!("ignoring {odd} model(s) that the backend lists without an id"));
     let unusable = unusable.warning("with a name that is empty, too long or unprintable");
     let excess = excess.warning(&format!("above the limit of {MAX_ADVERTISED_MODELS} models"));
     Cleaned { models, warnings: [nameless, unusable, excess].into_iter().flatten().collect() }
@@ -56,7 +55,7 @@ impl<'a> OmittedEntries<'a> {
 
     fn warning(&self, why: &str) -> Option<String> {
         let first: String = marked(self.first).chars().take(64).collect();
-        let text = format!("the backend lists {} model(s) {why}, which are left out, first {first:?}", self.count);
+        let text = format!("ignoring {} model(s) that the backend lists {why}, first {first:?}", self.count);
         (self.count > 0).then_some(text)
     }
 }
@@ -79,7 +78,7 @@ mod tests {
         let cleaned = clean(&names(&["a", "b\u{1b}", "", "c"]), 2);
         assert_eq!(cleaned.models, ["a", "c"]);
         let [nameless, unusable] = &cleaned.warnings[..] else { panic!("{:?}", cleaned.warnings) };
-        assert!(nameless.contains("2 model(s) without an id"), "{nameless}");
+        assert!(nameless.contains("2 model(s) that the backend lists without an id"), "{nameless}");
         assert!(unusable.contains("2 model(s)") && unusable.ends_with("first \"b\u{fffd}\""), "{unusable}");
     }
 

@@ -38,7 +38,7 @@ async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
         if let Err(error) = driver.driver().check(model).await
             && is_absence(&error)
         {
-            tracing::debug!(model = &**model, %error, "drained, and the backend is not there");
+            tracing::debug!(model = &**model, %error, "drained, and the backend is unavailable");
             return false;
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn check(slots: &[FileSlot]) -> Result<(), SettingError> {
         let at = format!("multiplexer.slots.{}.models.{}.aliases", slot.id, model.id);
         if model.aliases.len() > MAX_ALIASES_PER_MODEL {
             let number = format!("{} aliases", model.aliases.len());
-            return Err(SettingError::new(at, number, format!("{MAX_ALIASES_PER_MODEL} aliases at most")));
+            return Err(SettingError::new(at, number, format!("at most {MAX_ALIASES_PER_MODEL} aliases")));
         }
         let mut seen = BTreeSet::new();
         for alias in &model.aliases {
@@ -26,22 +26,23 @@ pub(super) fn check(slots: &[FileSlot]) -> Result<(), SettingError> {
                 return Err(SettingError::new(
                     at,
                     alias,
-                    "a name that is not the id of a model; remove it, or rename one",
+                    "an alias must not be the id of a model; remove it, or rename one",
                 ));
             }
             if !seen.insert(alias) {
-                return Err(SettingError::new(at, alias, "each alias once; remove one of the two"));
+                return Err(SettingError::new(at, alias, "each alias must be listed once; remove one of the two"));
             }
             let other = meant.insert(alias, &model.id).filter(|other| *other != model.id);
             if let Some(other) = other {
-                let why = format!("a name of one model, and {other} has it too; remove it from one of the two");
+                let why =
+                    format!("an alias must belong to one model, but {other} has it too; remove it from one of the two");
                 return Err(SettingError::new(at, alias, why));
             }
         }
     }
     let number = ids.len() + meant.len();
     if number > MAX_MODELS_PER_WORKER {
-        let allowed = format!("{MAX_MODELS_PER_WORKER} models and aliases at most");
+        let allowed = format!("at most {MAX_MODELS_PER_WORKER} models and aliases");
         return Err(SettingError::new("multiplexer.slots", format!("{number} models and aliases"), allowed));
     }
     Ok(())

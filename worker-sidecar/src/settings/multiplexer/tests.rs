@@ -89,30 +89,33 @@ fn missing_or_misplaced_settings_are_named() {
         (models("process", "pin: true"), ["slots.gpu0.models.m.command", "missing"]),
         (models("process", "command: [a]"), ["slots.gpu0.models.m.command", "${PORT}"]),
         (models("static", "pin: true"), ["slots.gpu0.models.m.url", "missing"]),
-        (models("static", "command: [a]"), ["slots.gpu0.models.m.command", "driver static does not read it"]),
+        (models("static", "command: [a]"), ["slots.gpu0.models.m.command", "not supported by driver static"]),
         (models("ollama", "pin: true"), ["slots.gpu0.url", "missing"]),
         (models("vllm-sleep", "url: 'http://h:1', level: 3"), ["slots.gpu0.models.level", "1 or 2"]),
-        (models("sglang", "url: 'http://h:1', env: {A: b}"), ["slots.gpu0.models.m.env", "no `command`"]),
+        (models("sglang", "url: 'http://h:1', env: {A: b}"), ["slots.gpu0.models.m.env", "needs a `command`"]),
         (models("hooks", "url: 'http://h:1', load: [a]"), ["slots.gpu0.models.m.evict", "missing"]),
         (models("kubernetes", "pin: true"), ["slots.gpu0.models.m.deployment", "missing"]),
         (models("kubernetes", "deployment: a/b"), ["slots.gpu0.models.m.deployment", "name of the Deployment"]),
-        (models("kubernetes", "deployment: d, command: [a]"), ["models.m.command", "kubernetes does not read it"]),
+        (
+            models("kubernetes", "deployment: d, command: [a]"),
+            ["models.m.command", "not supported by driver kubernetes"],
+        ),
         (
             slot("kubernetes", "models: [{id: m, deployment: d}, {id: n, deployment: d}]"),
-            ["slots.gpu0.models.n.deployment", "of its own"],
+            ["slots.gpu0.models.n.deployment", "its own Deployment"],
         ),
         (models("magic", "pin: true"), ["magic", "vllm-sleep"]),
-        (models("process", "command: ['${PORT}'], aliases: [m]"), ["slots.gpu0.models.m.aliases", "not the id"]),
+        (models("process", "command: ['${PORT}'], aliases: [m]"), ["slots.gpu0.models.m.aliases", "not be the id"]),
         (
             models("process", "command: ['${PORT}'], aliases: [n, n]"),
-            ["slots.gpu0.models.m.aliases", "each alias once"],
+            ["slots.gpu0.models.m.aliases", "each alias must be listed once"],
         ),
         (models("process", "command: ['${PORT}'], aliases: ['*']"), ["slots.gpu0.models.m.aliases", "not *"]),
         (models("process", "command: ['${PORT}'], expectModel: ''"), ["slots.gpu0.models.m.expectModel", "1 to 256"]),
-        (models("ollama", "expectModel: n"), ["slots.gpu0.models.m.expectModel", "driver ollama does not read it"]),
+        (models("ollama", "expectModel: n"), ["slots.gpu0.models.m.expectModel", "not supported by driver ollama"]),
         (
             slot("ollama", "url: 'http://h:1', models: [{id: m}, {id: n, aliases: [m]}]"),
-            ["slots.gpu0.models.n.aliases", "not the id"],
+            ["slots.gpu0.models.n.aliases", "not be the id"],
         ),
         (
             slot("ollama", "url: 'http://h:1', models: [{id: m, aliases: [x]}, {id: n, aliases: [x]}]"),
@@ -141,7 +144,7 @@ fn missing_or_misplaced_settings_are_named() {
 fn single_backend_settings_conflict_with_multiplexer() {
     for beside in ["backend: {engine: vllm}\n", "models: [m]\n", "maxConcurrency: 4\n"] {
         let text = error(&args(), &format!("{beside}{TWO}"));
-        assert!(text.contains("cannot stand beside `multiplexer`"), "{text}");
+        assert!(text.contains("conflicts with `multiplexer`"), "{text}");
     }
     let args = Args { max_concurrency: Some("4".into()), ..args() };
     assert!(error(&args, TWO).starts_with("MAX_CONCURRENCY"), "{}", error(&args, TWO));

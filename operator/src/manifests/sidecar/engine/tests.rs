@@ -91,10 +91,13 @@ fn conflicting_engine_settings_are_refused() {
         refused(&|spec| spec["containers"][0]["name"] = json!("vllm"))
             .contains("name that container modelrelay-worker")
     );
-    assert!(engine("command", json!(["vllm"])).starts_with("container modelrelay-worker has command"));
-    assert!(engine("args", json!(["--port"])).starts_with("container modelrelay-worker has args"));
+    assert!(engine("command", json!(["vllm"])).starts_with("container modelrelay-worker sets command"));
+    assert!(engine("args", json!(["--port"])).starts_with("container modelrelay-worker sets args"));
     let env = engine("env", json!([{"name": "BACKEND_URL", "value": "http://h"}]));
-    assert_eq!(env, "env of container modelrelay-worker sets BACKEND_URL, which comes from spec.backend");
+    assert_eq!(
+        env,
+        "env of container modelrelay-worker sets BACKEND_URL, which is derived from spec.backend: remove it"
+    );
     let taken = refused(&|spec| spec["volumes"] = json!([{"name": "modelrelay-binary", "emptyDir": {}}]));
     assert!(taken.starts_with("volume modelrelay-binary has the name"), "{taken}");
 }

@@ -116,24 +116,32 @@ fn refusal_names_field_and_required_change() {
     };
     let url = "http://h:1";
     for (slots, field, problem) in [
-        (json!([{"id": "a b ", "driver": "ollama", "models": [{"id": "m"}]}]), "slots.id", "without spaces"),
+        (
+            json!([{"id": "a b ", "driver": "ollama", "models": [{"id": "m"}]}]),
+            "slots.id",
+            "without leading or trailing spaces",
+        ),
         (slot(&json!({"models": []})), "slots.gpu0.models", "1 to 64"),
         (slot(&json!({"models": [{"id": "*"}]})), "slots.gpu0.models.id", "not *"),
         (slot(&json!({"models": [{"id": "m"}, {"id": "m"}]})), "slots.gpu0.models", "remove one"),
         (slot(&json!({"url": null})), "slots.gpu0.url", "missing"),
         (slot(&json!({"url": "gpu:1"})), "slots.gpu0.url", "http://HOST:PORT"),
         (slot(&json!({"url": "http://me:secret@h:1"})), "slots.gpu0.url", "credentials"),
-        (slot(&json!({"default": "n"})), "slots.gpu0.default", "none of the slot's models"),
-        (slot(&json!({"returnToDefaultAfter": "1h"})), "slots.gpu0.returnToDefaultAfter", "no default"),
+        (slot(&json!({"default": "n"})), "slots.gpu0.default", "not a model of the slot"),
+        (slot(&json!({"returnToDefaultAfter": "1h"})), "slots.gpu0.returnToDefaultAfter", "requires default"),
         (slot(&json!({"memory": "24GB"})), "slots.gpu0.memory", ""),
-        (slot(&json!({"models": [{"id": "m", "url": url}]})), "slots.gpu0.models.m.url", "does not read"),
+        (slot(&json!({"models": [{"id": "m", "url": url}]})), "slots.gpu0.models.m.url", "not supported by driver"),
         (slot(&json!({"models": [{"id": "m", "idleTtl": "soon"}]})), "slots.gpu0.models.m.idleTtl", "0s"),
         (slot(&json!({"models": [{"id": "m", "aliases": ["m"]}]})), "slots.gpu0.models.m.aliases", "id of a model"),
-        (slot(&json!({"models": [{"id": "m", "aliases": ["n", "n"]}]})), "slots.gpu0.models.m.aliases", "twice"),
+        (
+            slot(&json!({"models": [{"id": "m", "aliases": ["n", "n"]}]})),
+            "slots.gpu0.models.m.aliases",
+            "duplicate alias n",
+        ),
         (
             slot(&json!({"models": [{"id": "m", "aliases": ["x"]}, {"id": "n", "aliases": ["x"]}]})),
             "slots.gpu0.models.n.aliases",
-            "already means m",
+            "already an alias of m",
         ),
         (one("static", &json!({})), "slots.gpu0.models.m.url", "missing"),
         (one("static", &json!({"url": url, "command": ["a"]})), "slots.gpu0.models.m.command", "driver static"),
@@ -142,7 +150,7 @@ fn refusal_names_field_and_required_change() {
         (one("process", &json!({"url": url})), "slots.gpu0.models.m.command", "missing"),
         (one("process", &json!({"command": ["a"]})), "slots.gpu0.models.m.command", "${PORT}"),
         (one("vllm-sleep", &json!({"url": url, "level": 3})), "slots.gpu0.models.level", "1 or 2"),
-        (one("sglang", &json!({"url": url, "env": {"A": "b"}})), "slots.gpu0.models.m.env", "no command"),
+        (one("sglang", &json!({"url": url, "env": {"A": "b"}})), "slots.gpu0.models.m.env", "requires command"),
         (one("hooks", &json!({"url": url, "load": ["a"]})), "slots.gpu0.models.m.evict", "missing"),
         (one("kubernetes", &json!({"deployment": "d"})), "slots.gpu0.driver", "spec.standalone"),
         (json!([slot(&json!({}))[0], slot(&json!({}))[0]]), "slots", "rename"),
@@ -207,7 +215,7 @@ fn only_one_standalone_worker_may_scale_deployments() {
     assert_eq!(judged(&two), Ok(()), "spec.replicas wins");
     let mut same = slots(["a", "b"]);
     same[1]["models"][0]["deployment"] = json!("a");
-    assert!(error(&standalone(&same)).contains("a serves another model already"));
+    assert!(error(&standalone(&same)).contains("a already serves another model"));
 }
 
 /// A few values are invalid, so that about half of the pools have an invalid one somewhere.

@@ -27,7 +27,7 @@ async fn extra_replicas_of_loaded_model_are_reported_once() {
         }
         let said = messages();
         assert!(
-            said.iter().all(|said| said.starts_with("somebody else gave a loaded model further replicas")),
+            said.iter().all(|said| said.starts_with("Deployment of a loaded model was scaled up externally")),
             "{said:?}"
         );
         assert_eq!(said.len(), lines, "{replicas} replicas: {said:?}");
@@ -55,7 +55,10 @@ async fn externally_stopped_model_is_gone_and_reported_once() {
     until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
     assert!(driver.probe(&a).await.unwrap().gone);
     let said = messages();
-    assert!(matches!(&said[..], [said] if said.starts_with("somebody else scaled a loaded model to 0")), "{said:?}");
+    assert!(
+        matches!(&said[..], [said] if said.starts_with("Deployment of a loaded model was scaled to 0 externally")),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]

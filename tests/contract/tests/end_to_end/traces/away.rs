@@ -22,13 +22,12 @@ async fn refusing_collector_causes_one_warning_per_outage() {
         ask(&mut stack, chat(), &json!({})).await;
     }
     let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());
-    let warnings = both.lines().filter(|line| line.contains("traces cannot be exported")).count();
+    let warnings = both.lines().filter(|line| line.contains("cannot export traces")).count();
     assert!((1..=2).contains(&warnings), "{warnings} warnings of two programs for six refused batches:\n{both}");
     stack
         .relay
         .eventually("a line that says so", || async {
-            stack.relay.log().contains("traces are exported again")
-                || stack.worker.log().contains("traces are exported again")
+            stack.relay.log().contains("trace export resumed") || stack.worker.log().contains("trace export resumed")
         })
         .await;
 }

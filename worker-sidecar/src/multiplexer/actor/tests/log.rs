@@ -18,11 +18,11 @@ async fn swap_is_logged_from_start_to_end() {
         other.await.unwrap().release(true).await;
     }
     let told = [
-        json!({"level": "INFO", "message": "swap begun", "slot": "gpu0", "from": "a", "to": "b", "reason": "quantum",
+        json!({"level": "INFO", "message": "swap started", "slot": "gpu0", "from": "a", "to": "b", "reason": "quantum",
             "waiting": 3, "running": 2}),
         json!({"level": "INFO", "message": "unloading", "slot": "gpu0", "model": "a"}),
         json!({"level": "INFO", "message": "loading", "slot": "gpu0", "model": "b", "kind": "Cold"}),
-        json!({"level": "INFO", "message": "swap ended", "slot": "gpu0", "from": "a", "to": "b", "reason": "quantum",
+        json!({"level": "INFO", "message": "swap finished", "slot": "gpu0", "from": "a", "to": "b", "reason": "quantum",
             "drain_ms": 1000, "evict_ms": 1000, "load_ms": 2000, "severed": 0, "result": "done"}),
     ];
     assert_eq!(logged(), told);
@@ -39,12 +39,12 @@ async fn forced_unload_is_logged_before_it_begins() {
     assert_eq!(
         said,
         [
-            ("swap begun", None),
+            ("swap started", None),
             ("unloading", Some("a")),
             ("model could not be unloaded", Some("a")),
-            ("unloading by force", Some("a")),
+            ("forcing the unload", Some("a")),
             ("loading", Some("b")),
-            ("swap ended", None),
+            ("swap finished", None),
         ]
     );
 }

@@ -46,7 +46,7 @@ async fn grants_of_model_in_two_slots_are_summed() {
     stage.command("1", "load", "a");
     pass(0.1).await;
     let error = stage.told.results().pop().and_then(|result| result.error);
-    assert_eq!(error.as_deref(), Some("model a is in slots gpu0, gpu1: name one"));
+    assert_eq!(error.as_deref(), Some("model a is in slots gpu0, gpu1: specify one"));
     load_a_in_both(&stage).await;
     assert_eq!(stage.told.granted("a"), Some(8));
     let mut leases = Vec::new();
@@ -183,7 +183,7 @@ async fn core1_relay_requests_run_or_wait_in_worker() {
 async fn model_in_no_slot_is_refused_by_name() {
     let stage = two().await;
     let error = stage.ask("c").await.unwrap_err();
-    assert_eq!(error.to_string(), "no slot has model c; there are a, b");
+    assert_eq!(error.to_string(), "no slot has model c; available: a, b");
 }
 
 #[test]

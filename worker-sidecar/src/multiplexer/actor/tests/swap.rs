@@ -78,7 +78,7 @@ async fn order_results_return_to_forwarding_relay() {
             ("2", None),
             ("3", Some("model a is pinned; unpin it first")),
             ("4", Some("no slot has model zzz")),
-            ("5", Some("unknown command polish: load, unload, pin and unpin are known")),
+            ("5", Some("unknown command polish: expected load, unload, pin or unpin")),
         ]
     );
 }

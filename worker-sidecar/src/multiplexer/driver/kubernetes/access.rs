@@ -36,8 +36,8 @@ impl Access {
         let Some(host) = variable("KUBERNETES_SERVICE_HOST") else {
             return Err(SettingError::hidden(
                 SETTING,
-                "driver kubernetes works only in a Pod, whose own namespace it scales Deployments in: \
-                 KUBERNETES_SERVICE_HOST is not set; run the worker in the cluster, or choose another driver",
+                "driver kubernetes works only in a Pod: KUBERNETES_SERVICE_HOST is not set; run the worker in \
+                the cluster, or choose another driver",
             ));
         };
         // An IPv6 address has no brackets here.
@@ -82,7 +82,7 @@ impl Access {
         let path = self.account.join(name);
         let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let text = text.trim();
-        if text.is_empty() { Err(format!("{}: it is empty", path.display())) } else { Ok(text.to_owned()) }
+        if text.is_empty() { Err(format!("{}: the file is empty", path.display())) } else { Ok(text.to_owned()) }
     }
 }
 

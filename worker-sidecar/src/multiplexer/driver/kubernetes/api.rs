@@ -224,7 +224,7 @@ impl Api {
         let mut driving = JoinSet::new();
         driving.spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the API server broke");
+                tracing::debug!(%error, "lost a connection to the API server");
             }
         });
         let mut request = Request::new(Full::new(Bytes::from(ask.body.clone().unwrap_or_default())));
@@ -233,7 +233,7 @@ impl Api {
         *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
         let headers = request.headers_mut();
         let mut credentials = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
-            .map_err(|_| silent(url, &"the ServiceAccount's token is not one"))?;
+            .map_err(|_| silent(url, &"the ServiceAccount token is invalid"))?;
         credentials.set_sensitive(true);
         headers.insert(AUTHORIZATION, credentials);
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
@@ -254,14 +254,14 @@ impl Api {
         let about = &ask.about;
         match status {
             StatusCode::FORBIDDEN => DriverError::NotOurs(format!(
-                "{about}: the worker's ServiceAccount may not do that; grant it {} in a Role of namespace {} (403: {said})",
+                "{about}: permission denied; grant the worker's ServiceAccount {} in a Role of namespace {} (403: {said})",
                 ask.right,
                 self.access.namespace(),
             )),
             StatusCode::NOT_FOUND => DriverError::Refused {
-                url: format!("the API server, asked for {about},"),
+                url: format!("the API server, queried for {about},"),
                 status: status.as_u16(),
-                said: "there is none; create it there, or correct the model's `deployment`".to_owned(),
+                said: "not found; create it there, or correct the model's `deployment`".to_owned(),
             },
             StatusCode::UNAUTHORIZED
             | StatusCode::CONFLICT
@@ -269,7 +269,7 @@ impl Api {
             | StatusCode::TOO_MANY_REQUESTS
             | StatusCode::REQUEST_TIMEOUT => silent(&self.url(ask), &format!("{status}: {said}")),
             _ if status.is_server_error() => silent(&self.url(ask), &format!("{status}: {said}")),
-            _ => DriverError::NotOurs(format!("{about}: the API server answered {status}: {said}")),
+            _ => DriverError::NotOurs(format!("{about}: the API server returned {status}: {said}")),
         }
     }
 }
@@ -333,7 +333,7 @@ fn event(line: &[u8]) -> WatchEvent {
         "ADDED" | "MODIFIED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Is(pod))),
         "DELETED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Gone(pod))),
         "ERROR" => {
-            tracing::debug!(said = %object["message"], code = %object["code"], "a watch of Pods is over");
+            tracing::debug!(said = %object["message"], code = %object["code"], "a watch of Pods ended");
             WatchEvent::Over
         }
         _ => WatchEvent::Other,
@@ -345,7 +345,7 @@ fn silent(url: &Url, why: &dyn std::fmt::Display) -> DriverError {
 }
 
 async fn within<T>(url: &Url, asking: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
-    let late = || Err(silent(url, &format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())));
+    let late = || Err(silent(url, &format!("no response within {} s", REQUEST_TIMEOUT.as_secs())));
     timeout(REQUEST_TIMEOUT, asking).await.unwrap_or_else(|_| late())
 }
 

@@ -14,7 +14,7 @@ use super::pods::Pod;
 
 /// Advice for third parties that scale a model which the multiplexer owns.
 pub(super) const LEAVE_ALONE: &str =
-    "its replicas are the multiplexer's; remove the HorizontalPodAutoscaler, and let GitOps ignore spec.replicas";
+    "the multiplexer owns its replicas; remove the HorizontalPodAutoscaler, and make GitOps ignore spec.replicas";
 
 /// A model and its Deployment, and what probes have found.
 #[derive(Debug)]
@@ -92,17 +92,21 @@ impl Known {
         }
         let (model, deployment) = (&*self.served.id, api.name(&self.deployment));
         match replicas {
-            0 => tracing::warn!(model, deployment, "somebody else scaled a loaded model to 0: {LEAVE_ALONE}"),
+            0 => tracing::warn!(
+                model,
+                deployment,
+                "Deployment of a loaded model was scaled to 0 externally: {LEAVE_ALONE}"
+            ),
             1 if self.found().is_none() => tracing::warn!(
                 model,
                 deployment,
-                "somebody else scaled a model up beside the loaded one; it was scaled to 0 again: {LEAVE_ALONE}"
+                "Deployment of a model was scaled up externally while another model is loaded; scaling it to 0: {LEAVE_ALONE}"
             ),
             _ => tracing::warn!(
                 model,
                 deployment,
                 replicas,
-                "somebody else gave a loaded model further replicas, which get no requests: {LEAVE_ALONE}"
+                "Deployment of a loaded model was scaled up externally; further replicas receive no requests: {LEAVE_ALONE}"
             ),
         }
     }
@@ -110,7 +114,7 @@ impl Known {
     /// Logs once that the API server denies this worker access to the model's state.
     pub(super) fn tell_refusal(&self, error: &DriverError) {
         if !matches!(error, DriverError::Silent { .. }) && !self.is_refused.swap(true, Ordering::Relaxed) {
-            tracing::warn!(deployment = self.deployment, %error, "only the model's Pod tells how it is");
+            tracing::warn!(deployment = self.deployment, %error, "cannot read the model's state from the API server; relying on its Pod");
         }
     }
 

@@ -139,10 +139,8 @@ pub(super) fn standing<'a>(pods: impl Iterator<Item = &'a Pod>) -> Standing<'a> 
     }
     Standing::Waiting(match (staying.first(), pods.first()) {
         (Some(pod), _) => pod.waits_for(),
-        (None, Some(leaving)) => format!("Pod {} is still ending", leaving.metadata.name),
-        (None, None) => {
-            "it has no Pod; `kubectl describe` of it and of its ReplicaSet says why none is created".to_owned()
-        }
+        (None, Some(leaving)) => format!("Pod {} is still terminating", leaving.metadata.name),
+        (None, None) => "it has no Pod; run `kubectl describe` on it and its ReplicaSet for the reason".to_owned(),
     })
 }
 
@@ -166,8 +164,7 @@ impl Pod {
         let port = self.spec.containers.iter().flat_map(|container| &container.ports).next();
         let port = port.ok_or_else(|| {
             DriverError::NotOurs(format!(
-                "Pod {} names no containerPort, so nobody knows where it listens: declare one in the Deployment's template, \
-                 or give the model the `url` of a Service",
+                "Pod {} has no containerPort: declare one in the Deployment's template, or set the model's `url` to a Service",
                 self.metadata.name
             ))
         })?;
@@ -226,7 +223,7 @@ impl ContainerStatus {
 
 impl Terminated {
     fn words(&self) -> String {
-        let code = format!("it ended with exit code {}", self.exit_code);
+        let code = format!("terminated with exit code {}", self.exit_code);
         joined(&[&code, &self.reason, &self.message])
     }
 }
@@ -294,7 +291,7 @@ mod tests {
         leaving.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
         assert!(leaving.is_there());
         let Standing::Waiting(why) = standing([leaving].iter()) else { panic!("it leaves") };
-        assert_eq!(why, "Pod p is still ending");
+        assert_eq!(why, "Pod p is still terminating");
         let mut ended = pod(&json!({"phase": "Failed", "reason": "Evicted"}));
         assert!(!ended.is_there());
         ended.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
@@ -333,7 +330,7 @@ mod tests {
         let creating = json!({"waiting": {"reason": "ContainerCreating"}});
         assert_eq!(waiting(&container(&creating, &json!({}))), "Pod p is not ready");
         let ended = |code| container(&json!({"terminated": {"exitCode": code, "reason": "Error"}}), &json!({}));
-        assert_eq!(waiting(&ended(1)), "Pod p: container vllm: it ended with exit code 1: Error");
+        assert_eq!(waiting(&ended(1)), "Pod p: container vllm: terminated with exit code 1: Error");
         assert_eq!(waiting(&ended(0)), "Pod p is not ready");
         assert_eq!(waiting(&json!({"phase": "Pending", "reason": "NodeLost"})), "Pod p: NodeLost");
         let Standing::Waiting(why) = standing([].iter()) else { panic!("there is none") };

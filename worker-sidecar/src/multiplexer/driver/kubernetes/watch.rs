@@ -51,7 +51,7 @@ impl<'a> Followed<'a> {
         match self.list().await {
             Ok(()) => self.trouble = None,
             Err(error @ DriverError::Silent { .. }) => {
-                tracing::info!(%error, "the Pods of a Deployment are not known");
+                tracing::info!(%error, "cannot determine the Pods of a Deployment");
                 self.trouble = Some(error);
             }
             Err(error) => return Err(error),
@@ -64,7 +64,7 @@ impl<'a> Followed<'a> {
         self.pods = Some(list.pods.into_iter().map(|pod| (pod.metadata.name.clone(), pod)).collect());
         match self.api.watch(&self.selector, &list.version).await {
             Ok(watch) => self.watch = Some(watch),
-            Err(error) => tracing::info!(%error, "Pods cannot be watched, so they are listed each second"),
+            Err(error) => tracing::info!(%error, "cannot watch Pods; listing them every second"),
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ pub(super) fn become_command(parent: i32, words: &[OsString]) -> io::Error {
     }
     // The parent may have died before the kernel knew.
     if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
-        return io::Error::other("its supervisor is gone");
+        return io::Error::other("the supervisor has exited");
     }
     std::process::Command::new(&words[0]).args(&words[1..]).exec()
 }

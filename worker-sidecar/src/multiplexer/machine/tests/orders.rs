@@ -31,11 +31,11 @@ fn ordered_load_yields_to_requests_for_other_models() {
     for request in 1..=5 {
         s.arrive(request, "a");
     }
-    assert_eq!(s.order(1, load("b")), ["order 1 failed: requests for model a wait"]);
+    assert_eq!(s.order(1, load("b")), ["order 1 failed: requests for model a are waiting"]);
     s.cancel(5);
     assert_eq!(s.order(2, load("b")), ["preflight b"]);
     s.arrive(6, "c");
-    assert_eq!(s.fits(), ["order 2 failed: requests for model c wait"]);
+    assert_eq!(s.fits(), ["order 2 failed: requests for model c are waiting"]);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn failed_ordered_load_reports_reason() {
     let mut s = Stage::new(&["a"]);
     s.order(1, load("a"));
     s.fits();
-    let failed = "order 1 failed: model a could not be loaded: its backend ended while loading; the worker's log has its last lines under c79493aa";
+    let failed = "order 1 failed: model a could not be loaded: its backend exited while loading; search the worker's log for c79493aa";
     assert_eq!(s.not_loaded(), [failed, "kill a"]);
     s.finish_swap(0.0);
     assert_eq!(s.order(2, load("a")), ["preflight a"], "who asks by hand does not wait for the back-off");
@@ -116,7 +116,7 @@ fn ordered_load_refused_meanwhile_is_not_executed() {
 fn later_order_replaces_earlier_one() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.order(1, load("b"));
-    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile", "preflight c"]);
+    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded in the meantime", "preflight c"]);
     assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 2 done");
 }
 
@@ -125,7 +125,7 @@ fn order_interrupted_by_crash_reports_failure() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, load("b"));
     s.down(1, DownCause::Gone);
-    assert_eq!(s.freed(true), ["order 1 failed: another model was loaded meanwhile"]);
+    assert_eq!(s.freed(true), ["order 1 failed: another model was loaded in the meantime"]);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn immediate_unload_during_load_kills_backend() {
     assert_eq!(s.late(op, late), NOTHING, "its success is of no interest any more");
     assert_eq!(
         s.finish_swap(0.0),
-        ["memory of a", "order 2 done", "order 1 failed: another model was loaded meanwhile"]
+        ["memory of a", "order 2 done", "order 1 failed: another model was loaded in the meantime"]
     );
 }
 
@@ -260,7 +260,7 @@ fn ordered_unload_waits_for_initial_probe() {
 fn last_order_during_start_overrides_default() {
     let mut s = starting(SlotConfig { default: Some("a".into()), ..config(&["a", "b", "c"]) });
     s.order(1, load("b"));
-    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile"]);
+    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded in the meantime"]);
     assert_eq!(s.answer_probe(Found::Nothing), ["preflight c"]);
     assert_eq!(s.finish_swap(1.0), ["load c Cold", "open c", "order 2 done"]);
 }
@@ -274,7 +274,7 @@ fn orders_during_start_fail_if_unknown_or_ending() {
     assert_eq!(s.order(4, unload("a", true)), NOTHING);
     s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
     let ended = s.handle(Event::Stop { timeout: secs(1.0) });
-    assert_eq!(ended, ["order 4 failed: the worker is ending", "stopped"]);
+    assert_eq!(ended, ["order 4 failed: the worker is shutting down", "stopped"]);
 }
 
 #[test]
@@ -391,6 +391,6 @@ fn stop_succeeds_from_every_state_without_leftover_waiters() {
             [SlotState::Draining, SlotState::Severing, SlotState::Evicting, SlotState::Loading, SlotState::RollingBack];
         assert_eq!(told, usize::from(waited.contains(&state)), "{state:?}: {lines:?}");
         assert_eq!(s.pass(10_000.0), NOTHING, "{state:?}");
-        assert_eq!(s.order(1, load("a")), ["order 1 failed: the worker is ending"]);
+        assert_eq!(s.order(1, load("a")), ["order 1 failed: the worker is shutting down"]);
     }
 }

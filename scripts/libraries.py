@@ -1,0 +1,83 @@
+"""Compiled libraries, kept for fresh clones in $XDG_CACHE_HOME/modelrelay/libraries, by default below ~/.cache.
+
+A run of suites compiles some 300 crates in several ways, and in a fresh clone each of them again. Cargo names a compiled crate by a
+hash of its source, features, profile, flags and compiler, and finds it in another target folder too: a crate that does not fit is
+compiled as usual. Crates of this repository are not kept.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelrelay" / "libraries"
+# Sets of libraries that are kept: of this state of Cargo.lock, and of the one before.
+KEPT_SETS = 2
+OURS = "modelrelay"
+# Folders below target, such as debug or x86_64-unknown-linux-gnu/release.
+FINGERPRINTS = ("*/.fingerprint", "*/*/.fingerprint")
+HASH = re.compile(r"-([0-9a-f]{16})(?:\.|$)")
+# Large files that are never changed in place: a second name costs no space.
+LINKED = (".rlib", ".rmeta", ".so")
+
+
+def store(root):
+    """Returns the folder for the libraries of this repository's state and this compiler."""
+    compiler = subprocess.run(["rustc", "-vV"], capture_output=True, check=True).stdout
+    state = b"".join((root / name).read_bytes() for name in ("Cargo.lock", "Cargo.toml"))
+    return CACHE / hashlib.sha256(compiler + state).hexdigest()[:16]
+
+
+def restore(store, target):
+    """Puts the kept libraries into the folders of `target` that have none. Returns their number."""
+    number = 0
+    for kept in folders(store):
+        if not (target / kept / ".fingerprint").exists():
+            number += transfer(store / kept, target / kept)
+    if store.exists():
+        os.utime(store)
+    return number
+
+
+def save(store, target):
+    """Keeps the libraries of `target`, and forgets the sets that were used least recently."""
+    for built in folders(target):
+        transfer(target / built, store / built)
+    if store.exists():
+        os.utime(store)
+    sets = sorted(store.parent.glob("*"), key=lambda folder: folder.stat().st_mtime)
+    for old in sets[:-KEPT_SETS]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def folders(base):
+    return sorted(found.parent.relative_to(base) for pattern in FINGERPRINTS for found in base.glob(pattern))
+
+
+def transfer(source, destination):
+    """Adds the libraries of one folder to another one. Returns their number."""
+    units = {unit.name for unit in (source / ".fingerprint").iterdir() if not unit.name.startswith(OURS)}
+    units -= {unit.name for unit in destination.glob(".fingerprint/*")}
+    hashes = {match[1] for unit in units if (match := HASH.search(unit))}
+    for file in (source / "deps").iterdir():
+        if (match := HASH.search(file.name)) and match[1] in hashes:
+            place(file, destination / "deps" / file.name)
+    # The fingerprints last: without one, cargo ignores the rest.
+    for part in ("build", ".fingerprint"):
+        for unit in units:
+            if (source / part / unit).exists():
+                shutil.copytree(source / part / unit, destination / part / unit, symlinks=True, dirs_exist_ok=True)
+    return len(units)
+
+
+def place(source, destination):
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    destination.unlink(missing_ok=True)
+    if source.suffix in LINKED:
+        try:
+            return os.link(source, destination)
+        except OSError:
+            pass  # The cache is on another disk.
+    shutil.copy2(source, destination)

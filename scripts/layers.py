@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 0}
+LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 2, "operator": 0}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 0}
+AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 0, "operator": 0}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -27,12 +27,7 @@ DUPLICATES = {
         Places:2 Progress:2 ProviderState:2 Refusal:2 Relay:2 Seen:2 Shared:3 Socket:2 Sources:2 Stage:2 Standing:2 State:6
         Status:2 Unfit:2 Verdict:2 WorkerState:2
     """,
-    "worker-sidecar": """
-        Answer:2 Asked:2 Backend:2 Call:2 Change:2 Condition:2 Driver:2 End:2 Entry:3 Event:2 Failure:3 File:2 FileModel:2
-        Found:3 Given:2 Health:2 Hooks:2 Inner:2 Key:2 Known:2 Lease:2 Left:2 List:2 Memory:2 Metrics:2 Model:2 Multiplexer:2
-        Order:3 Place:2 Process:2 Refusal:3 Report:2 RequestKey:2 Resident:2 Running:2 Seen:3 Session:2 Slot:2 Spec:2 Standing:2
-        State:5 Status:3 Waiting:3 Worker:2
-    """,
+    "worker-sidecar": "",
     "operator": "",
 }
 
@@ -51,12 +46,16 @@ LAYERS = {
         {"app": "crate relay program"},
     ],
     "worker-sidecar": [
-        {"net": "net"},
+        {"net, shutdown": "net setting_error shutdown"},
         {"multiplexer": "multiplexer"},
-        {"settings, telemetry": "config cli telemetry metrics shell shutdown"},
-        {"serving": "backend capacity catalogue forward swapping"},
-        {"link": "relay_link relays", "probe": "probe"},
-        {"app": "crate worker program check connect convert demo install"},
+        {"settings, telemetry": "settings telemetry"},
+        {"backend": "backend"},
+        {"metrics": "metrics"},
+        {"link": "link"},
+        {"serving": "serving"},
+        {"worker": "worker forward"},
+        {"relays": "relays", "probe": "probe"},
+        {"app": "crate app"},
     ],
     "operator": [
         {"shared": "crd settings telemetry net resources relays context plural"},

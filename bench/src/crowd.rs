@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt, StreamExt, stream};
 use modelrelay_protocol::message::{Grant, Parsed, Pong, Register, RelayToWorker, WorkerLimits, WorkerToRelay, encode};
 use modelrelay_protocol::version::{Capability, VERSION};
-use modelrelay_worker::relay_link::{Backoff, EndKind, random};
+use modelrelay_worker::link::{Backoff, EndKind, random};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;

@@ -12,8 +12,8 @@ use modelrelay_protocol::paths::backend_path;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_relay::http::inference::backend_headers;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::config::{BackendSettings, Engine};
 use modelrelay_worker::net::Trust;
+use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 const ADMIN_TOKEN: &str = "admin-0123456789";

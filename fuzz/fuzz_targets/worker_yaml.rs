@@ -7,8 +7,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use modelrelay_fuzz::{ConfigFolder, assert_one_line, names_devices, secrets_below, shows};
 use modelrelay_protocol::limits::{MAX_MODELS_PER_SLOT, MAX_SLOTS_PER_WORKER};
-use modelrelay_worker::cli::Args;
-use modelrelay_worker::config::{Models, Settings};
+use modelrelay_worker::settings::{Args, Models, Settings};
 
 static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
 

@@ -7,7 +7,9 @@
 //!
 //! No redirects, no proxy from the environment, no cookies, no decompression: clients receive the response unchanged.
 
+pub mod condition;
 mod connection;
+pub mod health;
 mod idle;
 mod spare;
 mod upload;
@@ -25,8 +27,8 @@ use modelrelay_protocol::headers::{CREDENTIAL_HEADERS, REQUEST_HEADERS, is_forwa
 use modelrelay_protocol::paths::BackendPath;
 use url::Url;
 
-use crate::config::BackendSettings;
 use crate::net::Trust;
+use crate::settings::BackendSettings;
 use connection::{Connection, ExchangeError};
 use idle::Idle;
 
@@ -245,7 +247,7 @@ mod tests {
     use modelrelay_protocol::secret::Secret;
 
     use super::*;
-    use crate::config::Engine;
+    use crate::settings::Engine;
 
     fn backend(url: &str, api_key: Option<&str>) -> Backend {
         let settings = BackendSettings {

@@ -28,10 +28,9 @@ use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
-use crate::capacity::{Held, Place};
-use crate::multiplexer::actor::{Arriving, Suspicion};
-use crate::relay_link::{Link, RequestKey, Taken};
-use crate::swapping::Leased;
+use crate::link::{Link, LinkRequestKey};
+use crate::multiplexer::actor::ConnectFailureReport;
+use crate::serving::{Admission, Leased, Start};
 use crate::worker::Worker;
 use trace::ForwardTrace;
 
@@ -42,7 +41,7 @@ const BROKEN_UPLOAD: &str = "body";
 struct Job {
     worker: Arc<Worker>,
     link: Arc<Link>,
-    key: RequestKey,
+    key: LinkRequestKey,
     request: Request,
     upload: Upload,
     started: Instant,
@@ -50,16 +49,6 @@ struct Job {
     leased: Option<Leased>,
     /// Its spans, if traces are exported.
     trace: Option<Box<ForwardTrace>>,
-}
-
-/// The condition under which a request starts.
-enum Start {
-    /// At once.
-    Now,
-    /// When a slot becomes free.
-    Held(Held),
-    /// When its model is loaded.
-    Arriving(Arriving),
 }
 
 /// A forwarded response, up to its last message.
@@ -81,18 +70,12 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     if link.core1 && (request.stream.is_none() || request.content_length.is_none()) {
         return refuse(WorkerError::BAD_BODY, "the request has no stream id or no body length");
     }
-    let (taken, start) = match &worker.swapping {
-        // Queued before anything else is read: a demand includes the requests before it.
-        Some(swapping) => match swapping.arrive(link, &request.model) {
-            Some(arriving) => (Some(Taken::Place(arriving.ticket())), Start::Arriving(arriving)),
-            None => return,
-        },
-        None => match worker.capacity.handle_request(link) {
-            Place::Run(slot) => (Some(Taken::Slot(slot)), Start::Now),
-            Place::Held(held) => (None, Start::Held(held)),
-            // The grant that states this is already queued.
-            Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are busy"),
-        },
+    // Before anything else is read: a demand includes the requests before it.
+    let (taken, start) = match worker.serving.admit(link, &request.model) {
+        Admission::Accepted(taken, start) => (taken, start),
+        // The grant that states this is already queued.
+        Admission::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are busy"),
+        Admission::Unlinked => return,
     };
     let upload = upload_of(link, &worker.spare_memory, &mut request);
     let stream = request.stream.filter(|_| link.core1).map(|stream| (stream, upload.clone()));
@@ -162,25 +145,24 @@ impl Drop for Job {
 
 impl Job {
     async fn run(mut self, start: Start) {
-        match start {
-            Start::Now => {}
-            Start::Held(held) => {
+        let backend = match start {
+            Start::Now(single) => single.backend(),
+            Start::Held(single, held) => {
                 if !self.link.wait_for_slot(&self.key, held).await {
                     return;
                 }
+                single.backend()
             }
-            Start::Arriving(arriving) => match (arriving.await, &self.worker.swapping) {
-                (Ok(lease), Some(swapping)) => self.leased = Some(swapping.leased(lease)),
-                (Err(error), _) => {
+            Start::Leasing(lease) => match lease.wait().await {
+                Ok((leased, backend)) => {
+                    self.leased = Some(leased);
+                    backend
+                }
+                Err(error) => {
                     self.fail_trace(error.code());
                     return Box::pin(refusal::refuse(&self, &error)).await;
                 }
-                (Ok(_), None) => return,
             },
-        }
-        let backend = match &self.leased {
-            Some(leased) => Arc::clone(&leased.backend),
-            None => self.worker.backend.load_full(),
         };
         if let Some(trace) = &self.trace {
             trace.mark_forwarding();
@@ -236,13 +218,13 @@ impl Job {
 
     /// Reports that there is no response, or that it ended prematurely. The backend's connection is closed by now.
     async fn fail(mut self, failure: &Failure) {
-        if matches!(failure, Failure::Backend(BackendError::Reset(_))) {
+        let is_reset = matches!(failure, Failure::Backend(BackendError::Reset(_)));
+        if is_reset {
             // A lost backend is withdrawn before the failure is reported.
-            self.is_backend_lost(&self.worker.backend.load_full()).await;
+            self.worker.serving.check_after_reset().await;
         }
         self.note(failure);
         let suspicion = self.suspicion(failure);
-        let may_try_again = self.leased.is_none() && matches!(failure, Failure::Backend(BackendError::Reset(_)));
         if let Some(leased) = self.leased.take() {
             leased.release(false).await;
         }
@@ -266,15 +248,14 @@ impl Job {
         if let Some(suspicion) = suspicion {
             suspicion.tell();
         }
-        if may_try_again {
-            // A healthy backend is announced again, and then the relay may send it the request again.
-            self.worker.catalogue.refresh(self.link.id);
+        if is_reset {
+            self.worker.serving.handle_reset_reported(&self.link);
         }
     }
 
     /// Returns the report for the slot about its backend. The slot checks the backend itself: it probes at once, and
     /// reports the result in its own messages.
-    fn suspicion(&self, failure: &Failure) -> Option<Suspicion> {
+    fn suspicion(&self, failure: &Failure) -> Option<ConnectFailureReport> {
         match failure {
             Failure::Backend(BackendError::Unreachable(_) | BackendError::Reset(_)) | Failure::Broken(_) => {
                 self.leased.as_ref()?.suspicion()
@@ -343,15 +324,9 @@ impl Job {
         self.worker.note_status(model, status);
     }
 
-    /// True if the backend, which failed this request, fails its health check too. Its models are withdrawn then. A slot judges
-    /// its backends itself.
-    async fn is_backend_lost(&self, backend: &Backend) -> bool {
-        self.leased.is_none() && self.worker.catalogue.is_lost(&self.worker, backend).await
-    }
-
     /// Returns a server error to pass on, unless the backend is lost. An older relay does not requeue, so it gets the error.
     async fn unless_lost(&self, backend: &Backend, answer: Answer) -> Result<Answer, Failure> {
-        if self.is_backend_lost(backend).await && self.link.core1 {
+        if self.worker.serving.is_lost(backend).await && self.link.core1 {
             return Err(Failure::Lost(answer.head.status.as_u16()));
         }
         self.note_status(answer.head.status.as_u16());
@@ -388,15 +363,9 @@ impl Job {
 
     /// Takes the steps that must precede the report of a failure: a relay must read of the withdrawal first.
     fn react(&self, failure: &Failure) {
-        if self.leased.is_some() {
-            return;
-        }
         match failure {
-            Failure::Backend(BackendError::Unreachable(error)) => {
-                let (links, load) = (&self.worker.links, self.worker.capacity.load());
-                self.worker.catalogue.handle_unreachable(&error.to_string(), links, load);
-            }
-            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.look_again(),
+            Failure::Backend(BackendError::Unreachable(error)) => self.worker.serving.handle_unreachable(error),
+            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.serving.handle_broken(),
             Failure::Backend(BackendError::BadAnswer(_))
             | Failure::Lost(_)
             | Failure::BadPath
@@ -447,7 +416,7 @@ mod tests {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {
             size_of::<F>()
         }
-        let bytes = size(|job: Job| job.run(Start::Now));
+        let bytes = size(|(job, start): (Job, Start)| job.run(start));
         assert!(bytes <= 2592, "{bytes} bytes");
     }
 }

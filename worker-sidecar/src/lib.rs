@@ -3,28 +3,18 @@
 //! Its one job is to offer a local backend's capacity to every relay that it can reach. A failure affects only its
 //! request; a link ends only when its socket does.
 
+pub mod app;
 pub mod backend;
-pub mod capacity;
-pub mod catalogue;
-pub mod check;
-pub mod cli;
-pub mod config;
-pub mod connect;
-pub mod convert;
-pub mod demo;
 pub mod forward;
-pub mod install;
+pub mod link;
 pub mod metrics;
 pub mod multiplexer;
 pub mod net;
 pub mod probe;
-pub mod program;
-pub mod relay_link;
 pub mod relays;
-pub mod shell;
+pub mod serving;
+pub mod setting_error;
+pub mod settings;
 pub mod shutdown;
-pub mod swapping;
 pub mod telemetry;
 pub mod worker;
-
-pub use worker::{run, run_demo};

@@ -10,7 +10,7 @@ use prometheus::{
     Opts, Registry, TextEncoder,
 };
 
-use crate::catalogue::Condition;
+use crate::backend::condition::Condition;
 
 /// All metrics.
 #[derive(Debug)]

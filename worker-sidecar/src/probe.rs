@@ -15,7 +15,7 @@ use axum::routing::get;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::config::{ProbeAddr, SettingError};
+use crate::settings::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 
@@ -55,7 +55,7 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
 /// Ready means configured. The state of relay and backend does not matter: restarting this Pod would fix neither. A
 /// slot whose memory cannot be freed is an exception: an operator has to intervene.
 async fn readyz(State(worker): State<Arc<Worker>>) -> (StatusCode, Json<serde_json::Value>) {
-    let ready = worker.swapping.as_ref().is_none_or(|swapping| swapping.multiplexer.is_ready());
+    let ready = worker.serving.is_ready();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": ready, "config_error": worker.config_error() })))
 }
@@ -64,11 +64,7 @@ async fn readyz(State(worker): State<Arc<Worker>>) -> (StatusCode, Json<serde_js
 /// could serve, an outage changes nothing here: relays are notified at once, and a Pod that becomes unready again would
 /// only block a rollout.
 async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
-    let never_served = match &worker.swapping {
-        Some(swapping) => swapping.never_served(),
-        None => worker.catalogue.never_served(),
-    };
-    match never_served {
+    match worker.serving.never_served() {
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         None => (StatusCode::OK, "ok\n".to_owned()),
     }
@@ -84,7 +80,7 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
                 "relay": &*link.relay,
                 "core1": link.core1,
                 "unanswered": link.unanswered(),
-                "waiting": worker.capacity.waiting(link.id),
+                "waiting": worker.serving.waiting(link),
             })
         })
         .collect();
@@ -95,42 +91,29 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
             "remaining_ms": order.deadline.saturating_duration_since(Instant::now()).as_millis() as u64,
         })),
     };
-    let advertised = worker.advertised();
+    let advertised = worker.serving.advertised();
     let mut health = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "name": worker.settings.name,
         "provider": worker.settings.provider,
         "models": advertised.models,
         "failing_models": advertised.failing,
-        "running": worker.load(),
-        "max_concurrency": worker.max_concurrency(),
+        "running": worker.serving.running(),
+        "max_concurrency": worker.serving.max_concurrency(),
         "links": links,
         "drain": drain,
         "config_error": worker.config_error(),
         "secret_error": worker.secret_error(),
         "uptime_secs": worker.started.elapsed().as_secs(),
     });
-    match &worker.swapping {
-        Some(swapping) => health["slots"] = swapping.multiplexer.health().await["slots"].take(),
-        None => {
-            let monitor = worker.catalogue.monitor();
-            health["backend_up"] = json!(monitor.is_healthy());
-            health["backend"] = json!({
-                "condition": monitor.condition().as_str(),
-                "reason": monitor.reason(),
-                "since_secs": monitor.since().elapsed().as_secs(),
-            });
-        }
-    }
+    worker.serving.add_health(&mut health).await;
     Json(health)
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
-    if let Some(swapping) = &worker.swapping {
-        swapping.multiplexer.observe().await;
-    }
-    worker.metrics.in_flight.set(i64::from(worker.load()));
-    worker.metrics.max_concurrency.set(i64::from(worker.max_concurrency()));
+    worker.serving.observe().await;
+    worker.metrics.in_flight.set(i64::from(worker.serving.running()));
+    worker.metrics.max_concurrency.set(i64::from(worker.serving.max_concurrency()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
 }
 

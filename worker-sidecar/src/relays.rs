@@ -11,6 +11,9 @@
 //!
 //! While the worker drains it dials no relay; when all links have ended the worker is unlinked, and reports it.
 
+mod establish;
+mod session;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -24,11 +27,12 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
-use crate::config::Credential;
+use crate::link::{self, Backoff, EndKind, Endpoint, Link};
 use crate::net;
-use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
+use crate::settings::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
+use establish::{Linked, establish};
 
 /// The interval between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,9 +46,37 @@ const ADDED_SPREAD: Duration = Duration::from_secs(1);
 /// The most links to one name. More are a mistake.
 const MAX_RELAYS: usize = 256;
 
+/// How a link, or the attempt to establish one, ended.
+#[derive(Debug)]
+struct End {
+    /// Its effect on the next dial.
+    kind: EndKind,
+    /// The human-readable reason.
+    reason: String,
+    /// The metric label.
+    label: &'static str,
+    /// The pause that the relay requested.
+    retry_after: Option<Duration>,
+    /// The id of the already linked relay.
+    relay_id: Option<String>,
+    /// The credential that was rejected.
+    refused: Option<Box<Credential>>,
+}
+
+impl End {
+    fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
+    }
+
+    /// The code that served the link failed.
+    fn panicked() -> Self {
+        Self::new(EndKind::Failed, "panicked", "internal error while serving the link")
+    }
+}
+
 /// Identifies one task: the n-th link to a fixed URL, or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum DialKey {
     Nth(usize),
     Addr(SocketAddr),
 }
@@ -64,8 +96,8 @@ pub async fn run(worker: Arc<Worker>) {
 struct Dialling<'a> {
     worker: &'a Arc<Worker>,
     /// The running tasks, and whether each is still wanted.
-    wanted: BTreeMap<Key, watch::Sender<bool>>,
-    tasks: JoinSet<Key>,
+    wanted: BTreeMap<DialKey, watch::Sender<bool>>,
+    tasks: JoinSet<DialKey>,
     addresses: BTreeSet<SocketAddr>,
     /// True if the failure was logged; it is not logged again every 5 s.
     lookup_failed: bool,
@@ -108,7 +140,7 @@ impl<'a> Dialling<'a> {
 
     fn want_count(&mut self, number: u32, within: Duration) {
         let number = usize::try_from(number).unwrap_or(MAX_RELAYS).clamp(1, MAX_RELAYS);
-        self.want(&(0..number).map(Key::Nth).collect(), within);
+        self.want(&(0..number).map(DialKey::Nth).collect(), within);
     }
 
     fn handle_lookup(&mut self, found: io::Result<BTreeSet<SocketAddr>>) {
@@ -128,12 +160,12 @@ impl<'a> Dialling<'a> {
                 }
             }
         }
-        let keys = self.addresses.iter().copied().map(Key::Addr).collect();
+        let keys = self.addresses.iter().copied().map(DialKey::Addr).collect();
         self.want(&keys, Duration::ZERO);
     }
 
     /// Starts the missing tasks; new ones are first dialled `within` this time.
-    fn want(&mut self, keys: &BTreeSet<Key>, within: Duration) {
+    fn want(&mut self, keys: &BTreeSet<DialKey>, within: Duration) {
         for (key, wanted) in &self.wanted {
             wanted.send_if_modified(|now| std::mem::replace(now, keys.contains(key)) != keys.contains(key));
         }
@@ -142,25 +174,25 @@ impl<'a> Dialling<'a> {
         }
     }
 
-    fn start(&mut self, key: Key, within: Duration) {
+    fn start(&mut self, key: DialKey, within: Duration) {
         if self.wanted.contains_key(&key) {
             return;
         }
         let (sender, wanted) = watch::channel(true);
         self.wanted.insert(key, sender);
         let addr = match key {
-            Key::Nth(_) => None,
-            Key::Addr(addr) => Some(addr),
+            DialKey::Nth(_) => None,
+            DialKey::Addr(addr) => Some(addr),
         };
         let worker = Arc::clone(self.worker);
-        let first = within.mul_f64(relay_link::random());
+        let first = within.mul_f64(link::random());
         self.tasks.spawn(async move {
             keep_linked(&worker, addr, wanted, first).await;
             key
         });
     }
 
-    fn handle_ended(&mut self, key: Key) {
+    fn handle_ended(&mut self, key: DialKey) {
         // It is wanted again at the instant at which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
             self.start(key, Duration::ZERO);
@@ -182,7 +214,7 @@ async fn keep_linked(
     let mut version = VERSION;
     let mut said = None;
     // Links that were replaced, until they end.
-    let mut leaving: Vec<Session> = Vec::new();
+    let mut leaving: Vec<ServedLink> = Vec::new();
     loop {
         let endpoint = endpoint(worker, addr);
         let end = serve(worker, &endpoint, version, &wanted, &mut leaving).await;
@@ -196,7 +228,7 @@ async fn keep_linked(
             version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
         }
         let relays = *worker.relay_count.borrow();
-        let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let pause = backoff.next_pause(kind, relays, link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
             match (&end.relay_id, addr) {
                 // This very relay is behind the address: another dial is useless while its link lives.
@@ -241,7 +273,7 @@ async fn serve(
     endpoint: &Endpoint,
     version: &str,
     wanted: &watch::Receiver<bool>,
-    leaving: &mut Vec<Session>,
+    leaving: &mut Vec<ServedLink>,
 ) -> End {
     let mut linked = match link_up(worker, endpoint, version, None).await {
         Ok(linked) => linked,
@@ -249,7 +281,7 @@ async fn serve(
     };
     loop {
         let link = Arc::clone(linked.link());
-        let mut session = Session(tokio::spawn(linked.serve()));
+        let mut session = ServedLink(tokio::spawn(linked.serve()));
         let mut moving = Move::new(worker, wanted.clone());
         linked = loop {
             tokio::select! {
@@ -272,9 +304,9 @@ async fn serve(
 }
 
 /// A link that is being served; dropping this aborts it.
-struct Session(JoinHandle<End>);
+struct ServedLink(JoinHandle<End>);
 
-impl Drop for Session {
+impl Drop for ServedLink {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -286,7 +318,7 @@ async fn link_up(
     version: &str,
     older: Option<&Link>,
 ) -> Result<Linked, End> {
-    let linked = AssertUnwindSafe(relay_link::establish(worker, endpoint, version, older)).catch_unwind();
+    let linked = AssertUnwindSafe(establish(worker, endpoint, version, older)).catch_unwind();
     linked.await.unwrap_or_else(|_| Err(End::panicked()))
 }
 
@@ -309,7 +341,7 @@ impl<'a> Move<'a> {
             wanted,
             backoff: Backoff::default(),
             said: None,
-            pause: spread(relay_link::random()),
+            pause: spread(link::random()),
         }
     }
 
@@ -323,7 +355,7 @@ impl<'a> Move<'a> {
             if tokio::time::timeout(self.pause, self.credential.changed()).await.is_err() {
                 break;
             }
-            self.pause = spread(relay_link::random());
+            self.pause = spread(link::random());
         }
         // An address that is no longer listed is not dialled, even if its link still serves.
         let _ = self.wanted.wait_for(|wanted| *wanted).await;
@@ -334,7 +366,7 @@ impl<'a> Move<'a> {
         self.worker.metrics.reconnects(end.label);
         tell(endpoint, end, &mut self.said);
         let relays = *self.worker.relay_count.borrow();
-        let pause = self.backoff.next_pause(end.kind, relays, relay_link::random());
+        let pause = self.backoff.next_pause(end.kind, relays, link::random());
         self.pause = pause.max(end.retry_after.unwrap_or_default());
     }
 }

@@ -36,7 +36,7 @@ impl Cause {
 
 /// A drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct DrainOrder {
     /// The originator.
     pub cause: Cause,
     /// The time at which running requests are ended.
@@ -49,7 +49,7 @@ pub enum DrainState {
     /// It accepts requests.
     Serving,
     /// It accepts no new requests.
-    Draining(Order),
+    Draining(DrainOrder),
 }
 
 /// The drain state of the process.
@@ -64,8 +64,8 @@ impl Default for Drain {
 
 impl Drain {
     /// Begins a drain, or replaces a weaker one. Returns the order in effect.
-    pub fn begin(&self, cause: Cause, timeout: Duration, now: Instant) -> Order {
-        let mut order = Order { cause, deadline: now + timeout.min(MAX_TIMEOUT) };
+    pub fn begin(&self, cause: Cause, timeout: Duration, now: Instant) -> DrainOrder {
+        let mut order = DrainOrder { cause, deadline: now + timeout.min(MAX_TIMEOUT) };
         self.0.send_if_modified(|state| match state {
             DrainState::Draining(under_way) if under_way.cause >= cause => {
                 order = *under_way;
@@ -82,7 +82,7 @@ impl Drain {
     /// Undoes a `/drain`; stronger causes stay.
     pub fn undo(&self) {
         self.0.send_if_modified(|state| match state {
-            DrainState::Draining(Order { cause: Cause::Probe, .. }) => {
+            DrainState::Draining(DrainOrder { cause: Cause::Probe, .. }) => {
                 *state = DrainState::Serving;
                 true
             }
@@ -114,7 +114,7 @@ impl Drain {
 impl DrainState {
     /// True if the backend's return undoes the drain.
     pub fn is_undoable(&self) -> bool {
-        matches!(self, Self::Draining(Order { cause: Cause::Probe, .. }))
+        matches!(self, Self::Draining(DrainOrder { cause: Cause::Probe, .. }))
     }
 }
 

@@ -1,32 +1,22 @@
-//! The whole worker: the shared state of its parts, and their start and end.
+//! The state that all parts of a worker share.
 
-mod links;
 mod undo;
 
-pub use links::Links;
-
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_platform::{log, readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
-use crate::backend::{Backend, SpareMemory};
-use crate::capacity::Capacity;
-use crate::catalogue::{Advertised, Catalogue, Failing};
-use crate::cli::Args;
-use crate::config::{self, Credential, Live, SettingError, Settings};
-use crate::demo::{self, DemoArgs};
+use crate::backend::SpareMemory;
+use crate::link::{Advertised, Link, Links};
 use crate::metrics::Metrics;
 use crate::net::Trust;
-use crate::relay_link::Link;
-use crate::shutdown::{self, Cause, Drain, Order};
-use crate::swapping::Swapping;
-use crate::{probe, relays, telemetry};
+use crate::serving::{Failing, Serving, ServingContext};
+use crate::settings::{Credential, Live, SettingError, Settings};
+use crate::shutdown::{Cause, Drain, DrainOrder};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.
 const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,9 +27,7 @@ pub struct Worker {
     /// The settings at the start.
     pub settings: Settings,
     /// The settings that a reload changes.
-    pub live: ArcSwap<Live>,
-    /// The current backend.
-    pub backend: ArcSwap<Backend>,
+    pub live: Arc<ArcSwap<Live>>,
     /// Memory for large request bodies.
     pub spare_memory: Arc<SpareMemory>,
     /// The certificates that are trusted for relays.
@@ -48,14 +36,10 @@ pub struct Worker {
     pub instance_id: String,
     /// Live links.
     pub links: Arc<Links>,
-    /// The worker's concurrency slots, unless there is a multiplexer.
-    pub capacity: Arc<Capacity>,
-    /// The models, unless there is a multiplexer.
-    pub catalogue: Catalogue,
-    /// The multiplexer, if there is one: it replaces backend, capacity and catalogue.
-    pub swapping: Option<Arc<Swapping>>,
+    /// The part that serves requests.
+    pub serving: Serving,
     /// The drain state: whether the worker accepts requests.
-    pub drain: Drain,
+    pub drain: Arc<Drain>,
     /// True while no link exists and none is being dialled.
     pub unlinked: watch::Sender<bool>,
     /// The number of relays, as relays report it.
@@ -76,97 +60,31 @@ pub struct Worker {
     config_error: Mutex<Option<String>>,
 }
 
-/// Runs the worker until a signal. Errors of the settings end it with one line and exit code 1.
-pub fn run(args: &Args) -> ExitCode {
-    let settings = match Settings::load(args) {
-        Ok(settings) => settings,
-        Err(error) => return fail(&error),
-    };
-    telemetry::init(&settings.log_filter, settings.log_format);
-    run_to_end(serve(args, settings))
-}
-
-/// Runs the demo backend until a signal.
-pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
-    match config::log_settings(args) {
-        Ok((filter, format)) => telemetry::init(&filter, format),
-        Err(error) => return fail(&error),
-    }
-    run_to_end(async {
-        let listen = demo.listen.to_string();
-        demo::run(demo).await.map_err(|error| SettingError::new("--listen", listen, error.to_string()))
-    })
-}
-
-/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each other, and
-/// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
-/// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
-fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
-    scheduling::take_turns();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
-    };
-    let ended = runtime.block_on(work);
-    log::finish();
-    match ended {
-        Ok(()) => {
-            // The remaining tasks have nothing to finish.
-            runtime.shutdown_background();
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(&error),
-    }
-}
-
-fn fail(error: &SettingError) -> ExitCode {
-    log::complain(&error.to_string());
-    ExitCode::FAILURE
-}
-
-async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
-    let first_signal = shutdown::first_signal().map_err(|error| SettingError::hidden("signals", error.to_string()))?;
-    let listener = probe::bind(settings.probe).await?;
-    let worker = Arc::new(Worker::new(settings)?);
-    tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
-    if let Some(path) = args.config.clone() {
-        let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
-        let args = args.clone();
-        tokio::spawn(async move {
-            config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
-        });
-    }
-    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
-    readiness::report();
-    worker.work(first_signal).await;
-    if let Some(traces) = worker.traces.clone() {
-        traces.shutdown().await;
-    }
-    Ok(())
-}
-
 impl Worker {
     /// Creates a worker without links; the slots of a multiplexer start at once. Must be called within a runtime.
     pub fn new(settings: Settings) -> Result<Self, SettingError> {
         let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
-        let live = settings.live.clone();
-        let failing = Arc::new(Failing::new(Arc::clone(&metrics)));
-        let start = |slots| Swapping::start(slots, &live.model_details, Arc::clone(&failing), &metrics);
         let instance_id = instance_id()?;
         let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id, &metrics)).transpose()?;
+        let context = ServingContext {
+            live: Arc::new(ArcSwap::from_pointee(settings.live.clone())),
+            links: Arc::default(),
+            drain: Arc::default(),
+            failing: Arc::new(Failing::new(Arc::clone(&metrics))),
+            metrics,
+        };
+        let serving = Serving::start(&context)?;
+        let ServingContext { live, links, drain, failing, metrics } = context;
         Ok(Self {
-            swapping: live.slots.clone().map(start).transpose()?,
-            backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
+            serving,
             spare_memory: SpareMemory::new(settings.max_buffered_bytes),
-            capacity: Capacity::new(live.max_concurrency),
-            live: ArcSwap::from_pointee(live),
+            live,
             trust,
             instance_id,
-            links: Arc::default(),
-            catalogue: Catalogue::new(Arc::clone(&failing), Arc::clone(&metrics)),
+            links,
             failing,
-            drain: Drain::default(),
+            drain,
             unlinked: watch::channel(false).0,
             relay_count: watch::channel(1).0,
             traces,
@@ -191,21 +109,13 @@ impl Worker {
         }
     }
 
-    /// Connects to the relays and serves requests, until `stop` resolves with the name of a signal and running requests
-    /// have had their time.
-    pub async fn work(self: &Arc<Self>, stop: impl Future<Output = &'static str>) {
-        if self.swapping.is_none() {
-            tokio::spawn(Arc::clone(&self.capacity).run());
-            let worker = Arc::clone(self);
-            tokio::spawn(async move { worker.catalogue.run(&worker).await });
-        }
-        tokio::spawn(relays::run(Arc::clone(self)));
+    /// Spawns the tasks that maintain this state.
+    pub fn spawn_upkeep(self: &Arc<Self>) {
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.try_failing_models().await });
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.watch_credential().await });
-        self.stop(stop.await).await;
     }
 
     /// Waits until there is a secret or token other than the one that a relay rejected.
@@ -273,34 +183,19 @@ impl Worker {
 
     /// A link has registered with these models.
     pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
-        if let Some(swapping) = &self.swapping {
-            self.links.insert(link);
-            swapping.attach(link, registered);
-        } else {
-            self.attach_to_capacity(link, registered);
-        }
+        self.serving.attach(link, registered);
         // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
-        let advertised = self.advertised();
+        let advertised = self.serving.advertised();
         if !link.core1 && !advertised.models.is_empty() {
-            link.announce(&advertised, self.load());
+            link.announce(&advertised, self.serving.running());
         }
         self.metrics.connected.with_label_values(&[&*link.relay]).inc();
-    }
-
-    fn attach_to_capacity(&self, link: &Arc<Link>, registered: &Advertised) {
-        self.catalogue.attach(registered, |changed| {
-            self.links.insert(link);
-            if let Some(advertised) = changed {
-                link.announce(advertised, self.capacity.load());
-            }
-        });
-        self.capacity.join(link);
     }
 
     /// Applies the status of a forwarded response, and reports to relays if the model is failing now, or no longer.
     pub fn note_status(&self, model: &str, status: u16) {
         if self.failing.handle_status(model, status) {
-            self.announce();
+            self.serving.announce();
         }
     }
 
@@ -308,47 +203,7 @@ impl Worker {
     async fn try_failing_models(&self) {
         loop {
             self.failing.expired().await;
-            self.announce();
-        }
-    }
-
-    fn announce(&self) {
-        let Some(swapping) = &self.swapping else {
-            return self.catalogue.announce(&self.links, self.capacity.load());
-        };
-        let advertised = swapping.advertised();
-        self.links.all().iter().for_each(|link| link.announce(&advertised, swapping.running()));
-    }
-
-    /// Returns the models to advertise to relays.
-    pub fn advertised(&self) -> Advertised {
-        match &self.swapping {
-            Some(swapping) => swapping.advertised(),
-            None => self.catalogue.advertised(),
-        }
-    }
-
-    /// The number of running requests.
-    pub fn load(&self) -> u32 {
-        match &self.swapping {
-            Some(swapping) => swapping.running(),
-            None => self.capacity.load(),
-        }
-    }
-
-    /// The most requests that may run at once.
-    pub fn max_concurrency(&self) -> u32 {
-        match &self.swapping {
-            Some(swapping) => swapping.multiplexer.capacity(),
-            None => self.live.load().max_concurrency,
-        }
-    }
-
-    /// A relay requests the models.
-    pub fn refresh(&self, link: &Link) {
-        match &self.swapping {
-            Some(swapping) => link.announce(&swapping.advertised(), swapping.running()),
-            None => self.catalogue.refresh(link.id),
+            self.serving.announce();
         }
     }
 
@@ -358,10 +213,7 @@ impl Worker {
         if aborted > 0 {
             tracing::warn!(relay = %link.relay, aborted, "link closed with running requests; aborting them");
         }
-        match &self.swapping {
-            Some(swapping) => swapping.detach(link),
-            None => self.capacity.leave(link.id),
-        }
+        self.serving.detach(link);
         self.links.remove(link.id);
         let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
         gauge.dec();
@@ -376,14 +228,11 @@ impl Worker {
     }
 
     /// Begins a drain: the worker accepts no more requests.
-    pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> Order {
+    pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> DrainOrder {
         let order = self.drain.begin(cause, timeout, Instant::now());
         let running = self.links.unanswered();
         tracing::info!(cause = cause.as_str(), running, "graceful shutdown");
-        // A `/drain` may be undone, and the waiting requests are then served.
-        if let (Cause::Admin | Cause::Signal, Some(swapping)) = (order.cause, &self.swapping) {
-            swapping.multiplexer.give_back_held();
-        }
+        self.serving.handle_drain(order.cause);
         order
     }
 
@@ -397,34 +246,8 @@ impl Worker {
         lock(&self.config_error).clone()
     }
 
-    async fn stop(&self, signal: &str) {
-        tracing::info!(signal, "signal received");
-        let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
-        self.end_links(order).await;
-        if let Some(swapping) = &self.swapping {
-            // Nothing is running any more. Only the worker's own backends are left, which must not outlive it.
-            swapping.stop(order.deadline.saturating_duration_since(Instant::now())).await;
-        }
-    }
-
-    async fn end_links(&self, order: Order) {
-        let mut unlinked = self.unlinked.subscribe();
-        let idle = unlinked.wait_for(|unlinked| *unlinked);
-        if tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok() {
-            return tracing::info!("graceful shutdown complete");
-        }
-        let links = self.links.all();
-        let severed: usize = links.iter().map(|link| link.cancel_all()).sum();
-        tracing::warn!(severed, "drain timeout reached");
-        for link in &links {
-            link.close(1000, "graceful shutdown timed out");
-        }
-        // Long enough for the close frames, too short to matter.
-        let mut unlinked = self.unlinked.subscribe();
-        let _ = tokio::time::timeout(Duration::from_millis(500), unlinked.wait_for(|unlinked| *unlinked)).await;
-    }
-
-    fn apply(&self, settings: Settings) {
+    /// Applies the settings of a changed `worker.yaml`.
+    pub fn apply(&self, settings: Settings) {
         let (old, mut new) = (self.live.load_full(), settings.live.clone());
         if new.relay_ca_file != old.relay_ca_file {
             match trust(new.relay_ca_file.as_ref()) {
@@ -445,33 +268,12 @@ impl Worker {
         lock(&self.config_error).take();
         self.live.store(Arc::new(new.clone()));
         self.reloaded.notify_one();
-        match (&self.swapping, &new.slots) {
-            (Some(swapping), Some(slots)) if new.slots != old.slots || new.model_details != old.model_details => {
-                swapping.reconfigure(slots, &new.model_details, &self.links);
-            }
-            (Some(_), Some(_)) | (None, None) => {}
-            (Some(_), None) | (None, Some(_)) => {
-                tracing::warn!("worker.yaml added or removed the multiplexer; restart the worker to apply it");
-            }
-        }
-        if self.swapping.is_some() {
-            return tracing::info!("worker.yaml applied");
-        }
-        if new.max_concurrency != old.max_concurrency {
-            self.capacity.set(new.max_concurrency);
-        }
-        if new.backend != old.backend {
-            self.backend.store(Arc::new(Backend::new(new.backend.clone(), Arc::new(Trust::new(None)))));
-        }
-        if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
-            self.catalogue.reset(&self.links, self.capacity.load());
-        } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
-            self.catalogue.look_again();
-        }
+        self.serving.reconfigure(&old, &new);
         tracing::info!("worker.yaml applied");
     }
 
-    fn refuse(&self, error: &SettingError) {
+    /// Keeps the settings, because those of a changed `worker.yaml` cannot be used.
+    pub fn refuse(&self, error: &SettingError) {
         tracing::error!(%error, "worker.yaml reload failed; keeping previous configuration");
         *lock(&self.config_error) = Some(error.to_string());
     }

@@ -148,8 +148,7 @@ fn backend(pool: &WorkerPool) -> Option<BackendYaml> {
 mod tests {
     use std::io::Write;
 
-    use modelrelay_worker::cli::Args;
-    use modelrelay_worker::config::Settings;
+    use modelrelay_worker::settings::{Args, Settings};
     use serde_json::json;
 
     use super::*;

@@ -11,7 +11,7 @@ use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_relay::cli::{
     Args as RelayArgs, CliError, OptionalAddr, OptionalPath, SecretText, optional_listen_addr, optional_path,
 };
-use modelrelay_worker::connect::backends::USUAL_PORTS;
+use modelrelay_worker::app::connect::backends::USUAL_PORTS;
 
 use crate::select::Program;
 
@@ -129,7 +129,7 @@ pub(crate) fn command() -> clap::Command {
         ))
         .subcommand(part(
             Program::Worker,
-            modelrelay_worker::cli::command(),
+            modelrelay_worker::app::cli::command(),
             "Run a worker or one of its commands, like modelrelay-worker",
         ))
 }

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             own_program::set_selector(program.word());
             match program {
                 Program::Relay => modelrelay_relay::program::run(selection.words),
-                Program::Worker => modelrelay_worker::program::run(selection.words),
+                Program::Worker => modelrelay_worker::app::program::run(selection.words),
             }
         }
         None => own_command(selection.words),

@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
 use modelrelay_protocol::names::marked;
+use modelrelay_worker::app::connect::backends::{self, FoundBackend};
+use modelrelay_worker::app::shell::Shell;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::config::{BackendSettings, Engine};
-use modelrelay_worker::connect::backends::{self, Found};
 use modelrelay_worker::net::Trust;
-use modelrelay_worker::shell::Shell;
+use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 use crate::cli::UpArgs;
@@ -140,7 +140,7 @@ async fn choose_backend(args: &UpArgs, parts: &mut Parts) -> Result<String, Stri
 }
 
 /// The servers with a model. Reports why each of the others is not used.
-fn usable(looks: Vec<Result<Found, String>>) -> Vec<Found> {
+fn usable(looks: Vec<Result<FoundBackend, String>>) -> Vec<FoundBackend> {
     let mut usable = Vec::new();
     for look in looks {
         match look {

@@ -140,7 +140,7 @@ mod tests {
         let mut bytes = [0; 16];
         // SAFETY: the buffer has the given length.
         unsafe { getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        let jitter = modelrelay_worker::relay_link::random();
+        let jitter = modelrelay_worker::link::random();
         (order.into_iter().collect(), bytes, jitter.to_bits())
     }
 

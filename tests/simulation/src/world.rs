@@ -15,8 +15,9 @@ use modelrelay_relay::config::Config;
 use modelrelay_relay::dashboard::Journal;
 use modelrelay_relay::relay;
 use modelrelay_relay::shutdown::{ShutdownSignal, StopSignal};
-use modelrelay_worker::cli::{Command, parse};
-use modelrelay_worker::config::Settings;
+use modelrelay_worker::app::cli::{Command, parse};
+use modelrelay_worker::app::run;
+use modelrelay_worker::settings::Settings;
 use modelrelay_worker::worker::Worker;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -196,7 +197,7 @@ impl World {
                     let _ = stop.wait_for(Option::is_some).await;
                     "SIGTERM"
                 };
-                worker.work(stop).await;
+                run::work(&worker, stop).await;
                 host.end().await
             }
         });

@@ -37,17 +37,17 @@ pub(super) enum ExchangeError {
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: SendRequest<UploadBody>,
-    driver: Driver,
+    driver: ConnectionDriver,
 }
 
 /// Moves the connection's bytes while it is open. It has no separate task, which each piece of a response would wake
 /// only to wake the request's task: the caller that waits for the connection drives it.
 #[derive(Debug)]
-struct Driver(Option<Pin<Box<Http>>>);
+struct ConnectionDriver(Option<Pin<Box<Http>>>);
 
 type Http = http1::Connection<TokioIo<ReadWins>, UploadBody>;
 
-impl Driver {
+impl ConnectionDriver {
     /// Runs `work`, which may need bytes to move.
     async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -88,7 +88,7 @@ impl Connection {
         let io = TokioIo::new(ReadWins { stream, write_broken: false });
         let (sender, driver) =
             http1::Builder::new().max_buf_size(MAX_READ_BUFFER).handshake(io).await.map_err(io::Error::other)?;
-        Ok(Self { sender, driver: Driver(Some(Box::pin(driver))) })
+        Ok(Self { sender, driver: ConnectionDriver(Some(Box::pin(driver))) })
     }
 
     pub(super) async fn exchange(mut self, head: Request<()>, upload: &Upload) -> Result<Answer, ExchangeError> {

@@ -37,11 +37,11 @@ pub(crate) type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
 pub struct Upload(Arc<Shared>);
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<UploadState>,
     return_credit: Option<ReturnCredit>,
 }
 
-struct State {
+struct UploadState {
     /// The length that the backend is sent.
     length: u64,
     /// Renames the model in the arriving pieces, until the end of the body.
@@ -67,7 +67,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl State {
+impl UploadState {
     /// Records `bytes` that the backend has read. Returns the credit to return, if any. The window grows only within
     /// the memory that all requests share.
     fn consume(&mut self, bytes: u64, now: Instant) -> Option<u64> {
@@ -140,7 +140,7 @@ impl Upload {
     }
 
     fn with(length: u64, window: ReceiveWindow, spare: Option<Spare>, return_credit: Option<ReturnCredit>) -> Self {
-        let state = State {
+        let state = UploadState {
             length,
             renamer: None,
             waiting: VecDeque::new(),
@@ -277,7 +277,7 @@ impl Upload {
         Poll::Ready(Some(piece))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, UploadState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@
 //! relays' grants and by the registered concurrency, everything else by the rate at which links are read.
 
 mod calls;
-mod history;
+pub mod history;
 mod lease;
 mod news;
 #[cfg(test)]
@@ -25,19 +25,19 @@ use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::history::{Noted, Report, Shares};
-pub use self::lease::{Arriving, Lease, Suspicion, Ticket};
+pub use self::lease::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
 
-use self::calls::{Call, Calls};
+use self::calls::{Calls, SlotCall};
 use self::history::History;
-use self::lease::Backend;
+use self::lease::LeasedBackend;
 use super::Model;
-use super::board::{Board, Peer, Place, Told};
+use super::board::{Board, Peer, Place, SlotUpdate};
 use super::driver::slot::SlotDriver;
 use super::effect::{Effect, LeaseEnd};
 use super::error::SlotError;
 use super::event::{Arrival, Event, Generation, RelayKey, RequestKey};
 use super::machine::Machine;
-use super::metrics::Metrics;
+use super::metrics::MultiplexerMetrics;
 
 /// The least time between two ticks: timers are no finer.
 const FINEST: Duration = Duration::from_millis(1);
@@ -74,9 +74,9 @@ struct SlotTask {
     own: mpsc::WeakUnboundedSender<Message>,
     calls: Calls,
     board: Arc<Board>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<MultiplexerMetrics>,
     history: History,
-    waiting: HashMap<RequestKey, Waiting>,
+    waiting: HashMap<RequestKey, WaitingRequest>,
     /// Ends the leases that are in use.
     leases: HashMap<RequestKey, watch::Sender<Option<LeaseEnd>>>,
     /// Events that result from executing effects.
@@ -87,7 +87,7 @@ struct SlotTask {
 }
 
 /// A request without a result yet.
-struct Waiting {
+struct WaitingRequest {
     place: Place,
     answer: oneshot::Sender<Result<Lease, SlotError>>,
 }
@@ -108,7 +108,7 @@ impl SlotHandle {
         machine: Machine,
         driver: Arc<SlotDriver>,
         board: Arc<Board>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<MultiplexerMetrics>,
     ) -> Self {
         let (sender, mailbox) = mpsc::unbounded_channel();
         let own = sender.downgrade();
@@ -156,11 +156,11 @@ impl SlotHandle {
     }
 
     /// A request arrived. It is in the mailbox when this returns, thus behind everything that arrived before.
-    pub(super) fn arrive(&self, arrival: Arrival, place: Place) -> Arriving {
+    pub(super) fn arrive(&self, arrival: Arrival, place: Place) -> PendingLease {
         let (answer, answered) = oneshot::channel();
         let request = arrival.request;
         let _ = self.mailbox.send(Message::Arrived { arrival, place, answer });
-        Arriving::new(request, answered, self.mailbox.clone())
+        PendingLease::new(request, answered, self.mailbox.clone())
     }
 
     /// Returns a mailbox that does not keep the task alive.
@@ -237,7 +237,7 @@ impl SlotTask {
                 }
             }
             Message::Arrived { arrival, place, answer } => {
-                self.waiting.insert(arrival.request, Waiting { place, answer });
+                self.waiting.insert(arrival.request, WaitingRequest { place, answer });
                 self.handle(Event::Arrived(arrival));
             }
             Message::Cancelled(request) => {
@@ -267,7 +267,7 @@ impl SlotTask {
 
     /// Gives back requests of relays that cannot hold requests themselves but can requeue one that a stopping worker rejects.
     fn give_back_held(&mut self) {
-        let can_move = |waiting: &Waiting| self.board.peer(waiting.place.relay()) == Some(Peer::Core1);
+        let can_move = |waiting: &WaitingRequest| self.board.peer(waiting.place.relay()) == Some(Peer::Core1);
         let movable: Vec<_> = self.waiting.extract_if(|_, waiting| can_move(waiting)).collect();
         for (request, waiting) in movable {
             self.handle(Event::Cancelled { request });
@@ -295,23 +295,23 @@ impl SlotTask {
                 Effect::CancelLease { request, why } => self.end_lease(request, why),
                 Effect::OpenGate { model } => {
                     self.calls.watch(self.machine.generation(), Model::clone(&model));
-                    told.push(Told::Gate { model, open: true });
+                    told.push(SlotUpdate::Gate { model, open: true });
                 }
-                Effect::CloseGate { model } => told.push(Told::Gate { model, open: false }),
-                Effect::Grant { relay, model, values } => told.push(Told::Grant { relay, model, values }),
+                Effect::CloseGate { model } => told.push(SlotUpdate::Gate { model, open: false }),
+                Effect::Grant { relay, model, values } => told.push(SlotUpdate::Grant { relay, model, values }),
                 Effect::Preflight { op, model } => {
                     let resident = self.machine.resident().map(Model::clone);
-                    self.calls.start(op, Call::Preflight { model, resident });
+                    self.calls.start(op, SlotCall::Preflight { model, resident });
                 }
-                Effect::Evict { op, model } => self.calls.start(op, Call::Evict(model)),
-                Effect::ForceEvict { op, model } => self.calls.start(op, Call::ForceEvict(model)),
-                Effect::CheckMemory { op, model } => self.calls.start(op, Call::CheckMemory(model)),
-                Effect::Load { op, model, kind } => self.calls.start(op, Call::Load(model, kind)),
+                Effect::Evict { op, model } => self.calls.start(op, SlotCall::Evict(model)),
+                Effect::ForceEvict { op, model } => self.calls.start(op, SlotCall::ForceEvict(model)),
+                Effect::CheckMemory { op, model } => self.calls.start(op, SlotCall::CheckMemory(model)),
+                Effect::Load { op, model, kind } => self.calls.start(op, SlotCall::Load(model, kind)),
                 Effect::Probe { op, model } => self.calls.probe(op, model),
-                Effect::StillServes { .. } => told.push(Told::StillServes),
+                Effect::StillServes { .. } => told.push(SlotUpdate::StillServes),
                 Effect::Discard { model } => self.calls.discard(model),
                 Effect::Forget { model } => self.calls.driver().forget(&model),
-                Effect::OrderDone { id, result } => told.push(Told::Order { id, result }),
+                Effect::OrderDone { id, result } => told.push(SlotUpdate::Order { id, result }),
                 Effect::Changed => changed = true,
                 Effect::News(news) => {
                     self.history.note(&news);
@@ -349,7 +349,7 @@ impl SlotTask {
         let (end, ended) = watch::channel(None);
         self.leases.insert(request, end);
         let (key, name) = (self.calls.driver().key().now(), self.calls.driver().driver().backend_name(&model));
-        let backend = Backend { url, key, name };
+        let backend = LeasedBackend { url, key, name };
         let lease = Lease::new((request, model, generation), backend, ended, mailbox, waiting.place);
         let _ = waiting.answer.send(Ok(lease));
     }

@@ -59,7 +59,7 @@ pub trait RelaySink: fmt::Debug + Send + Sync {
 
 /// A slot's update, in addition to its snapshot.
 #[derive(Clone, Debug)]
-pub(super) enum Told {
+pub(super) enum SlotUpdate {
     Gate { model: Model, open: bool },
     Grant { relay: RelayKey, model: Model, values: GrantValues },
     Order { id: OrderId, result: Result<(), OrderError> },
@@ -252,7 +252,7 @@ impl Board {
     }
 
     /// Publishes a slot's updates. `snapshot`: its new state, if that has changed.
-    pub(super) fn publish(&self, slot: usize, told: Vec<Told>, snapshot: Option<Slot>, now: Instant) {
+    pub(super) fn publish(&self, slot: usize, told: Vec<SlotUpdate>, snapshot: Option<Slot>, now: Instant) {
         if told.is_empty() && snapshot.is_none() {
             return;
         }
@@ -264,19 +264,19 @@ impl Board {
         let mut answers = Vec::new();
         for told in told {
             match told {
-                Told::Gate { model, open: true } => {
+                SlotUpdate::Gate { model, open: true } => {
                     inner.slots[slot].open.insert(model);
                 }
-                Told::Gate { model, open: false } => {
+                SlotUpdate::Gate { model, open: false } => {
                     inner.slots[slot].open.remove(&model);
                 }
-                Told::Grant { relay, model, values } => {
+                SlotUpdate::Grant { relay, model, values } => {
                     if let Some(view) = inner.relays.get_mut(&relay) {
                         view.grants.insert((slot, model), values);
                     }
                 }
-                Told::Order { id, result } => answers.push((id, result)),
-                Told::StillServes => {
+                SlotUpdate::Order { id, result } => answers.push((id, result)),
+                SlotUpdate::StillServes => {
                     let names = inner.names();
                     inner.relays.values().for_each(|view| view.sink.models(&names));
                 }

@@ -25,6 +25,7 @@ pub mod process;
 pub mod roster;
 pub mod sequence;
 pub mod served;
+pub mod settings;
 pub mod sglang;
 pub mod slot;
 pub mod standing;

@@ -67,7 +67,7 @@ pub struct Machine {
     config: SlotConfig,
     models: BTreeMap<Model, Entry>,
     relays: BTreeMap<RelayKey, LinkKind>,
-    leases: BTreeMap<RequestKey, Lease>,
+    leases: BTreeMap<RequestKey, LeaseState>,
     state: State,
     /// The time at which it entered this state.
     since: Instant,
@@ -97,7 +97,7 @@ pub struct Machine {
 
 /// A request that may use the backend. All leases are of the resident generation.
 #[derive(Clone, Debug)]
-struct Lease {
+struct LeaseState {
     model: Model,
     relay: RelayKey,
     /// True if its holder has been notified to end it.

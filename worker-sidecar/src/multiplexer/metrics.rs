@@ -10,7 +10,7 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVe
 
 use modelrelay_protocol::message::SlotState;
 
-use super::actor::{Report, Shares};
+use super::actor::history::{Report, Shares};
 use super::effect::{News, Reason, Swap, SwapResult};
 
 /// Loads and holds take from milliseconds to an hour.
@@ -35,7 +35,7 @@ const STATES: [SlotState; 10] = [
 
 /// All metrics of the multiplexer.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct MultiplexerMetrics {
     state: IntGaugeVec,
     resident: IntGaugeVec,
     swaps: IntCounterVec,
@@ -54,16 +54,16 @@ pub struct Metrics {
     residency: HistogramVec,
     share: GaugeVec,
     /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an await.
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenLabels>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenLabels {
     residents: BTreeSet<(String, String)>,
     models: BTreeSet<String>,
 }
 
-impl Metrics {
+impl MultiplexerMetrics {
     /// Registers all metrics, at zero.
     ///
     /// # Panics
@@ -156,7 +156,7 @@ impl Metrics {
     /// Updates the gauges from the slots' reports.
     pub fn observe(&self, reports: &[Report]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = Seen::default();
+        let mut now = SeenLabels::default();
         let mut models: BTreeMap<&str, (i64, i64, f64)> = BTreeMap::new();
         for report in reports {
             let slot = report.slot.id.as_str();

@@ -58,7 +58,7 @@ pub struct Candidate {
 
 /// The resident, as the policy sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Resident<'a> {
+pub struct ResidentView<'a> {
     /// The time since which it serves.
     pub since: Instant,
     /// The time since which it has neither running nor waiting requests; `None` while it has some.
@@ -98,7 +98,7 @@ pub enum Why {
 }
 
 /// Decides whether to leave the resident for one of the candidates.
-pub fn decide(knobs: &Knobs, resident: &Resident<'_>, candidates: &[Candidate], now: Instant) -> Decision {
+pub fn decide(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidate], now: Instant) -> Decision {
     let busy = resident.idle_since.is_none();
     let Some(to) = pick(knobs, busy, candidates) else {
         return Decision::Stay { recheck: None, lingering: false };
@@ -197,7 +197,7 @@ fn own_swap(knobs: &Knobs, candidates: &[Candidate], index: usize) -> Duration {
 /// Waiting for `t` saves two swaps for each past gap of at most `t`, less the gap itself, and costs `t` for each longer
 /// gap. The `t` with the best balance wins, if any is better than not waiting. If more requests wait for another model
 /// than the resident usually serves at once, they come first whatever the history.
-pub fn linger(knobs: &Knobs, resident: &Resident<'_>, candidates: &[Candidate], cost: Duration) -> Duration {
+pub fn linger(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidate], cost: Duration) -> Duration {
     match knobs.linger {
         Linger::Off => return Duration::ZERO,
         Linger::Fixed(fixed) => return fixed,

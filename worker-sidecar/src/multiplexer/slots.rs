@@ -10,14 +10,14 @@ use modelrelay_protocol::message::{self, Command, CommandResult, SlotState, Slot
 use serde_json::{Value, json};
 
 use super::Model;
-use super::actor::{Arriving, Report, SlotHandle, now};
+use super::actor::{PendingLease, Report, SlotHandle, now};
 use super::board::{Board, Peer, RelaySink};
 use super::config::SlotConfig;
 use super::driver::slot::SlotDriver;
 use super::error::SlotError;
 use super::event::{Arrival, Demand, Event, Order, RelayKey, RequestKey};
 use super::machine::{Jitter, Machine};
-use super::metrics::Metrics;
+use super::metrics::MultiplexerMetrics;
 
 /// A worker's slots. Dropping it ends their tasks, once the last lease is gone.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Multiplexer {
     slots: Vec<SlotHandle>,
     ids: Vec<String>,
     board: Arc<Board>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<MultiplexerMetrics>,
     next_key: AtomicU64,
 }
 
@@ -40,14 +40,14 @@ pub enum Refusal {
 
 impl Multiplexer {
     /// Starts a task for each slot. `seed` spreads retries that would otherwise happen at the same time.
-    pub fn start(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<Metrics>, seed: u64) -> Self {
+    pub fn start(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<MultiplexerMetrics>, seed: u64) -> Self {
         let jitter = |index: usize| Jitter::Seeded(seed.wrapping_add(index as u64));
         Self::start_with(slots, metrics, jitter)
     }
 
     fn start_with(
         slots: Vec<(SlotConfig, Arc<SlotDriver>)>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<MultiplexerMetrics>,
         jitter: impl Fn(usize) -> Jitter,
     ) -> Self {
         let now = now();
@@ -68,7 +68,10 @@ impl Multiplexer {
     }
 
     #[cfg(test)]
-    pub(super) fn start_unjittered(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn start_unjittered(
+        slots: Vec<(SlotConfig, Arc<SlotDriver>)>,
+        metrics: Arc<MultiplexerMetrics>,
+    ) -> Self {
         Self::start_with(slots, metrics, |_| Jitter::None)
     }
 
@@ -87,11 +90,11 @@ impl Multiplexer {
     }
 
     /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
-    pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> Arriving {
+    pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> PendingLease {
         let request = RequestKey(self.next_key());
         let Some(place) = self.board.enter(relay, model, now()) else {
             let (model, known) = (Model::from(model), self.board.names());
-            return Arriving::refused(request, SlotError::UnknownModel { model, known });
+            return PendingLease::refused(request, SlotError::UnknownModel { model, known });
         };
         let model = Model::clone(place.model());
         self.slots[place.slot()].arrive(Arrival { relay, request, model, at }, place)

@@ -1,7 +1,7 @@
 //! The text that `up` ends its start with: a line to paste, and addresses for SDKs and browser.
 
 use modelrelay_protocol::names::marked;
-use modelrelay_worker::shell::Shell;
+use modelrelay_worker::app::shell::Shell;
 
 /// The whole text. `login` states how to log in to the dashboard.
 pub(super) fn greeting(url: &str, model: &str, login: &str, shell: Shell) -> String {

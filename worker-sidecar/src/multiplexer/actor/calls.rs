@@ -25,7 +25,7 @@ const PANICKED: &str = "its driver panicked";
 
 /// One call.
 #[derive(Clone, Debug)]
-pub(super) enum Call {
+pub(super) enum SlotCall {
     Preflight { model: Model, resident: Option<Model> },
     Evict(Model),
     ForceEvict(Model),
@@ -69,12 +69,14 @@ impl Calls {
     }
 
     /// Starts a call; the previous one ends.
-    pub(super) fn start(&mut self, op: OpId, call: Call) {
+    pub(super) fn start(&mut self, op: OpId, call: SlotCall) {
         let discarded = match &call {
-            Call::Load(model, _) => self.discards.get(model).cloned(),
-            Call::Preflight { .. } | Call::Evict(_) | Call::ForceEvict(_) | Call::CheckMemory(_) | Call::Probe(_) => {
-                None
-            }
+            SlotCall::Load(model, _) => self.discards.get(model).cloned(),
+            SlotCall::Preflight { .. }
+            | SlotCall::Evict(_)
+            | SlotCall::ForceEvict(_)
+            | SlotCall::CheckMemory(_)
+            | SlotCall::Probe(_) => None,
         };
         self.current = None;
         let turn = Arc::clone(&self.turn);
@@ -89,11 +91,16 @@ impl Calls {
 
     /// Starts a probe, in parallel with everything else.
     pub(super) fn probe(&mut self, op: OpId, model: Option<Model>) {
-        self.probe = Some(self.spawn(op, Call::Probe(model), std::future::ready(())));
+        self.probe = Some(self.spawn(op, SlotCall::Probe(model), std::future::ready(())));
     }
 
     /// `turn` returns the guard that the call holds until it ends.
-    fn spawn<T: Send + 'static>(&self, op: OpId, call: Call, turn: impl Future<Output = T> + Send + 'static) -> Task {
+    fn spawn<T: Send + 'static>(
+        &self,
+        op: OpId,
+        call: SlotCall,
+        turn: impl Future<Output = T> + Send + 'static,
+    ) -> Task {
         let (driver, mailbox) = (Arc::clone(&self.driver), self.mailbox.clone());
         Task(tokio::spawn(async move {
             // Dropped after the call.
@@ -189,7 +196,7 @@ async fn end(driver: &SlotDriver, model: Model) {
     tracing::warn!(model = &*model, error, "a backend could not be killed");
 }
 
-impl Call {
+impl SlotCall {
     async fn run(&self, driver: &SlotDriver) -> Outcome {
         match self {
             Self::Preflight { model, resident } => driver.preflight(model, resident.as_ref()).await,

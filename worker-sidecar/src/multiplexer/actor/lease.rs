@@ -21,7 +21,7 @@ use crate::multiplexer::event::{Event, Generation, RequestKey};
 /// A request that waits for its lease, or for an error. Dropping it cancels the request.
 #[derive(Debug)]
 #[must_use = "dropping it cancels the request"]
-pub struct Arriving {
+pub struct PendingLease {
     request: RequestKey,
     answer: oneshot::Receiver<Result<Lease, SlotError>>,
     /// `None` once the result has arrived.
@@ -30,7 +30,7 @@ pub struct Arriving {
 
 /// Cancels a request before its holder drops the request or the lease.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct CancelHandle {
     request: RequestKey,
     /// Does not keep the slot's task alive.
     mailbox: Option<mpsc::WeakUnboundedSender<Message>>,
@@ -45,7 +45,7 @@ pub struct Lease {
     model: Model,
     generation: Generation,
     // On the heap, because a request without a multiplexer reserves space for a lease, too.
-    backend: Box<Backend>,
+    backend: Box<LeasedBackend>,
     end: watch::Receiver<Option<LeaseEnd>>,
     /// `None` once it is released.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
@@ -54,7 +54,7 @@ pub struct Lease {
 
 /// The backend of a lease.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub(super) struct LeasedBackend {
     pub(super) url: Url,
     pub(super) key: Option<Secret>,
     /// Its name for the model, if that is not the id.
@@ -64,12 +64,12 @@ pub(super) struct Backend {
 /// A report that a lease's backend could not be reached. It outlives the lease: it is sent to the slot once the failure
 /// has been sent to the relay.
 #[derive(Debug)]
-pub struct Suspicion {
+pub struct ConnectFailureReport {
     mailbox: mpsc::UnboundedSender<Message>,
     generation: Generation,
 }
 
-impl Arriving {
+impl PendingLease {
     pub(super) fn new(
         request: RequestKey,
         answer: oneshot::Receiver<Result<Lease, SlotError>>,
@@ -87,12 +87,12 @@ impl Arriving {
     }
 
     /// Returns a handle that cancels the request, whether it waits or has its lease by then.
-    pub fn ticket(&self) -> Ticket {
-        Ticket { request: self.request, mailbox: self.mailbox.as_ref().map(mpsc::UnboundedSender::downgrade) }
+    pub fn ticket(&self) -> CancelHandle {
+        CancelHandle { request: self.request, mailbox: self.mailbox.as_ref().map(mpsc::UnboundedSender::downgrade) }
     }
 }
 
-impl Ticket {
+impl CancelHandle {
     /// Cancels the request. Its capacity is free for all messages that are sent to the slot after this.
     pub fn cancel(self) {
         if let Some(mailbox) = self.mailbox.and_then(|mailbox| mailbox.upgrade()) {
@@ -101,7 +101,7 @@ impl Ticket {
     }
 }
 
-impl Future for Arriving {
+impl Future for PendingLease {
     type Output = Result<Lease, SlotError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -112,7 +112,7 @@ impl Future for Arriving {
     }
 }
 
-impl Drop for Arriving {
+impl Drop for PendingLease {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
             // A lease that is already on its way is dropped with the receiver, after this.
@@ -124,7 +124,7 @@ impl Drop for Arriving {
 impl Lease {
     pub(super) fn new(
         (request, model, generation): (RequestKey, Model, Generation),
-        backend: Backend,
+        backend: LeasedBackend,
         end: watch::Receiver<Option<LeaseEnd>>,
         mailbox: mpsc::UnboundedSender<Message>,
         place: Place,
@@ -174,9 +174,9 @@ impl Lease {
     }
 
     /// Returns a report that the backend could not be reached, or closed the connection.
-    pub fn suspicion(&self) -> Option<Suspicion> {
+    pub fn suspicion(&self) -> Option<ConnectFailureReport> {
         let mailbox = self.mailbox.clone()?;
-        Some(Suspicion { mailbox, generation: self.generation })
+        Some(ConnectFailureReport { mailbox, generation: self.generation })
     }
 
     /// Releases the lease at once. The returned future completes when the slot has handled this and every relay's new grant is
@@ -198,7 +198,7 @@ impl Lease {
     }
 }
 
-impl Suspicion {
+impl ConnectFailureReport {
     /// Sends the report to the slot, which probes at once.
     pub fn tell(self) {
         let _ = self.mailbox.send(Message::Event(Event::ConnectFailed { generation: self.generation }));

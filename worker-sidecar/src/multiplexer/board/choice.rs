@@ -11,7 +11,7 @@ use crate::multiplexer::event::{Demand, Event, RelayKey};
 
 /// The suitability of a slot for a model, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum LoadEligibility {
     /// Its gate is open, and this relay may send one more request.
     Free,
     /// Its gate is open.
@@ -98,9 +98,11 @@ impl Inner {
         divided
     }
 
-    fn standing(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32, now: Instant) -> Standing {
+    fn standing(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32, now: Instant) -> LoadEligibility {
         let SlotView { snapshot, open, at } = &self.slots[slot];
-        let Some(described) = snapshot.models.iter().find(|known| *known.id == **model) else { return Standing::Out };
+        let Some(described) = snapshot.models.iter().find(|known| *known.id == **model) else {
+            return LoadEligibility::Out;
+        };
         if open.contains(model) {
             let key = (slot, Model::clone(model));
             let free = match self.relays.get(&relay) {
@@ -110,14 +112,14 @@ impl Inner {
                 }
                 Some(_) | None => taken < described.capacity,
             };
-            return if free { Standing::Free } else { Standing::Open };
+            return if free { LoadEligibility::Free } else { LoadEligibility::Open };
         }
         let Some(nearness) = Offer::new(snapshot, described).nearness(now.saturating_duration_since(*at)) else {
-            return Standing::Out;
+            return LoadEligibility::Out;
         };
         let is_chosen = self.is_chosen(slot, model);
         let others = self.others(slot, model, now);
-        Standing::Near(match nearness {
+        LoadEligibility::Near(match nearness {
             // The slot's snapshot does not yet include what was sent there a moment ago.
             _ if taken > 0 => Nearness::Coming,
             // It begins in a moment; a busy slot may take long, and is left for one that is nearer.

@@ -13,11 +13,12 @@ use super::nvidia::Nvidia;
 use super::ollama::Ollama;
 use super::process::Process;
 use super::roster::Roster;
+use super::settings::{DriverSettings, SlotSettings};
 use super::sglang::Sglang;
 use super::slot::SlotDriver;
 use super::static_url::StaticUrl;
 use super::vllm_sleep::VllmSleep;
-use crate::config::{DriverSettings, SettingError, SlotSettings};
+use crate::setting_error::SettingError;
 
 /// A slot's driver, and the part of it that accepts new settings.
 #[derive(Clone, Debug)]

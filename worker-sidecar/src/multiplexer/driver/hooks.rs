@@ -56,13 +56,13 @@ pub struct HookedModel {
 /// The `hooks` driver.
 #[derive(Debug)]
 pub struct Hooks {
-    models: Vec<Known>,
+    models: Vec<HookTarget>,
     commands: Children,
     questions: Children,
 }
 
 #[derive(Debug)]
-struct Known {
+struct HookTarget {
     model: HookedModel,
     client: Client,
 }
@@ -70,12 +70,12 @@ struct Known {
 impl Hooks {
     /// `supervisor`: the path of this program.
     pub fn new(models: impl IntoIterator<Item = HookedModel>, supervisor: PathBuf) -> Self {
-        let known = |model: HookedModel| Known { client: model.served.client(model.url.clone()), model };
+        let known = |model: HookedModel| HookTarget { client: model.served.client(model.url.clone()), model };
         let models = models.into_iter().map(known).collect();
         Self { models, commands: Children::new(supervisor.clone()), questions: Children::new(supervisor) }
     }
 
-    fn find(&self, model: &Model) -> Result<&Known, DriverError> {
+    fn find(&self, model: &Model) -> Result<&HookTarget, DriverError> {
         let found = self.models.iter().find(|known| known.model.served.id == *model);
         found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
@@ -96,7 +96,7 @@ impl Hooks {
     }
 
     /// Returns once `alive` has failed [`DEAD_AFTER`] times in a row.
-    async fn died(&self, known: &Known) -> String {
+    async fn died(&self, known: &HookTarget) -> String {
         let Some(alive) = &known.model.alive else { return std::future::pending().await };
         let mut noes = 0;
         while noes < DEAD_AFTER {
@@ -119,12 +119,12 @@ impl Hooks {
         Ok(())
     }
 
-    async fn look(&self, known: &Known) -> Result<Probed, DriverError> {
+    async fn look(&self, known: &HookTarget) -> Result<Probed, DriverError> {
         if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::gone()) }
     }
 
     /// True if any of it exists, ready or not: an eviction must not be reported as complete too early.
-    async fn is_there(&self, known: &Known) -> Result<bool, DriverError> {
+    async fn is_there(&self, known: &HookTarget) -> Result<bool, DriverError> {
         if known.model.alive.is_none() {
             let look = known.model.served.look(&known.client).await;
             return Ok(!matches!(look, Err(DriverError::Unreachable { .. })));
@@ -136,7 +136,7 @@ impl Hooks {
     }
 
     /// Returns an error if `alive` gave no result: one that cannot run must not be mistaken for a model that is gone.
-    async fn is_alive(&self, known: &Known) -> Result<bool, DriverError> {
+    async fn is_alive(&self, known: &HookTarget) -> Result<bool, DriverError> {
         let Some(alive) = &known.model.alive else { return Ok(true) };
         let question =
             self.questions.start(&known.model.served.id, &launch(&known.model.served.id, alive, true), None)?;

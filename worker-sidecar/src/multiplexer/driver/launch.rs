@@ -70,8 +70,8 @@ pub struct Children {
 #[derive(Debug)]
 pub struct Running {
     port: u16,
-    orders: mpsc::UnboundedSender<Order>,
-    end: watch::Receiver<Option<End>>,
+    orders: mpsc::UnboundedSender<StopOrder>,
+    end: watch::Receiver<Option<ProcessExit>>,
     tail: Arc<Tail>,
     /// True if it was ordered to end: it may respond for a moment, but is no longer considered alive.
     is_doomed: AtomicBool,
@@ -81,13 +81,13 @@ pub struct Running {
 
 /// The result of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct ProcessExit {
     /// Its exit code; 128 plus the signal's number if a signal ended it.
     pub code: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Order {
+enum StopOrder {
     Terminate,
     Kill,
 }
@@ -139,7 +139,7 @@ impl Children {
     pub async fn stop(&self, model: &Model) -> Result<(), DriverError> {
         if let Some(running) = self.last(model).filter(|running| !running.is_killed()) {
             if running.is_alive() {
-                running.order(Order::Terminate);
+                running.order(StopOrder::Terminate);
             }
             if tokio::time::timeout(TERM_GRACE, running.ended()).await.is_err() {
                 tracing::warn!(model = &**model, "the backend did not exit on SIGTERM; killing it");
@@ -217,16 +217,16 @@ impl Running {
     }
 
     /// Returns how it ended, if it has.
-    pub fn end(&self) -> Option<End> {
+    pub fn end(&self) -> Option<ProcessExit> {
         *self.end.borrow()
     }
 
     /// Waits for its end.
-    pub async fn ended(&self) -> End {
+    pub async fn ended(&self) -> ProcessExit {
         let mut end = self.end.clone();
         let ended = end.wait_for(Option::is_some).await.map(|end| *end);
         // Only a runtime that shuts down drops the task that waits for the process.
-        ended.ok().flatten().unwrap_or(End { code: None })
+        ended.ok().flatten().unwrap_or(ProcessExit { code: None })
     }
 
     /// Waits for its end like [`ended`](Self::ended), and returns that as an error.
@@ -240,7 +240,7 @@ impl Running {
     /// Sends SIGKILL to the process and all its descendants.
     pub fn kill(&self) {
         self.is_killed.store(true, Ordering::Relaxed);
-        self.order(Order::Kill);
+        self.order(StopOrder::Kill);
     }
 
     /// Kills it, unless [`KillOnDrop::keep`] is called first.
@@ -248,7 +248,7 @@ impl Running {
         KillOnDrop(Some(Arc::clone(self)))
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: StopOrder) {
         self.is_doomed.store(true, Ordering::Relaxed);
         // The receiver is gone when the process has ended.
         let _ = self.orders.send(order);
@@ -295,8 +295,8 @@ impl Tail {
 async fn attend(
     mut child: Child,
     listener: Listener,
-    mut orders: mpsc::UnboundedReceiver<Order>,
-    ending: watch::Sender<Option<End>>,
+    mut orders: mpsc::UnboundedReceiver<StopOrder>,
+    ending: watch::Sender<Option<ProcessExit>>,
 ) {
     let what = if listener.is_command { "the command has exited" } else { "the backend's process has exited" };
     let mut lines = JoinSet::new();
@@ -322,14 +322,14 @@ async fn attend(
     if !listener.is_quiet {
         tracing::info!(model = &*listener.model, code, "{what}");
     }
-    ending.send_replace(Some(End { code }));
+    ending.send_replace(Some(ProcessExit { code }));
 }
 
-async fn carry_out(order: Option<Order>, stdin: &mut Option<ChildStdin>) {
+async fn carry_out(order: Option<StopOrder>, stdin: &mut Option<ChildStdin>) {
     match (order, stdin.as_mut()) {
         // If the write fails, the supervisor has ended.
-        (Some(Order::Terminate), Some(pipe)) => drop(pipe.write_all(b"T").await),
-        (Some(Order::Kill) | None, _) | (_, None) => *stdin = None,
+        (Some(StopOrder::Terminate), Some(pipe)) => drop(pipe.write_all(b"T").await),
+        (Some(StopOrder::Kill) | None, _) | (_, None) => *stdin = None,
     }
 }
 

@@ -30,7 +30,7 @@ pub struct LlamaRouter {
 
 /// A model's status, as reported by the router.
 #[derive(Debug, PartialEq, Eq)]
-enum Status {
+enum ModelStatus {
     Loaded,
     /// Not ready yet.
     Loading,
@@ -59,11 +59,11 @@ impl LlamaRouter {
         known.then_some(()).ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
 
-    async fn status(&self, model: &Model) -> Result<Status, DriverError> {
+    async fn status(&self, model: &Model) -> Result<ModelStatus, DriverError> {
         self.status_in(&self.client.find_out("/models").await?, model)
     }
 
-    fn status_in(&self, list: &Value, model: &Model) -> Result<Status, DriverError> {
+    fn status_in(&self, list: &Value, model: &Model) -> Result<ModelStatus, DriverError> {
         if ids(list).any(|(id, status)| *id == **model && status.is_null()) {
             let url = self.client.base().to_string();
             let why = format!("{model} has no status: the server is not a router; start it with --models-preset");
@@ -78,13 +78,13 @@ impl LlamaRouter {
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         // Only a request would wake it, and no request is sent to a model that is not ready.
-        if self.status(model).await? == Status::Sleeping {
+        if self.status(model).await? == ModelStatus::Sleeping {
             self.unload(model).await?;
         }
         match self.status(model).await? {
-            Status::Loaded => return Ok(()),
-            Status::Loading | Status::Sleeping => {}
-            Status::Unloaded { .. } => {
+            ModelStatus::Loaded => return Ok(()),
+            ModelStatus::Loading | ModelStatus::Sleeping => {}
+            ModelStatus::Unloaded { .. } => {
                 let told = self.tell("/models/load", model).await?;
                 // 400: it is already running, because another client loaded it first.
                 if told.status.as_u16() != 400 {
@@ -94,10 +94,10 @@ impl LlamaRouter {
         }
         loop {
             match self.status(model).await? {
-                Status::Loaded => return Ok(()),
-                Status::Loading => tokio::time::sleep(POLL).await,
-                Status::Sleeping => return Err(self.fell_asleep(model)),
-                Status::Unloaded { exit_code } => return Err(ended(exit_code)),
+                ModelStatus::Loaded => return Ok(()),
+                ModelStatus::Loading => tokio::time::sleep(POLL).await,
+                ModelStatus::Sleeping => return Err(self.fell_asleep(model)),
+                ModelStatus::Unloaded { exit_code } => return Err(ended(exit_code)),
             }
         }
     }
@@ -116,7 +116,7 @@ impl LlamaRouter {
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         self.orders.settled().await;
-        while !matches!(self.status(model).await?, Status::Unloaded { .. }) {
+        while !matches!(self.status(model).await?, ModelStatus::Unloaded { .. }) {
             let told = self.tell("/models/unload", model).await?;
             // 400: it was unloaded in the meantime.
             if told.status.as_u16() != 400 {
@@ -138,13 +138,13 @@ fn ids(list: &Value) -> impl Iterator<Item = (&str, &Value)> {
     models.iter().filter_map(|model| Some((model["id"].as_str()?, &model["status"])))
 }
 
-fn status_in(list: &Value, model: &str) -> Option<Status> {
+fn status_in(list: &Value, model: &str) -> Option<ModelStatus> {
     let (_, status) = ids(list).find(|(id, _)| *id == model)?;
     Some(match status["value"].as_str()? {
-        "loaded" => Status::Loaded,
-        "unloaded" => Status::Unloaded { exit_code: status["exit_code"].as_i64() },
-        "sleeping" => Status::Sleeping,
-        _ => Status::Loading,
+        "loaded" => ModelStatus::Loaded,
+        "unloaded" => ModelStatus::Unloaded { exit_code: status["exit_code"].as_i64() },
+        "sleeping" => ModelStatus::Sleeping,
+        _ => ModelStatus::Loading,
     })
 }
 

@@ -45,12 +45,12 @@ pub struct SlotMemory {
     /// True if the last measurement that was waited for hung.
     hangs: AtomicBool,
     /// Never held over an await.
-    seen: Mutex<HashMap<Model, Seen>>,
+    seen: Mutex<HashMap<Model, MemoryHistory>>,
 }
 
 /// The free memory at the events of a model's life, as far as it was measured.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct MemoryHistory {
     before_load: Option<u64>,
     /// Once it was loaded or found.
     after_load: Option<u64>,
@@ -88,7 +88,7 @@ impl SlotMemory {
         let is_repeated = seen.before_load.is_some() && seen.at_evict.is_none();
         let before_load = if is_repeated { seen.before_load } else { free };
         let after_load = seen.after_load.filter(|_| is_repeated);
-        *seen = Seen { before_load, after_load, at_evict: None, ..*seen };
+        *seen = MemoryHistory { before_load, after_load, at_evict: None, ..*seen };
     }
 
     /// A load has succeeded: records what the model holds, however it ends later.
@@ -104,7 +104,7 @@ impl SlotMemory {
         let free = self.free().await;
         let mut seen = self.lock();
         let seen = seen.entry(Arc::clone(model)).or_default();
-        *seen = Seen { before_load: None, after_load: free, ..*seen };
+        *seen = MemoryHistory { before_load: None, after_load: free, ..*seen };
     }
 
     /// An eviction begins. The second of two attempts does not show what the model held.
@@ -202,12 +202,12 @@ impl SlotMemory {
         None
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Model, Seen>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Model, MemoryHistory>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seen {
+impl MemoryHistory {
     /// Returns the memory that must be free again; 0 if the model is not known to have used any.
     fn wanted(self, returns: Returns) -> u64 {
         // A failed load has no measurement after it; the one at its eviction is used instead.

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use url::Url;
 
+use super::settings::{DriverSettings, SlotSettings};
 use super::{Call, Capabilities, Driver, DriverError, Probed};
-use crate::config::{DriverSettings, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
+use crate::setting_error::SettingError;
 
 /// Builds the driver of a slot with these settings.
 pub type Build = Box<dyn Fn(&SlotSettings) -> Result<Arc<dyn Driver>, SettingError> + Send + Sync>;
@@ -26,11 +27,11 @@ pub struct Roster {
     capabilities: Capabilities,
     tells_absence: bool,
     /// In the order of the configuration, removed models last. Never held over an await.
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<RosterEntry>>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct RosterEntry {
     model: Model,
     current: Assigned,
     /// Takes over at the next load.
@@ -64,7 +65,7 @@ impl Assigned {
     }
 }
 
-impl Entry {
+impl RosterEntry {
     fn latest(&self) -> &Assigned {
         self.next.as_ref().unwrap_or(&self.current)
     }
@@ -75,7 +76,7 @@ impl Roster {
     pub fn new(slot: &SlotSettings, build: Build) -> Result<Self, SettingError> {
         let driver = build(slot)?;
         let (capabilities, tells_absence) = (driver.capabilities(), driver.tells_absence());
-        let entry = |model: &Model| Entry {
+        let entry = |model: &Model| RosterEntry {
             current: Assigned::new(slot, model, Arc::clone(&driver)),
             model: Model::clone(model),
             next: None,
@@ -98,7 +99,7 @@ impl Roster {
             if !entry.is_removed {
                 changes.removed.push(Model::clone(&entry.model));
             }
-            renewed.push(Entry { is_removed: true, ..entry.clone() });
+            renewed.push(RosterEntry { is_removed: true, ..entry.clone() });
         }
         *entries = renewed;
         Ok(changes)
@@ -108,9 +109,9 @@ impl Roster {
         &self,
         slot: &SlotSettings,
         model: &Model,
-        known: Option<&Entry>,
+        known: Option<&RosterEntry>,
         changes: &mut Changes,
-    ) -> Result<Entry, SettingError> {
+    ) -> Result<RosterEntry, SettingError> {
         let settings = slot.driver.clone().only(&[model]);
         let assigned = || {
             let alone = SlotSettings { driver: settings.clone(), ..slot.clone() };
@@ -118,12 +119,12 @@ impl Roster {
         };
         let Some(known) = known else {
             changes.added.push(Model::clone(model));
-            return Ok(Entry { model: Model::clone(model), current: assigned()?, next: None, is_removed: false });
+            return Ok(RosterEntry { model: Model::clone(model), current: assigned()?, next: None, is_removed: false });
         };
         if known.is_removed {
             changes.added.push(Model::clone(model));
         }
-        let mut entry = Entry { is_removed: false, ..known.clone() };
+        let mut entry = RosterEntry { is_removed: false, ..known.clone() };
         if entry.latest().settings == settings {
             return Ok(entry);
         }
@@ -138,7 +139,7 @@ impl Roster {
         Ok(entry)
     }
 
-    fn find<T>(&self, model: &Model, read: impl FnOnce(&Entry) -> T) -> Result<T, DriverError> {
+    fn find<T>(&self, model: &Model, read: impl FnOnce(&RosterEntry) -> T) -> Result<T, DriverError> {
         let entries = self.lock();
         let found = entries.iter().find(|entry| entry.model == *model);
         found.map(read).ok_or_else(|| DriverError::UnknownModel(model.to_string()))
@@ -171,12 +172,13 @@ impl Roster {
     }
 
     fn drivers(&self) -> Vec<Arc<dyn Driver>> {
-        let of_entry =
-            |entry: &Entry| [Some(&entry.current), entry.next.as_ref()].map(|of| of.map(|of| Arc::clone(&of.driver)));
+        let of_entry = |entry: &RosterEntry| {
+            [Some(&entry.current), entry.next.as_ref()].map(|of| of.map(|of| Arc::clone(&of.driver)))
+        };
         self.lock().iter().flat_map(of_entry).flatten().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RosterEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

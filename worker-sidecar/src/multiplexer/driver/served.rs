@@ -49,13 +49,13 @@ impl Served {
     /// Probes once: is the server ready, and does it serve the right model? Returns an error if nothing listens.
     pub async fn look(&self, client: &Client) -> Result<Probed, DriverError> {
         let health = self.health(client).await?;
-        if health == Health::Failed {
+        if health == HealthCheck::Failed {
             return Ok(Probed::default());
         }
         let model_ids = match model_ids(client).await {
             // Servers such as whisper.cpp's have no list of models. Only the health path shows whether a model is
             // loaded there.
-            Err(DriverError::Refused { status: 404 | 405, .. }) if health == Health::Passed => {
+            Err(DriverError::Refused { status: 404 | 405, .. }) if health == HealthCheck::Passed => {
                 return Ok(Probed { ready: true, ..Probed::default() });
             }
             listed => listed?,
@@ -68,11 +68,11 @@ impl Served {
         client.look(self.ready_path.unwrap_or(&self.health_path)).await.map(|_| ())
     }
 
-    async fn health(&self, client: &Client) -> Result<Health, DriverError> {
+    async fn health(&self, client: &Client) -> Result<HealthCheck, DriverError> {
         if let Some(path) = self.ready_path
-            && check(client, path).await? == Health::Passed
+            && check(client, path).await? == HealthCheck::Passed
         {
-            return Ok(Health::Passed);
+            return Ok(HealthCheck::Passed);
         }
         check(client, &self.health_path).await
     }
@@ -133,7 +133,7 @@ pub fn port_of(url: Option<&Url>) -> Option<u16> {
 
 /// The result of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Health {
+enum HealthCheck {
     /// The check succeeded.
     Passed,
     /// The path does not exist: the list of models decides.
@@ -142,15 +142,15 @@ enum Health {
     Failed,
 }
 
-async fn check(client: &Client, path: &str) -> Result<Health, DriverError> {
+async fn check(client: &Client, path: &str) -> Result<HealthCheck, DriverError> {
     let reply = client.look(path).await?;
     if matches!(reply.status.as_u16(), 401 | 403) {
         return Err(reply.refusal());
     }
     Ok(match reply.status.as_u16() {
-        200..=299 => Health::Passed,
-        404 | 405 => Health::NoPath,
-        _ => Health::Failed,
+        200..=299 => HealthCheck::Passed,
+        404 | 405 => HealthCheck::NoPath,
+        _ => HealthCheck::Failed,
     })
 }
 

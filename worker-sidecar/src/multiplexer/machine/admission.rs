@@ -4,7 +4,7 @@ use modelrelay_protocol::grants::{Admission, LinkKind};
 
 use super::entry::{Entry, Waiter};
 use super::state::State;
-use super::{Lease, Machine};
+use super::{LeaseState, Machine};
 use crate::multiplexer::Model;
 use crate::multiplexer::effect::{Effect, LeaseEnd, News};
 use crate::multiplexer::error::SlotError;
@@ -109,7 +109,7 @@ impl Machine {
     fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
         let generation = self.generation;
         debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
-        self.leases.insert(request, Lease { model: model.clone(), relay, cancelled: false, unwanted: false });
+        self.leases.insert(request, LeaseState { model: model.clone(), relay, cancelled: false, unwanted: false });
         if let Some(entry) = self.models.get_mut(model) {
             let running = self.leases.values().filter(|lease| !lease.unwanted).count();
             let running = u32::try_from(running).unwrap_or(u32::MAX);
@@ -176,7 +176,7 @@ impl Machine {
     }
 
     /// Notifies the holders of these leases to end them, each once. They occupy capacity until they are released.
-    pub(super) fn cancel_leases(&mut self, why: LeaseEnd, which: impl Fn(&Lease) -> bool) -> u32 {
+    pub(super) fn cancel_leases(&mut self, why: LeaseEnd, which: impl Fn(&LeaseState) -> bool) -> u32 {
         let mut count = 0;
         for (request, lease) in &mut self.leases {
             if which(lease) && !lease.cancelled {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::preflight::Refusal;
+use super::preflight::LoadRefusal;
 use super::state::{State, Then};
 use super::{Machine, Probe};
 use crate::multiplexer::Model;
@@ -182,7 +182,7 @@ impl Machine {
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
         if !answered {
             // Otherwise it would be loaded again indefinitely, only to die at once or on its first request.
-            let refusal = Refusal::Load(LoadFailure::DiedAtOnce);
+            let refusal = LoadRefusal::Load(LoadFailure::DiedAtOnce);
             let retry_after = self.note_failure(&model, &refusal);
             self.fail_load(&model, &refusal.into_error(&model, retry_after));
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::grants::{Admission, Divider, LinkKind};
 
-use super::state::Failure;
+use super::state::LastFailure;
 use crate::multiplexer::Model;
 use crate::multiplexer::config::ModelConfig;
 use crate::multiplexer::estimate::{Concurrency, Costs, Gaps, LoadKind};
@@ -36,7 +36,7 @@ pub(super) struct Entry {
     /// True if waking reads the weights again.
     pub(super) wakes_slowly: bool,
     pub(super) pinned: bool,
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<LastFailure>,
     /// Failed loads in a row.
     pub(super) failures: u32,
     /// True if it is no longer in the configuration; kept while the slot still deals with it.
@@ -109,7 +109,7 @@ impl Entry {
     }
 
     /// Its failure, while it is in back-off.
-    pub(super) fn failing(&self, now: Instant) -> Option<&Failure> {
+    pub(super) fn failing(&self, now: Instant) -> Option<&LastFailure> {
         self.failure.as_ref().filter(|failure| failure.until > now)
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Machine;
-use super::preflight::Refusal;
-use super::state::{Failure, Loading, Resident, State, SwapRecord, Then};
+use super::preflight::LoadRefusal;
+use super::state::{LastFailure, Loading, Resident, State, SwapRecord, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{FIRST_BACKOFF, LONGEST_BACKOFF, RESYNC_INTERVAL};
 use crate::multiplexer::effect::{Effect, News, OrderError, Swap, SwapResult};
@@ -123,7 +123,7 @@ impl Machine {
             self.force(model.clone(), Then::Load { model, prior });
             return;
         }
-        let refusal = Refusal::Load(failure);
+        let refusal = LoadRefusal::Load(failure);
         let retry_after = self.note_failure(&model, &refusal);
         self.fail_load(&model, &refusal.into_error(&model, retry_after));
         let then = match prior.filter(|_| self.config.knobs.rollback) {
@@ -137,14 +137,14 @@ impl Machine {
     }
 
     /// Records that a model could not be loaded, and returns how long it is not tried again.
-    pub(super) fn note_failure(&mut self, model: &Model, refusal: &Refusal) -> Duration {
+    pub(super) fn note_failure(&mut self, model: &Model, refusal: &LoadRefusal) -> Duration {
         let now = self.now;
         let Some(entry) = self.models.get_mut(model) else { return Duration::ZERO };
         let doubled = FIRST_BACKOFF * 2u32.pow(entry.failures.min(MOST_DOUBLINGS));
         let wait = self.jitter.apply(doubled.min(LONGEST_BACKOFF));
         entry.failures = entry.failures.saturating_add(1);
         let error = refusal.clone().into_error(model, wait);
-        entry.failure = Some(Failure { error, until: now + wait });
+        entry.failure = Some(LastFailure { error, until: now + wait });
         wait
     }
 
@@ -166,7 +166,7 @@ impl Machine {
     }
 }
 
-impl Failure {
+impl LastFailure {
     /// Returns the error as reported at `now`, with the rest of the wait.
     pub(super) fn error_at(&self, now: std::time::Instant) -> SlotError {
         let left = self.until.saturating_duration_since(now);

@@ -40,8 +40,8 @@ impl Machine {
         }
     }
 
-    fn check_preflight(&mut self, model: &Model, result: Result<Reading, String>) -> Result<(), Refusal> {
-        let reading = result.map_err(|detail| Refusal::Load(LoadFailure::Driver(detail)))?;
+    fn check_preflight(&mut self, model: &Model, result: Result<Reading, String>) -> Result<(), LoadRefusal> {
+        let reading = result.map_err(|detail| LoadRefusal::Load(LoadFailure::Driver(detail)))?;
         if let Some(resident) = self.state.resident()
             && let Some(entry) = self.models.get_mut(&resident.model)
             && reading.held.is_some()
@@ -51,7 +51,7 @@ impl Machine {
         }
         let Some(entry) = self.models.get(model) else { return Ok(()) };
         let size = Size { declared: entry.config.memory, measured: entry.measured };
-        memory::check(size, self.config.memory, &reading).map_err(Refusal::Memory)
+        memory::check(size, self.config.memory, &reading).map_err(LoadRefusal::Memory)
     }
 
     /// The model can be loaded. Checks again that it still should be, because the preflight took time.
@@ -120,12 +120,12 @@ impl Machine {
 
 /// The reason why a model is not loaded, before the time of the next try is known.
 #[derive(Clone, Debug)]
-pub(super) enum Refusal {
+pub(super) enum LoadRefusal {
     Memory(memory::Shortage),
     Load(LoadFailure),
 }
 
-impl Refusal {
+impl LoadRefusal {
     pub(super) fn into_error(self, model: &Model, retry_after: Duration) -> SlotError {
         let model = model.clone();
         match self {

@@ -156,7 +156,7 @@ pub(super) struct SwapRecord {
 
 /// A model's last failed load.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct LastFailure {
     pub(super) error: SlotError,
     pub(super) until: Instant,
 }

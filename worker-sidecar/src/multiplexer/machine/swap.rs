@@ -153,7 +153,7 @@ impl Machine {
         let nothing = Decision::Stay { recheck: None, lingering: false };
         let Some(resident) = self.ready() else { return nothing };
         let Some(entry) = self.models.get(&resident.model) else { return nothing };
-        let seen = policy::Resident {
+        let seen = policy::ResidentView {
             since: resident.since,
             idle_since: resident.idle_since,
             gaps: &entry.gaps,

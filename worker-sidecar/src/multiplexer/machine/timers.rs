@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::entry::Entry;
-use super::preflight::Refusal;
+use super::preflight::LoadRefusal;
 use super::state::State;
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{MEMORY_FREE_TIMEOUT, WAKE_TIMEOUT};
@@ -95,7 +95,7 @@ impl Machine {
     pub(super) fn expire_questions(&mut self) -> bool {
         let now = self.now;
         if let Some(preflight) = self.preflight.take_if(|preflight| preflight.deadline <= now) {
-            let refusal = Refusal::Load(LoadFailure::Driver("its driver does not respond".to_owned()));
+            let refusal = LoadRefusal::Load(LoadFailure::Driver("its driver does not respond".to_owned()));
             let retry_after = self.note_failure(&preflight.model, &refusal);
             self.fail_load(&preflight.model, &refusal.into_error(&preflight.model, retry_after));
             return true;

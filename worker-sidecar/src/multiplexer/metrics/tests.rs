@@ -11,13 +11,13 @@ use crate::multiplexer::machine::Requests;
 /// Metrics, and their page.
 struct Page {
     registry: Registry,
-    metrics: Metrics,
+    metrics: MultiplexerMetrics,
 }
 
 impl Page {
     fn new() -> Self {
         let registry = Registry::new();
-        Self { metrics: Metrics::new(&registry), registry }
+        Self { metrics: MultiplexerMetrics::new(&registry), registry }
     }
 
     /// Returns every sample that is not 0, without the buckets of histograms.

@@ -30,14 +30,14 @@ impl Scene {
         Candidate { waiting, age: secs(age), total_wait: secs(age) * waiting, cost: secs(cost) }
     }
 
-    fn decide(&self, resident: &Resident<'_>, candidates: &[Candidate]) -> Decision {
+    fn decide(&self, resident: &ResidentView<'_>, candidates: &[Candidate]) -> Decision {
         decide(&self.knobs, resident, candidates, self.now)
     }
 
     /// Returns a resident of this age, which has work unless it has been idle for `idle`.
-    fn resident<'a>(&self, gaps: &'a Gaps, age: u64, idle: Option<Duration>) -> Resident<'a> {
+    fn resident<'a>(&self, gaps: &'a Gaps, age: u64, idle: Option<Duration>) -> ResidentView<'a> {
         let idle_since = idle.map(|idle| self.ago(idle));
-        Resident { since: self.ago(secs(age)), idle_since, gaps, concurrency: 1.0 }
+        ResidentView { since: self.ago(secs(age)), idle_since, gaps, concurrency: 1.0 }
     }
 }
 

@@ -1,7 +1,6 @@
 use std::io::Write;
 
-use modelrelay_worker::cli::Args;
-use modelrelay_worker::config::{DriverSettings, Settings};
+use modelrelay_worker::settings::{Args, DriverSettings, Settings};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use modelrelay_protocol::message::{Command, SlotState};
 use tokio::time::Instant;
 
-use super::super::calls::{Call, Calls};
+use super::super::calls::{Calls, SlotCall};
 use super::super::{Message, SlotHandle};
 use super::harness::{Play, Stage, config, fake, pass, secs, slot_driver};
 use crate::multiplexer::Model;
@@ -246,11 +246,11 @@ async fn call_starts_after_previous_call_is_dropped() {
     let handle = SlotHandle { mailbox, is_listening: Default::default() };
     let mut calls = Calls::new(slot_driver(&driver), handle.mailbox.downgrade());
     driver.play("evict a", Play::Stuck);
-    calls.start(OpId(1), Call::Evict("a".into()));
+    calls.start(OpId(1), SlotCall::Evict("a".into()));
     while driver.log().is_empty() {
         pass(0.001).await;
     }
-    calls.start(OpId(2), Call::ForceEvict("a".into()));
+    calls.start(OpId(2), SlotCall::ForceEvict("a".into()));
     let Some(Message::Event(Event::Done { op: OpId(2), outcome })) = heard.recv().await else {
         panic!("the second call's end")
     };
@@ -267,7 +267,7 @@ async fn load_waits_until_models_remains_are_killed() {
     let mut calls = Calls::new(slot_driver(&driver), handle.mailbox.downgrade());
     driver.play("force a", Play::Done(secs(3.0)));
     calls.discard("a".into());
-    calls.start(OpId(1), Call::Load("a".into(), LoadKind::Cold));
+    calls.start(OpId(1), SlotCall::Load("a".into(), LoadKind::Cold));
     let began = Instant::now();
     assert!(matches!(heard.recv().await, Some(Message::Event(_))));
     assert_eq!(began.elapsed(), secs(5.0));

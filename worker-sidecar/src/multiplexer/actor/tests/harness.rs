@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::multiplexer::Model;
-use crate::multiplexer::actor::{Arriving, Lease, Report, now};
+use crate::multiplexer::actor::{Lease, PendingLease, Report, now};
 use crate::multiplexer::board::{Peer, RelaySink};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::driver::key::Key;
@@ -21,7 +21,7 @@ use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Left, RelayKey};
-use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
 
 pub(super) const LOAD: Duration = Duration::from_secs(2);
@@ -309,7 +309,7 @@ impl Stage {
     pub(super) async fn start(configs: Vec<SlotConfig>, drivers: Vec<Arc<Fake>>) -> Self {
         let slots = configs.into_iter().zip(drivers.iter().map(slot_driver)).collect();
         let registry = Registry::new();
-        let mux = Arc::new(Multiplexer::start_unjittered(slots, Arc::new(Metrics::new(&registry))));
+        let mux = Arc::new(Multiplexer::start_unjittered(slots, Arc::new(MultiplexerMetrics::new(&registry))));
         let told = Arc::new(Sink::default());
         let new = mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
         let old = mux.join(Peer::Old, Arc::new(Sink::default()));
@@ -331,7 +331,7 @@ impl Stage {
     }
 
     /// Sends a request of the relay without capabilities.
-    pub(super) fn ask(&self, model: &str) -> Arriving {
+    pub(super) fn ask(&self, model: &str) -> PendingLease {
         self.mux.arrive(self.old, model, now())
     }
 

@@ -8,7 +8,7 @@ use modelrelay_protocol::secret::Secret;
 use tokio::time::Instant;
 
 use super::harness::{EVICT, KEY, LOAD, Stage, pass, secs};
-use crate::multiplexer::actor::{Arriving, now};
+use crate::multiplexer::actor::{PendingLease, now};
 use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::RequestKey;
@@ -198,6 +198,6 @@ async fn request_to_ended_slot_task_fails() {
     drop(gone);
     let (answer, answered) = tokio::sync::oneshot::channel();
     drop(answer);
-    let arriving = Arriving::new(RequestKey(1), answered, mailbox);
+    let arriving = PendingLease::new(RequestKey(1), answered, mailbox);
     assert_eq!(arriving.await.unwrap_err(), SlotError::Quarantined);
 }

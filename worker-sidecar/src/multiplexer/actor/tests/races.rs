@@ -12,7 +12,7 @@ use crate::multiplexer::board::Peer;
 use crate::multiplexer::driver::memory::{Meter, SlotMemory};
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::error::SlotError;
-use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
 
 // Race g
@@ -63,7 +63,7 @@ async fn eviction_freeing_no_memory_leads_to_quarantine() {
     let config = config(&["a", "b"]);
     let (driver, gpu) = (fake(&config, false), Arc::new(Gpu(AtomicU64::new(100))));
     let slot = SlotDriver::new(Arc::clone(&driver) as _, SlotMemory::new(Arc::<Gpu>::clone(&gpu)));
-    let metrics = Arc::new(Metrics::new(&Registry::new()));
+    let metrics = Arc::new(MultiplexerMetrics::new(&Registry::new()));
     let mux = Multiplexer::start_unjittered(vec![(config, Arc::new(slot))], metrics);
     let old = mux.join(Peer::Old, Arc::new(Sink::default()));
     let waiting = mux.arrive(old, "a", now());

@@ -4,7 +4,7 @@ use modelrelay_protocol::message::SlotState;
 use prometheus::TextEncoder;
 
 use super::harness::{Stage, config, pass, secs};
-use crate::multiplexer::actor::Arriving;
+use crate::multiplexer::actor::PendingLease;
 use crate::multiplexer::config::ModelConfig;
 
 // Race j
@@ -12,7 +12,7 @@ use crate::multiplexer::config::ModelConfig;
 async fn two_models_wanted_together_load_one_after_another() {
     let stage = Stage::new(&["a", "b"]).await;
     let (first, second) = (stage.ask("a"), stage.ask("b"));
-    let serve = |arriving: Arriving| async {
+    let serve = |arriving: PendingLease| async {
         let lease = arriving.await.unwrap();
         pass(1.0).await;
         let generation = lease.generation();

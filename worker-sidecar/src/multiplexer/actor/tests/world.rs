@@ -19,9 +19,8 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::harness::{Sink, pass};
-use crate::config::{DriverSettings, SlotSettings};
 use crate::multiplexer::Model;
-use crate::multiplexer::actor::{Arriving, now};
+use crate::multiplexer::actor::{PendingLease, now};
 use crate::multiplexer::board::Peer;
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::driver::memory::{Meter, SlotMemory};
@@ -32,8 +31,9 @@ use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Left, RelayKey};
-use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
+use crate::settings::{DriverSettings, SlotSettings};
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 const TOTAL: u64 = 100;
@@ -288,7 +288,7 @@ fn settings(ids: &[&str], revision: u16) -> SlotSettings {
 }
 
 /// Waits for a lease for at most `patience`, and holds it for `work`, or until it is cancelled.
-async fn request(arriving: Arriving, patience: Duration, work: Duration) {
+async fn request(arriving: PendingLease, patience: Duration, work: Duration) {
     let Ok(Ok(lease)) = tokio::time::timeout(patience, arriving).await else { return };
     let answered = tokio::select! {
         _ = lease.cancelled() => false,
@@ -310,7 +310,7 @@ impl World {
         let build = move |_: &SlotSettings| Ok(Arc::<Liar>::clone(&of_each) as Arc<dyn Driver>);
         let roster = Arc::new(Roster::new(&settings(&MODELS, 1), Box::new(build)).unwrap());
         let driver = Arc::new(SlotDriver::new(Arc::<Roster>::clone(&roster), SlotMemory::new(gpu)));
-        let metrics = Arc::new(Metrics::new(&Registry::new()));
+        let metrics = Arc::new(MultiplexerMetrics::new(&Registry::new()));
         let mux = Arc::new(Multiplexer::start(vec![(config(&MODELS), Arc::clone(&driver))], metrics, seed));
         let told = Arc::new(Sink::default());
         let new = mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use modelrelay_protocol::secret::Secret;
 use url::Url;
 
-use crate::config::SettingError;
 use crate::net::Trust;
+use crate::setting_error::SettingError;
 
 /// The folder in which the kubelet mounts a Pod's ServiceAccount.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

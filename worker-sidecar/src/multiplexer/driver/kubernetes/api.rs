@@ -62,7 +62,7 @@ pub(super) struct PodList {
 
 /// A change of a Pod.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum PodChange {
     Is(Box<Pod>),
     Gone(Box<Pod>),
 }
@@ -128,7 +128,7 @@ impl Api {
 
     pub(super) async fn pods(&self, selector: &str) -> Result<PodList, DriverError> {
         #[derive(Deserialize)]
-        struct List {
+        struct PodListBody {
             metadata: ListMeta,
             items: Vec<Pod>,
         }
@@ -138,7 +138,7 @@ impl Api {
             resource_version: String,
         }
         let ask = self.ask_pods(selector, "list on pods");
-        let List { metadata, items } = self.read(ask).await?;
+        let PodListBody { metadata, items } = self.read(ask).await?;
         Ok(PodList { pods: items, version: metadata.resource_version })
     }
 
@@ -174,11 +174,11 @@ impl Api {
         #[derive(Deserialize)]
         struct Object {
             #[serde(default)]
-            spec: Spec,
+            spec: ScaleSpec,
             status: Status,
         }
         #[derive(Default, Deserialize)]
-        struct Spec {
+        struct ScaleSpec {
             #[serde(default)]
             replicas: u32,
         }
@@ -277,14 +277,14 @@ impl Api {
 impl Watch {
     /// Returns the next change; `None` once the watch is over, for whatever reason. The future may be dropped and
     /// called again.
-    pub(super) async fn next(&mut self) -> Option<Change> {
+    pub(super) async fn next(&mut self) -> Option<PodChange> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
                 match event(&line) {
-                    Event::Changed(change) => return Some(change),
-                    Event::Other => {}
-                    Event::Over => return None,
+                    WatchEvent::Changed(change) => return Some(change),
+                    WatchEvent::Other => {}
+                    WatchEvent::Over => return None,
                 }
             }
             let frame = timeout_at(self.until, self.exchange.answer.body_mut().frame()).await.ok()??.ok()?;
@@ -312,31 +312,31 @@ pub(super) fn is_absent(error: &DriverError) -> bool {
 }
 
 /// The meaning of a line of a watch.
-enum Event {
-    Changed(Change),
+enum WatchEvent {
+    Changed(PodChange),
     /// A bookmark, or an event of a later version.
     Other,
     /// An error: usually the version is too old (410).
     Over,
 }
 
-fn event(line: &[u8]) -> Event {
+fn event(line: &[u8]) -> WatchEvent {
     #[derive(Deserialize)]
     struct Line {
         #[serde(rename = "type")]
         kind: String,
         object: serde_json::Value,
     }
-    let Ok(Line { kind, object }) = serde_json::from_slice(line) else { return Event::Over };
+    let Ok(Line { kind, object }) = serde_json::from_slice(line) else { return WatchEvent::Over };
     let pod = || serde_json::from_value::<Pod>(object.clone()).map(Box::new);
     match kind.as_str() {
-        "ADDED" | "MODIFIED" => pod().map_or(Event::Over, |pod| Event::Changed(Change::Is(pod))),
-        "DELETED" => pod().map_or(Event::Over, |pod| Event::Changed(Change::Gone(pod))),
+        "ADDED" | "MODIFIED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Is(pod))),
+        "DELETED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Gone(pod))),
         "ERROR" => {
             tracing::debug!(said = %object["message"], code = %object["code"], "a watch of Pods ended");
-            Event::Over
+            WatchEvent::Over
         }
-        _ => Event::Other,
+        _ => WatchEvent::Other,
     }
 }
 
@@ -386,12 +386,12 @@ mod tests {
     fn watch_line_is_change_end_or_ignored() {
         let of =
             |kind: &str| event(json!({"type": kind, "object": {"metadata": {"name": "p"}}}).to_string().as_bytes());
-        assert!(matches!(of("ADDED"), Event::Changed(Change::Is(_))));
-        assert!(matches!(of("MODIFIED"), Event::Changed(Change::Is(_))));
-        assert!(matches!(of("DELETED"), Event::Changed(Change::Gone(_))));
-        assert!(matches!(of("ERROR"), Event::Over));
-        assert!(matches!(of("BOOKMARK"), Event::Other));
-        assert!(matches!(event(b"{}"), Event::Over));
+        assert!(matches!(of("ADDED"), WatchEvent::Changed(PodChange::Is(_))));
+        assert!(matches!(of("MODIFIED"), WatchEvent::Changed(PodChange::Is(_))));
+        assert!(matches!(of("DELETED"), WatchEvent::Changed(PodChange::Gone(_))));
+        assert!(matches!(of("ERROR"), WatchEvent::Over));
+        assert!(matches!(of("BOOKMARK"), WatchEvent::Other));
+        assert!(matches!(event(b"{}"), WatchEvent::Over));
     }
 
     /// Runs a fake API server's side of a watch, and in parallel the test's reading side.
@@ -432,7 +432,7 @@ mod tests {
         let reads = async |mut watch: Watch| {
             let (change, sent) = tokio::join!(biased; watch.next(), wait.send(()));
             sent.unwrap();
-            assert!(matches!(change, Some(Change::Is(_))));
+            assert!(matches!(change, Some(PodChange::Is(_))));
         };
         watched(sends, reads).await;
     }

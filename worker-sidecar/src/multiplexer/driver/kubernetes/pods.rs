@@ -27,7 +27,7 @@ pub(super) struct Pod {
     #[serde(default)]
     spec: Spec,
     #[serde(default)]
-    status: Status,
+    status: PodStatus,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -57,19 +57,19 @@ struct Port {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Status {
+struct PodStatus {
     phase: String,
     reason: String,
     #[serde(rename = "podIP")]
     pod_ip: String,
-    conditions: Vec<Condition>,
+    conditions: Vec<PodCondition>,
     init_container_statuses: Vec<ContainerStatus>,
     container_statuses: Vec<ContainerStatus>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Condition {
+struct PodCondition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
@@ -88,13 +88,13 @@ struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct ContainerState {
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingContainer>,
     terminated: Option<Terminated>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Waiting {
+struct WaitingContainer {
     reason: String,
     message: String,
 }
@@ -175,7 +175,7 @@ impl Pod {
         url.parse().map_err(unexpected)
     }
 
-    fn condition(&self, kind: &str) -> Option<&Condition> {
+    fn condition(&self, kind: &str) -> Option<&PodCondition> {
         self.status.conditions.iter().find(|condition| condition.kind == kind)
     }
 
@@ -199,7 +199,7 @@ impl Pod {
         }
         let unscheduled = self.condition("PodScheduled").filter(|scheduled| scheduled.status == "False");
         match unscheduled {
-            Some(Condition { reason, message, .. }) => format!("Pod {name}: {}", joined(&[reason, message])),
+            Some(PodCondition { reason, message, .. }) => format!("Pod {name}: {}", joined(&[reason, message])),
             None if self.status.reason.is_empty() => format!("Pod {name} is not ready"),
             None => format!("Pod {name}: {}", self.status.reason),
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::api::{Api, Change, Watch};
+use super::api::{Api, PodChange, Watch};
 use super::pods::{self, Pod, Standing};
 use crate::multiplexer::driver::DriverError;
 
@@ -40,8 +40,8 @@ impl<'a> Followed<'a> {
             let change = watch.next().await;
             let pods = self.pods.get_or_insert_default();
             match change {
-                Some(Change::Is(pod)) => drop(pods.insert(pod.metadata.name.clone(), *pod)),
-                Some(Change::Gone(pod)) => drop(pods.remove(&pod.metadata.name)),
+                Some(PodChange::Is(pod)) => drop(pods.insert(pod.metadata.name.clone(), *pod)),
+                Some(PodChange::Gone(pod)) => drop(pods.remove(&pod.metadata.name)),
                 None => self.watch = None,
             }
             return Ok(());

@@ -15,9 +15,9 @@ fn model_status_includes_exit_code_of_failure() {
         {"id": "b", "status": {"value": "unloaded", "failed": true, "exit_code": 1}},
         {"id": "c", "status": {"value": "downloading"}},
     ]});
-    assert_eq!(status_in(&list, "a"), Some(Status::Loaded));
-    assert_eq!(status_in(&list, "b"), Some(Status::Unloaded { exit_code: Some(1) }));
-    assert_eq!(status_in(&list, "c"), Some(Status::Loading));
+    assert_eq!(status_in(&list, "a"), Some(ModelStatus::Loaded));
+    assert_eq!(status_in(&list, "b"), Some(ModelStatus::Unloaded { exit_code: Some(1) }));
+    assert_eq!(status_in(&list, "c"), Some(ModelStatus::Loading));
     assert_eq!(status_in(&list, "d"), None);
 }
 

@@ -129,7 +129,7 @@ mod descendants {
     use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
     #[derive(Clone, Copy)]
-    struct Process {
+    struct ProcessState {
         parent: i32,
         is_zombie: bool,
     }
@@ -154,7 +154,7 @@ mod descendants {
         }
     }
 
-    fn all_of(table: &HashMap<i32, Process>, root: i32) -> Vec<i32> {
+    fn all_of(table: &HashMap<i32, ProcessState>, root: i32) -> Vec<i32> {
         let mut found = Vec::new();
         let mut parents = vec![root];
         while let Some(parent) = parents.pop() {
@@ -169,7 +169,7 @@ mod descendants {
         found
     }
 
-    fn table() -> HashMap<i32, Process> {
+    fn table() -> HashMap<i32, ProcessState> {
         let Ok(entries) = std::fs::read_dir("/proc") else { return HashMap::new() };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         pids.filter_map(|pid| Some((pid, parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
@@ -177,10 +177,10 @@ mod descendants {
     }
 
     /// Parses `pid (name) state parent …`, where the name may contain anything, including parentheses.
-    fn parse(stat: &str) -> Option<Process> {
+    fn parse(stat: &str) -> Option<ProcessState> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let is_zombie = matches!(fields.next()?, "Z" | "X");
-        Some(Process { parent: fields.next()?.parse().ok()?, is_zombie })
+        Some(ProcessState { parent: fields.next()?.parse().ok()?, is_zombie })
     }
 
     #[cfg(test)]
@@ -195,7 +195,7 @@ mod descendants {
 
         #[test]
         fn descendants_of_zombies_are_found_without_zombies() {
-            let process = |parent, is_zombie| Process { parent, is_zombie };
+            let process = |parent, is_zombie| ProcessState { parent, is_zombie };
             let table = HashMap::from([(2, process(1, true)), (3, process(2, false)), (4, process(9, false))]);
             assert_eq!(all_of(&table, 1), [3]);
         }

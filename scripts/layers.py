@@ -15,10 +15,10 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 15, "operator": 6}
+LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 15, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 21, "operator": 11}
+AGAINST_LAYERS = {"relay": 34, "worker-sidecar": 21, "operator": 11}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -43,14 +43,15 @@ DUPLICATES = {
 # other. A module belongs to the group that names the longest prefix of its path; `crate` is `lib.rs` or `main.rs`.
 LAYERS = {
     "relay": [
-        {"settings, telemetry, net": """config config_watch cli telemetry metrics stats dashboard/journal net server tls http/peer
+        {"settings, telemetry, net": """config config_watch cli telemetry metrics stats net tls settings http/peer
             shutdown open_files cluster_api keys blocking budget file_watch ids unfinished unix_time"""},
         {"dispatch": "dispatch"},
         {"provider": """provider affinity exchange request routing shared
             socket/link socket/places socket/slots socket/worker_info"""},
+        {"state, login": "state login"},
         {"clients": "http", "workers": "socket identity lockout", "admin": "admin audit operations", "dashboard": "dashboard",
          "admin commands": "ctl"},
-        {"app": "crate relay program"},
+        {"app": "crate app program"},
     ],
     "worker-sidecar": [
         {"net": "net"},

@@ -14,8 +14,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 use tracing::info;
 
-use crate::config::ConfigError;
 use crate::metrics::Metrics;
+use crate::settings::error::ConfigError;
 use file::AuditFile;
 
 /// An action on `/admin`.

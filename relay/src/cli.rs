@@ -15,8 +15,8 @@ use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::limits;
 
 use crate::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
-use crate::ctl;
 use crate::identity::ServiceAccount;
+use crate::settings::commands::Command;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod error;
@@ -31,7 +31,7 @@ pub use values::{optional_listen_addr, optional_path};
 pub struct Args {
     /// What to do instead of being a relay.
     #[command(subcommand)]
-    pub command: Option<ctl::Command>,
+    pub command: Option<Command>,
 
     /// Address that clients, and unless told otherwise workers, connect to.
     #[arg(long, alias = "listen", env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]

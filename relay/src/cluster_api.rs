@@ -19,8 +19,8 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::config::ConfigError;
 use crate::file_watch::read_bounded;
+use crate::settings::error::ConfigError;
 
 /// The timeout of one request, even if its caller has more time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

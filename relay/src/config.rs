@@ -6,7 +6,6 @@
 //! them for a warning. Settings of the whole relay come from the environment, but `requireApiKeys` and `relayCount` from
 //! the file if it contains them.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,13 +13,14 @@ use std::time::Duration;
 use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::{Secret, bare};
-use modelrelay_traces::{ENDPOINT, SettingError, Target};
+use modelrelay_traces::{ENDPOINT, Target};
 
 use crate::budget::Purpose;
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
 use crate::http::base_path;
 use crate::keys::secret::ClusterAccess;
+use crate::settings::error::ConfigError;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod credentials;
@@ -36,7 +36,7 @@ use model_names::{Places, RawModelNames};
 pub use file::Sources;
 pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
-pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, Standing, WorkerSecret};
+pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, WorkerSecret};
 
 /// The most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = modelrelay_protocol::limits::MAX_ADVERTISED_MODELS;
@@ -276,36 +276,6 @@ impl Config {
         self.warnings = warnings;
     }
 }
-
-/// An error in the settings: one line with the place, the value and the allowed values.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigError(String);
-
-impl ConfigError {
-    /// Replaces control characters, which a file name or a parser's message may contain, with spaces.
-    pub(crate) fn new(line: impl AsRef<str>) -> Self {
-        Self(line.as_ref().replace(char::is_control, " "))
-    }
-
-    pub(crate) fn refused(place: &str, value: &str, allowed: &str) -> Self {
-        let shown: String = value.chars().take(64).collect();
-        Self::new(format!("{place}: {shown:?} is not allowed: {allowed}"))
-    }
-}
-
-impl From<SettingError> for ConfigError {
-    fn from(error: SettingError) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
     args.config.as_ref().and_then(|path| path.0.clone())

@@ -15,9 +15,10 @@ use tokio::time::MissedTickBehavior;
 
 use crate::blocking;
 use crate::cli::Args;
-use crate::config::{Config, ConfigError, Sources};
+use crate::config::{Config, Sources};
 use crate::file_watch::INTERVAL;
 use crate::metrics::Metrics;
+use crate::settings::error::ConfigError;
 
 /// The configuration's status, for `/readyz` and `/admin/state`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,10 +13,11 @@ use modelrelay_platform::{log, scheduling};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::cli::{Args, CliError};
-use crate::config::{Config, ConfigError, KeyStorage};
-use crate::ctl::{self, Command};
+use crate::config::{Config, KeyStorage};
 use crate::keys::file;
-use crate::{open_files, relay, shutdown, telemetry};
+use crate::settings::commands::Command;
+use crate::settings::error::ConfigError;
+use crate::{app, ctl, open_files, shutdown, telemetry};
 
 /// How long a thread that cannot be stopped may continue. A lookup of a collector's name with a dead DNS server takes half a
 /// minute.
@@ -128,7 +129,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = runtime(threads)?;
     let ended = runtime.block_on(async {
         let signal = shutdown::listen()?;
-        relay::run(args, config, signal, journal).await?;
+        app::run(args, config, signal, journal).await?;
         Ok(())
     });
     runtime.shutdown_timeout(LAST_BLOCKING);

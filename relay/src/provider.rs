@@ -14,6 +14,7 @@ mod snapshot;
 mod succession;
 #[cfg(test)]
 mod tests;
+pub mod worker;
 
 pub use details::Details;
 pub use snapshot::{LiveRequest, ProviderState, WorkerState};
@@ -27,7 +28,7 @@ use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use crate::config::{ProviderConfig, Standing};
+use crate::config::ProviderConfig;
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
@@ -35,13 +36,13 @@ use crate::dispatch::{
 use crate::exchange::Detached;
 use crate::metrics::ProviderSeries;
 use crate::request::RequestRecord;
+use crate::settings::worker_credential::{Credential, Standing};
 use crate::shared::Shared;
-use crate::socket::Credential;
-use crate::socket::link::{Close, Held, WorkerLink};
+use crate::socket::link::{Held, WorkerLink};
 use crate::socket::places::Places;
 use crate::socket::register;
-use crate::socket::session::{DRAINED, SECRET_REMOVED};
 use listed::Listed;
+use worker::close::{Close, DRAINED, SECRET_REMOVED};
 
 /// One provider.
 pub struct Provider {

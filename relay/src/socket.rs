@@ -26,13 +26,13 @@ use http::{HeaderValue, Request, StatusCode};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use tracing::{debug, warn};
 
+pub use admission::Admission;
 use admission::Visitor;
-pub use admission::{Admission, Credential};
 
 use crate::metrics::ConnectionResult;
 use crate::provider::Provider;
-use crate::relay::Relay;
 use crate::shared::Phase;
+use crate::state::Relay;
 use io::Pulse;
 
 /// `GET /v1/worker/connect`

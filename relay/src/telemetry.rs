@@ -2,6 +2,8 @@
 //!
 //! Colours are used only on a terminal: an escape sequence in a log file breaks every search for a phrase.
 
+pub mod journal;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,7 +13,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::dashboard::Journal;
+use journal::Journal;
 
 /// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -21,9 +21,10 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use crate::blocking;
-use crate::config::{ConfigError, TlsFiles};
+use crate::config::TlsFiles;
 use crate::file_watch::{INTERVAL, read_bounded};
 use crate::metrics::Metrics;
+use crate::settings::error::ConfigError;
 
 pub use stream::{Connection, MaybeTls};
 

@@ -13,12 +13,13 @@ use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::message::Command;
 use serde_json::{Map, Value, json};
 
-use super::audited::Told;
-use super::{accepted, find, no_worker, problem, problem_in};
+use super::{accepted, find, no_worker};
+use crate::http::problem::{problem, problem_in};
+use crate::login::actor::Told;
 use crate::operations::Progress;
 use crate::provider::Provider;
-use crate::relay::Relay;
 use crate::socket::link::WorkerLink;
+use crate::state::Relay;
 
 /// The largest body of an order, which is small.
 const MAX_BODY_BYTES: usize = 64 << 10;

@@ -11,12 +11,12 @@ use http_body_util::{BodyExt, Limited};
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::audited::Told;
-use super::problem;
 use crate::dispatch::CancelReason;
+use crate::http::problem::problem;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
+use crate::login::actor::Told;
 use crate::provider::Provider;
-use crate::relay::Relay;
+use crate::state::Relay;
 
 /// The largest body; a key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;

@@ -11,11 +11,12 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::aside;
 use super::residency::{self, Messages};
-use super::{aside, problem_in};
 use crate::dispatch::WorkerKey;
+use crate::http::problem::problem_in;
 use crate::provider::{LiveRequest, Provider, WorkerState};
-use crate::relay::{Relay, gauges};
+use crate::state::{Relay, gauges};
 
 /// `GET /admin/workers`
 pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Response {

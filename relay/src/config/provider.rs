@@ -10,7 +10,7 @@ use modelrelay_protocol::secret::{Secret, bare};
 use super::model_names::ModelNames;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::identity::ServiceAccount;
-use crate::socket::Credential;
+use crate::settings::worker_credential::{Credential, Standing};
 
 /// The default queue length: hundreds of short requests, as sent by a client that embeds documents.
 pub const MAX_QUEUE_LEN: usize = 1000;
@@ -71,17 +71,6 @@ pub struct CatalogueModel {
     pub id: String,
     /// The names that clients may use instead.
     pub aliases: Vec<String>,
-}
-
-/// The present status of a worker's credential, the best last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
-    /// It was removed.
-    Removed,
-    /// It expired, and was not revoked before.
-    Over,
-    /// It is still valid.
-    Good,
 }
 
 /// A secret that admits workers, for a limited time or indefinitely.

@@ -3,7 +3,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
-use crate::socket::Credential;
+use crate::settings::worker_credential::{Credential, Standing};
 
 fn args(arguments: &[&str]) -> Args {
     let program = std::iter::once("modelrelay-relay");

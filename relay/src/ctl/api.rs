@@ -9,8 +9,9 @@ use modelrelay_protocol::proxies::{PROXY_FORM, ProxyVariable, ProxyVariables};
 use reqwest::{Certificate, Client, Proxy, Url};
 use serde_json::Value;
 
-use super::{CtlError, Relay};
-use crate::admin::read_token;
+use super::CtlError;
+use crate::settings::admin_token;
+use crate::settings::commands::Relay;
 
 /// The timeout of a request; a running relay responds at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +97,7 @@ fn proxy(variable: &ProxyVariable) -> Result<Proxy, CtlError> {
 fn token(relay: &Relay) -> Result<String, CtlError> {
     match (&relay.token_file, &relay.token) {
         (Some(file), _) => {
-            let token = read_token(file).map_err(|why| {
+            let token = admin_token::read(file).map_err(|why| {
                 CtlError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {why}", file.display()))
             })?;
             Ok(token.expose().to_owned())

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::history::Point;
-use super::unix_millis_rounded;
+use super::{Dashboard, unix_millis_rounded};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
-use crate::relay::{Relay, gauges};
+use crate::state::{Relay, gauges};
 use crate::unix_time::unix_millis;
 
 /// The most models of a provider, the busiest first.
@@ -44,13 +44,14 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub(super) fn of(relay: &Relay) -> Self {
+    pub(super) fn of(dashboard: &Dashboard) -> Self {
+        let relay = &dashboard.relay;
         let now = SystemTime::now();
         let mut frame = Self {
             at: unix_millis(now),
             relay: overview(relay, now).to_string(),
-            point: relay.dashboard.history.last(),
-            journal_seq: relay.dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
+            point: dashboard.history.last(),
+            journal_seq: dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
             ..Self::default()
         };
         let (mut live, mut ids) = (Vec::new(), HashMap::new());
@@ -73,8 +74,7 @@ impl Frame {
     }
 
     /// The whole state, for a new page.
-    pub(super) fn snapshot(&self, relay: &Relay) -> String {
-        let dashboard = &relay.dashboard;
+    pub(super) fn snapshot(&self, dashboard: &Dashboard) -> String {
         let last = self.point.as_ref().map_or(0, |point| point.at);
         let points = dashboard.history.points();
         let points: Vec<_> = points.iter().map(AsRef::as_ref).filter(|point: &&Point| point.at <= last).collect();
@@ -95,7 +95,7 @@ impl Frame {
     }
 
     /// The changes since `before`; `None` if there are none.
-    pub(super) fn changes_since(&self, before: &Self, relay: &Relay) -> Option<String> {
+    pub(super) fn changes_since(&self, before: &Self, dashboard: &Dashboard) -> Option<String> {
         let (mut parts, mut lists) = (Map::new(), Vec::new());
         if self.relay != before.relay {
             lists.push(("relay", raw(&self.relay)));
@@ -122,7 +122,7 @@ impl Frame {
             parts.insert("point".into(), json!(self.point.as_deref()));
         }
         if self.journal_seq != before.journal_seq {
-            let mut journal = relay.dashboard.journal.since(before.journal_seq);
+            let mut journal = dashboard.journal.since(before.journal_seq);
             journal.retain(|entry| entry.seq <= self.journal_seq);
             parts.insert("journal".into(), json!(journal));
         }

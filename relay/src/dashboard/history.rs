@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+use super::Dashboard;
 use crate::blocking;
 use crate::metrics::Outcome;
 use crate::provider::Provider;
-use crate::relay::Relay;
 use crate::stats::StatsReport;
 use crate::unix_time::unix_millis;
 
@@ -150,19 +150,19 @@ impl ProviderPoint {
     }
 }
 
-/// Adds a point after each interval, as long as the relay exists.
-pub(crate) async fn record(relay: Weak<Relay>) {
+/// Adds a point after each interval, as long as the dashboard exists.
+pub(crate) async fn record(dashboard: Weak<Dashboard>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let Some(relay) = relay.upgrade() else { return };
+        let Some(dashboard) = dashboard.upgrade() else { return };
         // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a failure, a
         // point is missing.
         let _ = blocking::run(move || {
-            let providers = relay.providers.all();
+            let providers = dashboard.relay.providers.all();
             let standing = |provider: &Arc<Provider>| {
                 (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))
             };
-            relay.dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
+            dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
         })
         .await;
     }

@@ -17,7 +17,7 @@ use crate::keys::{Key, KeyLease};
 use crate::lockout::{client_address, network_of};
 use crate::metrics::Realm;
 use crate::provider::Provider;
-use crate::relay::Relay;
+use crate::state::Relay;
 
 /// The caller of a request: an API key, or any client if no key is required.
 pub struct Caller {

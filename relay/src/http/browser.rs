@@ -25,10 +25,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::endpoint;
 
+use super::fallback::discard_request;
 use super::respond::Client;
-use super::{discard, method_not_allowed, text_header};
+use super::{method_not_allowed, text_header};
 use crate::config::{AllowedOrigins, Config};
-use crate::relay::Relay;
+use crate::state::Relay;
 
 /// Headers of every response of a worker.
 const CONFINED: [(HeaderName, &str); 3] = [
@@ -160,7 +161,7 @@ pub async fn preflight(State(relay): State<Arc<Relay>>, request: Request<Body>) 
         Ok(()) => permission(&config, headers),
         Err(error) => Client::of(&request).error(&error),
     };
-    discard(request);
+    discard_request(request);
     response
 }
 

@@ -10,8 +10,8 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::provider::Provider;
-use crate::relay::Relay;
 use crate::shared::Phase;
+use crate::state::Relay;
 
 /// How long a fresh replica waits for its first worker, so that it does not respond 404 for every model.
 const FIRST_WORKER_PATIENCE: Duration = Duration::from_secs(15);

@@ -21,7 +21,7 @@ use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::respond::Client;
 use super::ticket::Ticket;
-use super::{browser, intake, models, parse, spelling, text_header};
+use super::{browser, fallback, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
 use crate::budget::{Holder, Purpose};
@@ -29,10 +29,10 @@ use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
 use crate::provider::Provider;
-use crate::relay::Relay;
 use crate::request::{Outline, RequestRecord, RequestTrace};
 use crate::routing::Route;
 use crate::shared::Phase;
+use crate::state::Relay;
 
 /// The size of a body from which it is parsed outside of the async threads; parsing this much takes half a millisecond.
 const LONG_READ_BYTES: usize = 512 << 10;
@@ -98,7 +98,7 @@ fn refuse(
     error: &ApiError,
     (parts, body): (&Parts, Body),
 ) -> Response {
-    intake::discard(&parts.headers, body);
+    fallback::discard(&parts.headers, body);
     relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
     if let Some(trace) = trace {
         trace.refuse(error);

@@ -9,7 +9,6 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
-use http_body::Body as _;
 use http_body_util::BodyExt;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tokio::time::Instant;
@@ -26,10 +25,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The lowest rate of a body after its first minute, in bytes per second (128 kbit/s). Without it, a few thousand clients that
 /// send a byte now and then would leave no connections for others.
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
-
-/// The number of bytes that a rejected client may still send before its connection is closed.
-const DISCARD_BYTES: u64 = 64 << 20;
-const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The number of bytes that are reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
@@ -76,28 +71,6 @@ pub async fn read(
         Some(coding) => coding.decode(bytes.freeze(), reservation, limit).await,
         None => Ok(reservation.hold(bytes.freeze())),
     }
-}
-
-/// Reads the rest of a body and drops it, so that a client that is still sending can read the error response: closing the
-/// connection while the client writes would reset it and lose the response. Bytes and time are limited. The body of a client that
-/// waits for `100 Continue` (`Expect: 100-continue`) is not read, because reading would request it.
-pub fn discard(headers: &HeaderMap, mut body: Body) {
-    if body.is_end_stream() || headers.contains_key(http::header::EXPECT) {
-        return;
-    }
-    tokio::spawn(async move {
-        let discarding = async {
-            let mut left = DISCARD_BYTES;
-            while let Some(Ok(frame)) = body.frame().await {
-                left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
-                if left == 0 {
-                    return;
-                }
-            }
-        };
-        // Either way the connection closes once the body is dropped before its end.
-        let _ = tokio::time::timeout(DISCARD_TIMEOUT, discarding).await;
-    });
 }
 
 /// Reserves the memory that a body of `announced` bytes needs before it arrives.

@@ -22,8 +22,8 @@ use super::browser;
 use super::respond::Client;
 use crate::metrics::Outcome;
 use crate::provider::Details;
-use crate::relay::Relay;
 use crate::routing::Named;
+use crate::state::Relay;
 
 /// `GET /v1/models`
 pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {

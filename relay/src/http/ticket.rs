@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::ApiError;
 
-use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
 use crate::provider::Provider;
 use crate::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
+use crate::telemetry::journal::PER_REQUEST;
 
 /// The ticket of one request.
 pub struct Ticket {

@@ -4,8 +4,8 @@ use std::sync::Weak;
 
 use tokio::time::MissedTickBehavior;
 
-use crate::relay::Relay;
-use crate::socket::Credential;
+use crate::settings::worker_credential::Credential;
+use crate::state::Relay;
 
 /// The most reviews in a row without a result; the other workers then wait for the next interval, as each may take seconds.
 const UNKNOWN_AT_MOST: u32 = 3;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use modelrelay_protocol::message::GracefulShutdown;
 use tracing::info;
 
+use super::worker::close::Close;
 use super::{Provider, State};
 use crate::dispatch::{AttemptFailure, Event};
-use crate::socket::link::{Close, WorkerLink};
+use crate::socket::link::WorkerLink;
 
 /// The time that a draining worker may need to disconnect after its own deadline.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);

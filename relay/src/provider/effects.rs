@@ -8,12 +8,12 @@ use modelrelay_protocol::message as wire;
 use tracing::{debug, info, warn};
 
 use super::{Provider, State};
-use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::{
     CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
 use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 use crate::request::{NeedsCore1, RequestRecord};
+use crate::telemetry::journal::PER_REQUEST;
 
 impl Provider {
     pub(super) fn execute(&self, state: &mut State, effect: Effect) {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use modelrelay_protocol::message::GracefulShutdown;
 
+use super::worker::close::DRAINED;
 use super::{Provider, State};
 use crate::dispatch::{Event, WorkerKey};
 use crate::socket::link::WorkerLink;
-use crate::socket::session::DRAINED;
 
 impl Provider {
     /// Makes `newer` the successor of `older`, which is sent no more requests.

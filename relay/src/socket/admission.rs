@@ -13,11 +13,12 @@ use tracing::warn;
 
 use super::refuse;
 use crate::http::peer::Peer;
-use crate::identity::{Denial, Identity};
+use crate::identity::Denial;
 use crate::lockout::{Verdict, client_address};
 use crate::metrics::{ConnectionResult, Realm};
 use crate::provider::Provider;
-use crate::relay::Relay;
+use crate::settings::worker_credential::Credential;
+use crate::state::Relay;
 
 const FAILED: &str = "worker authentication failed";
 
@@ -33,25 +34,6 @@ pub struct Admission {
     pub credential: Credential,
     /// The time of its authentication.
     pub at: Instant,
-}
-
-/// The credential that admitted a worker.
-#[derive(Clone, Debug)]
-pub enum Credential {
-    /// A secret of the provider, identified by its SHA-256.
-    Secret([u8; 32]),
-    /// The token of a ServiceAccount.
-    Token(Arc<Identity>),
-}
-
-impl Credential {
-    /// The ServiceAccount as `NAMESPACE/NAME`, if the credential is a token.
-    pub fn identity(&self) -> Option<String> {
-        match self {
-            Self::Secret(_) => None,
-            Self::Token(identity) => Some(identity.account.to_string()),
-        }
-    }
 }
 
 /// The fields of a worker's handshake.

@@ -24,6 +24,7 @@ use tokio::sync::Notify;
 use crate::dispatch::{CancelReason, RequestKey};
 use crate::exchange::{CreditTarget, Exchange};
 use crate::ids;
+use crate::provider::worker::close::Close;
 use crate::request::RequestRecord;
 
 use super::failures::{Failure, Failures};
@@ -35,15 +36,6 @@ const LAST_STREAM: u32 = u32::MAX - 1_000_000;
 
 /// Below this, other delays are longer than the round trip to a worker.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
-
-/// The close code and reason of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Close {
-    /// WebSocket close code.
-    pub code: u16,
-    /// Close reason.
-    pub reason: &'static str,
-}
 
 /// A request that this worker holds.
 #[derive(Clone)]

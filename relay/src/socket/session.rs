@@ -15,8 +15,7 @@ use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
 use modelrelay_protocol::message::{
-    GracefulShutdown, ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay,
-    encode,
+    ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
 };
 use modelrelay_protocol::outbox::Frame;
 use modelrelay_protocol::version::{Capabilities, Capability};
@@ -30,13 +29,14 @@ use tracing::{debug, info, warn};
 
 use super::Admission;
 use super::io::{Pulse, PulsedIo};
-use super::link::{Close, Output, WorkerInfo, WorkerLink};
+use super::link::{Output, WorkerInfo, WorkerLink};
 use super::read_ahead::ReadAhead;
 use super::register::{self, Accepted};
 use crate::dispatch::LossCause;
 use crate::ids;
 use crate::metrics::{ConnectionResult, DisconnectReason};
 use crate::provider::Provider;
+use crate::provider::worker::close::{Close, DRAINED, RELAY_STOPPING, SECRET_REMOVED};
 use crate::shared::Phase;
 use crate::unfinished::{Refusal, Unfinished};
 use crate::unix_time::unix_millis;
@@ -58,13 +58,6 @@ const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat time
 /// The reply to the worker's own close; the library sends the worker's code instead of this one.
 const GOODBYE: Close = Close { code: 1000, reason: "" };
 const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown timed out" };
-
-/// Closed because the drain is complete.
-pub const DRAINED: Close = Close { code: 1000, reason: "graceful shutdown complete" };
-/// Closed because the process ends.
-pub const RELAY_STOPPING: Close = Close { code: 1001, reason: "relay shutting down" };
-/// Closed because the worker's secret was removed, or its token is no longer valid.
-pub const SECRET_REMOVED: Close = Close { code: 1008, reason: "worker authentication failed" };
 
 type Socket<S> = WebSocketStream<ReadAhead<PulsedIo<S>>>;
 type Sink<S> = SplitSink<Socket<S>, Message>;
@@ -492,6 +485,3 @@ fn reason_of(close: Close) -> DisconnectReason {
         _ => DisconnectReason::Drained,
     }
 }
-
-/// The reason of an admin's drain.
-pub const ADMIN_DRAIN: &str = GracefulShutdown::WORKER_DRAIN;

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::Credential;
 use crate::dispatch::WorkerKey;
+use crate::settings::worker_credential::Credential;
 
 /// The properties of a worker that do not change while it is connected.
 pub struct WorkerInfo {

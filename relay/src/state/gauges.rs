@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::Relay;
 use crate::config::ProviderConfig;
 use crate::dispatch::ModelSnapshot;
 use crate::metrics::{ModelState, ProviderState, State, StateSource, WorkerState};
 use crate::provider::{self, Provider};
-
-use super::Relay;
 
 impl StateSource for Relay {
     fn state(&self) -> State {

@@ -8,7 +8,8 @@ use modelrelay_protocol::config_hash::secret_of_file;
 use modelrelay_protocol::secret::Secret;
 use tracing::{info, warn};
 
-use crate::config::{AdminTokenSource, ConfigError};
+use super::error::ConfigError;
+use crate::config::AdminTokenSource;
 use crate::file_watch::{Content, FileWatch, read_bounded};
 
 /// The largest token file; a token is one line.

@@ -8,11 +8,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use super::Relay;
 use crate::provider::Provider;
+use crate::provider::worker::close::RELAY_STOPPING;
 use crate::shared::Phase;
 use crate::shutdown::StopSignal;
-use crate::socket::session::RELAY_STOPPING;
+use crate::state::Relay;
 
 /// How long connections may take for their last bytes after every request has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);

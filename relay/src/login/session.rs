@@ -22,7 +22,7 @@ pub(super) const COOKIE: &str = "modelrelay_session";
 /// The name of the cookie over TLS: browsers accept it from this host alone, and over TLS alone.
 pub(super) const HOST_COOKIE: &str = "__Host-modelrelay_session";
 /// The header that a page's script sends with each change.
-pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
+pub(crate) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
 /// The duration of a login.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
 
@@ -43,7 +43,7 @@ pub(crate) enum Refusal {
 }
 
 /// The value of a cookie that is valid until [`LASTS`] from `now`.
-pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
+pub(crate) fn issue(token: &Secret, now: SystemTime) -> String {
     let until = seconds(now) + LASTS.as_secs();
     let claim = format!("{until}.{}", random_hex::<16>());
     let signature = URL_SAFE_NO_PAD.encode(signer(token, &claim).finalize().into_bytes());
@@ -51,14 +51,14 @@ pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
 }
 
 /// The whole `Set-Cookie` of a login; with an empty value that of a logout.
-pub(super) fn set_cookie(value: &str, is_encrypted: bool) -> String {
+pub(crate) fn set_cookie(value: &str, is_encrypted: bool) -> String {
     let age = if value.is_empty() { 0 } else { LASTS.as_secs() };
     let (name, secure) = if is_encrypted { (HOST_COOKIE, "; Secure") } else { (COOKIE, "") };
     format!("{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}")
 }
 
 /// The `Set-Cookie`s of a logout: over TLS there may be a cookie of the other name too.
-pub(super) fn clear_cookies(is_encrypted: bool) -> Vec<String> {
+pub(crate) fn clear_cookies(is_encrypted: bool) -> Vec<String> {
     let kinds: &[bool] = if is_encrypted { &[true, false] } else { &[false] };
     kinds.iter().map(|is_encrypted| set_cookie("", *is_encrypted)).collect()
 }

@@ -19,10 +19,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use crate::http::{
-    self,
-    peer::{ClientIo, Peer, WRITE_PATIENCE},
-};
+use super::router;
+use crate::http::base_path;
+use crate::http::peer::{ClientIo, Peer, WRITE_PATIENCE};
 use crate::net::{self, TcpListener, TcpStream};
 use crate::shared::{Phase, Shared};
 use crate::tls::{Connection, Tls};
@@ -41,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Serving {
     /// The routes.
     pub router: Router,
-    /// The path below which a proxy may serve them; see [`http::base_path`].
+    /// The path below which a proxy may serve them; see [`base_path`].
     pub base_path: Arc<str>,
     /// The state shared by the process.
     pub shared: Arc<Shared>,
@@ -97,12 +96,12 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         },
     };
     let service = service_fn(move |mut request: Request<Incoming>| {
-        http::base_path::strip(&base_path, &mut request);
+        base_path::strip(&base_path, &mut request);
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
         let request = request.map(|body| Body::new(heads.end_with(body)));
         let mut router = router.clone();
-        async move { Ok::<_, Infallible>(http::answer(&mut router, request).await) }
+        async move { Ok::<_, Infallible>(router::answer(&mut router, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

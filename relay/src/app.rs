@@ -1,7 +1,8 @@
 //! One relay process: its parts, its start, its settings, and its end.
 
 mod drain;
-pub(crate) mod gauges;
+mod router;
+pub mod server;
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,13 +15,11 @@ use modelrelay_traces::{Service, Target, Traces};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
-use crate::admin::AdminToken;
 use crate::audit::AuditLog;
 use crate::cli::Args;
-use crate::config::{Config, ConfigError, KeyStorage, WorkerTokens};
+use crate::config::{Config, KeyStorage, WorkerTokens};
 use crate::config_watch::ConfigWatch;
-use crate::dashboard::{self, Addresses, Dashboard, Journal};
-use crate::http::{self, Parts};
+use crate::dashboard::{self, Addresses, Dashboard};
 use crate::identity::{Identities, recheck};
 use crate::ids;
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
@@ -29,34 +28,15 @@ use crate::metrics::Metrics;
 use crate::net::{self, TcpListener};
 use crate::provider::Provider;
 use crate::routing::Providers;
-use crate::server::{self, Serving};
+use crate::settings::admin_token::AdminToken;
+use crate::settings::error::ConfigError;
 use crate::shared::Shared;
 use crate::shutdown::ShutdownSignal;
+use crate::state::Relay;
+use crate::telemetry::journal::Journal;
 use crate::tls::Tls;
-
-/// One relay process.
-pub struct Relay {
-    /// The state that all parts share.
-    pub shared: Arc<Shared>,
-    /// The providers and the routing.
-    pub providers: Providers,
-    /// The token of `/admin`.
-    pub admin_token: AdminToken,
-    /// The certificate of the listeners, if they use TLS.
-    pub tls: Option<Arc<Tls>>,
-    /// The audit log.
-    pub audit: AuditLog,
-    /// API keys.
-    pub keys: Arc<dyn KeyStore>,
-    /// The state of the dashboard.
-    pub dashboard: Dashboard,
-    /// Failed logins of workers.
-    pub lockout: Lockout,
-    /// The identities of workers' tokens.
-    pub identities: Arc<Identities>,
-    /// The active configuration.
-    pub config_watch: ConfigWatch,
-}
+use router::Parts;
+use server::Serving;
 
 /// Why a relay did not start, in one line.
 #[derive(Debug, thiserror::Error)]
@@ -101,23 +81,23 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         tls,
         audit,
         keys,
-        dashboard: Dashboard::new(journal, listeners.addresses()),
         lockout: Lockout::new(),
         identities,
     });
+    let pages = Dashboard::new(Arc::clone(&relay), journal, listeners.addresses());
     relay.apply(&relay.config_watch.current());
     tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
     tokio::spawn(recheck::run(Arc::downgrade(&relay)));
     let connections = TaskTracker::new();
     let base_path: Arc<str> = relay.shared.config.load().base_path().into();
     for (listener, parts) in listeners.0 {
-        let router = http::router(Arc::clone(&relay), parts);
+        let router = router::router(Arc::clone(&relay), &pages, parts);
         let (base_path, shared) = (Arc::clone(&base_path), Arc::clone(&relay.shared));
         let serving = Serving { router, base_path, shared, tls: relay.tls.clone() };
         tokio::spawn(server::serve(listener, serving, limit, connections.clone()));
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
-    tokio::spawn(dashboard::record(Arc::downgrade(&relay)));
+    tokio::spawn(dashboard::record(Arc::downgrade(&pages)));
     // `systemctl start` returns here, once the relay accepts connections.
     readiness::report();
     let stop = signal.recv().await;
@@ -144,11 +124,6 @@ fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
 }
 
 impl Relay {
-    /// All providers, including removed ones with unfinished requests.
-    pub fn all_providers(&self) -> Vec<Arc<Provider>> {
-        self.providers.all_with_leaving()
-    }
-
     /// Applies `config`: settings of the whole relay at once, those of a provider to requests that arrive from now on.
     fn apply(&self, config: &Arc<Config>) {
         let before = self.shared.config.swap(Arc::clone(config));

@@ -1,0 +1,3 @@
+//! One connected worker, as its provider knows it.
+
+pub mod close;

@@ -18,7 +18,7 @@ from rust_source import ROOT, end_of_block, line_of, split, without_tests
 LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 15, "operator": 6}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 34, "worker-sidecar": 21, "operator": 11}
+AGAINST_LAYERS = {"relay": 0, "worker-sidecar": 21, "operator": 11}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
@@ -43,15 +43,12 @@ DUPLICATES = {
 # other. A module belongs to the group that names the longest prefix of its path; `crate` is `lib.rs` or `main.rs`.
 LAYERS = {
     "relay": [
-        {"settings, telemetry, net": """config config_watch cli telemetry metrics stats net tls settings http/peer
-            shutdown open_files cluster_api keys blocking budget file_watch ids unfinished unix_time"""},
         {"dispatch": "dispatch"},
-        {"provider": """provider affinity exchange request routing shared
-            socket/link socket/places socket/slots socket/worker_info"""},
+        {"settings, telemetry, net": "settings telemetry net http kubernetes keys system"},
+        {"provider": "provider"},
         {"state, login": "state login"},
-        {"clients": "http", "workers": "socket identity lockout", "admin": "admin audit operations", "dashboard": "dashboard",
-         "admin commands": "ctl"},
-        {"app": "crate app program"},
+        {"clients": "clients", "workers": "workers", "admin": "admin", "dashboard": "dashboard", "admin commands": "admin_cli"},
+        {"app": "app crate"},
     ],
     "worker-sidecar": [
         {"net": "net"},

@@ -21,15 +21,15 @@ use modelrelay_protocol::message::{GracefulShutdown, ModelsRefresh, RelayToWorke
 use serde_json::{Value, json};
 use tracing::info;
 
-use crate::blocking;
 use crate::dispatch::CancelReason;
 use crate::http::problem::{problem, unstored};
 use crate::login::authenticate;
-use crate::metrics::CONTENT_TYPE;
 use crate::provider::Provider;
 use crate::provider::worker::close::DRAINED;
-use crate::socket::link::WorkerLink;
+use crate::provider::worker::link::WorkerLink;
 use crate::state::Relay;
+use crate::system::blocking;
+use crate::telemetry::metrics::CONTENT_TYPE;
 
 /// `/admin/…` behind the token, with `more` routes below it, and `/metrics`.
 pub fn router(relay: Arc<Relay>, more: Router<Arc<Relay>>) -> Router<Arc<Relay>> {

@@ -1,6 +1,7 @@
 //! One relay process: its parts, its start, its settings, and its end.
 
 mod drain;
+pub mod program;
 mod router;
 pub mod server;
 
@@ -15,26 +16,27 @@ use modelrelay_traces::{Service, Target, Traces};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
-use crate::audit::AuditLog;
-use crate::cli::Args;
-use crate::config::{Config, KeyStorage, WorkerTokens};
-use crate::config_watch::ConfigWatch;
 use crate::dashboard::{self, Addresses, Dashboard};
-use crate::identity::{Identities, recheck};
-use crate::ids;
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
-use crate::lockout::Lockout;
-use crate::metrics::Metrics;
+use crate::kubernetes::identity::Identities;
+use crate::net::lockout::Lockout;
+use crate::net::tls::Tls;
 use crate::net::{self, TcpListener};
 use crate::provider::Provider;
-use crate::routing::Providers;
+use crate::provider::routing::Providers;
+use crate::provider::shared::Shared;
 use crate::settings::admin_token::AdminToken;
+use crate::settings::cli::Args;
+use crate::settings::config::{Config, KeyStorage, WorkerTokens};
 use crate::settings::error::ConfigError;
-use crate::shared::Shared;
-use crate::shutdown::ShutdownSignal;
+use crate::settings::watch::ConfigWatch;
 use crate::state::Relay;
+use crate::system::ids;
+use crate::system::shutdown::ShutdownSignal;
+use crate::telemetry::audit::AuditLog;
 use crate::telemetry::journal::Journal;
-use crate::tls::Tls;
+use crate::telemetry::metrics::Metrics;
+use crate::workers::recheck;
 use router::Parts;
 use server::Serving;
 

@@ -27,16 +27,16 @@ use serde_json::json;
 
 pub(crate) use history::record;
 
-use crate::audit::Action;
 use crate::http::fallback::not_found;
 use crate::http::problem::{problem, unstored};
-use crate::lockout::Lockout;
 use crate::login::actor::{Asker, Told};
 use crate::login::{refusal, session};
-use crate::metrics::Realm;
+use crate::net::lockout::Lockout;
 use crate::state::Relay;
+use crate::system::unix_time::unix_millis;
+use crate::telemetry::audit::Action;
 use crate::telemetry::journal::Journal;
-use crate::unix_time::unix_millis;
+use crate::telemetry::metrics::Realm;
 
 /// The largest body of a login; a token is one line.
 const MAX_BODY_BYTES: usize = 64 << 10;

@@ -15,11 +15,11 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use modelrelay_protocol::headers::bearer_token;
 use modelrelay_protocol::secret::Secret;
 
-use crate::audit::Action;
 use crate::http::fallback::not_found;
 use crate::http::problem::problem;
-use crate::metrics::Realm;
 use crate::state::Relay;
+use crate::telemetry::audit::Action;
+use crate::telemetry::metrics::Realm;
 use actor::{Asker, Told};
 use session::Refusal;
 

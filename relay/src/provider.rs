@@ -4,11 +4,17 @@
 //! which keeps a `cancel` behind its `request` on the socket. Each of them only queues data, so the lock is held for
 //! microseconds and never over an await.
 
+pub mod affinity;
 mod details;
 mod drain;
 mod effects;
+pub mod exchange;
 mod listed;
 mod multiplexer;
+pub mod operations;
+pub mod request;
+pub mod routing;
+pub mod shared;
 mod silence;
 mod snapshot;
 mod succession;
@@ -28,19 +34,19 @@ use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use crate::config::ProviderConfig;
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
 };
-use crate::exchange::Detached;
-use crate::metrics::ProviderSeries;
-use crate::request::RequestRecord;
+use crate::provider::exchange::Detached;
+use crate::provider::request::RequestRecord;
+use crate::provider::shared::Shared;
+use crate::provider::worker::link::{Held, WorkerLink};
+use crate::provider::worker::places::Places;
+use crate::provider::worker::register;
+use crate::settings::config::ProviderConfig;
 use crate::settings::worker_credential::{Credential, Standing};
-use crate::shared::Shared;
-use crate::socket::link::{Held, WorkerLink};
-use crate::socket::places::Places;
-use crate::socket::register;
+use crate::telemetry::metrics::ProviderSeries;
 use listed::Listed;
 use worker::close::{Close, DRAINED, SECRET_REMOVED};
 

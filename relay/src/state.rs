@@ -4,16 +4,16 @@ pub(crate) mod gauges;
 
 use std::sync::Arc;
 
-use crate::audit::AuditLog;
-use crate::config_watch::ConfigWatch;
-use crate::identity::Identities;
 use crate::keys::KeyStore;
-use crate::lockout::Lockout;
+use crate::kubernetes::identity::Identities;
+use crate::net::lockout::Lockout;
+use crate::net::tls::Tls;
 use crate::provider::Provider;
-use crate::routing::Providers;
+use crate::provider::routing::Providers;
+use crate::provider::shared::Shared;
 use crate::settings::admin_token::AdminToken;
-use crate::shared::Shared;
-use crate::tls::Tls;
+use crate::settings::watch::ConfigWatch;
+use crate::telemetry::audit::AuditLog;
 
 /// One relay process.
 pub struct Relay {

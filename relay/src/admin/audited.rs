@@ -10,10 +10,10 @@ use axum::response::Response;
 use http::{Method, StatusCode};
 
 use super::find;
-use crate::audit::Action;
 use crate::http::problem::problem;
 use crate::login::actor::{Asker, Told};
 use crate::state::Relay;
+use crate::telemetry::audit::Action;
 
 /// Runs a change to its end, even if its client disconnects meanwhile, and records it.
 pub(super) async fn changes(

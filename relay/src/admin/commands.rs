@@ -16,9 +16,9 @@ use serde_json::{Map, Value, json};
 use super::{accepted, find, no_worker};
 use crate::http::problem::{problem, problem_in};
 use crate::login::actor::Told;
-use crate::operations::Progress;
 use crate::provider::Provider;
-use crate::socket::link::WorkerLink;
+use crate::provider::operations::Progress;
+use crate::provider::worker::link::WorkerLink;
 use crate::state::Relay;
 
 /// The largest body of an order, which is small.

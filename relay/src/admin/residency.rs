@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::dispatch::{Gate, Model};
 use crate::provider::WorkerState;
-use crate::socket::failures::Failure;
+use crate::provider::worker::failures::Failure;
 
 /// The longest message of a slot's last failure in the snapshot for machines.
 const MAX_SHORT_CHARS: usize = 256;

@@ -9,10 +9,10 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::provider::Provider;
+use crate::provider::shared::Phase;
 use crate::provider::worker::close::RELAY_STOPPING;
-use crate::shared::Phase;
-use crate::shutdown::StopSignal;
 use crate::state::Relay;
+use crate::system::shutdown::StopSignal;
 
 /// How long connections may take for their last bytes after every request has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);

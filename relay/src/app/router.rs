@@ -12,12 +12,13 @@ use axum::{Router, middleware};
 use modelrelay_protocol::paths::POST_PATHS;
 use tower_service::Service;
 
+use crate::clients::{self, browser, health, inference, models};
 use crate::dashboard::Dashboard;
 use crate::http::respond::Client;
-use crate::http::{self, browser, fallback, framing, health, inference, models, url_forms};
+use crate::http::{fallback, framing, url_forms};
 use crate::login::authenticate_page;
 use crate::state::Relay;
-use crate::{admin, dashboard, socket};
+use crate::{admin, dashboard, workers};
 
 /// The routes that a listener serves.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,7 +49,7 @@ pub(super) fn router(relay: Arc<Relay>, pages: &Arc<Dashboard>, parts: Parts) ->
             .route("/props", get(models::props).options(browser::preflight));
     }
     if parts.workers {
-        router = router.route("/v1/worker/connect", get(socket::connect));
+        router = router.route("/v1/worker/connect", get(workers::connect));
     }
     if parts.admin {
         router = router
@@ -60,7 +61,7 @@ pub(super) fn router(relay: Arc<Relay>, pages: &Arc<Dashboard>, parts: Parts) ->
     }
     router
         .fallback(fallback::not_found)
-        .method_not_allowed_fallback(http::method_not_allowed)
+        .method_not_allowed_fallback(clients::method_not_allowed)
         // Bodies are limited where they are read, by `MAX_REQUEST_BYTES` and the memory budget.
         .layer(DefaultBodyLimit::disable())
         .with_state(relay)

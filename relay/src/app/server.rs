@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 
 use super::router;
 use crate::http::base_path;
-use crate::http::peer::{ClientIo, Peer, WRITE_PATIENCE};
+use crate::net::peer::{ClientIo, Peer, WRITE_PATIENCE};
+use crate::net::tls::{Connection, Tls};
 use crate::net::{self, TcpListener, TcpStream};
-use crate::shared::{Phase, Shared};
-use crate::tls::{Connection, Tls};
+use crate::provider::shared::{Phase, Shared};
 
 /// The most bytes of the headers of one request, and so of the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;

@@ -16,7 +16,7 @@ use super::{Dashboard, unix_millis_rounded};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
 use crate::state::{Relay, gauges};
-use crate::unix_time::unix_millis;
+use crate::system::unix_time::unix_millis;
 
 /// The most models of a provider, the busiest first.
 const MAX_MODELS: usize = 200;

@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use super::Dashboard;
-use crate::blocking;
-use crate::metrics::Outcome;
 use crate::provider::Provider;
-use crate::stats::StatsReport;
-use crate::unix_time::unix_millis;
+use crate::system::blocking;
+use crate::system::unix_time::unix_millis;
+use crate::telemetry::metrics::Outcome;
+use crate::telemetry::stats::StatsReport;
 
 /// The time between two points.
 pub(super) const INTERVAL: Duration = Duration::from_secs(10);

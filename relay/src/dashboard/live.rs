@@ -19,8 +19,8 @@ use tokio::time::Instant;
 
 use super::Dashboard;
 use super::frame::Frame;
-use crate::blocking;
-use crate::shared::Phase;
+use crate::provider::shared::Phase;
+use crate::system::blocking;
 
 /// The interval between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);

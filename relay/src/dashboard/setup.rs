@@ -17,9 +17,9 @@ use serde_json::json;
 use tracing::info;
 
 use super::{Addresses, Dashboard, is_encrypted};
-use crate::config::ProviderConfig;
 use crate::http::problem::{problem, problem_in};
 use crate::login::actor::Told;
+use crate::settings::config::ProviderConfig;
 
 /// The largest body, with the name of a provider.
 const MAX_BODY_BYTES: usize = 4 << 10;

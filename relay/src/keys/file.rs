@@ -18,7 +18,7 @@ use modelrelay_platform::files;
 use super::{
     CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, forget_useless, stored,
 };
-use crate::blocking;
+use crate::system::blocking;
 
 /// The largest file. [`MAX_KEYS`] of the largest keys would be more; but a larger file was not written by a relay.
 const MAX_FILE_BYTES: u64 = 256 << 20;

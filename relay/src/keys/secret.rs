@@ -22,7 +22,7 @@ use super::{
     CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL,
     forget_useless, stored,
 };
-use crate::file_watch::{Content, FileWatch};
+use crate::system::file_watch::{Content, FileWatch};
 
 mod api;
 mod pace;

@@ -6,11 +6,11 @@ use axum::body::Body;
 use axum::extract::Request;
 use http::StatusCode;
 
-use crate::audit::{self, Action, Event, Outcome};
-use crate::http::peer::Peer;
 use crate::http::respond::Client;
-use crate::lockout::client_address;
+use crate::net::lockout::client_address;
+use crate::net::peer::Peer;
 use crate::state::Relay;
+use crate::telemetry::audit::{self, Action, Event, Outcome};
 
 /// Details of a change that are not in the request's path. A route puts them into the extensions of its response.
 #[derive(Debug, Clone, Default)]

@@ -15,7 +15,7 @@ use http::{HeaderMap, Method};
 use modelrelay_protocol::secret::Secret;
 use sha2::Sha256;
 
-use crate::ids::random_hex;
+use crate::system::ids::random_hex;
 
 /// The name of the cookie.
 pub(super) const COOKIE: &str = "modelrelay_session";

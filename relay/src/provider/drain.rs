@@ -9,7 +9,7 @@ use tracing::info;
 use super::worker::close::Close;
 use super::{Provider, State};
 use crate::dispatch::{AttemptFailure, Event};
-use crate::socket::link::WorkerLink;
+use crate::provider::worker::link::WorkerLink;
 
 /// The time that a draining worker may need to disconnect after its own deadline.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);

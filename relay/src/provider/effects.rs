@@ -11,9 +11,9 @@ use super::{Provider, State};
 use crate::dispatch::{
     CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
-use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
-use crate::request::{NeedsCore1, RequestRecord};
+use crate::provider::request::{NeedsCore1, RequestRecord};
 use crate::telemetry::journal::PER_REQUEST;
+use crate::telemetry::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 
 impl Provider {
     pub(super) fn execute(&self, state: &mut State, effect: Effect) {

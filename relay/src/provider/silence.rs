@@ -10,8 +10,8 @@ use tracing::warn;
 
 use super::{Provider, State};
 use crate::dispatch::{CancelReason, Event};
-use crate::exchange::{Detached, Party};
-use crate::request::RequestRecord;
+use crate::provider::exchange::{Detached, Party};
+use crate::provider::request::RequestRecord;
 
 /// The longest check interval: a response ends at most an eighth of its limit too late, and no later than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::{Provider, State};
 use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, WorkerSnapshot};
-use crate::request::RequestRecord;
-use crate::socket::link::WorkerLink;
+use crate::provider::request::RequestRecord;
+use crate::provider::worker::link::WorkerLink;
 
 /// A worker: its link, and the core's view of it.
 pub struct WorkerState {

@@ -12,7 +12,7 @@ use modelrelay_protocol::message::GracefulShutdown;
 use super::worker::close::DRAINED;
 use super::{Provider, State};
 use crate::dispatch::{Event, WorkerKey};
-use crate::socket::link::WorkerLink;
+use crate::provider::worker::link::WorkerLink;
 
 impl Provider {
     /// Makes `newer` the successor of `older`, which is sent no more requests.

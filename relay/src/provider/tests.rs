@@ -9,14 +9,14 @@ use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
-use crate::cli::Args;
-use crate::config::Config;
-use crate::exchange::Exchange;
-use crate::metrics::Metrics;
-use crate::request::Outline;
-use crate::routing::Providers;
-use crate::socket::link::WorkerInfo;
-use crate::socket::register::Accepted;
+use crate::provider::exchange::Exchange;
+use crate::provider::request::Outline;
+use crate::provider::routing::Providers;
+use crate::provider::worker::link::WorkerInfo;
+use crate::provider::worker::register::Accepted;
+use crate::settings::cli::Args;
+use crate::settings::config::Config;
+use crate::telemetry::metrics::Metrics;
 
 fn provider() -> Arc<Provider> {
     let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);

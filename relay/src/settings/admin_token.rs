@@ -9,8 +9,8 @@ use modelrelay_protocol::secret::Secret;
 use tracing::{info, warn};
 
 use super::error::ConfigError;
-use crate::config::AdminTokenSource;
-use crate::file_watch::{Content, FileWatch, read_bounded};
+use crate::settings::config::AdminTokenSource;
+use crate::system::file_watch::{Content, FileWatch, read_bounded};
 
 /// The largest token file; a token is one line.
 const MAX_FILE_BYTES: u64 = 64 << 10;

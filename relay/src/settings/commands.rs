@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_platform::service::ServiceArgs;
 
-use crate::cli::SecretText;
+use crate::settings::cli::SecretText;
 
 /// The command to run instead of serving.
 #[derive(Debug, Clone, Subcommand)]

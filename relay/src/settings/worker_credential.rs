@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::identity::Identity;
+use crate::kubernetes::identity::Identity;
 
 /// The credential that admitted a worker.
 #[derive(Clone, Debug)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Relay;
-use crate::config::ProviderConfig;
 use crate::dispatch::ModelSnapshot;
-use crate::metrics::{ModelState, ProviderState, State, StateSource, WorkerState};
 use crate::provider::{self, Provider};
+use crate::settings::config::ProviderConfig;
+use crate::telemetry::metrics::{ModelState, ProviderState, State, StateSource, WorkerState};
 
 impl StateSource for Relay {
     fn state(&self) -> State {

@@ -13,7 +13,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::unix_time::unix_millis;
+use crate::system::unix_time::unix_millis;
 
 /// The most entries that are kept.
 const MAX_ENTRIES: usize = 500;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use modelrelay_relay::app;
-use modelrelay_relay::cli::Args as RelayArgs;
-use modelrelay_relay::config::Config;
-use modelrelay_relay::shutdown::{ShutdownSignal, StopSignal};
+use modelrelay_relay::settings::cli::Args as RelayArgs;
+use modelrelay_relay::settings::config::Config;
+use modelrelay_relay::system::shutdown::{ShutdownSignal, StopSignal};
 use modelrelay_relay::telemetry::journal::Journal;
 use modelrelay_worker::cli::{Command, parse};
 use modelrelay_worker::config::Settings;

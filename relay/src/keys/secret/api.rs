@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::DATA_KEY;
-use crate::cluster_api::{Body, CallError, ClusterApi};
+use crate::kubernetes::api::{Body, CallError, ClusterApi};
 use crate::settings::error::ConfigError;
 
 /// The kubelet may be replacing the token at this moment.

@@ -23,7 +23,7 @@ use modelrelay_relay::provider::shared::Shared;
 use modelrelay_relay::settings::cli::Args;
 use modelrelay_relay::settings::config::Config;
 use modelrelay_relay::telemetry::metrics::Metrics;
-use modelrelay_relay::workers::io::Pulse;
+use modelrelay_relay::workers::io::Liveness;
 use modelrelay_relay::workers::upgrade::{self, Socket};
 use tokio_util::task::TaskTracker;
 
@@ -53,19 +53,19 @@ async fn connect(mut request: Request<Body>) -> Response {
     };
     tokio::spawn(async move {
         let Ok(upgraded) = upgrading.await else { return };
-        let pulse = Pulse::new(Budget::new(u64::MAX));
-        pulse.unfinished.allow_bodies();
-        if let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await {
-            echo(socket, &pulse).await;
+        let liveness = Liveness::new(Budget::new(u64::MAX));
+        liveness.unfinished.allow_bodies();
+        if let Some((socket, _place)) = upgrade::open(upgraded, &liveness).await {
+            echo(socket, &liveness).await;
         }
     });
     upgrade::switching(accept)
 }
 
 /// Echoes messages until the socket ends. A lower layer responds to pings and closes.
-async fn echo(mut socket: Socket, pulse: &Pulse) {
+async fn echo(mut socket: Socket, liveness: &Liveness) {
     while let Some(Ok(message)) = socket.next().await {
-        pulse.unfinished.end();
+        liveness.unfinished.end();
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
             return;
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::settings::commands::{Command, KeyChange, Output, Relay, RequestChange};
+use crate::settings::commands::{Command, KeyChange, OutputFormat, RelayAccess, RequestChange};
 use api::Api;
 
 /// The interval at which the progress of a drain is polled.
@@ -77,7 +77,7 @@ async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
     }
 }
 
-async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlError> {
+async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), CtlError> {
     let api = Api::new(relay)?;
     let id = find(&api.get("/admin/workers").await?, wanted)?;
     let path = format!("/admin/workers/{}", api::segment(&id));
@@ -124,11 +124,11 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn say(output: Output, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
+fn say(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
     let text = match output {
-        Output::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
-        Output::Json => format!("{answer}\n"),
-        Output::Table => table(),
+        OutputFormat::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
+        OutputFormat::Json => format!("{answer}\n"),
+        OutputFormat::Table => table(),
     };
     match io::stdout().write_all(text.as_bytes()) {
         // The reader of a pipe may close it before the end of the output.

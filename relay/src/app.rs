@@ -37,7 +37,7 @@ use crate::telemetry::audit::AuditLog;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::workers::recheck;
-use router::Parts;
+use router::ListenerRoutes;
 use server::Serving;
 
 /// Why a relay did not start, in one line.
@@ -198,12 +198,12 @@ impl Relay {
     }
 }
 
-struct Listeners(Vec<(TcpListener, Parts)>);
+struct Listeners(Vec<(TcpListener, ListenerRoutes)>);
 
 impl Listeners {
     async fn bind(config: &Config) -> Result<Self, StartError> {
         let mut listeners = Vec::new();
-        let clients = Parts {
+        let clients = ListenerRoutes {
             clients: true,
             workers: config.workers_on_client_port || config.worker_listen_addr.is_none(),
             admin: config.admin_listen_addr.is_none(),
@@ -211,18 +211,18 @@ impl Listeners {
         let scheme = if config.tls.is_some() { "https" } else { "http" };
         listeners.push((bind("LISTEN_ADDR", config.listen_addr, "", scheme).await?, clients));
         if let Some(address) = config.worker_listen_addr {
-            let parts = Parts { workers: true, ..Parts::default() };
+            let parts = ListenerRoutes { workers: true, ..ListenerRoutes::default() };
             listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ", scheme).await?, parts));
         }
         if let Some(address) = config.admin_listen_addr {
-            let parts = Parts { admin: true, ..Parts::default() };
+            let parts = ListenerRoutes { admin: true, ..ListenerRoutes::default() };
             listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ", scheme).await?, parts));
         }
         Ok(Self(listeners))
     }
 
     fn addresses(&self) -> Addresses {
-        let address = |(listener, _): &(TcpListener, Parts)| listener.local_addr().ok();
+        let address = |(listener, _): &(TcpListener, ListenerRoutes)| listener.local_addr().ok();
         Addresses {
             clients: self.0.iter().find(|(_, parts)| parts.clients).and_then(address),
             // The clients' listener is the first.

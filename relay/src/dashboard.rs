@@ -29,7 +29,7 @@ pub(crate) use history::record;
 
 use crate::http::fallback::not_found;
 use crate::http::problem::{problem, unstored};
-use crate::login::actor::{Asker, Told};
+use crate::login::actor::{AuditActor, AuditDetail};
 use crate::login::{refusal, session};
 use crate::net::lockout::Lockout;
 use crate::state::Relay;
@@ -125,21 +125,21 @@ async fn login_status(State(dashboard): State<Arc<Dashboard>>, headers: HeaderMa
 async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
     let relay = &dashboard.relay;
     #[derive(Deserialize)]
-    struct Asked {
+    struct LoginBody {
         token: String,
     }
     // Without this check, any page that an admin opens could send wrong tokens from the admin's address until it is locked.
     if !request.headers().contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
-    let asker = Asker::of(relay, &request);
+    let actor = AuditActor::of(relay, &request);
     let is_encrypted = is_encrypted(relay, request.headers());
     let body =
         Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let Some(Asked { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
+    let Some(LoginBody { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"token\": \"ADMIN TOKEN\"}");
     };
-    let response = match try_token(&dashboard, asker.address(), &token) {
+    let response = match try_token(&dashboard, actor.address(), &token) {
         Ok(token) => {
             let cookie = session::set_cookie(&session::issue(&token, SystemTime::now()), is_encrypted);
             ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
@@ -149,7 +149,7 @@ async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Res
             *refused
         }
     };
-    asker.note(relay, Action::Login, response.status(), Told::default());
+    actor.note(relay, Action::Login, response.status(), AuditDetail::default());
     response
 }
 

@@ -20,8 +20,8 @@ use crate::http::problem::problem;
 use crate::state::Relay;
 use crate::telemetry::audit::Action;
 use crate::telemetry::metrics::Realm;
-use actor::{Asker, Told};
-use session::Refusal;
+use actor::{AuditActor, AuditDetail};
+use session::LoginRefusal;
 
 /// The message for an expired login.
 const LOGIN_OVER: &str = "the login is over: log in again";
@@ -43,7 +43,7 @@ pub(crate) async fn authenticate_page(
 ) -> Response {
     let token = relay.admin_token.current();
     let check = |token: &Secret| session::check(token, request.method(), request.headers(), SystemTime::now());
-    match token.as_deref().map_or(Err(Refusal::Absent), check) {
+    match token.as_deref().map_or(Err(LoginRefusal::Absent), check) {
         Ok(()) => {
             // A browser also sends its credentials for a proxy in front of the relay. They are not for a backend.
             if request.headers().get(AUTHORIZATION).is_some_and(is_basic) {
@@ -51,7 +51,7 @@ pub(crate) async fn authenticate_page(
             }
             next.run(request).await
         }
-        Err(Refusal::Absent) => not_found(request).await,
+        Err(LoginRefusal::Absent) => not_found(request).await,
         Err(why) => refuse(&relay, &request, in_words(&relay, why)),
     }
 }
@@ -60,7 +60,7 @@ fn refuse(relay: &Relay, request: &Request<Body>, message: &'static str) -> Resp
     // A page that was left open overnight does not guess tokens.
     if message != LOGIN_OVER {
         relay.shared.metrics.login_failed(Realm::Admin);
-        Asker::of(relay, request).note(relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
+        AuditActor::of(relay, request).note(relay, Action::Login, StatusCode::FORBIDDEN, AuditDetail::default());
     }
     problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
@@ -83,11 +83,13 @@ fn is_basic(authorization: &HeaderValue) -> bool {
     authorization.as_bytes().get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic "))
 }
 
-fn in_words(relay: &Relay, refusal: Refusal) -> &'static str {
+fn in_words(relay: &Relay, refusal: LoginRefusal) -> &'static str {
     match refusal {
-        Refusal::Absent => relay.admin_token.refusal("").unwrap_or_default(),
-        Refusal::Ended => LOGIN_OVER,
-        Refusal::Foreign => "the login was made with another admin token: log in again",
-        Refusal::NotOurPage => "a change with the cookie of a login has to carry the header x-modelrelay-dashboard",
+        LoginRefusal::Absent => relay.admin_token.refusal("").unwrap_or_default(),
+        LoginRefusal::Ended => LOGIN_OVER,
+        LoginRefusal::Foreign => "the login was made with another admin token: log in again",
+        LoginRefusal::NotOurPage => {
+            "a change with the cookie of a login has to carry the header x-modelrelay-dashboard"
+        }
     }
 }

@@ -21,13 +21,13 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use tracing::{debug, warn};
 
 pub use admission::Admission;
-use admission::Visitor;
+use admission::WorkerHandshake;
 
 use crate::provider::Provider;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
 use crate::telemetry::metrics::ConnectionResult;
-use io::Pulse;
+use io::Liveness;
 
 /// `GET /v1/worker/connect`
 pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>) -> Response {
@@ -35,10 +35,10 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
         Ok(accept) => accept,
         Err(refusal) => return *refusal,
     };
-    if relay.shared.phase() >= Phase::Leaving {
+    if relay.shared.phase() >= ProcessPhase::Leaving {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
     }
-    let (provider, admission) = match admission::admit(&relay, Visitor::of(&relay, &request)).await {
+    let (provider, admission) = match admission::admit(&relay, WorkerHandshake::of(&relay, &request)).await {
         Ok(admitted) => admitted,
         Err(refusal) => return *refusal,
     };
@@ -61,12 +61,12 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    let pulse = Pulse::new(Arc::clone(&provider.shared.budget));
-    let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await else {
+    let liveness = Liveness::new(Arc::clone(&provider.shared.budget));
+    let Some((socket, _place)) = upgrade::open(upgraded, &liveness).await else {
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
-    session::serve(socket, pulse, provider, admission).await;
+    session::serve(socket, liveness, provider, admission).await;
 }
 
 /// Returns a rejection that is readable in a worker's log and with curl.

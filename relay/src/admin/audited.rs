@@ -11,7 +11,7 @@ use http::{Method, StatusCode};
 
 use super::find;
 use crate::http::problem::problem;
-use crate::login::actor::{Asker, Told};
+use crate::login::actor::{AuditActor, AuditDetail};
 use crate::state::Relay;
 use crate::telemetry::audit::Action;
 
@@ -23,14 +23,14 @@ pub(super) async fn changes(
     next: Next,
 ) -> Response {
     let Some(action) = action(request.method(), request.uri().path()) else { return next.run(request).await };
-    let asker = Asker::of(&relay, &request);
+    let actor = AuditActor::of(&relay, &request);
     let id = params.ok().and_then(|params| params.iter().find(|(name, _)| *name == "id").map(|(_, id)| id.to_owned()));
     let subject = id.filter(|id| exists(&relay, action, id));
     let run = tokio::spawn(async move {
         let answered = tokio::spawn(next.run(request)).await;
         let mut response = answered.unwrap_or_else(|_| failed());
-        let told = response.extensions_mut().remove::<Told>().unwrap_or_default();
-        asker.note(&relay, action, response.status(), Told { subject: told.subject.or(subject), ..told });
+        let detail = response.extensions_mut().remove::<AuditDetail>().unwrap_or_default();
+        actor.note(&relay, action, response.status(), AuditDetail { subject: detail.subject.or(subject), ..detail });
         response
     });
     run.await.unwrap_or_else(|_| failed())

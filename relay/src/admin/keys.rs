@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use crate::dispatch::CancelReason;
 use crate::http::problem::problem;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
-use crate::login::actor::Told;
+use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
 use crate::state::Relay;
 
@@ -51,7 +51,7 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             let mut body = json!(created.info);
             body["secret"] = json!(created.secret);
             let mut response = (StatusCode::CREATED, Json(body)).into_response();
-            response.extensions_mut().insert(Told { subject: Some(created.info.id), detail: None });
+            response.extensions_mut().insert(AuditDetail { subject: Some(created.info.id), detail: None });
             response
         }
         Err(error) => store_problem(&error),

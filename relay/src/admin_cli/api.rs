@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::CtlError;
 use crate::settings::admin_token;
-use crate::settings::commands::Relay;
+use crate::settings::commands::RelayAccess;
 
 /// The timeout of a request; a running relay responds at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub(super) struct Api {
 }
 
 impl Api {
-    pub(super) fn new(relay: &Relay) -> Result<Self, CtlError> {
+    pub(super) fn new(relay: &RelayAccess) -> Result<Self, CtlError> {
         let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| {
             CtlError(format!(
@@ -94,7 +94,7 @@ fn proxy(variable: &ProxyVariable) -> Result<Proxy, CtlError> {
     proxy.ok_or_else(|| CtlError(format!("{}: {PROXY_FORM}", variable.name)))
 }
 
-fn token(relay: &Relay) -> Result<String, CtlError> {
+fn token(relay: &RelayAccess) -> Result<String, CtlError> {
     match (&relay.token_file, &relay.token) {
         (Some(file), _) => {
             let token = admin_token::read(file).map_err(|why| {

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::provider::Provider;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::provider::worker::close::RELAY_STOPPING;
 use crate::state::Relay;
 use crate::system::shutdown::StopSignal;
@@ -26,17 +26,17 @@ impl Relay {
         info!(signal = signal.as_str(), "graceful shutdown");
         // Without a grace period, not even for a moment: a client that has seen the relay as unready must not be accepted.
         if !config.shutdown_grace.is_zero() {
-            self.shared.enter(Phase::Grace);
+            self.shared.enter(ProcessPhase::Grace);
             tokio::time::sleep(config.shutdown_grace).await;
         }
-        self.shared.enter(Phase::Draining);
+        self.shared.enter(ProcessPhase::Draining);
         let deadline = Instant::now() + config.drain_timeout;
         for provider in self.all_providers() {
             provider.begin_drain();
         }
         // Workers get requests from the queue until none is left that could still be sent to one of them.
         let settled = self.wait_until(Provider::is_settled, deadline).await;
-        self.shared.enter(Phase::Leaving);
+        self.shared.enter(ProcessPhase::Leaving);
         if settled {
             let left = deadline.saturating_duration_since(Instant::now()).as_secs();
             for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
@@ -53,7 +53,7 @@ impl Relay {
         for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
             link.close(RELAY_STOPPING);
         }
-        self.shared.enter(Phase::Stopping);
+        self.shared.enter(ProcessPhase::Stopping);
         connections.close();
         if timeout(LAST_BYTES, connections.wait()).await.is_err() {
             warn!("some connections were still open");

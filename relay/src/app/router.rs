@@ -22,7 +22,7 @@ use crate::{admin, dashboard, workers};
 
 /// The routes that a listener serves.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct ListenerRoutes {
     /// The API for clients.
     pub(super) clients: bool,
     /// The worker socket.
@@ -32,7 +32,7 @@ pub(super) struct Parts {
 }
 
 /// Returns the routes of one listener. Every listener responds to probes.
-pub(super) fn router(relay: Arc<Relay>, pages: &Arc<Dashboard>, parts: Parts) -> Router {
+pub(super) fn router(relay: Arc<Relay>, pages: &Arc<Dashboard>, parts: ListenerRoutes) -> Router {
     let mut router = Router::new()
         .route("/health", get(health::health))
         .route("/livez", get(health::livez))

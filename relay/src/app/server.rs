@@ -24,7 +24,7 @@ use crate::http::base_path;
 use crate::net::peer::{ClientIo, Peer, WRITE_PATIENCE};
 use crate::net::tls::{Connection, Tls};
 use crate::net::{self, TcpListener, TcpStream};
-use crate::provider::shared::{Phase, Shared};
+use crate::provider::shared::{ProcessPhase, Shared};
 
 /// The most bytes of the headers of one request, and so of the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -57,7 +57,7 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = phase.wait_for(|phase| *phase == Phase::Stopping) => return,
+            _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping) => return,
         };
         match accepted {
             Ok((stream, peer)) => {
@@ -78,7 +78,7 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     let idle_timeout = shared.config.load().client_idle_timeout;
     let mut phase = shared.watch_phase();
     let stopping = async move {
-        let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
+        let _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping).await;
     };
     let mut stopping = std::pin::pin!(stopping);
     let io = ClientIo::new(stream, WRITE_PATIENCE, Arc::clone(&shared.budget), place);

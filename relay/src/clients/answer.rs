@@ -37,7 +37,7 @@ pub struct Answer {
     exchange: Arc<Exchange>,
     dialect: Dialect,
     request_id: String,
-    stage: Stage,
+    stage: AnswerStage,
     is_event_stream: bool,
     /// True if the clients of this route raise the error frame, so that the connection need not break.
     raises_frame: bool,
@@ -58,7 +58,7 @@ struct Keepalive {
     sleep: Pin<Box<Sleep>>,
 }
 
-enum Stage {
+enum AnswerStage {
     /// The status has been sent already; the backend's head is still to come.
     AwaitingHead,
     Streaming,
@@ -89,7 +89,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
     let is_bodiless = head.status == StatusCode::RESET_CONTENT;
     let length = head.content_length.filter(|length| !is_bodiless || *length == 0);
-    let mut answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, length, keepalive);
+    let mut answer = Answer::new(client, ticket, AnswerStage::Streaming, is_event_stream, length, keepalive);
     answer.is_bodiless = is_bodiless;
     let mut response = Response::new(Body::new(answer));
     *response.status_mut() = head.status;
@@ -105,7 +105,7 @@ impl Answer {
     /// Responds 200 at once, so that an impatient proxy gets a byte; later errors are sent in the stream.
     pub fn awaiting_head(client: &Client, mut ticket: Ticket, keepalive: Duration) -> Response {
         ticket.mark_status(200);
-        let mut answer = Self::new(client, ticket, Stage::AwaitingHead, true, None, Some(keepalive));
+        let mut answer = Self::new(client, ticket, AnswerStage::AwaitingHead, true, None, Some(keepalive));
         if let Some(keepalive) = &mut answer.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now());
         }
@@ -121,14 +121,14 @@ impl Answer {
     fn new(
         client: &Client,
         ticket: Ticket,
-        stage: Stage,
+        stage: AnswerStage,
         is_event_stream: bool,
         length: Option<u64>,
         keepalive: Option<Duration>,
     ) -> Self {
         Self {
             exchange: Arc::clone(&ticket.record().exchange),
-            raises_frame: ticket.record().outline.endpoint.raises_error_frame(),
+            raises_frame: ticket.record().spec.endpoint.raises_error_frame(),
             flushed: client.flushed.clone(),
             ticket,
             dialect: client.dialect,
@@ -153,7 +153,7 @@ impl Answer {
             Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Some(Ok(self.pass(chunk)))),
             Poll::Ready(Some(Err(error))) => self.break_off(&error, cx),
             Poll::Ready(None) => {
-                self.stage = Stage::Done;
+                self.stage = AnswerStage::Done;
                 self.ticket.mark_delivered();
                 Poll::Ready(None)
             }
@@ -164,7 +164,7 @@ impl Answer {
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.exchange.poll_head(cx) {
             Poll::Ready(Ok(head)) if head.status == StatusCode::OK && is_event_stream(&head) => {
-                self.stage = Stage::Streaming;
+                self.stage = AnswerStage::Streaming;
                 self.poll_stream(cx)
             }
             Poll::Ready(Ok(head)) => {
@@ -219,7 +219,7 @@ impl Answer {
         let is_whole = !self.sent_any || self.tail.is_between_events();
         // Half an event hides the frame from some clients (LiteLLM for Anthropic's API).
         let ends_body = self.is_event_stream && self.raises_frame && is_whole && self.length.is_none();
-        self.stage = Stage::Flushing { ends_body, since: tokio::time::Instant::now(), look: None };
+        self.stage = AnswerStage::Flushing { ends_body, since: tokio::time::Instant::now(), look: None };
         self.ticket.mark_broken(error);
         if !self.is_event_stream {
             return self.poll_broken_end(cx);
@@ -236,7 +236,7 @@ impl Answer {
     /// Ends or aborts the body once all previous bytes were sent: a client should see how far the response came.
     fn poll_broken_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let ends_body = ready!(self.poll_flushing(cx));
-        self.stage = Stage::Done;
+        self.stage = AnswerStage::Done;
         if ends_body {
             return Poll::Ready(None);
         }
@@ -246,7 +246,7 @@ impl Answer {
     /// Yields at least once, which lets hyper write the frame, and as long as the connection is still writing it. Then
     /// returns true if the body ends: bytes that a client has not read in time are dropped with the connection.
     fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        let Stage::Flushing { ends_body, since, look } = &mut self.stage else { return Poll::Ready(false) };
+        let AnswerStage::Flushing { ends_body, since, look } = &mut self.stage else { return Poll::Ready(false) };
         if let Some(look) = look {
             ready!(look.as_mut().poll(cx));
             let flushed = self.flushed.as_ref().is_none_or(Flushed::is_flushed);
@@ -268,10 +268,10 @@ impl http_body::Body for Answer {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = &mut *self;
         match this.stage {
-            Stage::AwaitingHead => this.poll_head(cx),
-            Stage::Streaming => this.poll_stream(cx),
-            Stage::Flushing { .. } => this.poll_broken_end(cx),
-            Stage::Done => Poll::Ready(None),
+            AnswerStage::AwaitingHead => this.poll_head(cx),
+            AnswerStage::Streaming => this.poll_stream(cx),
+            AnswerStage::Flushing { .. } => this.poll_broken_end(cx),
+            AnswerStage::Done => Poll::Ready(None),
         }
     }
 

@@ -10,7 +10,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::provider::Provider;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
 
 /// How long a fresh replica waits for its first worker, so that it does not respond 404 for every model.
@@ -38,7 +38,7 @@ pub async fn livez() -> &'static str {
 /// `GET /readyz`: 200 or 503, with the reasons.
 pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
     let mut reasons = Vec::new();
-    if relay.shared.phase() > Phase::Running {
+    if relay.shared.phase() > ProcessPhase::Running {
         reasons.push("draining");
     }
     let config = relay.shared.config.load();

@@ -28,9 +28,9 @@ use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::{Outline, RequestRecord, RequestTrace};
+use crate::provider::request::{RequestRecord, RequestSpec, RequestTrace};
 use crate::provider::routing::Route;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
 use crate::system::blocking;
 use crate::telemetry::metrics::{ClientKind, Outcome};
@@ -128,7 +128,7 @@ async fn prepare_by_model(
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let body =
         if routed.needs_rewrite(&route.model) { rename(relay, holder, &body, &routed, &route.model)? } else { body };
-    let outline = Outline {
+    let spec = RequestSpec {
         id: opened.client.request_id.clone(),
         model: route.model,
         allowed,
@@ -146,10 +146,10 @@ async fn prepare_by_model(
         trace: opened.trace.clone(),
     };
     let pin = match &routed.previous_response_id {
-        Some(id) => Some(pin_to(relay, &route.provider, id, &outline).await?),
+        Some(id) => Some(pin_to(relay, &route.provider, id, &spec).await?),
         None => None,
     };
-    Ok(submit(relay, &route.provider, outline, pin, read_at, lease))
+    Ok(submit(relay, &route.provider, spec, pin, read_at, lease))
 }
 
 async fn prepare_by_id(
@@ -170,7 +170,7 @@ async fn prepare_by_id(
     let (provider, model, pin) =
         worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
     let allowed = caller.check_model(&provider, &[&model])?;
-    let outline = Outline {
+    let spec = RequestSpec {
         id: opened.client.request_id.clone(),
         model,
         allowed,
@@ -187,7 +187,7 @@ async fn prepare_by_id(
         received_at,
         trace: opened.trace.clone(),
     };
-    Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
+    Ok(submit(relay, &provider, spec, Some(pin), read_at, lease))
 }
 
 /// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
@@ -222,7 +222,7 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
 
 fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
     browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
-    if relay.shared.phase() >= Phase::Draining {
+    if relay.shared.phase() >= ProcessPhase::Draining {
         return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
     }
     Caller::authenticate(relay, &parts.headers)
@@ -265,15 +265,15 @@ fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, m
 fn submit(
     relay: &Arc<Relay>,
     provider: &Arc<Provider>,
-    outline: Outline,
+    spec: RequestSpec,
     pin: Option<WorkerKey>,
     read_at: Instant,
     lease: Option<crate::keys::KeyLease>,
 ) -> Ticket {
     let config = relay.shared.config.load();
     let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
-    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), outline, exchange));
-    let known = relay.providers.knows(provider, &record.outline.model);
+    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), spec, exchange));
+    let known = relay.providers.knows(provider, &record.spec.model);
     let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
     provider.submit(&record, pin);
     ticket
@@ -296,11 +296,11 @@ async fn answer(client: &Client, ticket: Ticket) -> Response {
 }
 
 /// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only worker.
-async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, outline: &Outline) -> Result<WorkerKey, ApiError> {
+async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, spec: &RequestSpec) -> Result<WorkerKey, ApiError> {
     match relay.shared.affinity.origin(&provider.name, id, Instant::now()) {
-        Some(origin) if origin.is_open_to(outline.key.as_deref()) => wait_for_origin(provider, &origin).await,
+        Some(origin) if origin.is_open_to(spec.key.as_deref()) => wait_for_origin(provider, &origin).await,
         Some(_) => Err(response_not_found()),
-        None => provider.sole_worker_for(&outline.model).ok_or_else(response_not_found),
+        None => provider.sole_worker_for(&spec.model).ok_or_else(response_not_found),
     }
 }
 

@@ -183,16 +183,16 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut fields = Fields { model: None, stream: None, previous_response_id: None };
-        while let Some(key) = map.next_key::<Key>()? {
+        while let Some(key) = map.next_key::<JsonKey>()? {
             match key {
                 // Two readers of one body may use different ones: the relay the first, a backend the last.
-                Key::Model if fields.model.is_some() => {
+                JsonKey::Model if fields.model.is_some() => {
                     return Err(serde::de::Error::custom("`model` is there twice"));
                 }
-                Key::Model => fields.model = Some(map.next_value()?),
-                Key::Stream => fields.stream = Some(map.next_value()?),
-                Key::PreviousResponseId => fields.previous_response_id = Some(map.next_value()?),
-                Key::Other => {
+                JsonKey::Model => fields.model = Some(map.next_value()?),
+                JsonKey::Stream => fields.stream = Some(map.next_value()?),
+                JsonKey::PreviousResponseId => fields.previous_response_id = Some(map.next_value()?),
+                JsonKey::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
@@ -201,14 +201,14 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
-enum Key {
+enum JsonKey {
     Model,
     Stream,
     PreviousResponseId,
     Other,
 }
 
-impl<'de> Deserialize<'de> for Key {
+impl<'de> Deserialize<'de> for JsonKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_bytes(KeyVisitor)
     }
@@ -217,26 +217,26 @@ impl<'de> Deserialize<'de> for Key {
 struct KeyVisitor;
 
 impl Visitor<'_> for KeyVisitor {
-    type Value = Key;
+    type Value = JsonKey;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a field name")
     }
 
-    fn visit_bytes<E: serde::de::Error>(self, name: &[u8]) -> Result<Key, E> {
+    fn visit_bytes<E: serde::de::Error>(self, name: &[u8]) -> Result<JsonKey, E> {
         Ok(match name {
-            b"model" => Key::Model,
-            b"stream" => Key::Stream,
-            b"previous_response_id" => Key::PreviousResponseId,
+            b"model" => JsonKey::Model,
+            b"stream" => JsonKey::Stream,
+            b"previous_response_id" => JsonKey::PreviousResponseId,
             // Some readers, Go's among them, accept it as the model; and of two of them the last.
             _ if name.eq_ignore_ascii_case(b"model") => {
                 return Err(serde::de::Error::custom("`model` is written in another case; backends may read either"));
             }
-            _ => Key::Other,
+            _ => JsonKey::Other,
         })
     }
 
-    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Key, E> {
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<JsonKey, E> {
         self.visit_bytes(name.as_bytes())
     }
 }

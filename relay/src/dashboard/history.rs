@@ -22,10 +22,10 @@ const MAX_PROVIDERS: usize = 32;
 
 /// The points of the last hour.
 #[derive(Debug, Default)]
-pub(super) struct History(Mutex<State>);
+pub(super) struct History(Mutex<HistoryState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct HistoryState {
     points: VecDeque<Arc<Point>>,
     before: BTreeMap<String, Totals>,
 }
@@ -93,7 +93,7 @@ impl History {
         state.points.push_back(Arc::new(Point { at: unix_millis(now), providers: points.into_iter().collect() }));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HistoryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::Dashboard;
 use super::frame::Frame;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::system::blocking;
 
 /// The interval between two frames.
@@ -34,12 +34,12 @@ const BACKLOG: usize = 16;
 
 /// The last frame, and the channel to all pages.
 pub(super) struct Live {
-    state: Mutex<State>,
+    state: Mutex<LiveState>,
     changes: broadcast::Sender<Bytes>,
 }
 
 #[derive(Default)]
-struct State {
+struct LiveState {
     /// The state that the pages have; `None` while no task runs.
     frame: Option<Frame>,
 }
@@ -51,7 +51,7 @@ impl Default for Live {
 }
 
 impl Live {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LiveState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -150,7 +150,7 @@ fn events(
             let mut phase = dashboard.relay.shared.watch_phase();
             let next = tokio::select! {
                 next = changes.recv() => next,
-                _ = phase.wait_for(|phase| *phase == Phase::Stopping) => return None,
+                _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping) => return None,
             };
             drop(phase);
             match next {

@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::{Addresses, Dashboard, is_encrypted};
 use crate::http::problem::{problem, problem_in};
-use crate::login::actor::Told;
+use crate::login::actor::AuditDetail;
 use crate::settings::config::ProviderConfig;
 
 /// The largest body, with the name of a provider.
@@ -63,12 +63,12 @@ pub(super) async fn overview(State(dashboard): State<Arc<Dashboard>>, headers: H
 /// browser.
 pub(super) async fn secret(State(dashboard): State<Arc<Dashboard>>, body: Body) -> Response {
     #[derive(Deserialize)]
-    struct Asked {
+    struct SecretBody {
         provider: String,
     }
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let asked = body.ok().and_then(|body| serde_json::from_slice::<Asked>(&body).ok());
-    let Some(Asked { provider: name }) = asked else {
+    let asked = body.ok().and_then(|body| serde_json::from_slice::<SecretBody>(&body).ok());
+    let Some(SecretBody { provider: name }) = asked else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"provider\": \"NAME\"}");
     };
     let config = dashboard.relay.shared.config.load();
@@ -84,7 +84,7 @@ pub(super) async fn secret(State(dashboard): State<Arc<Dashboard>>, body: Body) 
     info!(provider = name, "an admin asked for the worker secret");
     let mut response = Json(json!({ "provider": name, "secret": secret })).into_response();
     response.headers_mut().insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(Told { subject: Some(name), detail: None });
+    response.extensions_mut().insert(AuditDetail { subject: Some(name), detail: None });
     response
 }
 

@@ -118,10 +118,10 @@ impl ClusterApi {
 
 fn message_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
-    struct Status {
+    struct ApiStatus {
         message: String,
     }
-    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
+    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |ApiStatus { message }| message);
     printable(&said, MAX_MESSAGE_CHARS)
 }
 

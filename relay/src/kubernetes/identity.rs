@@ -55,11 +55,11 @@ pub struct Identity {
     pub account: ServiceAccount,
     token: Secret,
     expires: SystemTime,
-    standing: Mutex<Standing>,
+    standing: Mutex<TokenStatus>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum TokenStatus {
     Good,
     /// Rejected once, before its expiry.
     Doubted,
@@ -79,7 +79,7 @@ pub enum Denial {
 
 /// The result of a review.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+enum TokenVerdict {
     Genuine(ServiceAccount),
     Refused,
 }
@@ -92,14 +92,14 @@ pub struct Identities {
     pub(crate) recheck: Duration,
     /// Held for a lookup, never across an await.
     reviews: Mutex<Reviews>,
-    usual: Lane,
-    suspects: Lane,
+    usual: ReviewLane,
+    suspects: ReviewLane,
     error: Mutex<Option<String>>,
 }
 
 /// A bound on running reviews, and on those that wait for them.
 #[derive(Debug)]
-struct Lane {
+struct ReviewLane {
     running: Semaphore,
     room: Semaphore,
     pause: Duration,
@@ -144,12 +144,12 @@ impl fmt::Display for ServiceAccount {
 
 impl Identity {
     fn new(account: ServiceAccount, token: Secret, expires: SystemTime) -> Arc<Self> {
-        Arc::new(Self { account, token, expires, standing: Mutex::new(Standing::Good) })
+        Arc::new(Self { account, token, expires, standing: Mutex::new(TokenStatus::Good) })
     }
 
     /// True if the worker has to disconnect, regardless of the provider's list.
     pub fn is_refused(&self) -> bool {
-        *self.standing() == Standing::Refused
+        *self.standing() == TokenStatus::Refused
     }
 
     /// True if its token has merely expired, and was not revoked.
@@ -159,7 +159,7 @@ impl Identity {
 
     /// Handles a review that accepted the token; previous results have no effect any more.
     fn handle_good(&self) {
-        *self.standing() = Standing::Good;
+        *self.standing() = TokenStatus::Good;
     }
 
     /// Handles a review that rejected the token. Before the expiry, this means that the Pod or the account is gone, if the
@@ -169,14 +169,14 @@ impl Identity {
     fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
         let mut standing = self.standing();
         *standing = match *standing {
-            Standing::Good | Standing::Doubted if self.has_expired(wall) => Standing::Late(now),
-            Standing::Late(since) if now.saturating_duration_since(since) < grace => Standing::Late(since),
-            Standing::Good => Standing::Doubted,
-            Standing::Doubted | Standing::Late(_) | Standing::Refused => Standing::Refused,
+            TokenStatus::Good | TokenStatus::Doubted if self.has_expired(wall) => TokenStatus::Late(now),
+            TokenStatus::Late(since) if now.saturating_duration_since(since) < grace => TokenStatus::Late(since),
+            TokenStatus::Good => TokenStatus::Doubted,
+            TokenStatus::Doubted | TokenStatus::Late(_) | TokenStatus::Refused => TokenStatus::Refused,
         };
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, TokenStatus> {
         lock(&self.standing)
     }
 }
@@ -189,8 +189,8 @@ impl Identities {
             audience: audience.to_owned(),
             recheck,
             reviews: Mutex::default(),
-            usual: Lane::new(AT_ONCE, WAITING, Duration::ZERO),
-            suspects: Lane::new(1, SUSPECTS_WAITING, SUSPECTS_PAUSE),
+            usual: ReviewLane::new(AT_ONCE, WAITING, Duration::ZERO),
+            suspects: ReviewLane::new(1, SUSPECTS_WAITING, SUSPECTS_PAUSE),
             error: Mutex::new(None),
         })
     }
@@ -211,8 +211,8 @@ impl Identities {
         }
         let token = Secret::new(token);
         match self.verdict(&token, &claims, suspect).await? {
-            Verdict::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
-            Verdict::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
+            TokenVerdict::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
+            TokenVerdict::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
         }
     }
 
@@ -221,7 +221,7 @@ impl Identities {
         lock(&self.error).clone()
     }
 
-    async fn verdict(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> Result<Verdict, Denial> {
+    async fn verdict(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> Result<TokenVerdict, Denial> {
         let found = lock(&self.reviews).look(token.digest(), Instant::now());
         let mut answer = match found {
             Found::Known(verdict) => return Ok(verdict),
@@ -245,7 +245,7 @@ impl Identities {
         token: Secret,
         expires: SystemTime,
         suspect: bool,
-        answer: watch::Sender<Option<Result<Verdict, Denial>>>,
+        answer: watch::Sender<Option<Result<TokenVerdict, Denial>>>,
     ) {
         let lane = if suspect { &self.suspects } else { &self.usual };
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -261,16 +261,16 @@ impl Identities {
         let Ok(verdict) = self.review(&identity.token, deadline).await else { return false };
         lock(&self.reviews).settle(identity.token.digest(), Some(&verdict), identity.expires, now, wall);
         match verdict {
-            Verdict::Genuine(account) if account == identity.account => identity.handle_good(),
-            Verdict::Genuine(_) | Verdict::Refused => {
+            TokenVerdict::Genuine(account) if account == identity.account => identity.handle_good(),
+            TokenVerdict::Genuine(_) | TokenVerdict::Refused => {
                 identity.handle_refused(now, wall, self.recheck * GRACE_INTERVALS);
             }
         }
         true
     }
 
-    async fn review(&self, token: &Secret, deadline: tokio::time::Instant) -> Result<Verdict, Denial> {
-        let Some(api) = &self.api else { return Ok(Verdict::Refused) };
+    async fn review(&self, token: &Secret, deadline: tokio::time::Instant) -> Result<TokenVerdict, Denial> {
+        let Some(api) = &self.api else { return Ok(TokenVerdict::Refused) };
         let verdict = review::review(api, token, &self.audience, deadline).await;
         self.note(verdict.as_ref().err());
         verdict.map_err(|_| unknown())
@@ -289,7 +289,7 @@ impl Identities {
     }
 }
 
-impl Lane {
+impl ReviewLane {
     fn new(at_once: usize, waiting: usize, pause: Duration) -> Self {
         Self { running: Semaphore::new(at_once), room: Semaphore::new(waiting), pause }
     }
@@ -297,8 +297,8 @@ impl Lane {
     async fn run(
         &self,
         deadline: tokio::time::Instant,
-        review: impl Future<Output = Result<Verdict, Denial>>,
-    ) -> Result<Verdict, Denial> {
+        review: impl Future<Output = Result<TokenVerdict, Denial>>,
+    ) -> Result<TokenVerdict, Denial> {
         let Ok(_room) = self.room.try_acquire() else { return Err(unknown()) };
         let Ok(Ok(_turn)) = tokio::time::timeout_at(deadline, self.running.acquire()).await else {
             return Err(unknown());

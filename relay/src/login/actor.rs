@@ -10,11 +10,11 @@ use crate::http::respond::Client;
 use crate::net::lockout::client_address;
 use crate::net::peer::Peer;
 use crate::state::Relay;
-use crate::telemetry::audit::{self, Action, Event, Outcome};
+use crate::telemetry::audit::{self, Action, AuditEvent, Outcome};
 
 /// Details of a change that are not in the request's path. A route puts them into the extensions of its response.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct AuditDetail {
     /// The id of the created object.
     pub(crate) subject: Option<String>,
     /// The order.
@@ -22,12 +22,12 @@ pub(crate) struct Told {
 }
 
 /// The origin of an event.
-pub(crate) struct Asker {
+pub(crate) struct AuditActor {
     client: IpAddr,
     request_id: String,
 }
 
-impl Asker {
+impl AuditActor {
     pub(crate) fn of(relay: &Relay, request: &Request<Body>) -> Self {
         let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
         let client = client_address(peer, request.headers(), &relay.shared.config.load().trusted_proxies);
@@ -40,10 +40,19 @@ impl Asker {
     }
 
     /// Records the action and the status of its response.
-    pub(crate) fn note(self, relay: &Relay, action: Action, status: StatusCode, told: Told) {
+    pub(crate) fn note(self, relay: &Relay, action: Action, status: StatusCode, detail: AuditDetail) {
         let Self { client, request_id } = self;
-        let (status, Told { subject, detail }) = (status.as_u16(), told);
+        let (status, AuditDetail { subject, detail }) = (status.as_u16(), detail);
         let outcome = Outcome::of(status);
-        relay.audit.record(&Event { time: audit::now(), action, outcome, status, subject, detail, client, request_id });
+        relay.audit.record(&AuditEvent {
+            time: audit::now(),
+            action,
+            outcome,
+            status,
+            subject,
+            detail,
+            client,
+            request_id,
+        });
     }
 }

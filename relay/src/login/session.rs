@@ -31,7 +31,7 @@ const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
 
 /// Why a cookie is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum LoginRefusal {
     /// There is no cookie.
     Absent,
     /// It has expired.
@@ -64,14 +64,14 @@ pub(crate) fn clear_cookies(is_encrypted: bool) -> Vec<String> {
 }
 
 /// Checks whether the cookie of a request permits it.
-pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: SystemTime) -> Result<(), Refusal> {
-    let value = cookie(headers).ok_or(Refusal::Absent)?;
-    let until = signed_until(token, value).ok_or(Refusal::Foreign)?;
+pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: SystemTime) -> Result<(), LoginRefusal> {
+    let value = cookie(headers).ok_or(LoginRefusal::Absent)?;
+    let until = signed_until(token, value).ok_or(LoginRefusal::Foreign)?;
     if seconds(now) >= until {
-        return Err(Refusal::Ended);
+        return Err(LoginRefusal::Ended);
     }
     let is_ours = headers.contains_key(CHANGE_HEADER);
-    if method.is_safe() || is_ours { Ok(()) } else { Err(Refusal::NotOurPage) }
+    if method.is_safe() || is_ours { Ok(()) } else { Err(LoginRefusal::NotOurPage) }
 }
 
 /// The expiry of the cookie, in seconds of Unix time, if it was made with this token.
@@ -124,10 +124,10 @@ mod tests {
         let at = |token: &Secret, later| check(token, &Method::GET, &headers, now() + Duration::from_secs(later));
         assert_eq!(at(&token, 0), Ok(()));
         assert_eq!(at(&token, LASTS.as_secs() - 1), Ok(()));
-        assert_eq!(at(&token, LASTS.as_secs()), Err(Refusal::Ended));
-        assert_eq!(at(&Secret::new("admin2"), 0), Err(Refusal::Foreign));
-        assert_eq!(at(&Secret::new("admin2"), LASTS.as_secs()), Err(Refusal::Foreign));
-        assert_eq!(at(&Secret::new(""), 0), Err(Refusal::Foreign));
+        assert_eq!(at(&token, LASTS.as_secs()), Err(LoginRefusal::Ended));
+        assert_eq!(at(&Secret::new("admin2"), 0), Err(LoginRefusal::Foreign));
+        assert_eq!(at(&Secret::new("admin2"), LASTS.as_secs()), Err(LoginRefusal::Foreign));
+        assert_eq!(at(&Secret::new(""), 0), Err(LoginRefusal::Foreign));
     }
 
     #[test]
@@ -146,18 +146,18 @@ mod tests {
         for bad in
             ["", ".", "..", "1.2.3", "9999999999.00", longer.as_str(), &good[..good.len() - 1], &good[..good.len() - 2]]
         {
-            assert_eq!(check(&token, &Method::GET, &with_cookie(bad), now()), Err(Refusal::Foreign), "{bad}");
+            assert_eq!(check(&token, &Method::GET, &with_cookie(bad), now()), Err(LoginRefusal::Foreign), "{bad}");
         }
         assert_ne!(good, issue(&token, now()), "each is another");
-        assert_eq!(check(&token, &Method::GET, &HeaderMap::new(), now()), Err(Refusal::Absent));
+        assert_eq!(check(&token, &Method::GET, &HeaderMap::new(), now()), Err(LoginRefusal::Absent));
     }
 
     #[test]
     fn change_requires_header_of_own_page() {
         let token = Secret::new("admin");
         let mut headers = with_cookie(&issue(&token, now()));
-        assert_eq!(check(&token, &Method::POST, &headers, now()), Err(Refusal::NotOurPage));
-        assert_eq!(check(&token, &Method::DELETE, &headers, now()), Err(Refusal::NotOurPage));
+        assert_eq!(check(&token, &Method::POST, &headers, now()), Err(LoginRefusal::NotOurPage));
+        assert_eq!(check(&token, &Method::DELETE, &headers, now()), Err(LoginRefusal::NotOurPage));
         headers.insert(CHANGE_HEADER, "1".parse().unwrap());
         assert_eq!(check(&token, &Method::POST, &headers, now()), Ok(()));
     }

@@ -232,7 +232,7 @@ impl Reservation {
 
     /// Ties the reservation to the bytes: it is released with their last clone.
     pub fn hold(self, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Held { bytes, _reservation: self })
+        Bytes::from_owner(AccountedBytes { bytes, _reservation: self })
     }
 
     fn give_back_share(&self, bytes: u64) {
@@ -253,12 +253,12 @@ fn in_share(bytes: u64) -> u64 {
     if bytes > UNSHARED_BODY_BYTES { bytes } else { 0 }
 }
 
-struct Held {
+struct AccountedBytes {
     bytes: Bytes,
     _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for AccountedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

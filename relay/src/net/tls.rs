@@ -55,7 +55,7 @@ struct Pair {
 }
 
 /// The result of one read of the files.
-enum Look {
+enum CertificateRead {
     Unchanged,
     Changed(Pair),
     Refused(String),
@@ -111,41 +111,41 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
         let Ok(look) = blocking::run(move || look(&here, &digest)).await else { continue };
         let Some(tls) = tls.upgrade() else { return };
         match look {
-            Look::Unchanged => {
+            CertificateRead::Unchanged => {
                 suspected = None;
                 tls.forgive();
             }
-            Look::Changed(pair) => {
+            CertificateRead::Changed(pair) => {
                 suspected = None;
                 digest = pair.digest;
                 tls.take(pair);
             }
             // Two files are usually copied one after the other: a mismatch that only one read finds is not reported.
-            Look::Refused(why) if suspected.as_ref() == Some(&why) => tls.refuse(why),
-            Look::Refused(why) => suspected = Some(why),
+            CertificateRead::Refused(why) if suspected.as_ref() == Some(&why) => tls.refuse(why),
+            CertificateRead::Refused(why) => suspected = Some(why),
         }
     }
 }
 
-fn look(files: &TlsFiles, digest: &[u8; 32]) -> Look {
-    match Sources::read(files) {
-        Ok(sources) if sources.digest == *digest => Look::Unchanged,
+fn look(files: &TlsFiles, digest: &[u8; 32]) -> CertificateRead {
+    match PemFiles::read(files) {
+        Ok(sources) if sources.digest == *digest => CertificateRead::Unchanged,
         Ok(sources) => match Pair::of(files, &sources) {
-            Ok(pair) => Look::Changed(pair),
-            Err(error) => Look::Refused(error.to_string()),
+            Ok(pair) => CertificateRead::Changed(pair),
+            Err(error) => CertificateRead::Refused(error.to_string()),
         },
-        Err(error) => Look::Refused(error.to_string()),
+        Err(error) => CertificateRead::Refused(error.to_string()),
     }
 }
 
 /// The content of both files.
-struct Sources {
+struct PemFiles {
     chain: Vec<u8>,
     key: Vec<u8>,
     digest: [u8; 32],
 }
 
-impl Sources {
+impl PemFiles {
     fn read(files: &TlsFiles) -> Result<Self, ConfigError> {
         let read =
             |setting, path: &PathBuf| read_bounded(path, MAX_FILE_BYTES).map_err(|why| refused(setting, path, &why));
@@ -157,10 +157,10 @@ impl Sources {
 
 impl Pair {
     fn read(files: &TlsFiles) -> Result<Self, ConfigError> {
-        Self::of(files, &Sources::read(files)?)
+        Self::of(files, &PemFiles::read(files)?)
     }
 
-    fn of(files: &TlsFiles, sources: &Sources) -> Result<Self, ConfigError> {
+    fn of(files: &TlsFiles, sources: &PemFiles) -> Result<Self, ConfigError> {
         let in_cert = |why: &str| refused(CERT_SETTING, &files.cert, why);
         let in_key = |why: &str| refused(KEY_SETTING, &files.key, why);
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&sources.chain).collect();

@@ -7,7 +7,7 @@ use modelrelay_protocol::message::GracefulShutdown;
 use tracing::info;
 
 use super::worker::close::Close;
-use super::{Provider, State};
+use super::{Provider, ProviderCore};
 use crate::dispatch::{AttemptFailure, Event};
 use crate::provider::worker::link::WorkerLink;
 
@@ -36,7 +36,7 @@ impl Provider {
 
     pub(super) fn drain_locked(
         &self,
-        state: &mut State,
+        state: &mut ProviderCore,
         link: &Arc<WorkerLink>,
         reason: &str,
         timeout: Option<u64>,
@@ -50,7 +50,7 @@ impl Provider {
     }
 
     /// Sends no more requests over this link; unwritten ones are requeued.
-    pub(super) fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
+    pub(super) fn stop_sending(&self, state: &mut ProviderCore, link: &WorkerLink) {
         let worker = link.info.key;
         self.handle_quietly(state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {

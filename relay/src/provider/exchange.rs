@@ -18,7 +18,7 @@ use http::{HeaderMap, StatusCode};
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use self::hold::Held;
+use self::hold::HeldBytes;
 pub use self::hold::Hold;
 use crate::net::budget::{Budget, Purpose};
 use crate::provider::worker::link::WorkerLink;
@@ -117,11 +117,11 @@ pub struct Exchange {
     budget: Arc<Budget>,
     max_stream_bytes: u64,
     max_unread_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<ExchangeState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ExchangeState {
     attempt: u32,
     head: HeadState,
     chunks: VecDeque<Bytes>,
@@ -146,7 +146,7 @@ enum HeadState {
     #[default]
     Awaited,
     /// Body bytes have arrived, but no head.
-    Held(Held),
+    Held(HeldBytes),
     Ready(Head),
     Taken,
 }
@@ -193,7 +193,7 @@ impl Exchange {
         Ok(())
     }
 
-    fn give_head(&self, state: &mut State, head: Head) -> Result<(), PushError> {
+    fn give_head(&self, state: &mut ExchangeState, head: Head) -> Result<(), PushError> {
         let bytes = head.bytes();
         if !self.budget.take_unread(bytes, purpose(state, bytes)) {
             return Err(PushError::NoMemory);
@@ -352,13 +352,13 @@ impl Exchange {
         }
     }
 
-    fn current(&self, attempt: u32) -> Result<MutexGuard<'_, State>, PushError> {
+    fn current(&self, attempt: u32) -> Result<MutexGuard<'_, ExchangeState>, PushError> {
         let state = self.lock();
         let current = attempt != 0 && state.attempt == attempt && state.end.is_none() && !state.closed;
         current.then_some(state).ok_or(PushError::Stale)
     }
 
-    fn take_bytes(&self, mut state: MutexGuard<'_, State>, bytes: Bytes) -> Result<(), PushError> {
+    fn take_bytes(&self, mut state: MutexGuard<'_, ExchangeState>, bytes: Bytes) -> Result<(), PushError> {
         let len = bytes.len() as u64;
         let received = state.received + len;
         if state.expected.is_some_and(|expected| received > expected) {
@@ -382,13 +382,13 @@ impl Exchange {
         Ok(())
     }
 
-    fn give_back(&self, state: &mut State) {
+    fn give_back(&self, state: &mut ExchangeState) {
         let bytes = std::mem::take(&mut state.unread) + std::mem::take(&mut state.head_bytes);
         self.budget.give_back_unread(bytes);
     }
 
     /// Guards one response; held for moments, never over an await.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ExchangeState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -400,11 +400,11 @@ impl Drop for Exchange {
 }
 
 /// The purpose of the memory for the next bytes.
-fn purpose(state: &State, bytes: u64) -> Purpose {
+fn purpose(state: &ExchangeState, bytes: u64) -> Purpose {
     if state.unread == 0 && bytes <= PASSING_BYTES { Purpose::Passing } else { Purpose::Bulk }
 }
 
-fn store(state: &mut State, bytes: Bytes) {
+fn store(state: &mut ExchangeState, bytes: Bytes) {
     state.unread += bytes.len() as u64;
     let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
     let small = backlog && bytes.len() < COALESCE_BYTES;
@@ -421,11 +421,11 @@ fn store(state: &mut State, bytes: Bytes) {
     }
 }
 
-fn holds_only_the_last(state: &State) -> bool {
+fn holds_only_the_last(state: &ExchangeState) -> bool {
     state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
 }
 
-fn next_chunk(state: &mut State) -> Option<Bytes> {
+fn next_chunk(state: &mut ExchangeState) -> Option<Bytes> {
     if let Some(chunk) = state.chunks.pop_front() {
         return Some(chunk);
     }
@@ -434,7 +434,7 @@ fn next_chunk(state: &mut State) -> Option<Bytes> {
     (!state.tail.is_empty()).then(|| std::mem::take(&mut state.tail).freeze())
 }
 
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, ExchangeState>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {

@@ -23,7 +23,7 @@ const MAX_ERROR_CHARS: usize = 1_024;
 
 /// The progress of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum OperationProgress {
     /// Its worker has not reported yet.
     Running,
     /// It was executed.
@@ -39,7 +39,7 @@ struct Operation {
     earlier: Option<WorkerKey>,
     /// When its progress last changed.
     since: Instant,
-    progress: Progress,
+    progress: OperationProgress,
 }
 
 /// All orders of one relay.
@@ -54,12 +54,15 @@ impl Operations {
     pub fn begin(&self, worker: WorkerKey, now: Instant) -> Option<Arc<str>> {
         let mut all = self.current(now);
         if all.len() >= MOST {
-            let ended = all.iter().filter(|(_, operation)| operation.progress != Progress::Running);
+            let ended = all.iter().filter(|(_, operation)| operation.progress != OperationProgress::Running);
             let oldest = ended.min_by_key(|(_, operation)| operation.since).map(|(id, _)| Arc::clone(id))?;
             all.remove(&oldest);
         }
         let id: Arc<str> = ids::operation_id().into();
-        all.insert(Arc::clone(&id), Operation { worker, earlier: None, since: now, progress: Progress::Running });
+        all.insert(
+            Arc::clone(&id),
+            Operation { worker, earlier: None, since: now, progress: OperationProgress::Running },
+        );
         Some(id)
     }
 
@@ -67,14 +70,19 @@ impl Operations {
     pub fn finish(&self, worker: WorkerKey, id: &str, result: Result<(), &str>, now: Instant) -> bool {
         let mut all = self.current(now);
         let is_its = |operation: &Operation| operation.worker == worker || operation.earlier == Some(worker);
-        let running = |operation: &&mut Operation| is_its(operation) && operation.progress == Progress::Running;
+        let running =
+            |operation: &&mut Operation| is_its(operation) && operation.progress == OperationProgress::Running;
         let Some(operation) = all.get_mut(id).filter(running) else { return false };
         operation.since = now;
         operation.progress = match result {
-            Ok(()) => Progress::Done,
+            Ok(()) => OperationProgress::Done,
             Err(error) => {
                 let error = printable(error, MAX_ERROR_CHARS);
-                Progress::Failed(if error.is_empty() { "the worker did not say why".to_owned() } else { error })
+                OperationProgress::Failed(if error.is_empty() {
+                    "the worker did not say why".to_owned()
+                } else {
+                    error
+                })
             }
         };
         true
@@ -92,15 +100,15 @@ impl Operations {
     pub fn worker_left(&self, worker: WorkerKey, now: Instant) {
         let mut all = self.current(now);
         for operation in all.values_mut().filter(|operation| operation.worker == worker) {
-            if operation.progress == Progress::Running {
+            if operation.progress == OperationProgress::Running {
                 operation.since = now;
-                operation.progress = Progress::Failed("the worker left before it had reported".to_owned());
+                operation.progress = OperationProgress::Failed("the worker left before it had reported".to_owned());
             }
         }
     }
 
     /// The progress of an order; `None` if it is unknown or deleted.
-    pub fn progress(&self, id: &str, now: Instant) -> Option<Progress> {
+    pub fn progress(&self, id: &str, now: Instant) -> Option<OperationProgress> {
         self.current(now).get(id).map(|operation| operation.progress.clone())
     }
 
@@ -108,10 +116,10 @@ impl Operations {
     fn current(&self, now: Instant) -> MutexGuard<'_, HashMap<Arc<str>, Operation>> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |operation: &Operation| now.saturating_duration_since(operation.since) >= KEPT_FOR;
-        all.retain(|_, operation| !is_old(operation) || operation.progress == Progress::Running);
+        all.retain(|_, operation| !is_old(operation) || operation.progress == OperationProgress::Running);
         for operation in all.values_mut().filter(|operation| is_old(operation)) {
             operation.since = now;
-            operation.progress = Progress::Failed("the worker did not report within an hour".to_owned());
+            operation.progress = OperationProgress::Failed("the worker did not report within an hour".to_owned());
         }
         all
     }
@@ -128,11 +136,11 @@ mod tests {
     fn operation_is_finished_once_by_its_worker() {
         let (all, now) = (Operations::default(), Instant::now());
         let id = all.begin(ONE, now).expect("room");
-        assert_eq!(all.progress(&id, now), Some(Progress::Running));
+        assert_eq!(all.progress(&id, now), Some(OperationProgress::Running));
         assert!(!all.finish(TWO, &id, Ok(()), now));
         assert!(all.finish(ONE, &id, Err("no\nroom"), now));
         assert!(!all.finish(ONE, &id, Ok(()), now));
-        assert_eq!(all.progress(&id, now), Some(Progress::Failed("noroom".into())));
+        assert_eq!(all.progress(&id, now), Some(OperationProgress::Failed("noroom".into())));
         assert_eq!(all.progress("another", now), None);
     }
 
@@ -143,9 +151,9 @@ mod tests {
             (all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap(), all.begin(TWO, now).unwrap());
         all.finish(ONE, &done, Ok(()), now);
         all.worker_left(ONE, now);
-        assert_eq!(all.progress(&done, now), Some(Progress::Done));
-        assert!(matches!(all.progress(&open, now), Some(Progress::Failed(_))));
-        assert_eq!(all.progress(&other, now), Some(Progress::Running));
+        assert_eq!(all.progress(&done, now), Some(OperationProgress::Done));
+        assert!(matches!(all.progress(&open, now), Some(OperationProgress::Failed(_))));
+        assert_eq!(all.progress(&other, now), Some(OperationProgress::Running));
     }
 
     #[test]
@@ -158,7 +166,7 @@ mod tests {
         all.worker_left(ONE, now);
         assert!(all.finish(TWO, &late, Ok(()), now));
         all.worker_left(TWO, now);
-        assert!(matches!(all.progress(&lost, now), Some(Progress::Failed(_))));
+        assert!(matches!(all.progress(&lost, now), Some(OperationProgress::Failed(_))));
     }
 
     #[test]
@@ -168,7 +176,7 @@ mod tests {
         all.finish(ONE, &done, Ok(()), start);
         let later = start + KEPT_FOR;
         assert_eq!(all.progress(&done, later), None);
-        assert!(matches!(all.progress(&open, later), Some(Progress::Failed(_))));
+        assert!(matches!(all.progress(&open, later), Some(OperationProgress::Failed(_))));
         assert_eq!(all.progress(&open, later + KEPT_FOR), None);
     }
 

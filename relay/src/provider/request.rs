@@ -25,7 +25,7 @@ const ENVELOPE_BYTES: usize = 128 << 10;
 pub const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// The data that a handler has when it submits a request.
-pub struct Outline {
+pub struct RequestSpec {
     /// The request id for the client.
     pub id: String,
     /// The backend's name of the model.
@@ -58,7 +58,7 @@ pub struct Outline {
     pub trace: Option<Arc<RequestTrace>>,
 }
 
-impl Outline {
+impl RequestSpec {
     /// The model for the log: users put keys into the wrong field.
     pub fn logged_model(&self) -> &str {
         if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
@@ -79,7 +79,7 @@ pub struct RequestRecord {
     /// Its place in the queue.
     pub key: RequestKey,
     /// The handler's data.
-    pub outline: Outline,
+    pub spec: RequestSpec,
     /// The time of its arrival, human-readable.
     pub arrived: SystemTime,
     /// Why only a `core1` worker can handle it, if so.
@@ -119,9 +119,9 @@ impl Progress {
 
 impl RequestRecord {
     /// Creates a request that has not been submitted yet.
-    pub fn new(key: RequestKey, outline: Outline, exchange: Arc<Exchange>) -> Self {
-        let needs_core1 = needs_core1(&outline);
-        Self { key, outline, arrived: SystemTime::now(), needs_core1, exchange, progress: Mutex::default() }
+    pub fn new(key: RequestKey, spec: RequestSpec, exchange: Arc<Exchange>) -> Self {
+        let needs_core1 = needs_core1(&spec);
+        Self { key, spec, arrived: SystemTime::now(), needs_core1, exchange, progress: Mutex::default() }
     }
 
     /// Locks its progress so far.
@@ -133,7 +133,7 @@ impl RequestRecord {
     pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
-            content_length: Some(self.outline.body.len() as u64),
+            content_length: Some(self.spec.body.len() as u64),
             window,
             ..self.envelope(request_id)
         }))
@@ -142,34 +142,34 @@ impl RequestRecord {
     /// The `request` message for an old worker, including the body.
     pub fn seed_text(&self, request_id: &str) -> String {
         // `needs_core1` keeps bodies that are not text away from such workers.
-        let body = String::from_utf8_lossy(&self.outline.body).into_owned();
+        let body = String::from_utf8_lossy(&self.spec.body).into_owned();
         encode(&RelayToWorker::Request(Request { method: None, body: Some(body), ..self.envelope(request_id) }))
     }
 
     fn envelope(&self, request_id: &str) -> Request {
-        let mut headers = self.outline.headers.clone();
-        if let Some(trace) = &self.outline.trace {
+        let mut headers = self.spec.headers.clone();
+        if let Some(trace) = &self.spec.trace {
             trace.stamp(&mut headers);
         }
         Request {
             request_id: request_id.to_owned(),
-            model: self.outline.model.to_string(),
-            endpoint_path: self.outline.path_and_query.clone(),
-            is_streaming: self.outline.is_streaming,
+            model: self.spec.model.to_string(),
+            endpoint_path: self.spec.path_and_query.clone(),
+            is_streaming: self.spec.is_streaming,
             headers,
-            method: (self.outline.method != "POST").then(|| self.outline.method.to_owned()),
+            method: (self.spec.method != "POST").then(|| self.spec.method.to_owned()),
             ..Request::default()
         }
     }
 }
 
-fn needs_core1(outline: &Outline) -> Option<NeedsCore1> {
-    if outline.method != "POST" || std::str::from_utf8(&outline.body).is_err() {
+fn needs_core1(spec: &RequestSpec) -> Option<NeedsCore1> {
+    if spec.method != "POST" || std::str::from_utf8(&spec.body).is_err() {
         return Some(NeedsCore1::Form);
     }
     let limit = modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES - ENVELOPE_BYTES;
     // A byte becomes at most six (`\u001f`), so small bodies need no counting.
-    let fits = outline.body.len() <= limit / 6 || escaped_len(&outline.body) <= limit;
+    let fits = spec.body.len() <= limit / 6 || escaped_len(&spec.body) <= limit;
     (!fits).then_some(NeedsCore1::Size)
 }
 
@@ -190,8 +190,8 @@ fn escaped_len(text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn outline(method: &'static str, body: Vec<u8>) -> Outline {
-        Outline {
+    fn spec(method: &'static str, body: Vec<u8>) -> RequestSpec {
+        RequestSpec {
             id: "id".into(),
             model: "m".into(),
             allowed: None,
@@ -212,12 +212,12 @@ mod tests {
 
     #[test]
     fn only_small_textual_post_fits_old_worker() {
-        assert_eq!(needs_core1(&outline("POST", b"{}".to_vec())), None);
-        assert_eq!(needs_core1(&outline("GET", vec![])), Some(NeedsCore1::Form));
-        assert_eq!(needs_core1(&outline("POST", vec![0xff])), Some(NeedsCore1::Form));
-        assert_eq!(needs_core1(&outline("POST", vec![b'a'; 15 << 20])), None);
-        assert_eq!(needs_core1(&outline("POST", vec![b'a'; 16 << 20])), Some(NeedsCore1::Size));
-        assert_eq!(needs_core1(&outline("POST", vec![1; 3 << 20])), Some(NeedsCore1::Size));
+        assert_eq!(needs_core1(&spec("POST", b"{}".to_vec())), None);
+        assert_eq!(needs_core1(&spec("GET", vec![])), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1(&spec("POST", vec![0xff])), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 15 << 20])), None);
+        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 16 << 20])), Some(NeedsCore1::Size));
+        assert_eq!(needs_core1(&spec("POST", vec![1; 3 << 20])), Some(NeedsCore1::Size));
     }
 
     #[test]

@@ -18,12 +18,12 @@ pub struct Providers {
 
 #[derive(Default)]
 struct Table {
-    entries: Vec<Entry>,
+    entries: Vec<ProviderRoutes>,
     /// Removed ones whose requests or workers have not ended yet.
     leaving: Vec<Arc<Provider>>,
 }
 
-struct Entry {
+struct ProviderRoutes {
     provider: Arc<Provider>,
     /// Maps every name that a client may use to the backend's; empty without a catalogue.
     catalogue: HashMap<Arc<str>, Arc<str>>,
@@ -73,7 +73,7 @@ impl Providers {
     }
 
     fn store(&self, providers: &[Arc<Provider>], leaving: Vec<Arc<Provider>>) {
-        let entry = |provider: &Arc<Provider>| Entry::new(&provider.config(), Arc::clone(provider));
+        let entry = |provider: &Arc<Provider>| ProviderRoutes::new(&provider.config(), Arc::clone(provider));
         self.table.store(Arc::new(Table { entries: providers.iter().map(entry).collect(), leaving }));
     }
 
@@ -194,12 +194,12 @@ impl Providers {
 }
 
 impl Table {
-    fn candidates<'a>(&'a self, named: Option<&'a str>) -> impl Iterator<Item = &'a Entry> {
+    fn candidates<'a>(&'a self, named: Option<&'a str>) -> impl Iterator<Item = &'a ProviderRoutes> {
         self.entries.iter().filter(move |entry| named.is_none_or(|name| *entry.provider.name == *name))
     }
 
     /// Returns the route on which a request waits for a model that no worker serves now.
-    fn expected<'a>(&self, candidates: impl Iterator<Item = &'a Entry>, model: &str) -> Option<Route> {
+    fn expected<'a>(&self, candidates: impl Iterator<Item = &'a ProviderRoutes>, model: &str) -> Option<Route> {
         if let [entry] = &*self.entries
             && entry.is_open
             && !entry.provider.never_listed(model)
@@ -212,7 +212,7 @@ impl Table {
 }
 
 /// Returns the first candidate that declares the model, else the first with a worker that serves it.
-fn now_served<'a, I: Iterator<Item = &'a Entry>>(candidates: impl Fn() -> I, model: &str) -> Option<Route> {
+fn now_served<'a, I: Iterator<Item = &'a ProviderRoutes>>(candidates: impl Fn() -> I, model: &str) -> Option<Route> {
     let declared = candidates().find_map(|entry| entry.declared(model));
     declared.or_else(|| {
         let mut open = candidates().filter(|entry| entry.is_open);
@@ -220,7 +220,7 @@ fn now_served<'a, I: Iterator<Item = &'a Entry>>(candidates: impl Fn() -> I, mod
     })
 }
 
-impl Entry {
+impl ProviderRoutes {
     fn new(config: &ProviderConfig, provider: Arc<Provider>) -> Self {
         let mut catalogue: HashMap<Arc<str>, Arc<str>> = HashMap::new();
         for model in config.models.iter().flatten() {

@@ -17,7 +17,7 @@ use crate::telemetry::metrics::Metrics;
 
 /// The progress of the process towards its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum ProcessPhase {
     /// Serving.
     Running,
     /// Unready, but still accepting everything: endpoints are updated late.
@@ -54,7 +54,7 @@ pub struct Shared {
     /// Notified whenever a worker has joined or listed its models.
     pub models_listed: Notify,
     had_worker: AtomicBool,
-    phase: watch::Sender<Phase>,
+    phase: watch::Sender<ProcessPhase>,
     next_request: AtomicU64,
     next_worker: AtomicU64,
 }
@@ -74,7 +74,7 @@ impl Shared {
             progress: Notify::new(),
             models_listed: Notify::new(),
             had_worker: AtomicBool::new(false),
-            phase: watch::Sender::new(Phase::Running),
+            phase: watch::Sender::new(ProcessPhase::Running),
             next_request: AtomicU64::new(1),
             next_worker: AtomicU64::new(1),
         })
@@ -101,12 +101,12 @@ impl Shared {
     }
 
     /// The present phase.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ProcessPhase {
         *self.phase.borrow()
     }
 
     /// Enters a later phase.
-    pub fn enter(&self, phase: Phase) {
+    pub fn enter(&self, phase: ProcessPhase) {
         self.phase.send_if_modified(|current| {
             let later = phase > *current;
             *current = phase.max(*current);
@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// Subscribes to the phase.
-    pub fn watch_phase(&self) -> watch::Receiver<Phase> {
+    pub fn watch_phase(&self) -> watch::Receiver<ProcessPhase> {
         self.phase.subscribe()
     }
 }

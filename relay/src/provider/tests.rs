@@ -10,7 +10,7 @@ use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::Outline;
+use crate::provider::request::RequestSpec;
 use crate::provider::routing::Providers;
 use crate::provider::worker::link::WorkerInfo;
 use crate::provider::worker::register::Accepted;
@@ -60,7 +60,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
 }
 
 fn request(provider: &Provider) -> Arc<RequestRecord> {
-    let outline = Outline {
+    let spec = RequestSpec {
         id: "id".into(),
         model: "m".into(),
         allowed: None,
@@ -78,7 +78,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
         trace: None,
     };
     let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(provider.shared.next_request_key(), outline, exchange))
+    Arc::new(RequestRecord::new(provider.shared.next_request_key(), spec, exchange))
 }
 
 #[tokio::test]

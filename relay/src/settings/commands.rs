@@ -21,15 +21,15 @@ pub enum Command {
     #[cfg_attr(not(windows), command(hide = true))]
     Service(ServiceArgs),
     /// How the relay and its providers do, and what is wrong
-    Status(Relay),
+    Status(RelayAccess),
     /// Workers that are connected
-    Workers(Relay),
+    Workers(RelayAccess),
     /// Requests that have not ended
     #[command(args_conflicts_with_subcommands = true)]
     Requests {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// To change one.
         #[command(subcommand)]
         change: Option<RequestChange>,
@@ -39,7 +39,7 @@ pub enum Command {
     Keys {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// To change some.
         #[command(subcommand)]
         change: Option<KeyChange>,
@@ -48,7 +48,7 @@ pub enum Command {
     Drain {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// Its name or id
         worker: String,
         /// Do not wait
@@ -64,7 +64,7 @@ pub enum RequestChange {
     Cancel {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// Its id
         id: String,
     },
@@ -77,7 +77,7 @@ pub enum KeyChange {
     Create {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// What to call it
         name: String,
         /// Models it may use, a list [default: all]
@@ -100,7 +100,7 @@ pub enum KeyChange {
     Revoke {
         /// Which relay.
         #[command(flatten)]
-        relay: Relay,
+        relay: RelayAccess,
         /// Its id
         id: String,
     },
@@ -108,7 +108,7 @@ pub enum KeyChange {
 
 /// The relay to connect to, the credentials, and the output format.
 #[derive(Debug, Clone, Args)]
-pub struct Relay {
+pub struct RelayAccess {
     /// Where the relay's admin API is
     #[arg(long, env = "MODELRELAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
@@ -129,12 +129,12 @@ pub struct Relay {
     pub ca_file: Option<PathBuf>,
     /// How the answer looks
     #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
-    pub output: Output,
+    pub output: OutputFormat,
 }
 
 /// How an answer looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     /// For people.
     Table,
     /// As the admin API gives it.

@@ -31,7 +31,7 @@ mod provider;
 mod raw;
 mod validate;
 
-use model_names::{Places, RawModelNames};
+use model_names::{NamePlaces, RawModelNames};
 
 pub use file::Sources;
 pub use model_names::{ModelNames, RawAliases};
@@ -289,8 +289,8 @@ fn model_names(args: &Args) -> RawModelNames<'_> {
     }
 }
 
-fn name_places() -> Places {
-    Places {
+fn name_places() -> NamePlaces {
+    NamePlaces {
         aliases: "MODEL_ALIASES (--model-aliases)".to_owned(),
         default_model: "DEFAULT_MODEL (--default-model)".to_owned(),
         fallback_model: "FALLBACK_MODEL (--fallback-model)".to_owned(),

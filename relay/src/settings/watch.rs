@@ -82,7 +82,7 @@ impl std::fmt::Debug for ConfigWatch {
 }
 
 /// The result of one read of the file.
-enum Look {
+enum ConfigRead {
     Unchanged,
     Changed(Box<Config>),
     Refused(ConfigError),
@@ -131,10 +131,10 @@ impl Follower {
     }
 
     /// Records the result; returns a configuration that has to become active.
-    fn handle(&self, look: Look) -> Option<Config> {
+    fn handle(&self, look: ConfigRead) -> Option<Config> {
         let before = self.status.load_full();
         match look {
-            Look::Unchanged => {
+            ConfigRead::Unchanged => {
                 if before.last_error.is_some() {
                     tracing::info!(hash = before.hash, "configuration file is back to the one in use");
                     self.metrics.config_loaded(&before.hash);
@@ -142,7 +142,7 @@ impl Follower {
                 }
                 None
             }
-            Look::Changed(config) => {
+            ConfigRead::Changed(config) => {
                 tracing::info!(hash = config.hash, "configuration loaded");
                 for warning in &config.warnings {
                     tracing::warn!("{warning}");
@@ -152,7 +152,7 @@ impl Follower {
                 self.status.store(Arc::new(status));
                 Some(*config)
             }
-            Look::Refused(error) => {
+            ConfigRead::Refused(error) => {
                 let error = error.to_string();
                 if before.last_error.as_ref() != Some(&error) {
                     tracing::error!(error, "configuration refused, the last good one still counts");
@@ -165,15 +165,15 @@ impl Follower {
     }
 }
 
-fn look(args: &Args, path: &Path, hash: &str) -> Look {
+fn look(args: &Args, path: &Path, hash: &str) -> ConfigRead {
     let sources = match Sources::read(path) {
-        Ok(sources) if sources.hash() == hash => return Look::Unchanged,
+        Ok(sources) if sources.hash() == hash => return ConfigRead::Unchanged,
         Ok(sources) => sources,
-        Err(error) => return Look::Refused(error),
+        Err(error) => return ConfigRead::Refused(error),
     };
     match Config::from_sources(args, &sources) {
-        Ok(config) => Look::Changed(Box::new(config)),
-        Err(error) => Look::Refused(error),
+        Ok(config) => ConfigRead::Changed(Box::new(config)),
+        Err(error) => ConfigRead::Refused(error),
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         }
 
         fn reload_successful(&self) -> bool {
-            let text = self.follower.metrics.render(&crate::telemetry::metrics::State::default);
+            let text = self.follower.metrics.render(&crate::telemetry::metrics::RelayGauges::default);
             text.contains("modelrelay_config_last_reload_successful 1")
         }
     }

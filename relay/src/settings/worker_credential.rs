@@ -25,7 +25,7 @@ impl Credential {
 
 /// The present status of a worker's credential, the best last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum CredentialStatus {
     /// It was removed.
     Removed,
     /// It expired, and was not revoked before.

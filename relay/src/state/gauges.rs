@@ -7,11 +7,11 @@ use super::Relay;
 use crate::dispatch::ModelSnapshot;
 use crate::provider::{self, Provider};
 use crate::settings::config::ProviderConfig;
-use crate::telemetry::metrics::{ModelState, ProviderState, State, StateSource, WorkerState};
+use crate::telemetry::metrics::{ModelGauges, ProviderGauges, RelayGauges, StateSource, WorkerGauges};
 
 impl StateSource for Relay {
-    fn state(&self) -> State {
-        State {
+    fn state(&self) -> RelayGauges {
+        RelayGauges {
             providers: self.providers.all().iter().map(|provider| provider_state(self, provider)).collect(),
             buffered_bytes: self.shared.budget.used(),
             buffered_bytes_limit: self.shared.budget.limit(),
@@ -20,11 +20,11 @@ impl StateSource for Relay {
     }
 }
 
-fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
+fn provider_state(relay: &Relay, provider: &Provider) -> ProviderGauges {
     let (state, config) = (provider.snapshot(), provider.config());
     let known = |model: &str| relay.providers.knows(provider, model);
     let models = models(&state, &config)
-        .map(|model| ModelState {
+        .map(|model| ModelGauges {
             known: known(&model.model),
             // The workers of an alias are those of its model.
             workers: if model.counted_as == model.model { model.workers as u64 } else { 0 },
@@ -33,7 +33,7 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
             name: model.counted_as.to_string(),
         })
         .collect();
-    ProviderState {
+    ProviderGauges {
         name: provider.name.to_string(),
         queue_capacity: config.max_queue_len as u64,
         queue_oldest_age: state.oldest_age,
@@ -68,12 +68,12 @@ pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -
     all.into_values()
 }
 
-fn worker_state(worker: &provider::WorkerState) -> WorkerState {
+fn worker_state(worker: &provider::WorkerState) -> WorkerGauges {
     let core = &worker.core;
     let used = core.in_flight.len() as u64;
     let granted = core.grant.map_or(0, |grant| u64::from(grant.slots));
     let free = u64::from(core.max_concurrent.saturating_sub(core.load));
-    WorkerState {
+    WorkerGauges {
         id: worker.link.info.id.to_string(),
         is_draining: core.draining,
         used,

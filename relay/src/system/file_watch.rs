@@ -24,11 +24,11 @@ pub type Content = Result<Vec<u8>, String>;
 pub struct FileWatch {
     path: PathBuf,
     limit: u64,
-    seen: Option<Seen>,
+    seen: Option<LastRead>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Seen {
+enum LastRead {
     Digest([u8; 32]),
     Unreadable(String),
 }
@@ -58,7 +58,7 @@ impl FileWatch {
         }
     }
 
-    fn take(&mut self, content: Content, seen: Seen) -> Option<Content> {
+    fn take(&mut self, content: Content, seen: LastRead) -> Option<Content> {
         let seen = Some(seen);
         (self.seen != seen).then(|| {
             self.seen = seen;
@@ -79,11 +79,11 @@ pub fn read_bounded(path: &Path, limit: u64) -> Content {
     Ok(bytes)
 }
 
-fn read(path: &Path, limit: u64) -> (Content, Seen) {
+fn read(path: &Path, limit: u64) -> (Content, LastRead) {
     let content = read_bounded(path, limit);
     let seen = match &content {
-        Ok(bytes) => Seen::Digest(Sha256::digest(bytes).into()),
-        Err(why) => Seen::Unreadable(why.clone()),
+        Ok(bytes) => LastRead::Digest(Sha256::digest(bytes).into()),
+        Err(why) => LastRead::Unreadable(why.clone()),
     };
     (content, seen)
 }

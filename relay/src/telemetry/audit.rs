@@ -61,7 +61,7 @@ pub enum Outcome {
 
 /// One event, as written to the file.
 #[derive(Debug, Clone, Serialize)]
-pub struct Event {
+pub struct AuditEvent {
     /// The time, in RFC 3339, UTC.
     pub time: String,
     /// The action.
@@ -134,7 +134,7 @@ impl AuditLog {
     }
 
     /// Records an event now. It never waits, and never fails the action.
-    pub fn record(&self, event: &Event) {
+    pub fn record(&self, event: &AuditEvent) {
         info!(
             target: "modelrelay::audit",
             action = event.action.as_str(),

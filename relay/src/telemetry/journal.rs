@@ -30,12 +30,12 @@ pub struct Journal(Arc<Mutex<Entries>>);
 #[derive(Debug, Default)]
 struct Entries {
     last: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<JournalEntry>,
 }
 
 /// One event.
 #[derive(Clone, Debug, Serialize)]
-pub struct Entry {
+pub struct JournalEntry {
     /// The number of the event, from 1, without gaps.
     pub seq: u64,
     /// The time, Unix time in milliseconds.
@@ -50,7 +50,7 @@ pub struct Entry {
 
 impl Journal {
     /// Entries after the one with this number, oldest first; 0 for all that are kept.
-    pub fn since(&self, seq: u64) -> Vec<Entry> {
+    pub fn since(&self, seq: u64) -> Vec<JournalEntry> {
         self.lock().entries.iter().filter(|entry| entry.seq > seq).cloned().collect()
     }
 
@@ -78,7 +78,7 @@ impl<S: Subscriber> Layer<S> for Journal {
         };
         let mut entries = self.lock();
         entries.last += 1;
-        let entry = Entry {
+        let entry = JournalEntry {
             seq: entries.last,
             at: unix_millis(SystemTime::now()),
             level,

@@ -27,7 +27,7 @@ pub use labels::{
     UNKNOWN,
 };
 pub use series::{ProviderSeries, RequestEnd, RequestSeries};
-pub use state::{ModelState, ProviderState, State, StateSource, WorkerState};
+pub use state::{ModelGauges, ProviderGauges, RelayGauges, StateSource, WorkerGauges};
 
 use families::Families;
 

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::refuse;
 use crate::kubernetes::identity::Denial;
-use crate::net::lockout::{Verdict, client_address};
+use crate::net::lockout::{LockoutVerdict, client_address};
 use crate::net::peer::Peer;
 use crate::provider::Provider;
 use crate::settings::worker_credential::Credential;
@@ -37,14 +37,14 @@ pub struct Admission {
 }
 
 /// The fields of a worker's handshake.
-pub(super) struct Visitor {
+pub(super) struct WorkerHandshake {
     address: IpAddr,
     provider: String,
     secret: String,
     token: Option<String>,
 }
 
-impl Visitor {
+impl WorkerHandshake {
     pub(super) fn of(relay: &Relay, request: &Request<Body>) -> Self {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let headers = request.headers();
@@ -61,27 +61,30 @@ impl Visitor {
 }
 
 /// Admits a worker, or returns the rejection.
-pub(super) async fn admit(relay: &Relay, visitor: Visitor) -> Result<(Arc<Provider>, Admission), Box<Response>> {
-    let provider = relay.providers.named(&visitor.provider);
-    let shown = credential(relay, provider.as_deref(), &visitor).await;
-    let credential = judge(relay, provider.as_deref(), &visitor, shown)?;
+pub(super) async fn admit(
+    relay: &Relay,
+    handshake: WorkerHandshake,
+) -> Result<(Arc<Provider>, Admission), Box<Response>> {
+    let provider = relay.providers.named(&handshake.provider);
+    let shown = credential(relay, provider.as_deref(), &handshake).await;
+    let credential = judge(relay, provider.as_deref(), &handshake, shown)?;
     let Some(provider) = provider else {
         relay.shared.metrics.worker_of_unknown_provider(ConnectionResult::ProviderNotFound);
-        let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
-        warn!(address = %visitor.address, provider = name, "a worker names a provider that is not there");
+        let name = printable(&handshake.provider, MAX_LOGGED_NAME_CHARS);
+        warn!(address = %handshake.address, provider = name, "a worker names a provider that is not there");
         return Err(Box::new(refuse(StatusCode::NOT_FOUND, "no provider of this name")));
     };
     if !provider.config().enabled {
         provider.series.worker_connected(ConnectionResult::ProviderDisabled);
         return Err(Box::new(refuse(StatusCode::FORBIDDEN, "Provider is currently disabled")));
     }
-    Ok((provider, Admission { address: visitor.address, credential, at: Instant::now() }))
+    Ok((provider, Admission { address: handshake.address, credential, at: Instant::now() }))
 }
 
 fn judge(
     relay: &Relay,
     provider: Option<&Provider>,
-    visitor: &Visitor,
+    handshake: &WorkerHandshake,
     shown: Result<Credential, Denial>,
 ) -> Result<Credential, Box<Response>> {
     let count = |result| match provider {
@@ -98,16 +101,16 @@ fn judge(
         Err(Denial::Refused(why)) => why,
     };
     relay.shared.metrics.login_failed(Realm::Worker);
-    if let Verdict::Locked { retry_after_secs } = relay.lockout.judge(visitor.address, false, Instant::now()) {
+    if let LockoutVerdict::Locked { retry_after_secs } = relay.lockout.judge(handshake.address, false, Instant::now()) {
         count(ConnectionResult::RateLimited);
         let why = "too many failed logins from this address";
         return Err(refuse_for(retry_after_secs, StatusCode::TOO_MANY_REQUESTS, why));
     }
     count(ConnectionResult::AuthFailed);
-    let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
+    let name = printable(&handshake.provider, MAX_LOGGED_NAME_CHARS);
     // For the log only: an attacker who guesses must not learn that a guess is close.
-    let hint = provider.and_then(|provider| provider.config().near_miss(&visitor.secret, SystemTime::now()));
-    warn!(address = %visitor.address, provider = name, reason = why, hint, "worker authentication failed");
+    let hint = provider.and_then(|provider| provider.config().near_miss(&handshake.secret, SystemTime::now()));
+    warn!(address = %handshake.address, provider = name, reason = why, hint, "worker authentication failed");
     Err(Box::new(refuse(StatusCode::UNAUTHORIZED, &why)))
 }
 
@@ -119,12 +122,16 @@ fn refuse_for(seconds: u64, status: StatusCode, why: &str) -> Box<Response> {
 
 /// Returns the credential that admits this worker: the secret, or else the token. For an unknown provider it checks all
 /// providers, so that a peer without a credential cannot find out which providers exist.
-async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visitor) -> Result<Credential, Denial> {
-    if admits(relay, provider, &visitor.secret) {
-        return Ok(Credential::Secret(*Secret::new(visitor.secret.as_str()).digest()));
+async fn credential(
+    relay: &Relay,
+    provider: Option<&Provider>,
+    handshake: &WorkerHandshake,
+) -> Result<Credential, Denial> {
+    if admits(relay, provider, &handshake.secret) {
+        return Ok(Credential::Secret(*Secret::new(handshake.secret.as_str()).digest()));
     }
     let failed = |why: &str| Denial::Refused(why.to_owned());
-    let Some(token) = &visitor.token else { return Err(failed(FAILED)) };
+    let Some(token) = &handshake.token else { return Err(failed(FAILED)) };
     let all = relay.providers.all();
     if all.iter().all(|provider| provider.config().worker_accounts.is_empty()) {
         return Err(failed(
@@ -132,7 +139,7 @@ async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visito
         ));
     }
     let listed = |account: &_| all.iter().any(|provider| provider.config().worker_accounts.contains(account));
-    let suspect = relay.lockout.locked_for(visitor.address, Instant::now()).is_some();
+    let suspect = relay.lockout.locked_for(handshake.address, Instant::now()).is_some();
     let identity = relay.identities.identify(token, listed, suspect).await?;
     let may_come_in = match provider {
         Some(provider) => provider.config().worker_accounts.contains(&identity.account),

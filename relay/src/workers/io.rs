@@ -20,7 +20,7 @@ const NOTHING_WAITS: u64 = u64::MAX;
 
 /// The times when bytes last moved, in each direction.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Liveness {
     epoch: Instant,
     read_ms: AtomicU64,
     written_ms: AtomicU64,
@@ -28,7 +28,7 @@ pub struct Pulse {
     pub unfinished: Unfinished,
 }
 
-impl Pulse {
+impl Liveness {
     /// Creates a pulse with a byte received just now and no output waiting.
     pub fn new(budget: Arc<Budget>) -> Arc<Self> {
         let (read_ms, written_ms) = (AtomicU64::new(0), AtomicU64::new(NOTHING_WAITS));
@@ -73,36 +73,36 @@ impl Pulse {
 
 /// The stream.
 #[derive(Debug)]
-pub struct PulsedIo<S> {
+pub struct LivenessIo<S> {
     inner: S,
-    pulse: Arc<Pulse>,
+    liveness: Arc<Liveness>,
 }
 
-impl<S> PulsedIo<S> {
+impl<S> LivenessIo<S> {
     /// Wraps `inner`.
-    pub fn new(inner: S, pulse: Arc<Pulse>) -> Self {
-        Self { inner, pulse }
+    pub fn new(inner: S, liveness: Arc<Liveness>) -> Self {
+        Self { inner, liveness }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for PulsedIo<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for LivenessIo<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
         let read = buf.filled().len() - before;
         if read > 0 {
-            self.pulse.mark_read();
-            self.pulse.unfinished.receive(read as u64, Instant::now)?;
+            self.liveness.mark_read();
+            self.liveness.unfinished.receive(read as u64, Instant::now)?;
         }
         result
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for PulsedIo<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for LivenessIo<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.inner).poll_write(cx, buf);
         if matches!(result, Poll::Ready(Ok(n)) if n > 0) {
-            self.pulse.mark_progress();
+            self.liveness.mark_progress();
         }
         result
     }

@@ -28,12 +28,12 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
 
 use super::Admission;
-use super::io::{Pulse, PulsedIo};
+use super::io::{Liveness, LivenessIo};
 use super::read_ahead::ReadAhead;
 use crate::dispatch::LossCause;
 use crate::net::unfinished::{Refusal, Unfinished};
 use crate::provider::Provider;
-use crate::provider::shared::Phase;
+use crate::provider::shared::ProcessPhase;
 use crate::provider::worker::close::{Close, DRAINED, RELAY_STOPPING, SECRET_REMOVED};
 use crate::provider::worker::link::{Output, WorkerInfo, WorkerLink};
 use crate::provider::worker::register::{self, Accepted};
@@ -59,9 +59,9 @@ const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat time
 const GOODBYE: Close = Close { code: 1000, reason: "" };
 const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown timed out" };
 
-type Socket<S> = WebSocketStream<ReadAhead<PulsedIo<S>>>;
-type Sink<S> = SplitSink<Socket<S>, Message>;
-type Source<S> = SplitStream<Socket<S>>;
+type WorkerSocket<S> = WebSocketStream<ReadAhead<LivenessIo<S>>>;
+type Sink<S> = SplitSink<WorkerSocket<S>, Message>;
+type Source<S> = SplitStream<WorkerSocket<S>>;
 
 /// The end of a session: the close to send to the worker, if it is still connected, and the reason for the metrics.
 struct End {
@@ -80,26 +80,26 @@ impl End {
 }
 
 /// Serves one upgraded connection until it ends.
-pub async fn serve<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: Arc<Provider>, admission: Admission)
+pub async fn serve<S>(socket: WorkerSocket<S>, liveness: Arc<Liveness>, provider: Arc<Provider>, admission: Admission)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     // Boxed and freed afterwards: otherwise the memory of the registration would be part of each idle worker.
-    let Some((socket, link)) = Box::pin(admit(socket, &pulse, &provider, admission)).await else { return };
-    run(socket, pulse, &provider, &link).await;
+    let Some((socket, link)) = Box::pin(admit(socket, &liveness, &provider, admission)).await else { return };
+    run(socket, liveness, &provider, &link).await;
 }
 
 /// Waits for the registration and adds the worker; `None` if the connection ended instead.
 async fn admit<S>(
-    mut socket: Socket<S>,
-    pulse: &Pulse,
+    mut socket: WorkerSocket<S>,
+    liveness: &Liveness,
     provider: &Arc<Provider>,
     admission: Admission,
-) -> Option<(Socket<S>, Arc<WorkerLink>)>
+) -> Option<(WorkerSocket<S>, Arc<WorkerLink>)>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket, &pulse.unfinished)).await;
+    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket, &liveness.unfinished)).await;
     let register = match first {
         Ok(Ok(Some(register))) => register,
         Ok(Ok(None)) => {
@@ -129,7 +129,7 @@ where
         return None;
     }
     if !link.info.core1 {
-        pulse.unfinished.allow_bodies();
+        liveness.unfinished.allow_bodies();
     }
     provider.series.worker_connected(ConnectionResult::Accepted);
     info!(
@@ -152,16 +152,16 @@ where
     Some((socket, link))
 }
 
-async fn run<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: &Arc<Provider>, link: &Arc<WorkerLink>)
+async fn run<S>(socket: WorkerSocket<S>, liveness: Arc<Liveness>, provider: &Arc<Provider>, link: &Arc<WorkerLink>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let _lost = LostOnDrop { provider, link };
     let (mut sink, mut source) = socket.split();
     let end = tokio::select! {
-        end = read_loop(&mut source, &pulse.unfinished, provider, link) => end,
-        end = write_loop(&mut sink, &pulse, link) => end,
-        end = heart_loop(&pulse, provider, link) => end,
+        end = read_loop(&mut source, &liveness.unfinished, provider, link) => end,
+        end = write_loop(&mut sink, &liveness, link) => end,
+        end = heart_loop(&liveness, provider, link) => end,
     };
     let heartbeat = end.reason == DisconnectReason::HeartbeatTimeout || end.reason == DisconnectReason::WriteTimeout;
     let cause = if heartbeat { LossCause::HeartbeatTimeout } else { LossCause::Disconnected };
@@ -210,7 +210,7 @@ where
 
 /// Returns the registration; `None` from a peer that closes normally, such as `modelrelay-worker connect`, which only
 /// tests its secret.
-async fn first_message<S>(socket: &mut Socket<S>, unfinished: &Unfinished) -> Result<Option<Register>, Close>
+async fn first_message<S>(socket: &mut WorkerSocket<S>, unfinished: &Unfinished) -> Result<Option<Register>, Close>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -237,7 +237,7 @@ where
     }
 }
 
-async fn rejected<S, T>(mut socket: Socket<S>, provider: &Provider, close: Close) -> Option<T>
+async fn rejected<S, T>(mut socket: WorkerSocket<S>, provider: &Provider, close: Close) -> Option<T>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -366,7 +366,7 @@ fn refused(refusal: Refusal, provider: &Provider, link: &WorkerLink) -> End {
     End::closing(close, reason)
 }
 
-async fn write_loop<S>(sink: &mut Sink<S>, pulse: &Pulse, link: &WorkerLink) -> End
+async fn write_loop<S>(sink: &mut Sink<S>, liveness: &Liveness, link: &WorkerLink) -> End
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -384,7 +384,7 @@ where
                 Output::Nothing => break,
             };
             if frames == 0 {
-                pulse.mark_waiting();
+                liveness.mark_waiting();
             }
             frames += 1;
             bytes += message.len();
@@ -399,20 +399,20 @@ where
         if sink.flush().await.is_err() {
             return End::gone(DisconnectReason::ConnectionLost);
         }
-        pulse.mark_idle();
+        liveness.mark_idle();
     }
 }
 
 /// Sends the heartbeat, and detects a peer that is silent or has stopped reading. Wakes once per interval.
-async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End {
+async fn heart_loop(liveness: &Liveness, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End {
     let interval = provider.shared.config.load().heartbeat_interval;
     let patience = interval * HEARTBEATS_UNTIL_LOST;
     let mut beat = Instant::now() + interval;
     loop {
-        let lost_at = pulse.last_read() + patience;
-        let stuck_at = pulse.waiting_since().map(|since| since + patience);
+        let lost_at = liveness.last_read() + patience;
+        let stuck_at = liveness.waiting_since().map(|since| since + patience);
         // A drain of the whole process has its own deadline.
-        let own_drain = provider.shared.phase() >= Phase::Draining;
+        let own_drain = provider.shared.phase() >= ProcessPhase::Draining;
         let drained_by = link.drain_deadline(provider.shared.config.load().drain_timeout).filter(|_| !own_drain);
         let next = [Some(lost_at), stuck_at, drained_by, Some(beat)].into_iter().flatten().min().unwrap_or(beat);
         tokio::select! {
@@ -420,10 +420,10 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
             () = link.drain_begun() => continue,
         }
         let now = Instant::now();
-        if pulse.last_read() + patience <= now {
+        if liveness.last_read() + patience <= now {
             return End::closing(HEARTBEAT_LOST, DisconnectReason::HeartbeatTimeout);
         }
-        if pulse.waiting_since().is_some_and(|since| since + patience <= now) {
+        if liveness.waiting_since().is_some_and(|since| since + patience <= now) {
             return End::closing(HEARTBEAT_LOST, DisconnectReason::WriteTimeout);
         }
         if drained_by.is_some_and(|by| by <= now) {
@@ -435,7 +435,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
             if link.is_exhausted() && link.draining_since().is_none() {
                 provider.drain_worker(link, "stream numbers are used up", Some(DRAINED));
             }
-            if now.duration_since(pulse.last_read()) >= interval {
+            if now.duration_since(liveness.last_read()) >= interval {
                 link.ping();
             }
             link.push(&RelayToWorker::Ping(Ping { timestamp_unix_ms: Some(unix_millis(SystemTime::now())) }));
@@ -447,7 +447,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
 }
 
 /// Sends the close reason and waits briefly for the worker's reply.
-async fn close_socket<S>(socket: &mut Socket<S>, close: Close)
+async fn close_socket<S>(socket: &mut WorkerSocket<S>, close: Close)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {

@@ -14,7 +14,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use super::io::{Pulse, PulsedIo};
+use super::io::{Liveness, LivenessIo};
 use super::read_ahead::ReadAhead;
 use super::refuse;
 use crate::net::TcpStream;
@@ -25,7 +25,7 @@ use crate::net::tls::{Connection, MaybeTls};
 const READ_BUFFER_BYTES: usize = 2 << 10;
 
 /// A worker's socket.
-pub type Socket = WebSocketStream<ReadAhead<PulsedIo<MaybeTls<TcpStream>>>>;
+pub type Socket = WebSocketStream<ReadAhead<LivenessIo<MaybeTls<TcpStream>>>>;
 
 /// Returns the reply to a valid handshake's key, or the rejection of an invalid one.
 pub fn accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
@@ -60,7 +60,7 @@ pub fn switching(accept: HeaderValue) -> Response {
 
 /// Returns the socket of an upgraded connection of our own listener, and the connection's place there; `None` for a
 /// connection of another kind.
-pub async fn open(upgraded: Upgraded, pulse: &Arc<Pulse>) -> Option<(Socket, Option<OwnedSemaphorePermit>)> {
+pub async fn open(upgraded: Upgraded, liveness: &Arc<Liveness>) -> Option<(Socket, Option<OwnedSemaphorePermit>)> {
     // Without hyper's boxes it costs less.
     let parts = upgraded.downcast::<TokioIo<Connection>>().ok()?;
     let (stream, place) = match parts.io.into_inner() {
@@ -78,7 +78,7 @@ pub async fn open(upgraded: Upgraded, pulse: &Arc<Pulse>) -> Option<(Socket, Opt
         .read_buffer_size(READ_BUFFER_BYTES)
         .max_message_size(Some(MAX_MESSAGE_BYTES))
         .max_frame_size(Some(MAX_MESSAGE_BYTES));
-    let io = ReadAhead::new(PulsedIo::new(stream, Arc::clone(pulse)));
+    let io = ReadAhead::new(LivenessIo::new(stream, Arc::clone(liveness)));
     let socket = WebSocketStream::from_partially_read(io, parts.read_buf.to_vec(), Role::Server, Some(config)).await;
     Some((socket, place))
 }

@@ -25,7 +25,7 @@ pub struct Claims {
 
 /// Why a token cannot be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unfit {
+pub enum UnfitToken {
     /// Not the token of a ServiceAccount.
     NoToken,
     /// It was issued for another audience.
@@ -34,7 +34,7 @@ pub enum Unfit {
     Expired,
 }
 
-impl Unfit {
+impl UnfitToken {
     /// The message for the peer that presented it: it reveals nothing new except the relay's audience.
     pub fn told(self, audience: &str) -> String {
         match self {
@@ -49,15 +49,16 @@ impl Unfit {
 
 impl Claims {
     /// Parses the claims of a token.
-    pub fn read(token: &str, audience: &str, now: SystemTime) -> Result<Self, Unfit> {
-        let payload = payload(token).ok_or(Unfit::NoToken)?;
-        let account = ServiceAccount::of_user(&payload.sub).ok_or(Unfit::NoToken)?;
+    pub fn read(token: &str, audience: &str, now: SystemTime) -> Result<Self, UnfitToken> {
+        let payload = payload(token).ok_or(UnfitToken::NoToken)?;
+        let account = ServiceAccount::of_user(&payload.sub).ok_or(UnfitToken::NoToken)?;
         if !payload.aud.contains(audience) {
-            return Err(Unfit::OtherAudience);
+            return Err(UnfitToken::OtherAudience);
         }
-        let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(payload.exp)).ok_or(Unfit::NoToken)?;
+        let expires =
+            SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(payload.exp)).ok_or(UnfitToken::NoToken)?;
         if now.duration_since(expires).is_ok_and(|late| late > LEEWAY) {
-            return Err(Unfit::Expired);
+            return Err(UnfitToken::Expired);
         }
         Ok(Self { account, expires })
     }
@@ -118,11 +119,11 @@ mod tests {
         json!({"sub": "system:serviceaccount:llm:gpu", "aud": ["other", "modelrelay"], "exp": NOW + 600, "nbf": NOW})
     }
 
-    fn read(token: &str) -> Result<Claims, Unfit> {
+    fn read(token: &str) -> Result<Claims, UnfitToken> {
         Claims::read(token, "modelrelay", SystemTime::UNIX_EPOCH + Duration::from_secs(NOW))
     }
 
-    fn with(key: &str, value: Value) -> Result<Claims, Unfit> {
+    fn with(key: &str, value: Value) -> Result<Claims, UnfitToken> {
         let mut claims = claims();
         claims[key] = value;
         read(&token(&claims))
@@ -138,13 +139,13 @@ mod tests {
 
     #[test]
     fn unfit_tokens_are_classified_by_reason() {
-        assert_eq!(with("aud", json!(["modelrelay2"])), Err(Unfit::OtherAudience));
-        assert_eq!(with("aud", json!([])), Err(Unfit::OtherAudience));
-        assert_eq!(with("exp", json!(NOW - 61)), Err(Unfit::Expired));
+        assert_eq!(with("aud", json!(["modelrelay2"])), Err(UnfitToken::OtherAudience));
+        assert_eq!(with("aud", json!([])), Err(UnfitToken::OtherAudience));
+        assert_eq!(with("exp", json!(NOW - 61)), Err(UnfitToken::Expired));
         assert!(with("exp", json!(NOW - 60)).is_ok(), "clocks differ");
-        assert_eq!(with("exp", json!(u64::MAX)), Err(Unfit::NoToken));
-        assert_eq!(with("exp", Value::Null), Err(Unfit::NoToken));
-        assert_eq!(with("sub", json!("admin")), Err(Unfit::NoToken));
+        assert_eq!(with("exp", json!(u64::MAX)), Err(UnfitToken::NoToken));
+        assert_eq!(with("exp", Value::Null), Err(UnfitToken::NoToken));
+        assert_eq!(with("sub", json!("admin")), Err(UnfitToken::NoToken));
     }
 
     #[test]
@@ -153,9 +154,9 @@ mod tests {
         let long = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
         let signed_not = good.trim_end_matches("c2lnbmF0dXJl");
         for text in ["", "..", "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k", "a.b.c", &long, signed_not] {
-            assert_eq!(read(text), Err(Unfit::NoToken), "{text}");
+            assert_eq!(read(text), Err(UnfitToken::NoToken), "{text}");
         }
-        assert_eq!(read(&format!("{good}.x")), Err(Unfit::NoToken));
-        assert_eq!(read(&format!("{good} ")), Err(Unfit::NoToken));
+        assert_eq!(read(&format!("{good}.x")), Err(UnfitToken::NoToken));
+        assert_eq!(read(&format!("{good} ")), Err(UnfitToken::NoToken));
     }
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{ServiceAccount, Verdict};
+use super::{ServiceAccount, TokenVerdict};
 use crate::kubernetes::api::{Body, CallError, ClusterApi};
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -14,12 +14,12 @@ const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 #[derive(Deserialize)]
 struct Review {
     #[serde(default)]
-    status: Status,
+    status: ReviewStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Status {
+struct ReviewStatus {
     authenticated: bool,
     audiences: Vec<String>,
     user: User,
@@ -37,7 +37,7 @@ pub(super) async fn review(
     token: &Secret,
     audience: &str,
     deadline: Instant,
-) -> Result<Verdict, String> {
+) -> Result<TokenVerdict, String> {
     let review = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
@@ -50,12 +50,12 @@ pub(super) async fn review(
 
 /// An authenticator that does not support audiences returns none. That is not sufficient, because the token may have been
 /// issued for any audience.
-fn judge(answer: &[u8], audience: &str) -> Result<Verdict, String> {
+fn judge(answer: &[u8], audience: &str) -> Result<TokenVerdict, String> {
     let Review { status } =
         serde_json::from_slice(answer).map_err(|_| "the API server's answer is no TokenReview".to_owned())?;
     let for_us = status.authenticated && status.audiences.iter().any(|one| one == audience);
     let account = ServiceAccount::of_user(&status.user.username).filter(|_| for_us);
-    Ok(account.map_or(Verdict::Refused, Verdict::Genuine))
+    Ok(account.map_or(TokenVerdict::Refused, TokenVerdict::Genuine))
 }
 
 fn told(error: CallError, token: &Secret) -> String {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    fn verdict(status: &Value) -> Result<Verdict, String> {
+    fn verdict(status: &Value) -> Result<TokenVerdict, String> {
         judge(json!({ "kind": "TokenReview", "status": status }).to_string().as_bytes(), "modelrelay")
     }
 
@@ -87,7 +87,7 @@ mod tests {
     fn genuine_token_has_audience_and_service_account() {
         let user = json!({"username": "system:serviceaccount:llm:gpu", "uid": "u"});
         let good = json!({"authenticated": true, "audiences": ["modelrelay"], "user": user});
-        assert_eq!(verdict(&good), Ok(Verdict::Genuine("llm/gpu".parse().expect("an account"))));
+        assert_eq!(verdict(&good), Ok(TokenVerdict::Genuine("llm/gpu".parse().expect("an account"))));
         for (key, value) in [
             ("authenticated", json!(false)),
             ("audiences", json!([])),
@@ -97,9 +97,9 @@ mod tests {
         ] {
             let mut status = good.clone();
             status[key] = value;
-            assert_eq!(verdict(&status), Ok(Verdict::Refused), "{status}");
+            assert_eq!(verdict(&status), Ok(TokenVerdict::Refused), "{status}");
         }
-        assert_eq!(verdict(&json!({"error": "invalid bearer token"})), Ok(Verdict::Refused));
+        assert_eq!(verdict(&json!({"error": "invalid bearer token"})), Ok(TokenVerdict::Refused));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
-use super::{Denial, Verdict};
+use super::{Denial, TokenVerdict};
 
 /// How long a valid token is cached.
 const GOOD_FOR: Duration = Duration::from_secs(60);
@@ -18,39 +18,41 @@ const BAD_FOR: Duration = Duration::from_secs(5);
 /// The most cached tokens; some hundred bytes each.
 const MAX_KNOWN: usize = 16_384;
 
-type Answer = Option<Result<Verdict, Denial>>;
+type ReviewResult = Option<Result<TokenVerdict, Denial>>;
 
 /// Results and pending reviews of tokens.
 #[derive(Debug, Default)]
-pub(super) struct Reviews(HashMap<[u8; 32], Entry>);
+pub(super) struct Reviews(HashMap<[u8; 32], CachedReview>);
 
 #[derive(Debug)]
-enum Entry {
-    Pending(watch::Receiver<Answer>),
-    Known { verdict: Verdict, until: Instant },
+enum CachedReview {
+    Pending(watch::Receiver<ReviewResult>),
+    Known { verdict: TokenVerdict, until: Instant },
 }
 
 /// The known state of one token.
 #[derive(Debug)]
 pub(super) enum Found {
-    Known(Verdict),
+    Known(TokenVerdict),
     /// A review is pending.
-    Pending(watch::Receiver<Answer>),
+    Pending(watch::Receiver<ReviewResult>),
     /// Unknown; the caller has to review it, and send the result here.
-    Nothing(watch::Sender<Answer>),
+    Nothing(watch::Sender<ReviewResult>),
 }
 
 impl Reviews {
     /// Returns the known state. Without one, the next caller waits for the result of this one.
     pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
         match self.0.get(digest) {
-            Some(Entry::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
+            Some(CachedReview::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
             // A task that failed will send no result.
-            Some(Entry::Pending(answer)) if answer.has_changed().is_ok() => return Found::Pending(answer.clone()),
-            Some(Entry::Known { .. } | Entry::Pending(_)) | None => {}
+            Some(CachedReview::Pending(answer)) if answer.has_changed().is_ok() => {
+                return Found::Pending(answer.clone());
+            }
+            Some(CachedReview::Known { .. } | CachedReview::Pending(_)) | None => {}
         }
         let (sender, answer) = watch::channel(None);
-        self.0.insert(*digest, Entry::Pending(answer));
+        self.0.insert(*digest, CachedReview::Pending(answer));
         Found::Nothing(sender)
     }
 
@@ -58,7 +60,7 @@ impl Reviews {
     pub(super) fn settle(
         &mut self,
         digest: &[u8; 32],
-        verdict: Option<&Verdict>,
+        verdict: Option<&TokenVerdict>,
         expires: SystemTime,
         now: Instant,
         wall: SystemTime,
@@ -66,11 +68,11 @@ impl Reviews {
         self.0.remove(digest);
         let Some(verdict) = verdict else { return };
         let remembered = match verdict {
-            Verdict::Genuine(_) => GOOD_FOR.min(expires.duration_since(wall).unwrap_or_default()),
-            Verdict::Refused => BAD_FOR,
+            TokenVerdict::Genuine(_) => GOOD_FOR.min(expires.duration_since(wall).unwrap_or_default()),
+            TokenVerdict::Refused => BAD_FOR,
         };
         if self.make_room(now) {
-            self.0.insert(*digest, Entry::Known { verdict: verdict.clone(), until: now + remembered });
+            self.0.insert(*digest, CachedReview::Known { verdict: verdict.clone(), until: now + remembered });
         }
     }
 
@@ -79,9 +81,9 @@ impl Reviews {
             return true;
         }
         self.0.retain(|_, entry| match entry {
-            Entry::Pending(_) => true,
-            Entry::Known { verdict: Verdict::Genuine(_), until } => *until > now,
-            Entry::Known { verdict: Verdict::Refused, .. } => false,
+            CachedReview::Pending(_) => true,
+            CachedReview::Known { verdict: TokenVerdict::Genuine(_), until } => *until > now,
+            CachedReview::Known { verdict: TokenVerdict::Refused, .. } => false,
         });
         self.0.len() < MAX_KNOWN
     }
@@ -91,8 +93,8 @@ impl Reviews {
 mod tests {
     use super::*;
 
-    fn genuine() -> Verdict {
-        Verdict::Genuine("llm/gpu".parse().expect("an account"))
+    fn genuine() -> TokenVerdict {
+        TokenVerdict::Genuine("llm/gpu".parse().expect("an account"))
     }
 
     fn digest(number: usize) -> [u8; 32] {
@@ -101,7 +103,7 @@ mod tests {
         digest
     }
 
-    fn known(found: &Found) -> Option<&Verdict> {
+    fn known(found: &Found) -> Option<&TokenVerdict> {
         match found {
             Found::Known(verdict) => Some(verdict),
             Found::Pending(_) | Found::Nothing(_) => None,
@@ -126,9 +128,9 @@ mod tests {
     #[test]
     fn bad_token_is_cached_for_five_seconds() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
-        reviews.settle(&digest(1), Some(&Verdict::Refused), wall + GOOD_FOR, now, wall);
+        reviews.settle(&digest(1), Some(&TokenVerdict::Refused), wall + GOOD_FOR, now, wall);
         let found = reviews.look(&digest(1), now + BAD_FOR - Duration::from_millis(1));
-        assert_eq!(known(&found), Some(&Verdict::Refused));
+        assert_eq!(known(&found), Some(&TokenVerdict::Refused));
         assert!(matches!(reviews.look(&digest(1), now + BAD_FOR), Found::Nothing(_)));
     }
 
@@ -151,7 +153,7 @@ mod tests {
         let expires = wall + GOOD_FOR;
         reviews.settle(&digest(usize::MAX), Some(&genuine()), expires, now, wall);
         for number in 0..2 * MAX_KNOWN {
-            reviews.settle(&digest(number), Some(&Verdict::Refused), expires, now, wall);
+            reviews.settle(&digest(number), Some(&TokenVerdict::Refused), expires, now, wall);
             assert!(reviews.0.len() <= MAX_KNOWN);
         }
         assert_eq!(known(&reviews.look(&digest(usize::MAX), now)), Some(&genuine()));

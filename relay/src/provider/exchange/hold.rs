@@ -9,7 +9,7 @@ use std::sync::MutexGuard;
 use bytes::{Bytes, BytesMut};
 use modelrelay_protocol::event_stream;
 
-use super::{Exchange, Head, HeadState, PushError, State};
+use super::{Exchange, ExchangeState, Head, HeadState, PushError};
 use crate::net::budget::{Purpose, Reservation};
 
 /// The number of bytes that are held of one response, more than any error has.
@@ -17,13 +17,13 @@ const MAX_HELD_BYTES: usize = 64 << 10;
 
 /// The held bytes.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct HeldBytes {
     bytes: BytesMut,
     /// Their reservation in the budget.
     reservation: Option<Reservation>,
 }
 
-impl Held {
+impl HeldBytes {
     /// True if the response must begin with these bytes: they are an event stream, or cannot be held.
     fn must_pass(&mut self, exchange: &Exchange) -> bool {
         let len = self.bytes.len();
@@ -56,7 +56,7 @@ impl Exchange {
     pub fn hold(&self, attempt: u32, bytes: &Bytes, head: Head) -> Result<Hold, PushError> {
         let mut state = self.current(attempt)?;
         let mut held = match std::mem::take(&mut state.head) {
-            HeadState::Awaited => Held::default(),
+            HeadState::Awaited => HeldBytes::default(),
             HeadState::Held(held) => held,
             given @ (HeadState::Ready(_) | HeadState::Taken) => {
                 state.head = given;
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    fn pass(&self, mut state: MutexGuard<'_, State>, held: Held, head: Head) -> Result<(), PushError> {
+    fn pass(&self, mut state: MutexGuard<'_, ExchangeState>, held: HeldBytes, head: Head) -> Result<(), PushError> {
         // From here on the bytes are counted as unread.
         drop(held.reservation);
         self.give_head(&mut state, head)?;

@@ -14,7 +14,7 @@ const KEPT: Duration = Duration::from_secs(600);
 
 /// A failed load.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct SlotFailure {
     /// The model.
     pub model: String,
     /// The kind of failure, as the worker reported it.
@@ -30,7 +30,7 @@ pub struct Failure {
 /// The failures by slot.
 #[derive(Debug, Default)]
 pub struct Failures {
-    by_slot: HashMap<String, Failure>,
+    by_slot: HashMap<String, SlotFailure>,
 }
 
 impl Failures {
@@ -43,7 +43,7 @@ impl Failures {
             };
             let failed = || slot.models.iter().filter(|model| model.status == SlotModelStatus::Failed);
             if let Some(new) = failed().find(|model| !was_failed(model)) {
-                self.by_slot.insert(slot.id.clone(), Failure::of(new, now));
+                self.by_slot.insert(slot.id.clone(), SlotFailure::of(new, now));
             } else if let Some(known) = self.by_slot.get_mut(&slot.id) {
                 known.lasts = failed().any(|model| model.id == known.model);
             }
@@ -54,7 +54,7 @@ impl Failures {
     }
 
     /// Returns the failure of this slot.
-    pub fn of(&self, slot: &str, now: Instant) -> Option<&Failure> {
+    pub fn of(&self, slot: &str, now: Instant) -> Option<&SlotFailure> {
         let known = self.by_slot.get(slot)?;
         (known.lasts || now.saturating_duration_since(known.at) < KEPT).then_some(known)
     }
@@ -69,14 +69,14 @@ impl Failures {
                 Some(_) => {}
                 None if slot.resident.as_ref() == Some(&old.model) => {}
                 None => {
-                    self.by_slot.insert(id, Failure { lasts: false, ..old });
+                    self.by_slot.insert(id, SlotFailure { lasts: false, ..old });
                 }
             }
         }
     }
 }
 
-impl Failure {
+impl SlotFailure {
     fn of(model: &SlotModel, at: Instant) -> Self {
         let SlotModel { id, code, message, .. } = model;
         Self { model: id.clone(), code: code.clone(), message: message.clone(), at, lasts: true }

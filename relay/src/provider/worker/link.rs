@@ -27,7 +27,7 @@ use crate::provider::request::RequestRecord;
 use crate::provider::worker::close::Close;
 use crate::system::ids;
 
-use super::failures::{Failure, Failures};
+use super::failures::{Failures, SlotFailure};
 use super::pace::{Lines, Updates};
 pub use super::worker_info::WorkerInfo;
 
@@ -39,7 +39,7 @@ const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// A request that this worker holds.
 #[derive(Clone)]
-pub struct Held {
+pub struct InFlight {
     /// The request.
     pub record: Arc<RequestRecord>,
     /// The attempt.
@@ -51,7 +51,7 @@ pub struct Held {
     request_id: Arc<str>,
 }
 
-impl Held {
+impl InFlight {
     /// The exchange of its response.
     pub fn exchange(&self) -> &Exchange {
         &self.record.exchange
@@ -65,12 +65,12 @@ pub struct WorkerLink {
     wake: Notify,
     drain: Notify,
     read_pause_millis: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
 }
 
-struct State {
+struct LinkState {
     outbox: Outbox,
-    held: HashMap<u32, Held>,
+    held: HashMap<u32, InFlight>,
     by_request_id: HashMap<Arc<str>, u32>,
     by_key: HashMap<RequestKey, u32>,
     next_stream: u32,
@@ -120,7 +120,7 @@ impl WorkerLink {
     /// Creates a link whose registration was accepted.
     pub fn new(info: WorkerInfo, advertised: Vec<String>) -> Arc<Self> {
         let credit_text = |stream, bytes| encode(&RelayToWorker::Credit(Credit { stream, bytes }));
-        let state = State {
+        let state = LinkState {
             outbox: Outbox::new(BodyKind::Request, credit_text),
             held: HashMap::new(),
             by_request_id: HashMap::new(),
@@ -155,9 +155,14 @@ impl WorkerLink {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
-        let request_id: Arc<str> = ids::wire_id(&record.outline.id).into();
-        let held =
-            Held { record: Arc::clone(record), attempt, stream, started: false, request_id: Arc::clone(&request_id) };
+        let request_id: Arc<str> = ids::wire_id(&record.spec.id).into();
+        let held = InFlight {
+            record: Arc::clone(record),
+            attempt,
+            stream,
+            started: false,
+            request_id: Arc::clone(&request_id),
+        };
         state.held.insert(stream, held);
         state.by_request_id.insert(Arc::clone(&request_id), stream);
         state.by_key.insert(record.key, stream);
@@ -168,7 +173,7 @@ impl WorkerLink {
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, told);
-            let body = record.outline.body.clone();
+            let body = record.spec.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {
             record.exchange.begin(attempt, None);
@@ -192,13 +197,13 @@ impl WorkerLink {
     }
 
     /// Returns the request of this id, if this worker holds it.
-    pub fn held(&self, request_id: &str) -> Option<Held> {
+    pub fn held(&self, request_id: &str) -> Option<InFlight> {
         let state = self.lock();
         state.by_request_id.get(request_id).and_then(|stream| state.held.get(stream)).cloned()
     }
 
     /// Returns the request of this stream, if this worker holds it.
-    pub fn held_stream(&self, stream: u32) -> Option<Held> {
+    pub fn held_stream(&self, stream: u32) -> Option<InFlight> {
         self.lock().held.get(&stream).cloned()
     }
 
@@ -210,7 +215,7 @@ impl WorkerLink {
     }
 
     /// Releases a request that the worker has completed or failed; waiting bytes of its body are dropped.
-    pub fn release(&self, stream: u32) -> Option<Held> {
+    pub fn release(&self, stream: u32) -> Option<InFlight> {
         let mut state = self.lock();
         let held = state.forget(stream)?;
         state.outbox.discard(stream);
@@ -219,7 +224,7 @@ impl WorkerLink {
 
     /// Releases all requests of a worker whose socket is closed or about to close. Their waiting bytes are dropped,
     /// because an older link that still writes must not begin requests that were given to other workers.
-    pub fn release_all(&self) -> Vec<Held> {
+    pub fn release_all(&self) -> Vec<InFlight> {
         let mut state = self.lock();
         state.by_request_id.clear();
         state.by_key.clear();
@@ -232,7 +237,7 @@ impl WorkerLink {
     }
 
     /// Revokes the requests that were not written yet.
-    pub fn take_unwritten(&self) -> Vec<Held> {
+    pub fn take_unwritten(&self) -> Vec<InFlight> {
         let mut state = self.lock();
         let unwritten = state.outbox.take_unwritten_requests();
         unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
@@ -356,14 +361,14 @@ impl WorkerLink {
     /// Stores a multiplexer's slot report.
     pub fn set_slots(&self, slots: Vec<Slot>) {
         let (mut state, now) = (self.lock(), Instant::now());
-        let State { slots: (known, at), failures, meaningless, .. } = &mut *state;
+        let LinkState { slots: (known, at), failures, meaningless, .. } = &mut *state;
         failures.note(known, &slots, now);
         (*known, *at) = (slots.into(), now);
         meaningless.clear();
     }
 
     /// Returns the last failed load in a slot, if it is still recent.
-    pub fn last_failure(&self, slot: &str) -> Option<Failure> {
+    pub fn last_failure(&self, slot: &str) -> Option<SlotFailure> {
         self.lock().failures.of(slot, Instant::now()).cloned()
     }
 
@@ -371,7 +376,7 @@ impl WorkerLink {
     pub fn inherit_failures(&self, older: &Self) {
         let failures = std::mem::take(&mut older.lock().failures);
         let mut state = self.lock();
-        let State { slots: (slots, _), failures: own, .. } = &mut *state;
+        let LinkState { slots: (slots, _), failures: own, .. } = &mut *state;
         own.inherit(failures, slots);
     }
 
@@ -450,13 +455,13 @@ impl WorkerLink {
     }
 
     /// Held for moments, by this worker's tasks and by senders; never over an await.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn forget(&mut self, stream: u32) -> Option<Held> {
+impl LinkState {
+    fn forget(&mut self, stream: u32) -> Option<InFlight> {
         let held = self.held.remove(&stream)?;
         self.by_request_id.remove(&held.request_id);
         self.by_key.remove(&held.record.key);

@@ -9,26 +9,26 @@ const MIN_LINKS: usize = 64;
 
 /// The open links of one provider, by the address from which they were dialled.
 #[derive(Debug, Default)]
-pub struct Places {
-    taken: Mutex<Taken>,
+pub struct LinkLimiter {
+    taken: Mutex<OpenLinks>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct OpenLinks {
     total: usize,
     by_address: BTreeMap<IpAddr, usize>,
 }
 
 /// The place of a link, released on drop.
 #[derive(Debug)]
-pub struct Place {
-    places: Arc<Places>,
+pub struct LinkPermit {
+    places: Arc<LinkLimiter>,
     address: IpAddr,
 }
 
-impl Places {
+impl LinkLimiter {
     /// Returns a place for another link, unless the provider has half of `max_connections`, or the address a quarter.
-    pub fn take(self: &Arc<Self>, address: IpAddr, max_connections: usize) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, address: IpAddr, max_connections: usize) -> Option<LinkPermit> {
         let mut taken = self.lock();
         let of_address = taken.by_address.get(&address).copied().unwrap_or(0);
         if taken.total >= (max_connections / 2).max(MIN_LINKS) || of_address >= (max_connections / 4).max(MIN_LINKS) {
@@ -36,15 +36,15 @@ impl Places {
         }
         taken.total += 1;
         taken.by_address.insert(address, of_address + 1);
-        Some(Place { places: Arc::clone(self), address })
+        Some(LinkPermit { places: Arc::clone(self), address })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, OpenLinks> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for LinkPermit {
     fn drop(&mut self) {
         let mut taken = self.places.lock();
         taken.total -= 1;
@@ -58,13 +58,13 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn take(places: &Arc<Places>, last: u8, links: usize) -> Vec<Place> {
+    fn take(places: &Arc<LinkLimiter>, last: u8, links: usize) -> Vec<LinkPermit> {
         (0..links).map_while(|_| places.take(IpAddr::from([127, 0, 0, last]), 1_000)).collect()
     }
 
     #[test]
     fn provider_gets_at_most_half_of_connections() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(LinkLimiter::default());
         let all: Vec<_> = (1..=9).map(|last| take(&places, last, 100)).collect();
         assert_eq!(all.iter().map(Vec::len).sum::<usize>(), 500);
         drop(all);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn address_gets_at_most_quarter_of_connections() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(LinkLimiter::default());
         let mut links = take(&places, 1, 300);
         assert_eq!(links.len(), 250);
         assert_eq!(take(&places, 2, 10).len(), 10);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn address_gets_minimum_links_despite_small_limit() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(LinkLimiter::default());
         let address = IpAddr::from([127, 0, 0, 1]);
         let links: Vec<_> = (0..100).map_while(|_| places.take(address, 2)).collect();
         assert_eq!(links.len(), MIN_LINKS);

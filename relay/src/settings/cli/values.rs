@@ -14,7 +14,7 @@ use crate::http::base_path;
 use crate::settings::config::RawAliases;
 use crate::telemetry::log::{LogFilter, LogFormat};
 
-type Allowed = String;
+type AllowedValues = String;
 
 /// The longest queue. More queued requests are a mistake: each holds its body.
 const MAX_QUEUE_LEN: usize = 1_000_000;
@@ -25,7 +25,7 @@ const MAX_NAMES: usize = 64;
 /// The most ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
 const MAX_ACCOUNTS: usize = 64;
 
-pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
+pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, AllowedValues> {
     if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     }
@@ -33,21 +33,21 @@ pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
 }
 
 /// Parses an address to listen on; an empty text is none.
-pub fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
+pub fn optional_listen_addr(text: &str) -> Result<OptionalAddr, AllowedValues> {
     if text.is_empty() { Ok(OptionalAddr(None)) } else { listen_addr(text).map(|address| OptionalAddr(Some(address))) }
 }
 
-pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
+pub(super) fn path(text: &str) -> Result<PathBuf, AllowedValues> {
     if text.is_empty() { Err("the path of a file".to_owned()) } else { Ok(PathBuf::from(text)) }
 }
 
 /// Parses the path of a file; an empty text is none.
-pub fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
+pub fn optional_path(text: &str) -> Result<OptionalPath, AllowedValues> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
 
 /// Parses a URL and removes slashes at its end, because paths are appended to it; an empty text is none.
-pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
+pub(super) fn optional_url(text: &str) -> Result<OptionalText, AllowedValues> {
     let rest =
         text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).map(|rest| rest.trim_end_matches('/'));
     let is_plain =
@@ -60,7 +60,7 @@ pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
 }
 
 /// Parses a URL like [`optional_url`] whose path is one below which a proxy can serve the relay.
-pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
+pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, AllowedValues> {
     let url = optional_url(text)?;
     if url.0.as_deref().is_none_or(|url| base_path::is_usable(base_path::of(url))) {
         return Ok(url);
@@ -70,7 +70,7 @@ pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
 }
 
 /// Parses the name of a Kubernetes object, which becomes part of a path; an empty text is none.
-pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> {
+pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, AllowedValues> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -84,7 +84,7 @@ pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> 
 }
 
 /// Parses a provider's name. The published relay had no rule for it, so this one is wider than that of `relay.yaml`.
-pub(super) fn provider_name(text: &str) -> Result<String, Allowed> {
+pub(super) fn provider_name(text: &str) -> Result<String, AllowedValues> {
     let allowed_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=52).contains(&text.len()) && text.bytes().all(allowed_byte) {
         Ok(text.to_owned())
@@ -93,38 +93,38 @@ pub(super) fn provider_name(text: &str) -> Result<String, Allowed> {
     }
 }
 
-pub(super) fn queue_len(text: &str) -> Result<usize, Allowed> {
+pub(super) fn queue_len(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 0, MAX_QUEUE_LEN)
 }
 
-pub(super) fn models_per_worker(text: &str) -> Result<usize, Allowed> {
+pub(super) fn models_per_worker(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 1, crate::settings::config::MAX_MODELS_PER_WORKER)
 }
 
-pub(super) fn connections(text: &str) -> Result<usize, Allowed> {
+pub(super) fn connections(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 1, 1_000_000)
 }
 
-pub(super) fn relay_count(text: &str) -> Result<u32, Allowed> {
+pub(super) fn relay_count(text: &str) -> Result<u32, AllowedValues> {
     integer(text, 1, crate::settings::config::MAX_RELAY_COUNT)
 }
 
-pub(super) fn size(text: &str) -> Result<u64, Allowed> {
+pub(super) fn size(text: &str) -> Result<u64, AllowedValues> {
     parse_size(text).map_err(|error| error.allowed().to_owned())
 }
 
 /// Parses seconds as a number, or with a unit as in `relay.yaml`; at least a millisecond.
-pub(super) fn seconds(text: &str) -> Result<Duration, Allowed> {
+pub(super) fn seconds(text: &str) -> Result<Duration, AllowedValues> {
     scan_seconds(text)
         .filter(|duration| *duration >= MIN_DURATION)
         .ok_or_else(|| "seconds from 0.001 to 315360000, or with units such as 500ms or 1h30m".to_owned())
 }
 
-pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, Allowed> {
+pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, AllowedValues> {
     scan_seconds(text).ok_or_else(|| "seconds from 0 to 315360000, or with units such as 500ms or 1h30m".to_owned())
 }
 
-pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
+pub(super) fn boolean(text: &str) -> Result<bool, AllowedValues> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "1" => Ok(true),
         "false" | "0" => Ok(false),
@@ -132,14 +132,14 @@ pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
     }
 }
 
-pub(super) fn proxies(text: &str) -> Result<Proxies, Allowed> {
+pub(super) fn proxies(text: &str) -> Result<Proxies, AllowedValues> {
     let allowed = || format!("at most {MAX_PROXIES} addresses or networks such as 10.0.0.0/8,192.168.1.1,fd00::/8");
     let networks: Option<Vec<Cidr>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     networks.filter(|networks| networks.len() <= MAX_PROXIES).map(Proxies).ok_or_else(allowed)
 }
 
-pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
+pub(super) fn accounts(text: &str) -> Result<Accounts, AllowedValues> {
     let allowed = || format!("at most {MAX_ACCOUNTS} NAMESPACE/NAME of ServiceAccounts, such as llm/gpu-workers");
     let accounts: Option<Vec<_>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
@@ -147,7 +147,7 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
 }
 
 /// Splits a list of aliases. The names are validated with the other settings.
-pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
+pub(super) fn aliases(text: &str) -> Result<RawAliases, AllowedValues> {
     let pair = |part: &str| {
         let (alias, model) = part.split_once('=')?;
         Some((alias.trim().to_owned(), model.trim().to_owned()))
@@ -156,12 +156,12 @@ pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
     pairs.map(RawAliases).ok_or_else(|| "a list of NAME=MODEL such as gpt-4o-mini=qwen,gpt-4o=qwen".to_owned())
 }
 
-pub(super) fn optional_text(text: &str) -> Result<OptionalText, Allowed> {
+pub(super) fn optional_text(text: &str) -> Result<OptionalText, AllowedValues> {
     Ok(OptionalText((!text.is_empty()).then(|| text.to_owned())))
 }
 
 /// Parses names of hosts, without ports.
-pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
+pub(super) fn hosts(text: &str) -> Result<Names, AllowedValues> {
     let is_host = |name: &str| {
         name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
     };
@@ -170,7 +170,7 @@ pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
 }
 
 /// Parses names of headers that belong neither to the connection nor to the relay.
-pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
+pub(super) fn request_headers(text: &str) -> Result<Names, AllowedValues> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_request_header(name);
     names(text, may_pass).ok_or_else(|| {
         format!("at most {MAX_NAMES} names of headers such as user-agent,x-tenant; none of the connection, and none that is for the relay, such as cookie, host or x-worker-secret")
@@ -178,7 +178,7 @@ pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
 }
 
 /// Parses names of headers that do not steer the browser or proxy that reads a response.
-pub(super) fn response_headers(text: &str) -> Result<Names, Allowed> {
+pub(super) fn response_headers(text: &str) -> Result<Names, AllowedValues> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_client_header(name);
     names(text, may_pass).ok_or_else(|| {
         format!("at most {MAX_NAMES} names of headers such as x-build,x-cache; none of the connection, and none that steers a browser or a proxy, such as set-cookie, location or x-accel-redirect")
@@ -192,7 +192,7 @@ fn names(text: &str, is_one: impl Fn(&str) -> bool) -> Option<Names> {
 }
 
 /// Parses an audience. Workers that present another one see it, in a log and in place of a header.
-pub(super) fn audience(text: &str) -> Result<String, Allowed> {
+pub(super) fn audience(text: &str) -> Result<String, AllowedValues> {
     if (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(text.to_owned())
     } else {
@@ -200,15 +200,15 @@ pub(super) fn audience(text: &str) -> Result<String, Allowed> {
     }
 }
 
-pub(super) fn log_filter(text: &str) -> Result<LogFilter, Allowed> {
+pub(super) fn log_filter(text: &str) -> Result<LogFilter, AllowedValues> {
     text.parse()
 }
 
-pub(super) fn log_format(text: &str) -> Result<LogFormat, Allowed> {
+pub(super) fn log_format(text: &str) -> Result<LogFormat, AllowedValues> {
     text.parse()
 }
 
-fn integer<T>(text: &str, least: T, most: T) -> Result<T, Allowed>
+fn integer<T>(text: &str, least: T, most: T) -> Result<T, AllowedValues>
 where
     T: std::str::FromStr + PartialOrd + std::fmt::Display + Copy,
 {

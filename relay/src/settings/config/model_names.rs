@@ -35,7 +35,7 @@ pub(super) struct RawModelNames<'a> {
 }
 
 /// The names of the three settings at their place.
-pub(super) struct Places {
+pub(super) struct NamePlaces {
     pub(super) aliases: String,
     pub(super) default_model: String,
     pub(super) fallback_model: String,
@@ -43,7 +43,7 @@ pub(super) struct Places {
 
 impl ProviderConfig {
     /// Adds the further names, once the catalogue is known: with a catalogue, all of them must mean its models.
-    pub(super) fn with_names(self, places: &Places, raw: &RawModelNames<'_>) -> Result<Self, ConfigError> {
+    pub(super) fn with_names(self, places: &NamePlaces, raw: &RawModelNames<'_>) -> Result<Self, ConfigError> {
         let known = self.models.as_deref().map(catalogue_names);
         let aliases = aliases(&places.aliases, raw.aliases, known.as_ref())?;
         let model = |place: &str, name: Option<&str>| match name {

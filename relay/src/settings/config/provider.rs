@@ -10,7 +10,7 @@ use modelrelay_protocol::secret::{Secret, bare};
 use super::model_names::ModelNames;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::kubernetes::identity::ServiceAccount;
-use crate::settings::worker_credential::{Credential, Standing};
+use crate::settings::worker_credential::{Credential, CredentialStatus};
 
 /// The default queue length: hundreds of short requests, as sent by a client that embeds documents.
 pub const MAX_QUEUE_LEN: usize = 1000;
@@ -132,22 +132,25 @@ impl ProviderConfig {
 
     /// The status of a connected worker's credential. It is good while its secret exists and has not expired, or while its
     /// account is listed and its token has not been rejected.
-    pub fn standing(&self, credential: &Credential, now: SystemTime) -> Standing {
+    pub fn standing(&self, credential: &Credential, now: SystemTime) -> CredentialStatus {
         match credential {
             Credential::Secret(digest) => self.standing_of_secret(digest, now),
-            Credential::Token(identity) if !self.worker_accounts.contains(&identity.account) => Standing::Removed,
+            Credential::Token(identity) if !self.worker_accounts.contains(&identity.account) => {
+                CredentialStatus::Removed
+            }
             Credential::Token(identity) => match (identity.is_refused(), identity.has_expired(now)) {
-                (false, _) => Standing::Good,
-                (true, true) => Standing::Over,
-                (true, false) => Standing::Removed,
+                (false, _) => CredentialStatus::Good,
+                (true, true) => CredentialStatus::Over,
+                (true, false) => CredentialStatus::Removed,
             },
         }
     }
 
-    fn standing_of_secret(&self, digest: &[u8; 32], now: SystemTime) -> Standing {
+    fn standing_of_secret(&self, digest: &[u8; 32], now: SystemTime) -> CredentialStatus {
         let named = self.worker_secrets.iter().filter(|secret| secret.secret.digest() == digest);
-        let standings = named.map(|secret| if secret.is_current(now) { Standing::Good } else { Standing::Over });
-        standings.max().unwrap_or(Standing::Removed)
+        let standings =
+            named.map(|secret| if secret.is_current(now) { CredentialStatus::Good } else { CredentialStatus::Over });
+        standings.max().unwrap_or(CredentialStatus::Removed)
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` if a slot or `coldModels` names it:

@@ -9,7 +9,7 @@ use modelrelay_protocol::names::is_model_name;
 use serde_json::{Map, Value};
 
 use super::credentials;
-use super::model_names::{Places, RawModelNames};
+use super::model_names::{NamePlaces, RawModelNames};
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
@@ -90,7 +90,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
     };
     let at = |key: &str| format!("{place}.{key}");
     let places =
-        Places { aliases: at("aliases"), default_model: at("defaultModel"), fallback_model: at("fallbackModel") };
+        NamePlaces { aliases: at("aliases"), default_model: at("defaultModel"), fallback_model: at("fallbackModel") };
     config.with_names(&places, &names)
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use modelrelay_platform::files;
 use tracing::{error, info};
 
-use super::Event;
+use super::AuditEvent;
 use crate::telemetry::metrics::Metrics;
 
 /// The most events that wait for the disk; more than an admin causes while it hangs.
@@ -46,7 +46,7 @@ impl AuditFile {
         Ok(Self { lines: Mutex::new(Some(lines)), ended: Mutex::new(ended), metrics })
     }
 
-    pub(super) fn write(&self, event: &Event) {
+    pub(super) fn write(&self, event: &AuditEvent) {
         let Ok(mut line) = serde_json::to_vec(event) else { return self.metrics.audit_event_lost() };
         line.push(b'\n');
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,20 +11,20 @@ use super::labels::UNKNOWN;
 /// The source of the state, called once per scrape.
 pub trait StateSource {
     /// The present state.
-    fn state(&self) -> State;
+    fn state(&self) -> RelayGauges;
 }
 
-impl<F: Fn() -> State> StateSource for F {
-    fn state(&self) -> State {
+impl<F: Fn() -> RelayGauges> StateSource for F {
+    fn state(&self) -> RelayGauges {
         self()
     }
 }
 
 /// The state of a relay.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct State {
+pub struct RelayGauges {
     /// Every configured provider, idle ones too.
-    pub providers: Vec<ProviderState>,
+    pub providers: Vec<ProviderGauges>,
     /// Bytes of bodies in memory.
     pub buffered_bytes: u64,
     /// `MAX_BUFFERED_BYTES`.
@@ -35,7 +35,7 @@ pub struct State {
 
 /// The state of a provider.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct ProviderState {
+pub struct ProviderGauges {
     /// Its name.
     pub name: String,
     /// The most requests that may wait.
@@ -45,14 +45,14 @@ pub struct ProviderState {
     /// Bytes of waiting bodies.
     pub queued_bytes: u64,
     /// Every model with a worker, a catalogue entry, or a request.
-    pub models: Vec<ModelState>,
+    pub models: Vec<ModelGauges>,
     /// Every attached worker.
-    pub workers: Vec<WorkerState>,
+    pub workers: Vec<WorkerGauges>,
 }
 
 /// The state of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ModelState {
+pub struct ModelGauges {
     /// Its id.
     pub name: String,
     /// True if a worker, the catalogue or `coldModels` names it. Otherwise only a client named it, and its label is
@@ -68,7 +68,7 @@ pub struct ModelState {
 
 /// The state of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerState {
+pub struct WorkerGauges {
     /// The id from the relay.
     pub id: String,
     /// True if it accepts no more requests.
@@ -83,7 +83,7 @@ pub struct WorkerState {
     pub last_heartbeat: SystemTime,
 }
 
-/// The gauges that show a [`State`].
+/// The gauges that show a [`RelayGauges`].
 pub(super) struct StateGauges {
     queue_depth: IntGaugeVec,
     queue_capacity: IntGaugeVec,
@@ -151,7 +151,7 @@ impl StateGauges {
     }
 
     /// Shows `state` and nothing else: anything that is not in it has no series afterwards.
-    pub(super) fn show(&self, state: &State) {
+    pub(super) fn show(&self, state: &RelayGauges) {
         let ints = [
             &self.queue_depth,
             &self.queue_capacity,
@@ -175,7 +175,7 @@ impl StateGauges {
         }
     }
 
-    fn show_queue(&self, provider: &ProviderState) {
+    fn show_queue(&self, provider: &ProviderGauges) {
         let name = [&*provider.name];
         self.queue_capacity.with_label_values(&name).set(signed(provider.queue_capacity));
         self.queued_bytes.with_label_values(&name).set(signed(provider.queued_bytes));
@@ -183,7 +183,7 @@ impl StateGauges {
         self.queue_oldest_age.with_label_values(&name).set(age.as_secs_f64());
     }
 
-    fn show_models(&self, provider: &ProviderState) {
+    fn show_models(&self, provider: &ProviderGauges) {
         // A scaler that queries a provider's sum must get 0, and not no result, before the first request for a model.
         let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::from([(UNKNOWN, (false, 0, 0, 0))]);
         for model in &provider.models {
@@ -202,7 +202,7 @@ impl StateGauges {
         }
     }
 
-    fn show_workers(&self, provider: &ProviderState) {
+    fn show_workers(&self, provider: &ProviderGauges) {
         let name = &*provider.name;
         let count = |wanted: &str| provider.workers.iter().filter(|worker| worker_state(worker) == wanted).count();
         for state in ["idle", "busy", "draining"] {
@@ -226,11 +226,11 @@ impl StateGauges {
     }
 }
 
-fn worker_state(worker: &WorkerState) -> &'static str {
+fn worker_state(worker: &WorkerGauges) -> &'static str {
     match worker {
-        WorkerState { is_draining: true, .. } => "draining",
-        WorkerState { used: 0, .. } => "idle",
-        WorkerState { .. } => "busy",
+        WorkerGauges { is_draining: true, .. } => "draining",
+        WorkerGauges { used: 0, .. } => "idle",
+        WorkerGauges { .. } => "busy",
     }
 }
 

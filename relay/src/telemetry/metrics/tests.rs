@@ -8,8 +8,8 @@ fn end(outcome: Outcome, code: u16) -> RequestEnd {
     RequestEnd { outcome, code, stream: true, duration: Duration::from_millis(300) }
 }
 
-fn worker(id: &str, used: u64, is_draining: bool) -> WorkerState {
-    WorkerState {
+fn worker(id: &str, used: u64, is_draining: bool) -> WorkerGauges {
+    WorkerGauges {
         id: id.to_owned(),
         is_draining,
         used,
@@ -19,8 +19,13 @@ fn worker(id: &str, used: u64, is_draining: bool) -> WorkerState {
     }
 }
 
-fn state(providers: Vec<ProviderState>) -> impl Fn() -> State {
-    move || State { providers: providers.clone(), buffered_bytes: 5, buffered_bytes_limit: 10, are_keys_broken: false }
+fn state(providers: Vec<ProviderGauges>) -> impl Fn() -> RelayGauges {
+    move || RelayGauges {
+        providers: providers.clone(),
+        buffered_bytes: 5,
+        buffered_bytes_limit: 10,
+        are_keys_broken: false,
+    }
 }
 
 fn line<'a>(text: &'a str, start: &str) -> Option<&'a str> {
@@ -54,16 +59,16 @@ fn busy() -> Metrics {
     metrics
 }
 
-fn busy_state() -> ProviderState {
-    ProviderState {
+fn busy_state() -> ProviderGauges {
+    ProviderGauges {
         name: "local".to_owned(),
         queue_capacity: 100,
         queue_oldest_age: Some(Duration::from_secs(3)),
         queued_bytes: 9,
         models: vec![
-            ModelState { name: "m".to_owned(), known: true, workers: 2, queued: 1, in_flight: 3 },
-            ModelState { name: "typo".to_owned(), known: false, workers: 0, queued: 2, in_flight: 0 },
-            ModelState { name: "typo2".to_owned(), known: false, workers: 0, queued: 3, in_flight: 0 },
+            ModelGauges { name: "m".to_owned(), known: true, workers: 2, queued: 1, in_flight: 3 },
+            ModelGauges { name: "typo".to_owned(), known: false, workers: 0, queued: 2, in_flight: 0 },
+            ModelGauges { name: "typo2".to_owned(), known: false, workers: 0, queued: 3, in_flight: 0 },
         ],
         workers: vec![worker("w1", 0, false), worker("w2", 3, false), worker("w3", 1, true)],
     }
@@ -141,7 +146,7 @@ fn gauges_show_current_state() {
 fn lost_worker_has_no_series() {
     let metrics = busy();
     metrics.render(&state(vec![busy_state()]));
-    let left = ProviderState { workers: vec![worker("w2", 0, false)], ..busy_state() };
+    let left = ProviderGauges { workers: vec![worker("w2", 0, false)], ..busy_state() };
     let text = metrics.render(&state(vec![left]));
     assert!(text.contains(r#"worker="w2""#) && !text.contains(r#"worker="w1""#));
 }

@@ -20,7 +20,7 @@ use crate::net::budget::Full;
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::exchange::{Head, Hold, PushError};
-use crate::provider::worker::link::{Held, WorkerLink};
+use crate::provider::worker::link::{InFlight, WorkerLink};
 use crate::provider::worker::register;
 use crate::system::unix_time::unix_millis;
 
@@ -97,7 +97,7 @@ pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, by
     Ok(())
 }
 
-fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
+fn known(link: &WorkerLink, request_id: &str) -> Option<InFlight> {
     let held = link.held(request_id);
     if held.is_none() {
         // Late, or never this worker's: in either case no client waits for it.
@@ -114,7 +114,7 @@ fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) 
     }
 }
 
-fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> bool {
+fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) -> bool {
     // Marked first: once the client may have the head, a lost worker must not lead to a second response.
     link.mark_started(held.stream);
     let pushed = held.exchange().push_head(held.attempt, head);
@@ -125,9 +125,9 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> boo
     pushed.is_ok()
 }
 
-fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: Bytes) {
-    let outline = &held.record.outline;
-    let must_be_events = outline.is_streaming && outline.endpoint.raises_error_frame();
+fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: Bytes) {
+    let spec = &held.record.spec;
+    let must_be_events = spec.is_streaming && spec.endpoint.raises_error_frame();
     if !held.started && !link.info.core1 && must_be_events {
         return hold(provider, link, held, &chunk);
     }
@@ -146,13 +146,13 @@ fn stream_head() -> Head {
     Head { status: StatusCode::OK, headers, content_length: None }
 }
 
-fn mark_begun(provider: &Provider, link: &WorkerLink, held: &Held) {
+fn mark_begun(provider: &Provider, link: &WorkerLink, held: &InFlight) {
     link.mark_started(held.stream);
     provider.shared.progress.notify_waiters();
 }
 
 /// Passes an event stream on, and holds other bytes until their status arrives.
-fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: &Bytes) {
+fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: &Bytes) {
     match held.exchange().hold(held.attempt, chunk, stream_head()) {
         Ok(Hold::Passed) => mark_begun(provider, link, held),
         Ok(Hold::First) => {
@@ -188,8 +188,8 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         let origin = Origin {
             provider: Arc::clone(&provider.name),
             instance: Arc::clone(instance),
-            model: Arc::clone(&held.record.outline.model),
-            key: held.record.outline.key.clone(),
+            model: Arc::clone(&held.record.spec.model),
+            key: held.record.spec.key.clone(),
         };
         let is_alive = |owner: &Origin| provider.worker_of_instance(&owner.instance).is_some();
         provider.shared.affinity.remember(&id, origin, Instant::now(), is_alive);
@@ -205,7 +205,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
 fn answer_whole(
     provider: &Provider,
     link: &WorkerLink,
-    held: &Held,
+    held: &InFlight,
     complete: &mut ResponseComplete,
     sent: Bytes,
 ) -> bool {
@@ -236,11 +236,11 @@ fn answer_whole(
 }
 
 /// Ends a response that cannot continue. The client is notified first, then the worker, whose slot becomes free.
-fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushError) {
+fn push_failed(provider: &Provider, link: &WorkerLink, held: &InFlight, error: PushError) {
     let (reason, error) = match error {
         PushError::Stale => return,
         PushError::Broken(what) => {
-            warn!(request_id = held.record.outline.id, worker = %link.info.name, what, "worker broke the protocol of one request");
+            warn!(request_id = held.record.spec.id, worker = %link.info.name, what, "worker broke the protocol of one request");
             let message = format!("the worker's answer could not be used: {what}");
             (CancelReason::WorkerFault, ApiError::new(ErrorKind::Worker("bad_answer".into()), message))
         }
@@ -274,7 +274,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let message =
         if message.is_empty() { "the worker failed the request without saying why".to_owned() } else { message };
     let retry_after = error.retry_after_ms.map(Duration::from_millis);
-    debug!(request_id = held.record.outline.id, worker = %link.info.name, code, message, "worker failed a request");
+    debug!(request_id = held.record.spec.id, worker = %link.info.name, code, message, "worker failed a request");
     let api_error = ApiError::new(kind_of(&code), message);
     let api_error = match retry_after {
         Some(after) if api_error.retry_after().is_some() => api_error.with_retry_after(after),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use modelrelay_protocol::model_details::DetailsByModel;
 
 use super::super::register::WILDCARD;
-use super::{State, WorkerLink};
+use super::{LinkState, WorkerLink};
 
 impl WorkerLink {
     /// True if the worker lists a model. A worker whose backend is down lists none.
@@ -69,7 +69,7 @@ impl WorkerLink {
     }
 }
 
-impl State {
+impl LinkState {
     fn leave_out_meaningless(&mut self) {
         let Self { advertised, meaningless, .. } = self;
         advertised.retain(|model| !meaningless.contains(model));

@@ -6,7 +6,7 @@ use modelrelay_protocol::paths::Endpoint;
 use super::*;
 use crate::dispatch::WorkerKey;
 use crate::net::budget::Budget;
-use crate::provider::request::Outline;
+use crate::provider::request::RequestSpec;
 
 fn link() -> Arc<WorkerLink> {
     let info = WorkerInfo {
@@ -30,7 +30,7 @@ fn link() -> Arc<WorkerLink> {
 }
 
 fn record() -> Arc<RequestRecord> {
-    let outline = Outline {
+    let spec = RequestSpec {
         id: "id".into(),
         model: "m".into(),
         allowed: None,
@@ -48,7 +48,7 @@ fn record() -> Arc<RequestRecord> {
         trace: None,
     };
     let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(RequestKey(1), outline, exchange))
+    Arc::new(RequestRecord::new(RequestKey(1), spec, exchange))
 }
 
 #[test]

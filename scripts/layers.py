@@ -15,18 +15,14 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
-LARGEST_CIRCLE = {"relay": 27, "worker-sidecar": 2, "operator": 0}
+LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 2, "operator": 0}
 
 # Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 60, "worker-sidecar": 0, "operator": 0}
+AGAINST_LAYERS = {"relay": 0, "worker-sidecar": 0, "operator": 0}
 
 # Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
 DUPLICATES = {
-    "relay": """
-        Allowed:2 Answer:2 Asked:2 Entry:3 Event:2 Failure:3 Held:3 Key:2 Look:2 Output:2 Parts:2
-        Places:2 Progress:2 ProviderState:2 Refusal:2 Relay:2 Seen:2 Shared:3 Socket:2 Sources:2 Stage:2 Standing:2 State:6
-        Status:2 Unfit:2 Verdict:2 WorkerState:2
-    """,
+    "relay": "",
     "worker-sidecar": "",
     "operator": "",
 }
@@ -35,15 +31,13 @@ DUPLICATES = {
 # other. A module belongs to the group that names the longest prefix of its path; `crate` is `lib.rs` or `main.rs`.
 LAYERS = {
     "relay": [
-        {"settings, telemetry, net": """config config_watch cli telemetry metrics stats dashboard/journal net server tls http/peer
-            shutdown open_files cluster_api keys blocking budget file_watch ids unfinished unix_time"""},
         {"dispatch data": "dispatch/model"},
         {"dispatch": "dispatch"},
-        {"provider": """provider affinity exchange request routing shared
-            socket/link socket/places socket/slots socket/worker_info"""},
-        {"clients": "http", "workers": "socket identity lockout", "admin": "admin audit operations", "dashboard": "dashboard",
-         "admin commands": "ctl"},
-        {"app": "crate relay program"},
+        {"settings, telemetry, net": "settings telemetry net http kubernetes keys system"},
+        {"provider": "provider"},
+        {"state, login": "state login"},
+        {"clients": "clients", "workers": "workers", "admin": "admin", "dashboard": "dashboard", "admin commands": "admin_cli"},
+        {"app": "app crate"},
     ],
     "worker-sidecar": [
         {"net, shutdown": "net setting_error shutdown"},

@@ -150,7 +150,7 @@ struct BackendArgs {
 /// Parses the command line and runs its command.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    modelrelay_relay::open_files::raise_limit();
+    modelrelay_relay::system::open_files::raise_limit();
     // One thread: a client or backend that spreads over the machine uses the processors that it measures.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

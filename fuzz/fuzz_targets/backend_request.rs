@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::paths::backend_path;
 use modelrelay_protocol::secret::Secret;
-use modelrelay_relay::http::inference::backend_headers;
+use modelrelay_relay::clients::inference::backend_headers;
 use modelrelay_worker::backend::Backend;
 use modelrelay_worker::net::Trust;
 use modelrelay_worker::settings::{BackendSettings, Engine};

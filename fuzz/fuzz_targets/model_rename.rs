@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use modelrelay_fuzz::Cuts;
 use modelrelay_protocol::multipart;
 use modelrelay_protocol::rename::Renamer;
-use modelrelay_relay::http::parse::{Routed, parse, with_model};
+use modelrelay_relay::clients::parse::{Routed, parse, with_model};
 
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use modelrelay_fuzz::{ConfigFolder, assert_one_line, names_devices, secrets_below, shows};
-use modelrelay_relay::cli::Args;
-use modelrelay_relay::config::Config;
+use modelrelay_relay::settings::cli::Args;
+use modelrelay_relay::settings::config::Config;
 
 static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
 static ARGS: LazyLock<Args> = LazyLock::new(|| {

@@ -16,15 +16,15 @@ use clap::Parser;
 use futures_util::{SinkExt, StreamExt};
 use http::{Request, StatusCode};
 use hyper::upgrade::OnUpgrade;
-use modelrelay_relay::budget::Budget;
-use modelrelay_relay::cli::Args;
-use modelrelay_relay::config::Config;
-use modelrelay_relay::metrics::Metrics;
+use modelrelay_relay::app::server::{self, Serving};
 use modelrelay_relay::net;
-use modelrelay_relay::server::{self, Serving};
-use modelrelay_relay::shared::Shared;
-use modelrelay_relay::socket::io::Pulse;
-use modelrelay_relay::socket::upgrade::{self, Socket};
+use modelrelay_relay::net::budget::Budget;
+use modelrelay_relay::provider::shared::Shared;
+use modelrelay_relay::settings::cli::Args;
+use modelrelay_relay::settings::config::Config;
+use modelrelay_relay::telemetry::metrics::Metrics;
+use modelrelay_relay::workers::io::Liveness;
+use modelrelay_relay::workers::upgrade::{self, Socket};
 use tokio_util::task::TaskTracker;
 
 const CONNECTIONS: usize = 64;
@@ -53,19 +53,19 @@ async fn connect(mut request: Request<Body>) -> Response {
     };
     tokio::spawn(async move {
         let Ok(upgraded) = upgrading.await else { return };
-        let pulse = Pulse::new(Budget::new(u64::MAX));
-        pulse.unfinished.allow_bodies();
-        if let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await {
-            echo(socket, &pulse).await;
+        let liveness = Liveness::new(Budget::new(u64::MAX));
+        liveness.unfinished.allow_bodies();
+        if let Some((socket, _place)) = upgrade::open(upgraded, &liveness).await {
+            echo(socket, &liveness).await;
         }
     });
     upgrade::switching(accept)
 }
 
 /// Echoes messages until the socket ends. A lower layer responds to pings and closes.
-async fn echo(mut socket: Socket, pulse: &Pulse) {
+async fn echo(mut socket: Socket, liveness: &Liveness) {
     while let Some(Ok(message)) = socket.next().await {
-        pulse.unfinished.end();
+        liveness.unfinished.end();
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
             return;
         }

@@ -5,10 +5,8 @@
 
 mod frame;
 mod history;
-pub mod journal;
 mod live;
 mod pages;
-mod session;
 mod setup;
 
 use std::net::{IpAddr, SocketAddr};
@@ -28,24 +26,24 @@ use serde::Deserialize;
 use serde_json::json;
 
 pub(crate) use history::record;
-pub use journal::Journal;
-pub(crate) use session::{Refusal, check};
-pub(crate) use setup::{overview, secret};
 
-use crate::admin::{Asker, Told, authenticate_page, problem, unstored};
-use crate::audit::Action;
-use crate::http::{inference, models, not_found};
-use crate::lockout::Lockout;
-use crate::metrics::Realm;
-use crate::relay::Relay;
-use crate::unix_time::unix_millis;
+use crate::http::fallback::not_found;
+use crate::http::problem::{problem, unstored};
+use crate::login::actor::{AuditActor, AuditDetail};
+use crate::login::{refusal, session};
+use crate::net::lockout::Lockout;
+use crate::state::Relay;
+use crate::system::unix_time::unix_millis;
+use crate::telemetry::audit::Action;
+use crate::telemetry::journal::Journal;
+use crate::telemetry::metrics::Realm;
 
 /// The largest body of a login; a token is one line.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// The data of the pages other than the relay's state.
-#[derive(Default)]
+/// The pages' own data, and the relay that they show.
 pub struct Dashboard {
+    relay: Arc<Relay>,
     history: history::History,
     journal: Journal,
     addresses: Addresses,
@@ -65,39 +63,42 @@ pub struct Addresses {
 
 impl Dashboard {
     /// Creates the data with the journal that the log writes to and the relay's addresses.
-    pub fn new(journal: Journal, addresses: Addresses) -> Self {
-        Self { journal, addresses, ..Self::default() }
+    pub fn new(relay: Arc<Relay>, journal: Journal, addresses: Addresses) -> Arc<Self> {
+        let (history, live, logins) = (history::History::default(), live::Live::default(), Lockout::default());
+        Arc::new(Self { relay, history, journal, addresses, live, logins })
     }
 }
 
+/// The routes of the pages' data below `/admin`, behind the token.
+pub fn admin_routes(dashboard: &Arc<Dashboard>) -> Router<Arc<Relay>> {
+    Router::new()
+        .route("/live", get(live))
+        .route("/setup", get(setup::overview))
+        .route("/setup/secret", post(setup::secret))
+        .with_state(Arc::clone(dashboard))
+}
+
 /// The pages, login and logout.
-pub fn router() -> Router<Arc<Relay>> {
+pub fn router(dashboard: &Arc<Dashboard>) -> Router<Arc<Relay>> {
     Router::new()
         .route("/", get(begin))
-        .route("/dashboard/session", get(session))
+        .route("/dashboard/session", get(login_status))
         .route("/dashboard/login", post(login))
         .route("/dashboard/logout", post(logout))
         .layer(middleware::map_response(unstored))
         .merge(pages::router())
-}
-
-/// The routes for the pages' test boxes if clients have a separate listener. They require a client's credentials and also a
-/// login, because this listener is for admins.
-pub fn test_boxes(relay: &Arc<Relay>) -> Router<Arc<Relay>> {
-    Router::new()
-        .route("/v1/chat/completions", post(inference::by_model).fallback(not_found))
-        .route("/v1/models", get(models::list).fallback(not_found))
-        .layer(middleware::from_fn_with_state(Arc::clone(relay), authenticate_page))
+        .with_state(Arc::clone(dashboard))
 }
 
 /// `GET /admin/live`
-pub(crate) async fn live(State(relay): State<Arc<Relay>>, request: Request) -> Response {
-    let (asked, asking) = (Arc::clone(&relay), request.into_parts().0);
-    live::stream(relay, move || crate::admin::refusal(&asked, &asking.method, &asking.headers).is_none()).await
+async fn live(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+    let (relay, head) = (Arc::clone(&dashboard.relay), request.into_parts().0);
+    live::stream(dashboard, move || refusal(&relay, &head.method, &head.headers).is_none()).await
 }
 
 /// Redirects a browser that opens the relay's address to the dashboard. Programs get 404.
-async fn begin(State(relay): State<Arc<Relay>>, request: Request) -> Response {
+async fn begin(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+    let relay = &dashboard.relay;
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match accepts.contains("text/html") {
         true => Redirect::to(&format!("{}/dashboard", relay.shared.config.load().base_path())).into_response(),
@@ -106,9 +107,10 @@ async fn begin(State(relay): State<Arc<Relay>>, request: Request) -> Response {
 }
 
 /// Reports only on the cookie: checking a token here would bypass the lockout.
-async fn session(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+async fn login_status(State(dashboard): State<Arc<Dashboard>>, headers: HeaderMap) -> Response {
+    let relay = &dashboard.relay;
     let token = relay.admin_token.current();
-    let is_good = |token: &Secret| check(token, &Method::GET, &headers, SystemTime::now()).is_ok();
+    let is_good = |token: &Secret| session::check(token, &Method::GET, &headers, SystemTime::now()).is_ok();
     let config = relay.shared.config.load();
     Json(json!({
         "logged_in": token.as_deref().is_some_and(is_good),
@@ -120,23 +122,24 @@ async fn session(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Respons
     .into_response()
 }
 
-async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
+async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+    let relay = &dashboard.relay;
     #[derive(Deserialize)]
-    struct Asked {
+    struct LoginBody {
         token: String,
     }
     // Without this check, any page that an admin opens could send wrong tokens from the admin's address until it is locked.
     if !request.headers().contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
-    let asker = Asker::of(&relay, &request);
-    let is_encrypted = is_encrypted(&relay, request.headers());
+    let actor = AuditActor::of(relay, &request);
+    let is_encrypted = is_encrypted(relay, request.headers());
     let body =
         Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let Some(Asked { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
+    let Some(LoginBody { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"token\": \"ADMIN TOKEN\"}");
     };
-    let response = match try_token(&relay, asker.address(), &token) {
+    let response = match try_token(&dashboard, actor.address(), &token) {
         Ok(token) => {
             let cookie = session::set_cookie(&session::issue(&token, SystemTime::now()), is_encrypted);
             ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
@@ -146,13 +149,14 @@ async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
             *refused
         }
     };
-    asker.note(&relay, Action::Login, response.status(), Told::default());
+    actor.note(relay, Action::Login, response.status(), AuditDetail::default());
     response
 }
 
 /// Unlike a worker's secret, a valid token from a locked address is rejected: tokens may be chosen by hand and can be guessed.
-fn try_token(relay: &Relay, address: IpAddr, presented: &str) -> Result<Arc<Secret>, Box<Response>> {
-    let (logins, now) = (&relay.dashboard.logins, Instant::now());
+fn try_token(dashboard: &Dashboard, address: IpAddr, presented: &str) -> Result<Arc<Secret>, Box<Response>> {
+    let Dashboard { relay, logins, .. } = dashboard;
+    let now = Instant::now();
     if let Some(seconds) = logins.locked_for(address, now) {
         let message = format!("too many wrong tokens from this address; try again in {seconds} s");
         let refused = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_logins", message);
@@ -171,11 +175,11 @@ fn try_token(relay: &Relay, address: IpAddr, presented: &str) -> Result<Arc<Secr
     }
 }
 
-async fn logout(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+async fn logout(State(dashboard): State<Arc<Dashboard>>, headers: HeaderMap) -> Response {
     if !headers.contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
-    let cookies = session::clear_cookies(is_encrypted(&relay, &headers));
+    let cookies = session::clear_cookies(is_encrypted(&dashboard.relay, &headers));
     (AppendHeaders(cookies.into_iter().map(|cookie| (SET_COOKIE, cookie))), StatusCode::NO_CONTENT).into_response()
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::unix_time::unix_millis;
+use crate::system::unix_time::unix_millis;
 
 pub mod file;
 mod generate;

@@ -8,5 +8,5 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    modelrelay_relay::program::run(std::env::args_os().collect())
+    modelrelay_relay::app::program::run(std::env::args_os().collect())
 }

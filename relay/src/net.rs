@@ -1,6 +1,12 @@
 //! The network, which a simulation replaces: the feature `simulation` uses turmoil's network in place of the kernel's, and
 //! all other code is the code that runs in production.
 
+pub mod budget;
+pub mod lockout;
+pub mod peer;
+pub mod tls;
+pub mod unfinished;
+
 #[cfg(not(feature = "simulation"))]
 pub use kernel::*;
 #[cfg(feature = "simulation")]

@@ -4,16 +4,23 @@
 //! which keeps a `cancel` behind its `request` on the socket. Each of them only queues data, so the lock is held for
 //! microseconds and never over an await.
 
+pub mod affinity;
 mod details;
 mod drain;
 mod effects;
+pub mod exchange;
 mod listed;
 mod multiplexer;
+pub mod operations;
+pub mod request;
+pub mod routing;
+pub mod shared;
 mod silence;
 mod snapshot;
 mod succession;
 #[cfg(test)]
 mod tests;
+pub mod worker;
 
 pub use details::Details;
 pub use snapshot::{LiveRequest, ProviderState, WorkerState};
@@ -27,21 +34,21 @@ use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use crate::config::{ProviderConfig, Standing};
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
 };
-use crate::exchange::Detached;
-use crate::metrics::ProviderSeries;
-use crate::request::RequestRecord;
-use crate::shared::Shared;
-use crate::socket::Credential;
-use crate::socket::link::{Close, Held, WorkerLink};
-use crate::socket::places::Places;
-use crate::socket::register;
-use crate::socket::session::{DRAINED, SECRET_REMOVED};
+use crate::provider::exchange::Detached;
+use crate::provider::request::RequestRecord;
+use crate::provider::shared::Shared;
+use crate::provider::worker::link::{InFlight, WorkerLink};
+use crate::provider::worker::places::LinkLimiter;
+use crate::provider::worker::register;
+use crate::settings::config::ProviderConfig;
+use crate::settings::worker_credential::{Credential, CredentialStatus};
+use crate::telemetry::metrics::ProviderSeries;
 use listed::Listed;
+use worker::close::{Close, DRAINED, SECRET_REMOVED};
 
 /// One provider.
 pub struct Provider {
@@ -52,16 +59,16 @@ pub struct Provider {
     /// Its metrics.
     pub series: Arc<ProviderSeries>,
     /// The limit of its workers' links.
-    pub places: Arc<Places>,
+    pub places: Arc<LinkLimiter>,
     config: ArcSwap<ProviderConfig>,
     /// The core and the objects of its keys. Locked for one event and its effects.
-    state: Mutex<State>,
+    state: Mutex<ProviderCore>,
     /// Notified when the core's next deadline moved nearer, or the provider was deleted.
     timer: Notify,
     joined: Notify,
 }
 
-struct State {
+struct ProviderCore {
     core: Dispatch,
     requests: HashMap<RequestKey, Arc<RequestRecord>>,
     links: HashMap<WorkerKey, Arc<WorkerLink>>,
@@ -78,7 +85,7 @@ struct State {
 impl Provider {
     /// Starts a provider with these settings; its timer runs until it is deleted.
     pub fn start(config: ProviderConfig, shared: Arc<Shared>) -> Arc<Self> {
-        let state = State {
+        let state = ProviderCore {
             core: Dispatch::new(settings(&config)),
             requests: HashMap::new(),
             links: HashMap::new(),
@@ -115,16 +122,16 @@ impl Provider {
         let pin = pin.map(|pin| state.newest_link(pin));
         let request = NewRequest {
             key: record.key,
-            model: Arc::clone(&record.outline.model),
-            bytes: record.outline.body.len() as u64,
+            model: Arc::clone(&record.spec.model),
+            bytes: record.spec.body.len() as u64,
             pin,
             needs_core1: record.needs_core1.is_some(),
-            allowed: record.outline.allowed.clone(),
-            share: record.outline.share.clone(),
+            allowed: record.spec.allowed.clone(),
+            share: record.spec.share.clone(),
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
-        debug!(request_id = record.outline.id, provider = %self.name, model = record.outline.logged_model(), "request submitted");
+        debug!(request_id = record.spec.id, provider = %self.name, model = record.spec.logged_model(), "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 
@@ -197,7 +204,7 @@ impl Provider {
         let standing = config.standing(&link.info.credential, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
-        } else if standing != Standing::Good && link.draining_since().is_none() {
+        } else if standing != CredentialStatus::Good && link.draining_since().is_none() {
             let what = match &link.info.credential {
                 Credential::Secret(_) => "the worker's secret was removed; draining the worker",
                 Credential::Token(_) => "the worker's token is no longer valid; draining the worker",
@@ -208,7 +215,7 @@ impl Provider {
             // After a rotation, the credentials of all workers of a Provider expire at once. Their running requests
             // were admitted by a valid secret and may finish; a secret that an administrator removed gets the usual
             // drain time.
-            let time = if standing == Standing::Over { drain.max(config.request_timeout()) } else { drain };
+            let time = if standing == CredentialStatus::Over { drain.max(config.request_timeout()) } else { drain };
             self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }
@@ -264,7 +271,7 @@ impl Provider {
 
     /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
     /// worker comes entirely before or after it.
-    pub fn completed(&self, link: &WorkerLink, held: &Held) {
+    pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
@@ -272,7 +279,7 @@ impl Provider {
     }
 
     /// Fails an attempt of a request of which nothing was sent to the client.
-    pub fn attempt_failed(&self, link: &WorkerLink, held: &Held, failure: AttemptFailure) {
+    pub fn attempt_failed(&self, link: &WorkerLink, held: &InFlight, failure: AttemptFailure) {
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
@@ -303,7 +310,7 @@ impl Provider {
     /// Returns the requests that came with an API key and have not ended.
     pub fn requests_of_key(&self, id: &str) -> Vec<RequestKey> {
         let state = self.lock();
-        let of_key = |record: &&Arc<RequestRecord>| record.outline.key.as_deref() == Some(id);
+        let of_key = |record: &&Arc<RequestRecord>| record.spec.key.as_deref() == Some(id);
         state.requests.values().filter(of_key).map(|record| record.key).collect()
     }
 
@@ -323,7 +330,7 @@ impl Provider {
     }
 
     /// Reduces a worker's models to those that the current catalogue allows.
-    fn apply_catalogue(&self, state: &mut State, link: &WorkerLink) {
+    fn apply_catalogue(&self, state: &mut ProviderCore, link: &WorkerLink) {
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut Vec::new());
         let failing = link.failing();
         self.handle(state, Event::ModelsUpdated { worker: link.info.key, models, failing, load: None });
@@ -362,11 +369,11 @@ impl Provider {
         self.lock().requests.is_empty()
     }
 
-    fn remove(&self, state: &mut State, link: &Arc<WorkerLink>, cause: LossCause) {
+    fn remove(&self, state: &mut ProviderCore, link: &Arc<WorkerLink>, cause: LossCause) {
         if state.links.remove(&link.info.key).is_none() {
             return;
         }
-        let begun = |held: &Held| held.exchange().detach(held.attempt) == Detached::Begun;
+        let begun = |held: &InFlight| held.exchange().detach(held.attempt) == Detached::Begun;
         let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
         self.end_succession(state, link.info.key);
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
@@ -383,17 +390,17 @@ impl Provider {
         self.handle(&mut state, event);
     }
 
-    fn handle(&self, state: &mut State, event: Event) {
+    fn handle(&self, state: &mut ProviderCore, event: Event) {
         self.handle_quietly(state, event);
         self.execute_all(state);
         self.arm(state);
     }
 
-    fn handle_quietly(&self, state: &mut State, event: Event) {
+    fn handle_quietly(&self, state: &mut ProviderCore, event: Event) {
         state.core.handle(event, Instant::now(), &mut state.effects);
     }
 
-    fn execute_all(&self, state: &mut State) {
+    fn execute_all(&self, state: &mut ProviderCore) {
         let mut effects = std::mem::take(&mut state.effects);
         for effect in effects.drain(..) {
             self.execute(state, effect);
@@ -401,7 +408,7 @@ impl Provider {
         state.effects = effects;
     }
 
-    fn arm(&self, state: &mut State) {
+    fn arm(&self, state: &mut ProviderCore) {
         let next = state.core.next_timeout();
         let nearer = next.is_some_and(|next| state.armed.is_none_or(|armed| next < armed));
         if nearer {
@@ -437,12 +444,12 @@ impl Provider {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProviderCore> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ProviderCore {
     /// Returns the newest link of the worker process that this link belongs to.
     fn newest_link(&self, link: WorkerKey) -> WorkerKey {
         let instance = self.links.get(&link).and_then(|link| link.info.instance.as_ref());

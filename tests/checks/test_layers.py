@@ -62,10 +62,11 @@ class Layers(unittest.TestCase):
         self.assertEqual(self.imports(crate), {"http.rs tls.rs"})
 
     def test_circle_above_its_limit_fails(self):
-        crate = self.crate(config="use crate::cli::A;", cli="use crate::ids::A;", ids="use crate::config::A;\nuse crate::config::B;", tls="use crate::cli;")
+        crate = self.crate(
+            settings="use crate::http::A;", http="use crate::system::A;", system="use crate::settings::A;\nuse crate::settings::B;", net="use crate::http;")
         problems, printed = self.check(crate, circle=2)
         self.assertIn("files in the largest circle: 3, limit 2", problems)
-        self.assertIn("a circle of 3 files: cli.rs config.rs ids.rs\n  cut cli.rs:1 → ids.rs (1 import): leaves no circle", printed)
+        self.assertIn("a circle of 3 files: http.rs settings.rs system.rs\n  cut http.rs:1 → system.rs (1 import): leaves no circle", printed)
         self.assertEqual(self.check(crate, circle=3)[0], "")
         self.assertIn("lower LARGEST_CIRCLE from 4 to 3", self.check(crate, circle=4)[1])
 
@@ -79,24 +80,24 @@ class Layers(unittest.TestCase):
 
     def test_imports_against_the_layers_are_limited(self):
         crate = self.crate(
-            config="use crate::dispatch;", dispatch="use crate::config;", http="use crate::{admin, provider};", admin="", provider="",
-            relay="use crate::{http, admin};", dashboard__journal="", dashboard="use crate::http;", metrics="use crate::dashboard::journal;")
+            settings="use crate::provider;", provider="use crate::settings;", clients="use crate::{admin, provider};", admin="",
+            app="use crate::{clients, admin};", dashboard="use crate::clients;", dispatch="", telemetry="use crate::dispatch;")
         found = crate.against_layers()
-        self.assertEqual([line.split(" (")[0] for line in found], ["config.rs:1 → dispatch.rs", "dashboard.rs:1 → http.rs", "http.rs:1 → admin.rs"])
+        self.assertEqual([line.split(" (")[0] for line in found], ["clients.rs:1 → admin.rs", "dashboard.rs:1 → clients.rs", "settings.rs:1 → provider.rs"])
         problems, printed = self.check(crate, circle=2, against=2)
         self.assertIn("imports against the layers: 3, limit 2", problems)
-        self.assertIn("against the layers: http.rs:1 → admin.rs (clients → admin)", printed)
+        self.assertIn("against the layers: clients.rs:1 → admin.rs (clients → admin)", printed)
         self.assertEqual(self.check(crate, circle=2, against=3)[0], "")
 
     def test_file_without_a_layer_fails(self):
-        self.assertIn("novelty.rs has no layer", self.check(self.crate(novelty="", http__intake=""))[0])
+        self.assertIn("novelty.rs has no layer", self.check(self.crate(novelty="", clients__intake=""))[0])
 
     def test_duplicate_type_name_fails_unless_listed(self):
         crate = self.crate(
             keys="pub(crate) struct Key<'a>(&'a str);\nimpl Iterator for Key {\n    type Item = u8;\n}",
-            tls="enum Key {}\n#[cfg(unix)]\nstruct Once;\n#[cfg(windows)]\nstruct Once;\nimpl Iterator for Once {\n    type Item = u8;\n}",
+            net="enum Key {}\n#[cfg(unix)]\nstruct Once;\n#[cfg(windows)]\nstruct Once;\nimpl Iterator for Once {\n    type Item = u8;\n}",
             http="type Key = u8;\n#[cfg(test)]\nmod tests {\n    struct Once;\n}")
-        self.assertIn("the type Key is defined in http.rs and keys.rs and tls.rs", self.check(crate)[0])
+        self.assertIn("the type Key is defined in http.rs and keys.rs and net.rs", self.check(crate)[0])
         self.assertIn("the type Key is defined in", self.check(crate, duplicates="Key:2")[0])
         self.assertEqual(self.check(crate, duplicates="Key:3")[0], "")
         self.assertIn("1 definition of Once, so lower or remove", self.check(crate, duplicates="Key:3 Once:2")[1])

@@ -24,7 +24,7 @@ PLACES = {
     "protocol.md": ["messages relay_to_worker", "messages worker_to_relay", "limits"],
 }
 METRIC_SOURCES = {
-    "relay": ("modelrelay_", ["relay/src/metrics/families.rs", "relay/src/metrics/state.rs", "relay/src/metrics/process.rs"]),
+    "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/process.rs"]),
     "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs"]),
     "operator": ("modelrelay_operator_", ["operator/src/telemetry/metrics.rs"]),
 }
@@ -105,15 +105,24 @@ def routes(which):
         rows = [["POST", code(path), code(kinds[endpoint])] for path, endpoint in found]
         rows += [["GET", code("/v1/responses/{id}"), code("responses")], ["POST", code("/v1/responses/{id}/cancel"), code("responses")]]
         return table(["method", "path", "`endpoint` in metrics"], rows)
-    file, prefix = {
-        "relay": ("relay/src/http.rs", ""), "admin": ("relay/src/admin.rs", "/admin"), "worker": ("worker-sidecar/src/probe.rs", "")}[which]
+    text, prefix = {"relay": relay_routes, "admin": admin_routes, "worker": lambda: (source("worker-sidecar/src/probe.rs"), "")}[which]()
     rows = []
-    for path, handlers in re.findall(r'\.route\("([^"]+)", (.+?)\)(?=\s|;)', source(file)):
+    for path, handlers in re.findall(r'\.route\("([^"]+)", (.+?)\)(?=\s|;)', text):
         methods = re.findall(r"\b(get|post|delete)\(", handlers)
         place = path if path == "/metrics" else prefix + path
         if not place.startswith("/v1/responses"):
             rows.append([" ".join(method.upper() for method in methods), code(place)])
     return table(["methods", "path"], rows)
+
+
+def relay_routes():
+    # The pages' test boxes have some of the same routes on another listener.
+    return source("relay/src/app/router.rs").partition("\nfn test_boxes")[0], ""
+
+
+def admin_routes():
+    pages = source("relay/src/dashboard.rs").partition("pub fn admin_routes")[2].partition("\n}")[0]
+    return source("relay/src/admin.rs").replace(".merge(more)", pages), "/admin"
 
 
 # ---- metrics ----

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use modelrelay_manual::{CompletionsArgs, ManArgs};
-use modelrelay_relay::cli::{
+use modelrelay_relay::settings::cli::{
     Args as RelayArgs, CliError, OptionalAddr, OptionalPath, SecretText, optional_listen_addr, optional_path,
 };
 use modelrelay_worker::app::connect::backends::USUAL_PORTS;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use cli::Command;
 use modelrelay_platform::{own_program, parent};
-use modelrelay_relay::cli::CliError;
+use modelrelay_relay::settings::cli::CliError;
 use select::{Program, selected};
 
 /// Returns memory after a burst, which glibc's allocator does not.
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Some(program) => {
             own_program::set_selector(program.word());
             match program {
-                Program::Relay => modelrelay_relay::program::run(selection.words),
+                Program::Relay => modelrelay_relay::app::program::run(selection.words),
                 Program::Worker => modelrelay_worker::app::program::run(selection.words),
             }
         }

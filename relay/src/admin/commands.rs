@@ -13,12 +13,13 @@ use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::message::Command;
 use serde_json::{Map, Value, json};
 
-use super::audited::Told;
-use super::{accepted, find, no_worker, problem, problem_in};
-use crate::operations::Progress;
+use super::{accepted, find, no_worker};
+use crate::http::problem::{problem, problem_in};
+use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
-use crate::relay::Relay;
-use crate::socket::link::WorkerLink;
+use crate::provider::operations::OperationProgress;
+use crate::provider::worker::link::WorkerLink;
+use crate::state::Relay;
 
 /// The largest body of an order, which is small.
 const MAX_BODY_BYTES: usize = 64 << 10;
@@ -31,7 +32,7 @@ const COMMANDS: [&str; 4] = ["load", "unload", "pin", "unpin"];
 const MODES: [&str; 2] = ["drain", "now"];
 
 /// A field of an order that cannot be executed, and the reason.
-struct Unfit(&'static str, String);
+struct InvalidField(&'static str, String);
 
 /// `POST /admin/workers/{id}/command`
 pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<String>, body: Body) -> Response {
@@ -47,7 +48,9 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
     };
     let order = match Order::new(&asked, &provider, &link) {
         Ok(order) => order,
-        Err(Unfit(field, why)) => return problem_in(StatusCode::BAD_REQUEST, "invalid_command", why, Some(field)),
+        Err(InvalidField(field, why)) => {
+            return problem_in(StatusCode::BAD_REQUEST, "invalid_command", why, Some(field));
+        }
     };
     let Some(op_id) = relay.shared.operations.begin(link.info.key, Instant::now()) else {
         let message = "too many pending commands; try again later";
@@ -57,7 +60,7 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
     let detail = order.in_words(&op_id);
     provider.command(&link, order.named(&op_id));
     let mut response = accepted(json!({ "op_id": &*op_id }));
-    response.extensions_mut().insert(Told { subject: None, detail: Some(detail) });
+    response.extensions_mut().insert(AuditDetail { subject: None, detail: Some(detail) });
     response
 }
 
@@ -67,9 +70,9 @@ pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<St
         return problem(StatusCode::NOT_FOUND, "not_found", "no operation has this id");
     };
     let body = match progress {
-        Progress::Running => json!({ "done": false, "ok": false }),
-        Progress::Done => json!({ "done": true, "ok": true }),
-        Progress::Failed(error) => json!({ "done": true, "ok": false, "error": error }),
+        OperationProgress::Running => json!({ "done": false, "ok": false }),
+        OperationProgress::Done => json!({ "done": true, "ok": true }),
+        OperationProgress::Failed(error) => json!({ "done": true, "ok": false, "error": error }),
     };
     Json(body).into_response()
 }
@@ -93,19 +96,19 @@ struct Order {
 }
 
 impl Order {
-    fn new(asked: &Map<String, Value>, provider: &Provider, link: &WorkerLink) -> Result<Self, Unfit> {
-        let command =
-            one_of(asked, "command", &COMMANDS)?.ok_or_else(|| Unfit("command", must_be("command", &COMMANDS)))?;
+    fn new(asked: &Map<String, Value>, provider: &Provider, link: &WorkerLink) -> Result<Self, InvalidField> {
+        let command = one_of(asked, "command", &COMMANDS)?
+            .ok_or_else(|| InvalidField("command", must_be("command", &COMMANDS)))?;
         let model = text(asked, "model")?.filter(|model| !model.is_empty());
-        let model = model.ok_or_else(|| Unfit("model", "model must name a model of the worker".to_owned()))?;
+        let model = model.ok_or_else(|| InvalidField("model", "model must name a model of the worker".to_owned()))?;
         if !provider.worker_has_model(link, model) {
             let shown: String = model.chars().take(256).collect();
-            return Err(Unfit("model", format!("model {shown} is not advertised by worker {}", link.info.name)));
+            return Err(InvalidField("model", format!("model {shown} is not advertised by worker {}", link.info.name)));
         }
         let slot = text(asked, "slot")?;
         if let Some(slot) = slot.filter(|slot| !link.slots().0.iter().any(|known| known.id == **slot)) {
             let shown: String = slot.chars().take(128).collect();
-            return Err(Unfit("slot", format!("worker {} has no slot {shown}", link.info.name)));
+            return Err(InvalidField("slot", format!("worker {} has no slot {shown}", link.info.name)));
         }
         let mode = one_of(asked, "mode", &MODES)?.unwrap_or("drain");
         Ok(Self {
@@ -130,17 +133,21 @@ impl Order {
 }
 
 /// A field that is a string, absent or null.
-fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, Unfit> {
+fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, InvalidField> {
     match asked.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(Unfit(field, format!("{field} must be a string"))),
+        Some(_) => Err(InvalidField(field, format!("{field} must be a string"))),
     }
 }
 
-fn one_of<'a>(asked: &'a Map<String, Value>, field: &'static str, known: &[&str]) -> Result<Option<&'a str>, Unfit> {
+fn one_of<'a>(
+    asked: &'a Map<String, Value>,
+    field: &'static str,
+    known: &[&str],
+) -> Result<Option<&'a str>, InvalidField> {
     match text(asked, field)? {
-        Some(text) if !known.contains(&text) => Err(Unfit(field, must_be(field, known))),
+        Some(text) if !known.contains(&text) => Err(InvalidField(field, must_be(field, known))),
         other => Ok(other),
     }
 }

@@ -11,12 +11,12 @@ use http_body_util::{BodyExt, Limited};
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::audited::Told;
-use super::problem;
 use crate::dispatch::CancelReason;
+use crate::http::problem::problem;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
+use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
-use crate::relay::Relay;
+use crate::state::Relay;
 
 /// The largest body; a key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;
@@ -47,7 +47,7 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             let mut body = json!(created.info);
             body["secret"] = json!(created.secret);
             let mut response = (StatusCode::CREATED, Json(body)).into_response();
-            response.extensions_mut().insert(Told { subject: Some(created.info.id), detail: None });
+            response.extensions_mut().insert(AuditDetail { subject: Some(created.info.id), detail: None });
             response
         }
         Err(error) => store_problem(&error),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::dispatch::{Gate, Model};
 use crate::provider::WorkerState;
-use crate::socket::failures::Failure;
+use crate::provider::worker::failures::SlotFailure;
 
 /// The longest message of a slot's last failure in the snapshot for machines.
 const MAX_SHORT_CHARS: usize = 256;
@@ -24,7 +24,7 @@ pub(super) enum Messages {
 
 /// A slot, and its last failure in the relay's memory.
 #[derive(Serialize)]
-struct Seen {
+struct SlotView {
     #[serde(flatten)]
     slot: Slot,
     last_failure: Option<Value>,
@@ -42,12 +42,12 @@ pub(super) fn slots(worker: &WorkerState, messages: Messages) -> Value {
             slot.models.iter_mut().for_each(|model| model.message = None);
         }
         let last_failure = worker.link.last_failure(&slot.id).map(|failure| told(&failure, messages));
-        Seen { slot, last_failure }
+        SlotView { slot, last_failure }
     };
     json!(slots.iter().map(seen).collect::<Vec<_>>())
 }
 
-fn told(failure: &Failure, messages: Messages) -> Value {
+fn told(failure: &SlotFailure, messages: Messages) -> Value {
     let longest = if messages == Messages::LeftOut { MAX_SHORT_CHARS } else { usize::MAX };
     let message = failure.message.as_ref().map(|message| message.chars().take(longest).collect::<String>());
     json!({

@@ -11,11 +11,12 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::aside;
 use super::residency::{self, Messages};
-use super::{aside, problem_in};
 use crate::dispatch::WorkerKey;
+use crate::http::problem::problem_in;
 use crate::provider::{LiveRequest, Provider, WorkerState};
-use crate::relay::{Relay, gauges};
+use crate::state::{Relay, gauges};
 
 /// `GET /admin/workers`
 pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Response {
@@ -156,19 +157,19 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
 }
 
 fn request(live: &LiveRequest) -> Value {
-    let (outline, progress) = (&live.record.outline, live.record.progress().clone());
+    let (spec, progress) = (&live.record.spec, live.record.progress().clone());
     json!({
-        "request_id": outline.id,
-        "provider": &*outline.provider,
-        "model": &*outline.model,
-        "endpoint": outline.endpoint.as_str(),
+        "request_id": spec.id,
+        "provider": &*spec.provider,
+        "model": &*spec.model,
+        "endpoint": spec.endpoint.as_str(),
         "state": live.stage(),
-        "stream": outline.is_streaming,
+        "stream": spec.is_streaming,
         "worker": progress.worker.as_deref(),
         "attempts": progress.attempts,
         "received_at": time(live.record.arrived),
-        "age_ms": millis(outline.received_at.elapsed()),
-        "request_bytes": outline.body.len(),
+        "age_ms": millis(spec.received_at.elapsed()),
+        "request_bytes": spec.body.len(),
     })
 }
 

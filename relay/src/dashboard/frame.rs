@@ -12,11 +12,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::history::Point;
-use super::unix_millis_rounded;
+use super::{Dashboard, unix_millis_rounded};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
-use crate::relay::{Relay, gauges};
-use crate::unix_time::unix_millis;
+use crate::state::{Relay, gauges};
+use crate::system::unix_time::unix_millis;
 
 /// The most models of a provider, the busiest first.
 const MAX_MODELS: usize = 200;
@@ -44,13 +44,14 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub(super) fn of(relay: &Relay) -> Self {
+    pub(super) fn of(dashboard: &Dashboard) -> Self {
+        let relay = &dashboard.relay;
         let now = SystemTime::now();
         let mut frame = Self {
             at: unix_millis(now),
             relay: overview(relay, now).to_string(),
-            point: relay.dashboard.history.last(),
-            journal_seq: relay.dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
+            point: dashboard.history.last(),
+            journal_seq: dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
             ..Self::default()
         };
         let (mut live, mut ids) = (Vec::new(), HashMap::new());
@@ -65,16 +66,15 @@ impl Frame {
             live.extend(provider.live_requests());
         }
         frame.requests_total = live.len();
-        live.sort_by_key(|request| request.record.outline.received_at);
+        live.sort_by_key(|request| request.record.spec.received_at);
         for request in live.iter().take(MAX_REQUESTS) {
-            frame.requests.insert(request.record.outline.id.as_str().into(), request_part(request, &ids).to_string());
+            frame.requests.insert(request.record.spec.id.as_str().into(), request_part(request, &ids).to_string());
         }
         frame
     }
 
     /// The whole state, for a new page.
-    pub(super) fn snapshot(&self, relay: &Relay) -> String {
-        let dashboard = &relay.dashboard;
+    pub(super) fn snapshot(&self, dashboard: &Dashboard) -> String {
         let last = self.point.as_ref().map_or(0, |point| point.at);
         let points = dashboard.history.points();
         let points: Vec<_> = points.iter().map(AsRef::as_ref).filter(|point: &&Point| point.at <= last).collect();
@@ -95,7 +95,7 @@ impl Frame {
     }
 
     /// The changes since `before`; `None` if there are none.
-    pub(super) fn changes_since(&self, before: &Self, relay: &Relay) -> Option<String> {
+    pub(super) fn changes_since(&self, before: &Self, dashboard: &Dashboard) -> Option<String> {
         let (mut parts, mut lists) = (Map::new(), Vec::new());
         if self.relay != before.relay {
             lists.push(("relay", raw(&self.relay)));
@@ -122,7 +122,7 @@ impl Frame {
             parts.insert("point".into(), json!(self.point.as_deref()));
         }
         if self.journal_seq != before.journal_seq {
-            let mut journal = relay.dashboard.journal.since(before.journal_seq);
+            let mut journal = dashboard.journal.since(before.journal_seq);
             journal.retain(|entry| entry.seq <= self.journal_seq);
             parts.insert("journal".into(), json!(journal));
         }
@@ -283,22 +283,22 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
 const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {
-    let (outline, attempts) = (&live.record.outline, live.record.progress().attempts);
+    let (spec, attempts) = (&live.record.spec, live.record.progress().attempts);
     let worker = match live.place {
         Some(RequestPlace::Running { worker, .. }) => Some(worker),
         Some(RequestPlace::Queued) | None => None,
     };
     json!({
-        "request_id": outline.id,
-        "provider": &*outline.provider,
-        "model": &*outline.model,
-        "endpoint": outline.endpoint.as_str(),
+        "request_id": spec.id,
+        "provider": &*spec.provider,
+        "model": &*spec.model,
+        "endpoint": spec.endpoint.as_str(),
         "state": live.stage(),
-        "stream": outline.is_streaming,
+        "stream": spec.is_streaming,
         "worker": worker.and_then(|worker| ids.get(&worker)).map(AsRef::as_ref),
         "attempts": attempts,
         "received_at": unix_millis(live.record.arrived),
-        "request_bytes": outline.body.len(),
+        "request_bytes": spec.body.len(),
     })
 }
 

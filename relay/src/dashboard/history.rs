@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::blocking;
-use crate::metrics::Outcome;
+use super::Dashboard;
 use crate::provider::Provider;
-use crate::relay::Relay;
-use crate::stats::StatsReport;
-use crate::unix_time::unix_millis;
+use crate::system::blocking;
+use crate::system::unix_time::unix_millis;
+use crate::telemetry::metrics::Outcome;
+use crate::telemetry::stats::StatsReport;
 
 /// The time between two points.
 pub(super) const INTERVAL: Duration = Duration::from_secs(10);
@@ -22,10 +22,10 @@ const MAX_PROVIDERS: usize = 32;
 
 /// The points of the last hour.
 #[derive(Debug, Default)]
-pub(super) struct History(Mutex<State>);
+pub(super) struct History(Mutex<HistoryState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct HistoryState {
     points: VecDeque<Arc<Point>>,
     before: BTreeMap<String, Totals>,
 }
@@ -93,7 +93,7 @@ impl History {
         state.points.push_back(Arc::new(Point { at: unix_millis(now), providers: points.into_iter().collect() }));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HistoryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,19 +150,19 @@ impl ProviderPoint {
     }
 }
 
-/// Adds a point after each interval, as long as the relay exists.
-pub(crate) async fn record(relay: Weak<Relay>) {
+/// Adds a point after each interval, as long as the dashboard exists.
+pub(crate) async fn record(dashboard: Weak<Dashboard>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let Some(relay) = relay.upgrade() else { return };
+        let Some(dashboard) = dashboard.upgrade() else { return };
         // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a failure, a
         // point is missing.
         let _ = blocking::run(move || {
-            let providers = relay.providers.all();
+            let providers = dashboard.relay.providers.all();
             let standing = |provider: &Arc<Provider>| {
                 (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))
             };
-            relay.dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
+            dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
         })
         .await;
     }

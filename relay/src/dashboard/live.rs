@@ -17,10 +17,10 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
+use super::Dashboard;
 use super::frame::Frame;
-use crate::blocking;
-use crate::relay::Relay;
-use crate::shared::Phase;
+use crate::provider::shared::ProcessPhase;
+use crate::system::blocking;
 
 /// The interval between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -34,12 +34,12 @@ const BACKLOG: usize = 16;
 
 /// The last frame, and the channel to all pages.
 pub(super) struct Live {
-    state: Mutex<State>,
+    state: Mutex<LiveState>,
     changes: broadcast::Sender<Bytes>,
 }
 
 #[derive(Default)]
-struct State {
+struct LiveState {
     /// The state that the pages have; `None` while no task runs.
     frame: Option<Frame>,
 }
@@ -51,18 +51,18 @@ impl Default for Live {
 }
 
 impl Live {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LiveState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a snapshot, and the changes from then on.
-    fn join(&self, relay: &Arc<Relay>) -> (Bytes, broadcast::Receiver<Bytes>) {
+    fn join(&self, dashboard: &Arc<Dashboard>) -> (Bytes, broadcast::Receiver<Bytes>) {
         let mut state = self.lock();
         let is_first = state.frame.is_none();
-        let frame = state.frame.get_or_insert_with(|| Frame::of(relay));
-        let joined = (event("snapshot", &frame.snapshot(relay)), self.changes.subscribe());
+        let frame = state.frame.get_or_insert_with(|| Frame::of(dashboard));
+        let joined = (event("snapshot", &frame.snapshot(dashboard)), self.changes.subscribe());
         if is_first {
-            tokio::spawn(look(Arc::clone(relay)));
+            tokio::spawn(look(Arc::clone(dashboard)));
         }
         joined
     }
@@ -77,9 +77,9 @@ impl Live {
         is_watched
     }
 
-    fn tell_changes(&self, relay: &Relay, frame: Frame, is_due: bool) -> bool {
+    fn tell_changes(&self, dashboard: &Dashboard, frame: Frame, is_due: bool) -> bool {
         let mut state = self.lock();
-        let changes = state.frame.as_ref().and_then(|before| frame.changes_since(before, relay));
+        let changes = state.frame.as_ref().and_then(|before| frame.changes_since(before, dashboard));
         let changes = changes.or_else(|| is_due.then(|| frame.heartbeat()));
         state.frame = Some(frame);
         // The last page may have closed.
@@ -87,8 +87,8 @@ impl Live {
     }
 }
 
-async fn look(relay: Arc<Relay>) {
-    let live = &relay.dashboard.live;
+async fn look(dashboard: Arc<Dashboard>) {
+    let live = &dashboard.live;
     let (mut pause, mut told_at) = (INTERVAL, Instant::now());
     loop {
         tokio::time::sleep(pause).await;
@@ -96,12 +96,12 @@ async fn look(relay: Arc<Relay>) {
             return;
         }
         let began = Instant::now();
-        let looking = Arc::clone(&relay);
+        let looking = Arc::clone(&dashboard);
         // With ten thousand workers it takes a tenth of a second, in which a runtime thread would forward no token.
         let looked = blocking::run(move || {
             let frame = Frame::of(&looking);
             let is_due = told_at.elapsed() >= HEARTBEAT;
-            looking.dashboard.live.tell_changes(&looking, frame, is_due)
+            looking.live.tell_changes(&looking, frame, is_due)
         });
         if looked.await.unwrap_or(false) {
             told_at = Instant::now();
@@ -116,13 +116,13 @@ fn event(name: &str, data: &str) -> Bytes {
 }
 
 /// The stream of one page, until it disconnects, the relay stops, or `is_admitted` returns false.
-pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + Send + 'static) -> Response {
-    let joining = Arc::clone(&relay);
-    let joined = blocking::run(move || joining.dashboard.live.join(&joining)).await;
+pub(super) async fn stream(dashboard: Arc<Dashboard>, is_admitted: impl Fn() -> bool + Send + 'static) -> Response {
+    let joining = Arc::clone(&dashboard);
+    let joined = blocking::run(move || joining.live.join(&joining)).await;
     let Ok((snapshot, changes)) = joined else {
         return super::problem(http::StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "cannot create the snapshot");
     };
-    let mut response = Response::new(Body::from_stream(events(relay, snapshot, changes, is_admitted)));
+    let mut response = Response::new(Body::from_stream(events(dashboard, snapshot, changes, is_admitted)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -131,26 +131,26 @@ pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + S
 }
 
 fn events(
-    relay: Arc<Relay>,
+    dashboard: Arc<Dashboard>,
     snapshot: Bytes,
     changes: broadcast::Receiver<Bytes>,
     is_admitted: impl Fn() -> bool + Send + 'static,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     let first = Some(snapshot);
     futures_util::stream::unfold(
-        (first, changes, relay, is_admitted),
-        |(first, mut changes, relay, is_admitted)| async move {
+        (first, changes, dashboard, is_admitted),
+        |(first, mut changes, dashboard, is_admitted)| async move {
             if let Some(snapshot) = first {
-                return Some((Ok(snapshot), (None, changes, relay, is_admitted)));
+                return Some((Ok(snapshot), (None, changes, dashboard, is_admitted)));
             }
-            let mut phase = relay.shared.watch_phase();
+            let mut phase = dashboard.relay.shared.watch_phase();
             let next = tokio::select! {
                 next = changes.recv() => next,
-                _ = phase.wait_for(|phase| *phase == Phase::Stopping) => return None,
+                _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping) => return None,
             };
             drop(phase);
             match next {
-                Ok(change) if is_admitted() => Some((Ok(change), (None, changes, relay, is_admitted))),
+                Ok(change) if is_admitted() => Some((Ok(change), (None, changes, dashboard, is_admitted))),
                 // A page that is too far behind connects again, and gets a snapshot.
                 Ok(_) | Err(RecvError::Lagged(_) | RecvError::Closed) => None,
             }

@@ -16,23 +16,24 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::info;
 
-use super::{Addresses, is_encrypted};
-use crate::admin::{Told, problem, problem_in};
-use crate::config::ProviderConfig;
-use crate::relay::Relay;
+use super::{Addresses, Dashboard, is_encrypted};
+use crate::http::problem::{problem, problem_in};
+use crate::login::actor::AuditDetail;
+use crate::settings::config::ProviderConfig;
 
 /// The largest body, with the name of a provider.
 const MAX_BODY_BYTES: usize = 4 << 10;
 
 /// `GET /admin/setup`
-pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+pub(super) async fn overview(State(dashboard): State<Arc<Dashboard>>, headers: HeaderMap) -> Response {
+    let relay = &dashboard.relay;
     let config = relay.shared.config.load();
     let providers = config.providers.iter().map(|provider| {
         json!({ "name": provider.name, "enabled": provider.enabled, "has_secret": secret_of(provider).is_some() })
     });
-    let Addresses { clients, workers } = relay.dashboard.addresses;
+    let Addresses { clients, workers } = dashboard.addresses;
     let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let is_encrypted = is_encrypted(&relay, &headers);
+    let is_encrypted = is_encrypted(relay, &headers);
     let reached = |listener: Option<SocketAddr>| match listener {
         None => url(is_encrypted, host),
         // Bypasses a proxy that encrypts for the listener of the browser.
@@ -49,7 +50,7 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
     Json(json!({
         "relay_url": config.public_url.clone().unwrap_or_else(|| reached(of_clients)),
         "worker_url": worker_url.cloned().unwrap_or_else(|| reached(of_workers)),
-        "network_url": if worker_url.is_some() { None } else { network_url(&relay) },
+        "network_url": if worker_url.is_some() { None } else { network_url(&dashboard) },
         "listen_with": workers.map(|workers| listen_with(config.worker_listen_addr.is_some(), workers.port())),
         "providers": providers.collect::<Vec<_>>(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -60,17 +61,17 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
 
 /// `POST /admin/setup/secret`. It is a POST, so that it appears as a change in the audit log, and in no history of a
 /// browser.
-pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Response {
+pub(super) async fn secret(State(dashboard): State<Arc<Dashboard>>, body: Body) -> Response {
     #[derive(Deserialize)]
-    struct Asked {
+    struct SecretBody {
         provider: String,
     }
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let asked = body.ok().and_then(|body| serde_json::from_slice::<Asked>(&body).ok());
-    let Some(Asked { provider: name }) = asked else {
+    let asked = body.ok().and_then(|body| serde_json::from_slice::<SecretBody>(&body).ok());
+    let Some(SecretBody { provider: name }) = asked else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"provider\": \"NAME\"}");
     };
-    let config = relay.shared.config.load();
+    let config = dashboard.relay.shared.config.load();
     let Some(provider) = config.providers.iter().find(|provider| provider.name == name) else {
         let message = "no provider of this relay has that name";
         return problem_in(StatusCode::NOT_FOUND, "provider_not_found", message, Some("provider"));
@@ -83,7 +84,7 @@ pub(crate) async fn secret(State(relay): State<Arc<Relay>>, body: Body) -> Respo
     info!(provider = name, "worker secret read by an admin");
     let mut response = Json(json!({ "provider": name, "secret": secret })).into_response();
     response.headers_mut().insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(Told { subject: Some(name), detail: None });
+    response.extensions_mut().insert(AuditDetail { subject: Some(name), detail: None });
     response
 }
 
@@ -113,11 +114,11 @@ fn listen_with(is_their_own: bool, port: u16) -> String {
 
 /// The address at which a worker on another machine may reach this relay, as far as this machine knows; `None` if it does
 /// not. Not over TLS, where the name matters, and not in a container, whose addresses are not reachable from outside.
-fn network_url(relay: &Relay) -> Option<String> {
-    if relay.tls.is_some() || is_in_container() {
+fn network_url(dashboard: &Dashboard) -> Option<String> {
+    if dashboard.relay.tls.is_some() || is_in_container() {
         return None;
     }
-    let listener = relay.dashboard.addresses.workers?;
+    let listener = dashboard.addresses.workers?;
     network_ip(listener.ip()).map(|ip| format!("http://{}", SocketAddr::new(ip, listener.port())))
 }
 

@@ -7,9 +7,9 @@ use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::paths::{self, POST_PATHS};
 
-use super::peer::Flushed;
-use crate::dashboard::journal::PER_REQUEST;
-use crate::ids;
+use crate::net::peer::Flushed;
+use crate::system::ids;
+use crate::telemetry::journal::PER_REQUEST;
 
 /// The longest request id that is accepted from a client.
 const MAX_REQUEST_ID_CHARS: usize = 128;

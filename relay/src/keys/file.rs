@@ -18,7 +18,7 @@ use modelrelay_platform::files;
 use super::{
     CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, forget_useless, stored,
 };
-use crate::blocking;
+use crate::system::blocking;
 
 /// The largest file. [`MAX_KEYS`] of the largest keys would be more; but a larger file was not written by a relay.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -26,10 +26,10 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Keys in a file.
 #[derive(Clone)]
 pub struct FileKeyStore {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
 }
 
-struct Shared {
+struct FileState {
     path: PathBuf,
     keys: ArcSwap<KeySet>,
     /// Serializes changes, including the reading, writing and swapping; only locked on a thread that may block.
@@ -43,7 +43,7 @@ impl FileKeyStore {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let records = read(&path)?.unwrap_or_default();
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records));
-        Ok(Self { shared: Arc::new(Shared { path, keys, change: Mutex::new(()) }) })
+        Ok(Self { shared: Arc::new(FileState { path, keys, change: Mutex::new(()) }) })
     }
 }
 
@@ -80,7 +80,7 @@ impl KeyStore for FileKeyStore {
     }
 
     fn flush(&self) -> StoreFuture<'_, ()> {
-        self.run(Shared::flush)
+        self.run(FileState::flush)
     }
 }
 
@@ -89,7 +89,7 @@ impl FileKeyStore {
     /// future is dropped.
     fn run<T: Send + 'static>(
         &self,
-        change: impl FnOnce(&Shared) -> Result<T, KeyStoreError> + Send + 'static,
+        change: impl FnOnce(&FileState) -> Result<T, KeyStoreError> + Send + 'static,
     ) -> StoreFuture<'_, T> {
         let shared = Arc::clone(&self.shared);
         let done = blocking::run(move || change(&shared));
@@ -101,7 +101,7 @@ impl FileKeyStore {
     }
 }
 
-impl Shared {
+impl FileState {
     fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
         let fresh = request.into_fresh()?;
         self.change(|records| {

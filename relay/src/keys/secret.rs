@@ -22,7 +22,7 @@ use super::{
     CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL,
     forget_useless, stored,
 };
-use crate::file_watch::{Content, FileWatch};
+use crate::system::file_watch::{Content, FileWatch};
 
 mod api;
 mod pace;
@@ -46,10 +46,10 @@ const MAX_DOUBT_WAIT: Duration = Duration::from_secs(60);
 /// Keys in a Secret.
 #[derive(Clone)]
 pub struct SecretKeyStore {
-    shared: Arc<Shared>,
+    shared: Arc<SecretState>,
 }
 
-struct Shared {
+struct SecretState {
     api: SecretApi,
     mount: PathBuf,
     keys: ArcSwap<KeySet>,
@@ -66,7 +66,7 @@ struct Draft {
 }
 
 /// Why one attempt to change the Secret failed.
-enum Failure {
+enum AttemptError {
     /// The next attempt may succeed.
     Passing(ApiError),
     Final(KeyStoreError),
@@ -85,7 +85,7 @@ impl SecretKeyStore {
             Some(Err(_)) | None => None,
         };
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records.unwrap_or_default()));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SecretState {
             api: SecretApi::new(access),
             mount: mount.to_path_buf(),
             keys,
@@ -97,7 +97,7 @@ impl SecretKeyStore {
     }
 
     /// Runs a change. Once started, it is completed even if its future is dropped.
-    fn run<T, F>(&self, change: impl FnOnce(Arc<Shared>) -> F) -> StoreFuture<'_, T>
+    fn run<T, F>(&self, change: impl FnOnce(Arc<SecretState>) -> F) -> StoreFuture<'_, T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, KeyStoreError>> + Send + 'static,
@@ -134,7 +134,7 @@ impl KeyStore for SecretKeyStore {
     }
 }
 
-impl Shared {
+impl SecretState {
     async fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
         let fresh = request.into_fresh()?;
         self.change(|draft| {
@@ -199,10 +199,10 @@ impl Shared {
         loop {
             let error = match self.try_change(&mut edit, pace.deadline()).await {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Final(error)) => return Err(error),
+                Err(AttemptError::Final(error)) => return Err(error),
                 // The error of an attempt that the deadline cut short explains less than the one before it.
-                Err(Failure::Passing(error)) if pace.is_over() => before.unwrap_or(error),
-                Err(Failure::Passing(error)) => error,
+                Err(AttemptError::Passing(error)) if pace.is_over() => before.unwrap_or(error),
+                Err(AttemptError::Passing(error)) => error,
             };
             if !pace.wait(error.retry_after()).await {
                 return Err(self.unavailable(&error));
@@ -215,20 +215,20 @@ impl Shared {
         &self,
         edit: &mut impl FnMut(&mut Draft) -> Result<(bool, T), KeyStoreError>,
         deadline: Instant,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, AttemptError> {
         let secret = self.api.read(deadline).await.map_err(|error| self.judge(error))?;
-        let records = self.records_in(&secret).map_err(Failure::Final)?;
+        let records = self.records_in(&secret).map_err(AttemptError::Final)?;
         // Keys that were lost with their Secret are restored with the next change.
         let records = self.merged(records.unwrap_or_else(|| self.keys.load().records()));
         let mut draft = Draft { records, other_bytes: secret.other_bytes };
-        let (is_changed, answer) = edit(&mut draft).map_err(Failure::Final)?;
+        let (is_changed, answer) = edit(&mut draft).map_err(AttemptError::Final)?;
         if is_changed {
             for record in &mut draft.records {
                 let live = self.keys.load().lookup(&record.id).and_then(|key| key.record_now().last_used_at);
                 record.last_used_at = record.last_used_at.max(live);
             }
             let text = stored::encode_compact(&draft.records)
-                .map_err(|error| Failure::Final(KeyStoreError::Unavailable(error.to_string())))?;
+                .map_err(|error| AttemptError::Final(KeyStoreError::Unavailable(error.to_string())))?;
             self.api.write(&secret.version, &text, deadline).await.map_err(|error| self.judge(error))?;
         }
         // Also without a change by this relay: changes by others, above all revocations, are in effect from here on.
@@ -277,10 +277,10 @@ impl Shared {
         )))
     }
 
-    fn judge(&self, error: ApiError) -> Failure {
+    fn judge(&self, error: ApiError) -> AttemptError {
         match error {
-            ApiError::Conflict | ApiError::Passing { .. } => Failure::Passing(error),
-            ApiError::Refused(_) => Failure::Final(self.unavailable(&error)),
+            ApiError::Conflict | ApiError::Passing { .. } => AttemptError::Passing(error),
+            ApiError::Refused(_) => AttemptError::Final(self.unavailable(&error)),
         }
     }
 
@@ -345,7 +345,7 @@ impl Shared {
 }
 
 /// Follows the mounted keys until the store is dropped.
-async fn follow(store: Weak<Shared>, mut watch: FileWatch) {
+async fn follow(store: Weak<SecretState>, mut watch: FileWatch) {
     let mut doubt: Option<Duration> = None;
     loop {
         let asking = async {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use modelrelay_protocol::model_details::{DetailsByModel, ModelDetails};
 
 use super::Provider;
-use crate::config::ProviderConfig;
+use crate::settings::config::ProviderConfig;
 
 /// The details of a provider's models at one moment.
 pub struct Details {

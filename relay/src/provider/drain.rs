@@ -6,9 +6,10 @@ use std::time::Duration;
 use modelrelay_protocol::message::GracefulShutdown;
 use tracing::info;
 
-use super::{Provider, State};
+use super::worker::close::Close;
+use super::{Provider, ProviderCore};
 use crate::dispatch::{AttemptFailure, Event};
-use crate::socket::link::{Close, WorkerLink};
+use crate::provider::worker::link::WorkerLink;
 
 /// The time that a draining worker may need to disconnect after its own deadline.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ impl Provider {
 
     pub(super) fn drain_locked(
         &self,
-        state: &mut State,
+        state: &mut ProviderCore,
         link: &Arc<WorkerLink>,
         reason: &str,
         timeout: Option<u64>,
@@ -49,7 +50,7 @@ impl Provider {
     }
 
     /// Sends no more requests over this link; unwritten ones are requeued.
-    pub(super) fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
+    pub(super) fn stop_sending(&self, state: &mut ProviderCore, link: &WorkerLink) {
         let worker = link.info.key;
         self.handle_quietly(state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {

@@ -7,16 +7,16 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message as wire;
 use tracing::{debug, info, warn};
 
-use super::{Provider, State};
-use crate::dashboard::journal::PER_REQUEST;
+use super::{Provider, ProviderCore};
 use crate::dispatch::{
     CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
-use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
-use crate::request::{NeedsCore1, RequestRecord};
+use crate::provider::request::{NeedsCore1, RequestRecord};
+use crate::telemetry::journal::PER_REQUEST;
+use crate::telemetry::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 
 impl Provider {
-    pub(super) fn execute(&self, state: &mut State, effect: Effect) {
+    pub(super) fn execute(&self, state: &mut ProviderCore, effect: Effect) {
         match effect {
             Effect::Send { worker, request, attempt, waited } => self.send(state, worker, request, attempt, waited),
             Effect::CancelSent { worker, request, attempt: _, reason } => {
@@ -55,7 +55,7 @@ impl Provider {
         }
     }
 
-    fn send(&self, state: &State, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
+    fn send(&self, state: &ProviderCore, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
         let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
             // The core knows only links and requests that the shell passed to it, and removes them first.
             debug!(?worker, ?request, "dispatch target is gone");
@@ -70,15 +70,15 @@ impl Provider {
             progress.attempts = attempt;
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        if let Some(trace) = &record.outline.trace {
-            trace.begin_attempt(&record.outline, &link.info.name, attempt, waited);
+        if let Some(trace) = &record.spec.trace {
+            trace.begin_attempt(&record.spec, &link.info.name, attempt, waited);
         }
         let wire_id = link.send(record, attempt);
         info!(
             target: PER_REQUEST,
-            request_id = record.outline.id,
+            request_id = record.spec.id,
             provider = %self.name,
-            model = record.outline.logged_model(),
+            model = record.spec.logged_model(),
             worker = %link.info.name,
             attempt,
             wire_id = &*wire_id,
@@ -87,7 +87,7 @@ impl Provider {
         );
     }
 
-    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32, age: Duration) {
+    fn fail(&self, state: &mut ProviderCore, request: RequestKey, failure: Failure, attempts: u32, age: Duration) {
         let Some(record) = self.forget(state, request) else { return };
         if attempts == 0 {
             record.progress().queue_wait = age;
@@ -96,15 +96,15 @@ impl Provider {
         }
         let error = self.error_for(state, &record, failure);
         match failure {
-            Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
+            Failure::QueueFull { .. } => warn!(request_id = record.spec.id, provider = %self.name, "queue full"),
             Failure::QueueShareFull { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, "queue share of a key full");
+                warn!(request_id = record.spec.id, provider = %self.name, "queue share of a key full");
             }
             Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, model = record.outline.logged_model(), "queue timeout");
+                warn!(request_id = record.spec.id, provider = %self.name, model = record.spec.logged_model(), "queue timeout");
             }
             Failure::RequeueExhausted => {
-                warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
+                warn!(request_id = record.spec.id, provider = %self.name, attempts, "requeue exhausted");
             }
             Failure::RequestTimeout
             | Failure::Disabled
@@ -123,10 +123,10 @@ impl Provider {
         record.exchange.fail(error);
     }
 
-    fn error_for(&self, state: &State, record: &RequestRecord, failure: Failure) -> ApiError {
+    fn error_for(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure) -> ApiError {
         let secs = |secs: u32| Duration::from_secs(u64::from(secs));
         let from_worker = || record.progress().worker_error.clone();
-        let model = &record.outline.model;
+        let model = &record.spec.model;
         match failure {
             Failure::QueueFull { retry_after_secs } => {
                 ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
@@ -166,7 +166,7 @@ impl Provider {
                 not_loaded(model, code, said, retry_after)
             }
             Failure::ModelLoading { retry_after } => {
-                let waited = record.outline.received_at.elapsed().as_secs();
+                let waited = record.spec.received_at.elapsed().as_secs();
                 let message = format!("{model} could not be loaded within the {waited} s that this request has waited");
                 match retry_after {
                     Some(after) => {
@@ -189,7 +189,7 @@ impl Provider {
         }
     }
 
-    fn too_old(&self, state: &State, record: &RequestRecord, worker: WorkerKey) -> ApiError {
+    fn too_old(&self, state: &ProviderCore, record: &RequestRecord, worker: WorkerKey) -> ApiError {
         let link = state.links.get(&worker);
         let version = link.and_then(|link| link.info.version.clone()).unwrap_or_else(|| "older than 0.1.0".to_owned());
         match record.needs_core1 {
@@ -206,7 +206,7 @@ impl Provider {
         }
     }
 
-    fn requeued(&self, state: &State, request: RequestKey, reason: RequeueReason, attempt: u32) {
+    fn requeued(&self, state: &ProviderCore, request: RequestKey, reason: RequeueReason, attempt: u32) {
         let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
@@ -216,13 +216,13 @@ impl Provider {
             progress.dispatched_at = None;
             progress.waiting_since = Some(Instant::now());
         }
-        if let Some(trace) = &record.outline.trace {
+        if let Some(trace) = &record.spec.trace {
             trace.requeue(label.as_str());
         }
         warn!(
-            request_id = record.outline.id,
+            request_id = record.spec.id,
             provider = %self.name,
-            model = record.outline.logged_model(),
+            model = record.spec.logged_model(),
             reason = label.as_str(),
             attempt,
             "request requeued"
@@ -243,7 +243,7 @@ impl Provider {
         self.series.cancelled(reason, stage.into());
     }
 
-    fn forget(&self, state: &mut State, request: RequestKey) -> Option<Arc<RequestRecord>> {
+    fn forget(&self, state: &mut ProviderCore, request: RequestKey) -> Option<Arc<RequestRecord>> {
         let record = state.requests.remove(&request);
         self.shared.progress.notify_waiters();
         if state.deleted && state.requests.is_empty() {
@@ -253,7 +253,7 @@ impl Provider {
     }
 }
 
-impl State {
+impl ProviderCore {
     /// Returns the likely cause of a missing model although workers are connected: a worker lists no models while its
     /// backend is down.
     fn workers_without_models(&self) -> String {

@@ -8,8 +8,8 @@ use tracing::{debug, info, warn};
 
 use super::Provider;
 use crate::dispatch::{Event, Grant, NewMultiplexer};
-use crate::socket::link::WorkerLink;
-use crate::socket::slots::{clean_gates, clean_slots, most_models};
+use crate::provider::worker::link::WorkerLink;
+use crate::provider::worker::slots::{clean_gates, clean_slots, most_models};
 
 /// Returns the core's input about a new worker's multiplexer.
 pub(super) fn registered(link: &WorkerLink) -> Option<NewMultiplexer> {

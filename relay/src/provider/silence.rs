@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tracing::warn;
 
-use super::{Provider, State};
+use super::{Provider, ProviderCore};
 use crate::dispatch::{CancelReason, Event};
-use crate::exchange::{Detached, Party};
-use crate::request::RequestRecord;
+use crate::provider::exchange::{Detached, Party};
+use crate::provider::request::RequestRecord;
 
 /// The longest check interval: a response ends at most an eighth of its limit too late, and no later than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ impl Provider {
         for (key, party) in silent {
             let Some(record) = state.requests.get(&key) else { continue };
             let (reason, error) = failure(party, limit);
-            let (request_id, message) = (&record.outline.id, error.message());
+            let (request_id, message) = (&record.spec.id, error.message());
             let worker = record.progress().worker.clone();
             warn!(request_id, provider = %self.name, worker = worker.as_deref(), "{message}");
             record.exchange.fail(error);
@@ -52,7 +52,7 @@ impl Provider {
     }
 
     /// Moves requests whose responses have not begun within `limit` to workers that have room.
-    fn move_unbegun(&self, state: &mut State, limit: Duration, now: Instant) {
+    fn move_unbegun(&self, state: &mut ProviderCore, limit: Duration, now: Instant) {
         let is_late = |record: &RequestRecord| {
             let still = record.exchange.standstill(now);
             still.is_some_and(|still| still.time >= limit) && !record.exchange.has_head()

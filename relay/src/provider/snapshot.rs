@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Provider, State};
+use super::{Provider, ProviderCore};
 use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, WorkerSnapshot};
-use crate::request::RequestRecord;
-use crate::socket::link::WorkerLink;
+use crate::provider::request::RequestRecord;
+use crate::provider::worker::link::WorkerLink;
 
 /// A worker: its link, and the core's view of it.
 pub struct WorkerState {
@@ -63,7 +63,7 @@ impl Provider {
         let mut in_flight_by_model = BTreeMap::new();
         for record in state.requests.values() {
             if matches!(state.core.place_of(record.key), Some(RequestPlace::Running { .. })) {
-                *in_flight_by_model.entry(Arc::clone(&record.outline.model)).or_default() += 1;
+                *in_flight_by_model.entry(Arc::clone(&record.spec.model)).or_default() += 1;
             }
         }
         let workers = state.core.workers().filter_map(|core| {
@@ -95,7 +95,7 @@ impl Provider {
 
     /// Finds a request that has not ended, by the id that its client received.
     pub fn live_request(&self, id: &str) -> Option<RequestKey> {
-        self.lock().requests.values().find(|record| record.outline.id == id).map(|record| record.key)
+        self.lock().requests.values().find(|record| record.spec.id == id).map(|record| record.key)
     }
 
     /// The number of waiting requests.
@@ -170,7 +170,7 @@ impl Provider {
     }
 }
 
-impl State {
+impl ProviderCore {
     /// Returns one link of each connected worker: the newest, if an older one only finishes its requests.
     fn workers(&self) -> impl Iterator<Item = WorkerKey> {
         let newest =

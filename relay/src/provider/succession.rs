@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use modelrelay_protocol::message::GracefulShutdown;
 
-use super::{Provider, State};
+use super::worker::close::DRAINED;
+use super::{Provider, ProviderCore};
 use crate::dispatch::{Event, WorkerKey};
-use crate::socket::link::WorkerLink;
-use crate::socket::session::DRAINED;
+use crate::provider::worker::link::WorkerLink;
 
 impl Provider {
     /// Makes `newer` the successor of `older`, which is sent no more requests.
-    pub(super) fn begin_succession(&self, state: &mut State, older: &Arc<WorkerLink>, newer: &WorkerLink) {
+    pub(super) fn begin_succession(&self, state: &mut ProviderCore, older: &Arc<WorkerLink>, newer: &WorkerLink) {
         let newer_key = newer.info.key;
         self.handle_quietly(state, Event::WorkerSucceeded { older: older.info.key, newer: newer_key });
         self.stop_sending(state, older);
@@ -30,7 +30,7 @@ impl Provider {
     }
 
     /// Drains the older link once the newer one has sent a grant, or is lost.
-    pub(super) fn end_succession(&self, state: &mut State, newer: WorkerKey) {
+    pub(super) fn end_succession(&self, state: &mut ProviderCore, newer: WorkerKey) {
         let Some(older) = state.succeeded.remove(&newer) else { return };
         if older.draining_since().is_some() || !state.links.contains_key(&older.info.key) {
             return;

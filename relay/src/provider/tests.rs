@@ -9,14 +9,14 @@ use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
-use crate::cli::Args;
-use crate::config::Config;
-use crate::exchange::Exchange;
-use crate::metrics::Metrics;
-use crate::request::Outline;
-use crate::routing::Providers;
-use crate::socket::link::WorkerInfo;
-use crate::socket::register::Accepted;
+use crate::provider::exchange::Exchange;
+use crate::provider::request::RequestSpec;
+use crate::provider::routing::Providers;
+use crate::provider::worker::link::WorkerInfo;
+use crate::provider::worker::register::Accepted;
+use crate::settings::cli::Args;
+use crate::settings::config::Config;
+use crate::telemetry::metrics::Metrics;
 
 fn provider() -> Arc<Provider> {
     let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);
@@ -60,7 +60,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
 }
 
 fn request(provider: &Provider) -> Arc<RequestRecord> {
-    let outline = Outline {
+    let spec = RequestSpec {
         id: "id".into(),
         model: "m".into(),
         allowed: None,
@@ -78,7 +78,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
         trace: None,
     };
     let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(provider.shared.next_request_key(), outline, exchange))
+    Arc::new(RequestRecord::new(provider.shared.next_request_key(), spec, exchange))
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use modelrelay_relay::shutdown::StopSignal;
+use modelrelay_relay::system::shutdown::StopSignal;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;

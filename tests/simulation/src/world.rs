@@ -10,11 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use modelrelay_relay::cli::Args as RelayArgs;
-use modelrelay_relay::config::Config;
-use modelrelay_relay::dashboard::Journal;
-use modelrelay_relay::relay;
-use modelrelay_relay::shutdown::{ShutdownSignal, StopSignal};
+use modelrelay_relay::app;
+use modelrelay_relay::settings::cli::Args as RelayArgs;
+use modelrelay_relay::settings::config::Config;
+use modelrelay_relay::system::shutdown::{ShutdownSignal, StopSignal};
+use modelrelay_relay::telemetry::journal::Journal;
 use modelrelay_worker::app::cli::{Command, parse};
 use modelrelay_worker::app::run;
 use modelrelay_worker::settings::Settings;
@@ -166,7 +166,7 @@ impl World {
                 let args = RelayArgs::load_from(relay_arguments(&plan, &keys))?;
                 let config = Config::from_args(&args)?;
                 let signal = ShutdownSignal::sent_by(host.stop.borrow().subscribe());
-                relay::run(args, config, signal, Journal::default()).await?;
+                app::run(args, config, signal, Journal::default()).await?;
                 host.end().await
             }
         });

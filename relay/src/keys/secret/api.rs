@@ -13,8 +13,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::DATA_KEY;
-use crate::cluster_api::{Body, CallError, ClusterApi};
-use crate::config::ConfigError;
+use crate::kubernetes::api::{Body, CallError, ClusterApi};
+use crate::settings::error::ConfigError;
 
 /// The kubelet may be replacing the token at this moment.
 const AFTER_UNAUTHORIZED: Duration = Duration::from_millis(500);

@@ -253,7 +253,7 @@ async fn slots_are_shown_with_state_and_target() {
 
 #[tokio::test]
 async fn event_log_is_independent_of_log_level() {
-    let relay = Relay::builder().env("LOG_LEVEL", "error,modelrelay_relay::relay=info").start().await;
+    let relay = Relay::builder().env("LOG_LEVEL", "error,modelrelay_relay::app=info").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let _running = relay.begin(chat("m"));
     worker.expect_request().await;

@@ -1,0 +1,137 @@
+//! Commands that query and control a running relay through its admin API, for terminals and scripts.
+
+mod api;
+mod tables;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::settings::commands::{Command, KeyChange, OutputFormat, RelayAccess, RequestChange};
+use api::Api;
+
+/// The interval at which the progress of a drain is polled.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// A failed command; the message is one line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CtlError(String);
+
+/// Runs a command against a relay. Commands that need no relay are handled elsewhere.
+pub async fn run(command: Command) -> Result<(), CtlError> {
+    match command {
+        Command::Check | Command::Completions(_) | Command::Man(_) | Command::Service(_) => Ok(()),
+        Command::Status(relay) => {
+            let api = Api::new(&relay)?;
+            let (state, stats) = (api.get("/admin/state").await?, api.get("/admin/stats").await?);
+            let both = json!({ "state": state, "stats": stats });
+            say(relay.output, &both, || tables::status(&state, &stats))
+        }
+        Command::Workers(relay) => {
+            let answer = Api::new(&relay)?.get("/admin/workers").await?;
+            say(relay.output, &answer, || tables::workers(&answer))
+        }
+        Command::Requests { relay, change: None } => {
+            let answer = Api::new(&relay)?.get("/admin/requests").await?;
+            say(relay.output, &answer, || tables::requests(&answer))
+        }
+        Command::Requests { change: Some(RequestChange::Cancel { relay, id }), .. } => {
+            let path = format!("/admin/requests/{}/cancel", api::segment(&id));
+            let answer = Api::new(&relay)?.call(Method::POST, &path, None).await?;
+            say(relay.output, &answer, || format!("request {id} cancelled\n"))
+        }
+        Command::Keys { relay, change: None } => {
+            let answer = Api::new(&relay)?.get("/admin/keys").await?;
+            say(relay.output, &answer, || tables::keys(&answer))
+        }
+        Command::Keys { change: Some(change), .. } => change_keys(change).await,
+        Command::Drain { relay, worker, no_wait } => drain(&relay, &worker, no_wait).await,
+    }
+}
+
+async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
+    match change {
+        KeyChange::Create { relay, name, models, providers, expires_at, max_in_flight, max_queue_percent } => {
+            let wanted = json!({
+                "name": name,
+                "models": models,
+                "providers": providers,
+                "expires_at": expires_at,
+                "max_in_flight": max_in_flight,
+                "max_queue_percent": max_queue_percent,
+            });
+            let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
+            let text = |name: &str| answer[name].as_str().unwrap_or_default();
+            say(relay.output, &answer, || {
+                format!("{}\n\nkey {} created for {name}; the secret is shown only once\n", text("secret"), text("id"))
+            })
+        }
+        KeyChange::Revoke { relay, id } => {
+            let path = format!("/admin/keys/{}", api::segment(&id));
+            let answer = Api::new(&relay)?.call(Method::DELETE, &path, None).await?;
+            say(relay.output, &answer, || format!("key {id} revoked\n"))
+        }
+    }
+}
+
+async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), CtlError> {
+    let api = Api::new(relay)?;
+    let id = find(&api.get("/admin/workers").await?, wanted)?;
+    let path = format!("/admin/workers/{}", api::segment(&id));
+    let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
+    // Relays of earlier versions do not send this field.
+    let returns = answer["stays_away"] == false;
+    let advice =
+        if returns { "; its older version reconnects within seconds: stop its process to prevent that" } else { "" };
+    if no_wait {
+        return say(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
+    }
+    let mut told = None;
+    loop {
+        let workers = api.get("/admin/workers").await?;
+        let Some(worker) = list(&workers, "workers").iter().find(|worker| worker["worker_id"] == *id) else { break };
+        let left = worker["in_flight_count"].as_u64().unwrap_or(0);
+        if told != Some(left) {
+            eprintln!("worker {wanted} is draining: {left} request{} left", if left == 1 { "" } else { "s" });
+            told = Some(left);
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    say(relay.output, &answer, || format!("worker {wanted} disconnected{advice}\n"))
+}
+
+/// Returns the id of the only worker with this name or id.
+fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
+    let is_it = |worker: &&Value| worker["worker_id"] == wanted || worker["worker_name"] == wanted;
+    let found: Vec<&str> =
+        list(workers, "workers").iter().filter(is_it).filter_map(|worker| worker["worker_id"].as_str()).collect();
+    match found[..] {
+        [id] => Ok(id.to_owned()),
+        [] => Err(CtlError(format!("no connected worker has the name or id {wanted}"))),
+        _ => {
+            Err(CtlError(format!("{} workers are named {wanted}: specify an id, {}", found.len(), found.join(" or "))))
+        }
+    }
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn say(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
+    let text = match output {
+        OutputFormat::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
+        OutputFormat::Json => format!("{answer}\n"),
+        OutputFormat::Table => table(),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // The reader of a pipe may close it before the end of the output.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CtlError(format!("cannot write the output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

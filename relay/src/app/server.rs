@@ -1,0 +1,127 @@
+//! Accepts connections.
+//!
+//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a header may
+//! take indefinitely; so connections are accepted here.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::Request;
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+use super::router;
+use crate::http::base_path;
+use crate::net::peer::{ClientIo, Peer, WRITE_PATIENCE};
+use crate::net::tls::{Connection, Tls};
+use crate::net::{self, TcpListener, TcpStream};
+use crate::provider::shared::{ProcessPhase, Shared};
+
+/// The most bytes of the headers of one request, and so of the read buffer.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// The most headers of one request.
+const MAX_HEADERS: usize = 128;
+
+/// The pause after a failed accept. When no file descriptor is left, retrying at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The data that every connection of a listener is served with.
+#[derive(Clone)]
+pub struct Serving {
+    /// The routes.
+    pub router: Router,
+    /// The path below which a proxy may serve them; see [`base_path`].
+    pub base_path: Arc<str>,
+    /// The state shared by the process.
+    pub shared: Arc<Shared>,
+    /// TLS, if connections are encrypted.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Serves `listener` until the process stops, with at most `limit` concurrent connections, which are tracked until their last
+/// byte.
+pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracker: TaskTracker) {
+    let places = Arc::new(Semaphore::new(limit));
+    let mut phase = serving.shared.watch_phase();
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping) => return,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                tracker.spawn(connection(stream, place, peer, serving.clone()));
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Serves one connection. Its permit moves with the stream, also to a worker's socket.
+async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
+    net::tune(&stream);
+    let Serving { router, base_path, shared, tls } = serving;
+    let idle_timeout = shared.config.load().client_idle_timeout;
+    let mut phase = shared.watch_phase();
+    let stopping = async move {
+        let _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping).await;
+    };
+    let mut stopping = std::pin::pin!(stopping);
+    let io = ClientIo::new(stream, WRITE_PATIENCE, Arc::clone(&shared.budget), place);
+    let heads = io.heads();
+    let flushed = io.flushed();
+    let io = match tls {
+        None => Connection::Plain(io),
+        Some(tls) => tokio::select! {
+            // Boxed because it is large, and would take the same room in the task of a plain connection.
+            shaken = Box::pin(tls.accept(io, peer)) => match shaken {
+                Some(stream) => Connection::Tls(Box::new(stream)),
+                None => return,
+            },
+            () = stopping.as_mut() => return,
+        },
+    };
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        base_path::strip(&base_path, &mut request);
+        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(flushed.clone());
+        let request = request.map(|body| Body::new(heads.end_with(body)));
+        let mut router = router.clone();
+        async move { Ok::<_, Infallible>(router::answer(&mut router, request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper has one
+        // timer for slow headers and idle connections. The default setting is longer than the 60 s for which nginx and others keep
+        // connections to the relay: if the relay closed first, their next request would be lost on the way.
+        .header_read_timeout(idle_timeout)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stopping.as_mut() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        debug!(%peer, %error, "connection ended");
+    }
+}

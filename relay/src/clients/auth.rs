@@ -1,0 +1,117 @@
+//! Authentication of clients by API key, if keys are required.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use http::request::Parts;
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::headers::{bearer_token, is_own_key};
+
+use super::text_header;
+use crate::dispatch::{Allowed, Model, QueueShare};
+use crate::keys::{Key, KeyLease};
+use crate::net::budget::Holder;
+use crate::net::lockout::{client_address, network_of};
+use crate::net::peer::Peer;
+use crate::provider::Provider;
+use crate::state::Relay;
+use crate::telemetry::metrics::Realm;
+
+/// The caller of a request: an API key, or any client if no key is required.
+pub struct Caller {
+    key: Option<Arc<Key>>,
+}
+
+impl Caller {
+    /// Checks a request's key before any of its body is read.
+    pub fn authenticate(relay: &Relay, headers: &HeaderMap) -> Result<Self, ApiError> {
+        if !relay.shared.config.load().require_api_keys {
+            return Ok(Self { key: None });
+        }
+        let refused = |message: &'static str| {
+            relay.shared.metrics.login_failed(Realm::Client);
+            ApiError::new(ErrorKind::InvalidApiKey, message)
+        };
+        let presented = presented_key(headers).ok_or_else(|| refused("API key required"))?;
+        match relay.keys.verify(presented, SystemTime::now()) {
+            Ok(key) => Ok(Self { key: Some(key) }),
+            Err(rejection) => {
+                tracing::debug!(%rejection, "API key refused");
+                Err(refused("Invalid API key"))
+            }
+        }
+    }
+
+    /// True if the caller may use a model by any of its names. A caller may use a worker's alias if it may use every model that
+    /// workers serve under it.
+    pub fn allows_model(&self, provider: &Provider, names: &[&str]) -> bool {
+        let Some(key) = &self.key else { return true };
+        let allows_all_of = |name: &&str| {
+            let ids = provider.ids_of(name);
+            !ids.is_empty() && ids.iter().all(|id| key.allows_model(id))
+        };
+        key.allows_provider(&provider.name)
+            && (names.iter().any(|name| key.allows_model(name)) || names.iter().any(allows_all_of))
+    }
+
+    /// Rejects a model that the caller may not use. If the caller may use the name only because of the models that workers serve
+    /// under it, returns the models that its key lists: another worker, or the same one later, may serve another model under that
+    /// name.
+    pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
+        if !self.allows_model(provider, names) {
+            return Err(forbidden());
+        }
+        let listed = self.key.as_ref().and_then(|key| key.limits().models.as_ref());
+        let by_meaning = listed.filter(|listed| !names.iter().any(|name| listed.iter().any(|listed| listed == name)));
+        Ok(by_meaning.map(|listed| Arc::new(listed.iter().map(|id| Model::from(id.as_str())).collect())))
+    }
+
+    /// Returns the caller's error for a model that does not exist. A key that may not use the model does not learn whether it
+    /// exists.
+    pub fn hide_unknown_model(&self, model: &str, error: ApiError) -> ApiError {
+        if self.key.as_ref().is_none_or(|key| key.allows_model(model)) { error } else { forbidden() }
+    }
+
+    /// Adds a request of this caller, until the lease is dropped.
+    pub fn lease(&self) -> Result<Option<KeyLease>, ApiError> {
+        let lease = self.key.as_ref().map(|key| key.acquire()).transpose();
+        lease.map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))
+    }
+
+    /// The part of a queue that the caller's requests may fill; `None` for all of it.
+    pub fn queue_share(&self) -> Option<QueueShare> {
+        let key = self.key.as_ref()?;
+        key.limits().max_queue_percent.map(|percent| QueueShare { key: key.shared_id(), percent })
+    }
+
+    /// The id of the caller's key; `None` where no key is required.
+    pub fn key_id(&self) -> Option<Arc<str>> {
+        self.key.as_ref().map(|key| key.shared_id())
+    }
+
+    /// The client to whose share of the memory budget the request's body is charged.
+    pub fn holder(&self, relay: &Relay, parts: &Parts) -> Holder {
+        let of_address = || {
+            let peer = parts.extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
+            let proxies = &relay.shared.config.load().trusted_proxies;
+            Holder::Address(network_of(client_address(peer, &parts.headers, proxies)))
+        };
+        self.key_id().map_or_else(of_address, Holder::Key)
+    }
+}
+
+fn forbidden() -> ApiError {
+    ApiError::new(ErrorKind::ModelForbidden, "this API key may not use this provider or model")
+}
+
+/// The key in a request's `Authorization: Bearer` or `x-api-key` header. If both are present, the one in the relay's format is
+/// used; the other is for the backend.
+fn presented_key(headers: &HeaderMap) -> Option<&str> {
+    let value = |name| text_header(headers, name);
+    let bearer = value("authorization").map(bearer_token);
+    let presented = [bearer, value("x-api-key").map(str::trim)].into_iter().flatten().filter(|key| !key.is_empty());
+    let (ours, theirs): (Vec<_>, Vec<_>) = presented.partition(|key| is_own_key(key));
+    ours.into_iter().chain(theirs).next()
+}

@@ -1,0 +1,463 @@
+//! Requests for a backend: reading, routing, submitting and responding.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method, Request};
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::headers;
+use modelrelay_protocol::paths::{self, Endpoint};
+use modelrelay_protocol::secret::Secret;
+
+use super::answer::{Answer, respond};
+use super::auth::Caller;
+use super::ticket::Ticket;
+use super::{browser, intake, models, parse, spelling, text_header};
+use crate::dispatch::WorkerKey;
+use crate::http::fallback;
+use crate::http::respond::Client;
+use crate::net::budget::{Holder, Purpose};
+use crate::provider::Provider;
+use crate::provider::affinity::Origin;
+use crate::provider::exchange::Exchange;
+use crate::provider::request::{RequestRecord, RequestSpec, RequestTrace};
+use crate::provider::routing::Route;
+use crate::provider::shared::ProcessPhase;
+use crate::state::Relay;
+use crate::system::blocking;
+use crate::telemetry::metrics::{ClientKind, Outcome};
+
+/// The size of a body from which it is parsed outside of the async threads; parsing this much takes half a millisecond.
+const LONG_READ_BYTES: usize = 512 << 10;
+
+/// The time after a relay's start in which its workers reconnect: a worker pauses at most ten seconds between two attempts.
+const STARTING: Duration = Duration::from_secs(15);
+
+/// How long a request waits during that time for a worker that lists its model, while other workers are connected.
+const PATIENCE_WHILE_STARTING: Duration = Duration::from_secs(1);
+
+/// The `Retry-After` of such a request.
+const RETRY_WHILE_STARTING: Duration = Duration::from_secs(5);
+
+/// `POST` to a route whose body names the model.
+pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
+    let opened = Opened::of(&relay, &request);
+    let (parts, mut body) = request.into_parts();
+    let response = match prepare_by_model(&relay, &opened, &parts, &mut body).await {
+        Ok(ticket) => answer(&opened.client, ticket).await,
+        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
+    };
+    browser::share(&relay.shared.config.load(), &parts.headers, response)
+}
+
+/// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`. Only the worker that made the response knows it.
+pub async fn by_response_id(
+    State(relay): State<Arc<Relay>>,
+    Path(id): Path<String>,
+    request: Request<Body>,
+) -> Response {
+    let opened = Opened::of(&relay, &request);
+    let (parts, mut body) = request.into_parts();
+    let response = match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
+        Ok(ticket) => answer(&opened.client, ticket).await,
+        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
+    };
+    browser::share(&relay.shared.config.load(), &parts.headers, response)
+}
+
+/// A request whose head has been read.
+struct Opened {
+    client: Client,
+    endpoint: Endpoint,
+    trace: Option<Arc<RequestTrace>>,
+}
+
+impl Opened {
+    fn of(relay: &Relay, request: &Request<Body>) -> Self {
+        count_retry(relay, request.headers());
+        let (method, path) = (request.method(), request.uri().path());
+        let client = Client::of(request);
+        let trace = relay.shared.traces.as_ref();
+        let trace =
+            trace.map(|traces| RequestTrace::begin(traces, method, path, request.headers(), &client.request_id));
+        let endpoint = paths::endpoint(method.as_str(), path).unwrap_or(Endpoint::Other);
+        Self { client, endpoint, trace: trace.map(Arc::new) }
+    }
+}
+
+fn refuse(
+    relay: &Relay,
+    Opened { client, endpoint, trace }: &Opened,
+    error: &ApiError,
+    (parts, body): (&Parts, Body),
+) -> Response {
+    fallback::discard(&parts.headers, body);
+    relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
+    if let Some(trace) = trace {
+        trace.refuse(error);
+    }
+    client.refuse(&parts.method, &parts.uri, error)
+}
+
+async fn prepare_by_model(
+    relay: &Arc<Relay>,
+    opened: &Opened,
+    parts: &Parts,
+    body: &mut Body,
+) -> Result<Ticket, ApiError> {
+    let received_at = Instant::now();
+    let caller = admit(relay, parts)?;
+    let lease = caller.lease()?;
+    let holder = caller.holder(relay, parts);
+    let body = read_body(relay, opened.endpoint, holder.clone(), (&parts.headers, body)).await?;
+    let read_at = Instant::now();
+    let content_type = content_type(&parts.headers)?;
+    let named = named_provider(&parts.headers);
+    let default = relay.providers.default_model(named.as_deref());
+    let routed = read_route(content_type, &body, default.as_ref().map(|(_, model)| model)).await?;
+    let of_default = default.as_ref().filter(|_| routed.names_no_model()).map(|(provider, _)| &**provider);
+    let route = find_route(relay, &caller, of_default.or(named.as_deref()), &routed.model).await?;
+    let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
+    let body =
+        if routed.needs_rewrite(&route.model) { rename(relay, holder, &body, &routed, &route.model)? } else { body };
+    let spec = RequestSpec {
+        id: opened.client.request_id.clone(),
+        model: route.model,
+        allowed,
+        key: caller.key_id(),
+        share: caller.queue_share(),
+        provider: Arc::clone(&route.provider.name),
+        endpoint: opened.endpoint,
+        dialect: opened.client.dialect,
+        method: "POST",
+        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: headers_of(relay, parts),
+        is_streaming: routed.stream,
+        body,
+        received_at,
+        trace: opened.trace.clone(),
+    };
+    let pin = match &routed.previous_response_id {
+        Some(id) => Some(pin_to(relay, &route.provider, id, &spec).await?),
+        None => None,
+    };
+    Ok(submit(relay, &route.provider, spec, pin, read_at, lease))
+}
+
+async fn prepare_by_id(
+    relay: &Arc<Relay>,
+    opened: &Opened,
+    id: &str,
+    parts: &Parts,
+    body: &mut Body,
+) -> Result<Ticket, ApiError> {
+    let received_at = Instant::now();
+    let caller = admit(relay, parts)?;
+    let lease = caller.lease()?;
+    if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
+        return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
+    }
+    let body = read_body(relay, Endpoint::Responses, caller.holder(relay, parts), (&parts.headers, body)).await?;
+    let read_at = Instant::now();
+    let (provider, model, pin) =
+        worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
+    let allowed = caller.check_model(&provider, &[&model])?;
+    let spec = RequestSpec {
+        id: opened.client.request_id.clone(),
+        model,
+        allowed,
+        key: caller.key_id(),
+        share: caller.queue_share(),
+        provider: Arc::clone(&provider.name),
+        endpoint: Endpoint::Responses,
+        dialect: opened.client.dialect,
+        method: if parts.method == Method::GET { "GET" } else { "POST" },
+        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: headers_of(relay, parts),
+        is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
+        body,
+        received_at,
+        trace: opened.trace.clone(),
+    };
+    Ok(submit(relay, &provider, spec, Some(pin), read_at, lease))
+}
+
+/// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
+/// the relay has just started and workers may still reconnect.
+async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
+    let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
+    let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
+    loop {
+        let listed = relay.shared.models_listed.notified();
+        let error = match relay.providers.route(named, model) {
+            Err(error) if *error.kind() == ErrorKind::ModelNotFound => error,
+            routed => return routed,
+        };
+        if is_starting && tokio::time::timeout_at(deadline, listed).await.is_ok() {
+            continue;
+        }
+        let fallback = relay.providers.fallback(named);
+        // The key must allow the fallback model, not the unknown name.
+        if let Some(route) = fallback.filter(|route| caller.allows_model(&route.provider, &[&route.model])) {
+            return Ok(route);
+        }
+        let error = caller.hide_unknown_model(model, error);
+        if *error.kind() == ErrorKind::ModelForbidden {
+            return Err(error);
+        }
+        let names = models::allowed_names(relay, caller);
+        let near = spelling::nearest(model, names.iter().map(|named| &*named.name));
+        let error = if near.is_empty() { error } else { error.with_more(&format!("; similar: {}", near.join(", "))) };
+        return Err(if is_starting { error.with_retry_after(RETRY_WHILE_STARTING) } else { error });
+    }
+}
+
+fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
+    browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
+    if relay.shared.phase() >= ProcessPhase::Draining {
+        return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
+    }
+    Caller::authenticate(relay, &parts.headers)
+}
+
+async fn read_body(
+    relay: &Relay,
+    endpoint: Endpoint,
+    holder: Holder,
+    (headers, body): (&HeaderMap, &mut Body),
+) -> Result<Bytes, ApiError> {
+    let limit = relay.shared.config.load().max_request_bytes;
+    let body = intake::read(headers, body, relay.shared.budget.open_for(holder), limit).await?;
+    relay.shared.metrics.request_body_received(endpoint, body.len() as u64);
+    Ok(body)
+}
+
+/// Reads the routing fields of the body. A large body takes milliseconds, during which its thread would forward no tokens.
+async fn read_route(
+    content_type: Option<&str>,
+    body: &Bytes,
+    default: Option<&Arc<str>>,
+) -> Result<parse::Routed, ApiError> {
+    if body.len() < LONG_READ_BYTES {
+        return parse::parse(content_type, body, default.map(|model| &**model));
+    }
+    let (content_type, body, default) = (content_type.map(str::to_owned), body.clone(), default.cloned());
+    let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body, default.as_deref()));
+    reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
+}
+
+/// Replaces an alias. The copy is charged to the budget like the original, which is dropped.
+fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
+    let bytes = body.len() as u64;
+    let mut reservation = relay.shared.budget.open_for(holder);
+    reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
+    Ok(reservation.hold(parse::with_model(body, routed, model)))
+}
+
+fn submit(
+    relay: &Arc<Relay>,
+    provider: &Arc<Provider>,
+    spec: RequestSpec,
+    pin: Option<WorkerKey>,
+    read_at: Instant,
+    lease: Option<crate::keys::KeyLease>,
+) -> Ticket {
+    let config = relay.shared.config.load();
+    let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
+    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), spec, exchange));
+    let known = relay.providers.knows(provider, &record.spec.model);
+    let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
+    provider.submit(&record, pin);
+    ticket
+}
+
+async fn answer(client: &Client, ticket: Ticket) -> Response {
+    let keepalive = ticket.keepalive();
+    let exchange = Arc::clone(&ticket.record().exchange);
+    let mut head = std::pin::pin!(poll_fn(|cx| exchange.poll_head(cx)));
+    if let Some(after) = keepalive {
+        tokio::select! {
+            biased;
+            head = &mut head => respond(client, ticket, head),
+            () = tokio::time::sleep(after) => Answer::awaiting_head(client, ticket, after),
+        }
+    } else {
+        let head = head.await;
+        respond(client, ticket, head)
+    }
+}
+
+/// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only worker.
+async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, spec: &RequestSpec) -> Result<WorkerKey, ApiError> {
+    match relay.shared.affinity.origin(&provider.name, id, Instant::now()) {
+        Some(origin) if origin.is_open_to(spec.key.as_deref()) => wait_for_origin(provider, &origin).await,
+        Some(_) => Err(response_not_found()),
+        None => provider.sole_worker_for(&spec.model).ok_or_else(response_not_found),
+    }
+}
+
+/// Returns the worker that made a response for this caller, with its model; if the id is unknown, the only worker. One id may
+/// stand for responses of several providers; then the first one made among those that the caller may read is used.
+async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
+    let mut origins = relay.shared.affinity.origins(id, Instant::now());
+    origins.retain(|origin| named.is_none_or(|named| *origin.provider == *named));
+    if origins.is_empty() {
+        return sole_worker(relay, named, caller);
+    }
+    let key = caller.key_id();
+    let origin = origins.into_iter().find(|origin| origin.is_open_to(key.as_deref())).ok_or_else(response_not_found)?;
+    let provider = relay.providers.named(&origin.provider).ok_or_else(response_not_found)?;
+    let worker = wait_for_origin(&provider, &origin).await?;
+    Ok((provider, origin.model, worker))
+}
+
+/// Waits for a worker between two connections, as long as a request waits for a model that no worker has.
+async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<WorkerKey, ApiError> {
+    let deadline = tokio::time::Instant::now() + provider.config().absent_timeout();
+    loop {
+        let joined = provider.joined();
+        if let Some(worker) = provider.worker_of_instance(&origin.instance) {
+            return Ok(worker);
+        }
+        if tokio::time::timeout_at(deadline, joined).await.is_err() {
+            return Err(response_not_found());
+        }
+    }
+}
+
+type Pinned = (Arc<Provider>, Arc<str>, WorkerKey);
+
+/// Returns the only connected worker, for an id that the relay does not know, with a model for the request: one that the worker
+/// serves now, because such an id does not justify a swap, and that the caller may use.
+fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
+    let providers = match named {
+        Some(name) => relay.providers.named(name).into_iter().collect(),
+        None => relay.providers.all(),
+    };
+    let mut workers = providers.iter().filter(|provider| provider.worker_count() > 0);
+    let (Some(provider), None) = (workers.next(), workers.next()) else { return Err(response_not_found()) };
+    let worker = provider.sole_worker().ok_or_else(response_not_found)?;
+    let state = provider.snapshot();
+    let core = state.workers.iter().map(|state| &state.core).find(|core| core.key == worker);
+    let core = core.ok_or_else(response_not_found)?;
+    let mut open = core.open.iter();
+    let first = open.clone().next();
+    let allowed = open.find(|model| caller.allows_model(provider, &[model]));
+    let model = allowed.or(first).ok_or_else(response_not_found)?;
+    Ok((Arc::clone(provider), Arc::clone(model), worker))
+}
+
+fn response_not_found() -> ApiError {
+    ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker has this response")
+}
+
+fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
+    let config = relay.shared.config.load();
+    backend_headers(&parts.headers, relay.admin_token.current().as_deref(), &config.request_headers)
+}
+
+/// Returns the client's headers for the backend, with repeated ones joined. The relay's own keys are removed, and so is an admin
+/// token that was sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
+pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>, further: &[String]) -> BTreeMap<String, String> {
+    // A token that contains a space is no single credential word.
+    let is_token = |value: &str, token: &Secret| {
+        token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))
+    };
+    let is_ours = |value: &str| headers::is_own_key(value) || admin_token.is_some_and(|token| is_token(value, token));
+    let mut kept: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in map {
+        let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
+        let may_be_secret = !headers::REQUEST_HEADERS.contains(&name.as_str());
+        if !headers::is_forwarded_header(name.as_str(), further) || may_be_secret && is_ours(value) {
+            continue;
+        }
+        kept.entry(name.as_str().to_owned())
+            .and_modify(|joined| {
+                joined.push_str(", ");
+                joined.push_str(value);
+            })
+            .or_insert_with(|| value.to_owned());
+    }
+    kept
+}
+
+/// The provider that a request names. A name that is not text is a name, too, of a provider that does not exist.
+fn named_provider(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    headers.get("x-modelrelay-provider").map(|value| String::from_utf8_lossy(value.as_bytes()))
+}
+
+/// The type of a body. Two types are rejected: parsers pick different ones, and would find different models in a form.
+fn content_type(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    if headers.get_all("content-type").iter().nth(1).is_some() {
+        return Err(ApiError::new(ErrorKind::InvalidJson, "the request has more than one Content-Type"));
+    }
+    Ok(text_header(headers, "content-type"))
+}
+
+fn count_retry(relay: &Relay, headers: &HeaderMap) {
+    let retried = text_header(headers, "x-stainless-retry-count").is_some_and(|count| count != "0");
+    if retried {
+        let agent = text_header(headers, "user-agent").unwrap_or("");
+        let client = if agent.contains("Anthropic") {
+            ClientKind::Anthropic
+        } else if agent.contains("OpenAI") {
+            ClientKind::OpenAi
+        } else {
+            ClientKind::Other
+        };
+        relay.shared.metrics.client_retried(client);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{HeaderName, HeaderValue};
+
+    #[test]
+    fn backend_headers_are_listed_joined_and_without_keys() {
+        let mut map = HeaderMap::new();
+        for (name, value) in [
+            ("content-type", "application/json"),
+            ("anthropic-beta", "a"),
+            ("anthropic-beta", "b"),
+            ("authorization", "Bearer mr-1-2"),
+            ("x-api-key", "sk-theirs"),
+            ("authorization", "Bearer admin"),
+            ("cookie", "c"),
+        ] {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        let kept = backend_headers(&map, Some(&Secret::new("admin")), &[]);
+        let kept: Vec<_> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            kept,
+            [("anthropic-beta", "a, b"), ("content-type", "application/json"), ("x-api-key", "sk-theirs")]
+        );
+    }
+
+    #[test]
+    fn admin_token_never_reaches_backend() {
+        for value in
+            ["admin", "bearer admin", "Bearer  admin", "Bearer\tadmin", "Token admin", "Bearer sk, Bearer admin"]
+        {
+            for name in ["authorization", "x-api-key"] {
+                let map = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
+                assert!(backend_headers(&map, Some(&Secret::new("admin")), &[]).is_empty(), "{name}: {value:?}");
+            }
+        }
+        let two_words =
+            HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer two words"))]);
+        assert!(backend_headers(&two_words, Some(&Secret::new("two words")), &[]).is_empty());
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("two")), &[]).len(), 0);
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("wo")), &[]).len(), 1);
+    }
+}

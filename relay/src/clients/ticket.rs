@@ -1,0 +1,191 @@
+//! A request's ticket in the relay, held by its handler or its response.
+//!
+//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below ends
+//! with it. It also counts and logs the request once, however it ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::error::ApiError;
+
+use crate::dispatch::CancelReason;
+use crate::keys::KeyLease;
+use crate::provider::Provider;
+use crate::provider::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
+use crate::telemetry::journal::PER_REQUEST;
+use crate::telemetry::metrics::{Outcome, RequestEnd, RequestSeries};
+
+/// The ticket of one request.
+pub struct Ticket {
+    provider: Arc<Provider>,
+    record: Arc<RequestRecord>,
+    series: Arc<RequestSeries>,
+    read_at: Instant,
+    status: Option<u16>,
+    first_byte_at: Option<Instant>,
+    last_byte_at: Option<Instant>,
+    bytes: u64,
+    delivered: bool,
+    /// Why the response was aborted.
+    broken: Option<Outcome>,
+    _lease: Option<KeyLease>,
+}
+
+impl Ticket {
+    /// Creates a ticket for a request that is about to be submitted. `known`: the model may become a metric label.
+    pub fn new(
+        provider: Arc<Provider>,
+        record: Arc<RequestRecord>,
+        known: bool,
+        read_at: Instant,
+        lease: Option<KeyLease>,
+    ) -> Self {
+        let model = known.then(|| provider.counted_as(&record.spec.model));
+        let series = provider.series.request(model.as_deref(), record.spec.endpoint);
+        Self {
+            provider,
+            record,
+            series,
+            read_at,
+            status: None,
+            first_byte_at: None,
+            last_byte_at: None,
+            bytes: 0,
+            delivered: false,
+            broken: None,
+            _lease: lease,
+        }
+    }
+
+    /// The request.
+    pub fn record(&self) -> &Arc<RequestRecord> {
+        &self.record
+    }
+
+    /// How long a stream may be silent before a comment is sent, if this is configured.
+    pub fn keepalive(&self) -> Option<Duration> {
+        self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.spec.is_streaming)
+    }
+
+    /// Records the status that was sent to the client.
+    pub fn mark_status(&mut self, status: u16) {
+        self.status.get_or_insert(status);
+    }
+
+    /// Records bytes of the response that are sent to the client.
+    pub fn mark_bytes(&mut self, bytes: usize, is_event_stream: bool) {
+        let now = Instant::now();
+        self.bytes += bytes as u64;
+        if self.first_byte_at.is_none() {
+            self.first_byte_at = Some(now);
+            self.series.first_byte_sent(now - self.record.spec.received_at);
+            let dispatched_at = self.record.progress().dispatched_at;
+            let (_, _, came_at) = self.record.exchange.summary();
+            if let (Some(sent), Some(came)) = (dispatched_at, came_at) {
+                self.series.first_byte_received(came.saturating_duration_since(sent));
+            }
+        } else if let Some(last) = self.last_byte_at
+            && is_event_stream
+        {
+            self.series.chunk_received(now - last);
+        }
+        self.last_byte_at = Some(now);
+    }
+
+    /// The number of bytes of the response that were sent to the client.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Records that the whole response was sent.
+    pub fn mark_delivered(&mut self) {
+        self.delivered = true;
+    }
+
+    /// Records that the response was aborted for this reason, whether or not a worker had ended it by then.
+    pub fn mark_broken(&mut self, error: &ApiError) {
+        self.broken = Some(Outcome::of_error(error.kind()));
+    }
+
+    fn outcome(&self, end: Option<&Result<(), ApiError>>) -> (Outcome, u16) {
+        if let Some(outcome) = self.broken {
+            return (outcome, self.status.unwrap_or(200));
+        }
+        match end {
+            Some(Err(error)) => (Outcome::of_error(error.kind()), self.status.unwrap_or_else(|| error.status())),
+            _ if !self.delivered => (Outcome::Cancelled, CLIENT_CLOSED_REQUEST),
+            Some(Ok(())) | None => {
+                let status = self.status.unwrap_or(200);
+                (Outcome::of_backend_status(status), status)
+            }
+        }
+    }
+
+    fn log(&self, outcome: Outcome, code: u16, duration: Duration) {
+        let spec = &self.record.spec;
+        let progress = self.record.progress();
+        let ttft = self.first_byte_at.map(|at| (at - spec.received_at).as_millis() as u64);
+        tracing::info!(
+            target: PER_REQUEST,
+            request_id = spec.id,
+            provider = %spec.provider,
+            model = spec.logged_model(),
+            endpoint = spec.endpoint.as_str(),
+            worker = progress.worker.as_deref(),
+            outcome = outcome.as_str(),
+            code,
+            queue_ms = progress.queue_wait.as_millis() as u64,
+            ttft_ms = ttft,
+            duration_ms = duration.as_millis() as u64,
+            bytes = self.bytes,
+            trace_id = spec.trace.as_ref().map(|trace| trace.id()),
+            "response complete"
+        );
+    }
+
+    fn end_trace(&self, outcome: Outcome, code: u16, progress: &Progress, came_at: Option<Instant>) {
+        let spec = &self.record.spec;
+        let Some(trace) = &spec.trace else { return };
+        let sent_and_came = progress.dispatched_at.zip(came_at);
+        trace.finish(&TraceEnd {
+            outcome,
+            code,
+            is_broken: self.broken.is_some(),
+            spec,
+            queue_wait: progress.queue_wait,
+            first_byte: self.first_byte_at.map(|at| at - spec.received_at),
+            upstream_first_byte: sent_and_came.map(|(sent, came)| came.saturating_duration_since(sent)),
+            unsent_since: (progress.attempts == 0).then_some(self.read_at),
+            tokens: progress.token_counts,
+        });
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let duration = self.record.spec.received_at.elapsed();
+        let (end, _, came_at) = self.record.exchange.summary();
+        let (outcome, code) = self.outcome(end.as_ref());
+        self.record.exchange.close();
+        // The worker's session is about to report a complete response as such; its worker, which has no part in it any
+        // more, must not receive a cancel.
+        if !matches!(end, Some(Ok(()))) {
+            self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
+        }
+        let stream = self.record.spec.is_streaming;
+        self.series.finished(RequestEnd { outcome, code, stream, duration });
+        let metrics = &self.provider.shared.metrics;
+        metrics.response_body_sent(self.record.spec.endpoint, self.bytes);
+        let progress = self.record.progress().clone();
+        if let Some(tokens) = progress.token_counts {
+            let writing = self.first_byte_at.zip(self.last_byte_at).map(|(first, last)| last - first);
+            self.series.tokens_used(tokens, writing);
+        }
+        if let Some(sent) = progress.dispatched_at {
+            let spent = sent.saturating_duration_since(self.read_at).saturating_sub(progress.queue_wait);
+            metrics.overhead_observed(self.record.spec.endpoint, spent);
+        }
+        self.log(outcome, code, duration);
+        self.end_trace(outcome, code, &progress, came_at);
+    }
+}

@@ -1,0 +1,229 @@
+//! One client request outside of the core: the data to send, the exchange of its response, and its progress.
+
+mod trace;
+
+pub use trace::{RequestTrace, TraceEnd};
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::headers::looks_like_key;
+use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
+use modelrelay_protocol::paths::Endpoint;
+
+use crate::dispatch::{Allowed, QueueShare, RequestKey};
+use crate::provider::exchange::Exchange;
+
+/// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
+const ENVELOPE_BYTES: usize = 128 << 10;
+
+/// The status of a request whose client disconnected, as in nginx.
+pub const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// The data that a handler has when it submits a request.
+pub struct RequestSpec {
+    /// The request id for the client.
+    pub id: String,
+    /// The backend's name of the model.
+    pub model: Arc<str>,
+    /// The ids of the models that may serve it, if it uses a name that a worker maps to one; `None` for any.
+    pub allowed: Option<Allowed>,
+    /// The id of its API key; `None` if none is required.
+    pub key: Option<Arc<str>>,
+    /// The part of the queue that its key may fill; `None` for all of it.
+    pub share: Option<QueueShare>,
+    /// The provider.
+    pub provider: Arc<str>,
+    /// The route.
+    pub endpoint: Endpoint,
+    /// The format of errors.
+    pub dialect: Dialect,
+    /// The HTTP method.
+    pub method: &'static str,
+    /// Path and query.
+    pub path_and_query: String,
+    /// Headers for the backend; repeated ones are joined.
+    pub headers: BTreeMap<String, String>,
+    /// True if a stream is requested.
+    pub is_streaming: bool,
+    /// The body.
+    pub body: Bytes,
+    /// The time of its first byte.
+    pub received_at: Instant,
+    /// Its spans, if traces are exported.
+    pub trace: Option<Arc<RequestTrace>>,
+}
+
+impl RequestSpec {
+    /// The model for the log: users put keys into the wrong field.
+    pub fn logged_model(&self) -> &str {
+        if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
+    }
+}
+
+/// Why a request cannot be sent to an old worker, which supports only the original messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeedsCore1 {
+    /// It would not fit into one message.
+    Size,
+    /// It is not text, or not a POST.
+    Form,
+}
+
+/// One client request.
+pub struct RequestRecord {
+    /// Its place in the queue.
+    pub key: RequestKey,
+    /// The handler's data.
+    pub spec: RequestSpec,
+    /// The time of its arrival, human-readable.
+    pub arrived: SystemTime,
+    /// Why only a `core1` worker can handle it, if so.
+    pub needs_core1: Option<NeedsCore1>,
+    /// The exchange of its response.
+    pub exchange: Arc<Exchange>,
+    progress: Mutex<Progress>,
+}
+
+/// The progress of a request so far.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// The worker of its last attempt.
+    pub worker: Option<Arc<str>>,
+    /// The time of its last dispatch.
+    pub dispatched_at: Option<Instant>,
+    /// The total time in the queue, without a present wait.
+    pub queue_wait: Duration,
+    /// The beginning of its present wait in the queue.
+    pub waiting_since: Option<Instant>,
+    /// The number of attempts.
+    pub attempts: u32,
+    /// The error with which a worker failed the request.
+    pub worker_error: Option<ApiError>,
+    /// The token counts from the backend.
+    pub token_counts: Option<TokenCounts>,
+}
+
+impl Progress {
+    /// Ends a wait without a dispatch, and adds it to the total.
+    pub fn end_wait(&mut self, now: Instant) {
+        if let Some(since) = self.waiting_since.take() {
+            self.queue_wait += now.saturating_duration_since(since);
+        }
+    }
+}
+
+impl RequestRecord {
+    /// Creates a request that has not been submitted yet.
+    pub fn new(key: RequestKey, spec: RequestSpec, exchange: Arc<Exchange>) -> Self {
+        let needs_core1 = needs_core1(&spec);
+        Self { key, spec, arrived: SystemTime::now(), needs_core1, exchange, progress: Mutex::default() }
+    }
+
+    /// Locks its progress so far.
+    pub fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The `request` message for a `core1` worker; the body follows in pieces.
+    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>) -> String {
+        encode(&RelayToWorker::Request(Request {
+            stream: Some(stream),
+            content_length: Some(self.spec.body.len() as u64),
+            window,
+            ..self.envelope(request_id)
+        }))
+    }
+
+    /// The `request` message for an old worker, including the body.
+    pub fn seed_text(&self, request_id: &str) -> String {
+        // `needs_core1` keeps bodies that are not text away from such workers.
+        let body = String::from_utf8_lossy(&self.spec.body).into_owned();
+        encode(&RelayToWorker::Request(Request { method: None, body: Some(body), ..self.envelope(request_id) }))
+    }
+
+    fn envelope(&self, request_id: &str) -> Request {
+        let mut headers = self.spec.headers.clone();
+        if let Some(trace) = &self.spec.trace {
+            trace.stamp(&mut headers);
+        }
+        Request {
+            request_id: request_id.to_owned(),
+            model: self.spec.model.to_string(),
+            endpoint_path: self.spec.path_and_query.clone(),
+            is_streaming: self.spec.is_streaming,
+            headers,
+            method: (self.spec.method != "POST").then(|| self.spec.method.to_owned()),
+            ..Request::default()
+        }
+    }
+}
+
+fn needs_core1(spec: &RequestSpec) -> Option<NeedsCore1> {
+    if spec.method != "POST" || std::str::from_utf8(&spec.body).is_err() {
+        return Some(NeedsCore1::Form);
+    }
+    let limit = modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES - ENVELOPE_BYTES;
+    // A byte becomes at most six (`\u001f`), so small bodies need no counting.
+    let fits = spec.body.len() <= limit / 6 || escaped_len(&spec.body) <= limit;
+    (!fits).then_some(NeedsCore1::Size)
+}
+
+/// The length of `text` as a JSON string.
+fn escaped_len(text: &[u8]) -> usize {
+    let extra: usize = text
+        .iter()
+        .map(|byte| match byte {
+            b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 1,
+            0..=0x1f => 5,
+            _ => 0,
+        })
+        .sum();
+    text.len() + extra
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(method: &'static str, body: Vec<u8>) -> RequestSpec {
+        RequestSpec {
+            id: "id".into(),
+            model: "m".into(),
+            allowed: None,
+            key: None,
+            share: None,
+            provider: "p".into(),
+            endpoint: Endpoint::ChatCompletions,
+            dialect: Dialect::OpenAi,
+            method,
+            path_and_query: "/v1/chat/completions".into(),
+            headers: BTreeMap::new(),
+            is_streaming: false,
+            body: body.into(),
+            received_at: Instant::now(),
+            trace: None,
+        }
+    }
+
+    #[test]
+    fn only_small_textual_post_fits_old_worker() {
+        assert_eq!(needs_core1(&spec("POST", b"{}".to_vec())), None);
+        assert_eq!(needs_core1(&spec("GET", vec![])), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1(&spec("POST", vec![0xff])), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 15 << 20])), None);
+        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 16 << 20])), Some(NeedsCore1::Size));
+        assert_eq!(needs_core1(&spec("POST", vec![1; 3 << 20])), Some(NeedsCore1::Size));
+    }
+
+    #[test]
+    fn escaped_length_matches_serde_json() {
+        let text: String = (0..128u8).map(char::from).chain("äπ😀".chars()).collect();
+        let written = serde_json::to_string(&text).unwrap().len() - 2;
+        assert_eq!(escaped_len(text.as_bytes()), written);
+    }
+}

@@ -1,0 +1,421 @@
+//! Every setting of the relay, as a flag and as a variable; flags win.
+//!
+//! This is the only list: the help, the tables of docs/reference/settings.md and the checks below are all derived from it.
+//! A wrong setting ends the program with **one** line that names the setting, the value and the allowed values, so the
+//! multi-line errors of the argument parser are rewritten here. Secrets are never repeated, not even in the help.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use modelrelay_protocol::cidr::Cidr;
+use modelrelay_protocol::limits;
+
+use crate::kubernetes::identity::ServiceAccount;
+use crate::settings::commands::Command;
+use crate::settings::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
+use crate::telemetry::log::{LogFilter, LogFormat};
+
+mod error;
+mod values;
+
+pub use error::CliError;
+pub use values::{optional_listen_addr, optional_path};
+
+/// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "modelrelay-relay", version, max_term_width = 110, allow_negative_numbers = true, after_help = AFTER_HELP)]
+pub struct Args {
+    /// Command to run instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// Address to which clients and, by default, workers connect.
+    #[arg(long, alias = "listen", env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
+    pub listen_addr: SocketAddr,
+
+    /// Relay configuration (YAML) with any number of providers; watched while running.
+    #[arg(long, env = "MODELRELAY_CONFIG", value_name = "FILE", value_parser = values::optional_path)]
+    pub config: Option<OptionalPath>,
+
+    /// Name of the provider that these variables describe; ignored if MODELRELAY_CONFIG is set, like all settings marked
+    /// (provider).
+    #[arg(long, alias = "provider", env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
+    pub provider_name: String,
+
+    /// Secret that workers must present (provider). Without MODELRELAY_CONFIG, this setting, WORKER_SECRET_FILE or
+    /// WORKER_SERVICE_ACCOUNTS is required.
+    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
+    pub worker_secret: Option<SecretText>,
+
+    /// File that contains the worker secret (provider); read at startup, takes precedence over WORKER_SECRET. [default: none]
+    #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub worker_secret_file: Option<OptionalPath>,
+
+    /// ServiceAccounts of this cluster whose Pods may connect as workers with their own token, a list of NAMESPACE/NAME (provider).
+    /// [default: none]
+    #[arg(long, env = "WORKER_SERVICE_ACCOUNTS", value_name = "ACCOUNTS", default_value = "", hide_default_value = true, value_parser = values::accounts)]
+    pub worker_service_accounts: Accounts,
+
+    /// Aliases of models, a list of NAME=MODEL such as gpt-4o-mini=qwen: a request for NAME is served by MODEL, unless a worker
+    /// serves a model called NAME (provider). [default: none]
+    #[arg(long, env = "MODEL_ALIASES", value_name = "ALIASES", default_value = "", hide_default_value = true, value_parser = values::aliases)]
+    pub model_aliases: RawAliases,
+
+    /// Model for requests without a model (provider). [default: none; they are rejected]
+    #[arg(long, env = "DEFAULT_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
+    pub default_model: Option<OptionalText>,
+
+    /// Model for requests for an unknown model (provider). [default: none; they are rejected with 404]
+    #[arg(long, env = "FALLBACK_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
+    pub fallback_model: Option<OptionalText>,
+
+    /// Maximum number of requests in the queue; further ones are rejected with 429 (provider).
+    #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value_t = MAX_QUEUE_LEN, value_parser = values::queue_len)]
+    pub max_queue_len: usize,
+
+    /// Maximum size of all request bodies in the queue (provider).
+    #[arg(long, env = "MAX_QUEUE_BYTES", value_name = "SIZE", default_value = "256Mi", value_parser = values::size)]
+    pub max_queue_bytes: u64,
+
+    /// Time that a request waits for a worker while some worker serves its model, in seconds (provider). [default: none; the
+    /// request timeout applies]
+    #[arg(long, alias = "queue-timeout", env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub queue_timeout_secs: Option<Duration>,
+
+    /// Time that a request waits while no worker serves its model yet, in seconds (provider). [default: the queue timeout if it is
+    /// set, else 30; at least 600 for a declared model that is still being loaded]
+    #[arg(long, env = "COLD_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub cold_timeout_secs: Option<Duration>,
+
+    /// Total time of a request, from queue to the end of its stream, without the wait for a cold model, in seconds (provider).
+    /// [default: none; the stream idle timeout ends stalled responses]
+    #[arg(long, alias = "request-timeout", env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub request_timeout_secs: Option<Duration>,
+
+    /// Time that a response may stall because its worker sends nothing or its client reads nothing, in seconds (provider).
+    #[arg(long, env = "STREAM_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
+    pub stream_idle_timeout_secs: Duration,
+
+    /// Time to the first byte of a response, in seconds, after which the request moves to another worker with free capacity
+    /// (provider). [default: none; a response that is not streamed begins when it is complete]
+    #[arg(long, env = "FIRST_BYTE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub first_byte_timeout_secs: Option<Duration>,
+
+    /// Maximum number of models that one worker may advertise; further ones are dropped with a warning (provider).
+    #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
+    pub max_models_per_worker: usize,
+
+    /// Reject workers that report no protocol version (provider).
+    #[arg(long, env = "REQUIRE_PROTOCOL_VERSION", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub require_protocol_version: bool,
+
+    /// Seconds between heartbeats to a worker; it is considered lost after three intervals without a byte from it.
+    #[arg(long, env = "HEARTBEAT_INTERVAL", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
+    pub heartbeat_interval: Duration,
+
+    /// Maximum size of a request body; larger ones are rejected with 413.
+    #[arg(long, env = "MAX_REQUEST_BYTES", value_name = "SIZE", default_value = "32Mi", value_parser = values::size)]
+    pub max_request_bytes: u64,
+
+    /// Memory for data from clients and workers: requests being received, queued or kept for a requeue, responses that clients have
+    /// not read, and unfinished messages of workers. Request bodies above 64 KiB of one API key, or of one address if no keys are
+    /// required, use at most half of it.
+    #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
+    pub max_buffered_bytes: u64,
+
+    /// Maximum size of a streamed response; larger ones end with an error.
+    #[arg(long, env = "MAX_STREAM_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
+    pub max_stream_bytes: u64,
+
+    /// Maximum size of the unread part of a response that is buffered for a slow client.
+    #[arg(long, env = "MAX_UNREAD_BYTES", value_name = "SIZE", default_value = "4Mi", value_parser = values::size)]
+    pub max_unread_bytes: u64,
+
+    /// Maximum number of open connections of each listener, clients and workers together.
+    #[arg(long, env = "MAX_CONNECTIONS", value_name = "N", default_value = "65536", value_parser = values::connections)]
+    pub max_connections: usize,
+
+    /// Time that a client connection may be idle between requests, or take to send a request's headers, in seconds. A proxy in
+    /// front must close idle connections sooner.
+    #[arg(long, env = "CLIENT_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "75", value_parser = values::seconds)]
+    pub client_idle_timeout_secs: Duration,
+
+    /// Number of threads that process requests. [default: half of the CPUs, at least 1; the others are left to the network stack]
+    #[arg(long, env = "THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+
+    /// Addresses or networks of proxies whose X-Forwarded-For is trusted: a list such as 10.0.0.0/8,192.168.1.1. [default: none]
+    #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
+    pub trusted_proxies: Proxies,
+
+    /// File with the certificate chain (PEM) of all listeners, which then use HTTPS; requires TLS_KEY_FILE. Reloaded when it
+    /// changes. [default: none]
+    #[arg(long, env = "TLS_CERT_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub tls_cert_file: Option<OptionalPath>,
+
+    /// File with the private key (PEM) of the certificate. [default: none]
+    #[arg(long, env = "TLS_KEY_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub tls_key_file: Option<OptionalPath>,
+
+    /// Bearer token for /admin and the dashboard's data; without a token, /admin returns 403.
+    #[arg(
+        long,
+        env = "MODELRELAY_ADMIN_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
+    pub admin_token: Option<SecretText>,
+
+    /// File that contains the admin token; reloaded when it changes, takes precedence over MODELRELAY_ADMIN_TOKEN. [default: none]
+    #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub admin_token_file: Option<OptionalPath>,
+
+    /// File to which changes and failed logins through /admin are appended, one JSON object per line. [default: none]
+    #[arg(long, env = "AUDIT_LOG_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub audit_log_file: Option<OptionalPath>,
+
+    /// Require an API key on every client route.
+    #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub require_api_keys: bool,
+
+    /// File that stores the API keys, as hashes.
+    #[arg(long, env = "API_KEYS_FILE", value_name = "FILE", default_value = "modelrelay-keys.json", value_parser = values::path)]
+    pub api_keys_file: PathBuf,
+
+    /// Kubernetes Secret that stores the API keys for all relays of a provider; API_KEYS_FILE is where its key keys.json is
+    /// mounted. [default: none]
+    #[arg(long, env = "API_KEYS_SECRET", value_name = "NAME", value_parser = values::optional_object_name)]
+    pub api_keys_secret: Option<OptionalText>,
+
+    /// Namespace of the API key Secret. [default: the ServiceAccount's]
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = values::optional_object_name)]
+    pub pod_namespace: Option<OptionalText>,
+
+    /// Folder with the token and ca.crt of the relay's own ServiceAccount, which must be allowed to get and patch the API key
+    /// Secret and, for worker tokens, to create TokenReviews.
+    #[arg(long, env = "SERVICE_ACCOUNT_DIR", value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount", value_parser = values::path)]
+    pub service_account_dir: PathBuf,
+
+    /// Required audience of worker tokens.
+    #[arg(long, env = "WORKER_TOKEN_AUDIENCE", value_name = "NAME", default_value = "modelrelay", value_parser = values::audience)]
+    pub worker_token_audience: String,
+
+    /// Interval at which the token of a connected worker is reviewed again by the cluster, in seconds.
+    #[arg(long, env = "WORKER_TOKEN_RECHECK_SECS", value_name = "SECONDS", default_value = "120", value_parser = values::seconds)]
+    pub worker_token_recheck_secs: Duration,
+
+    /// Address for /admin, /metrics and the dashboard, which are then not served on the client address. [default: none]
+    #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
+    pub admin_listen_addr: Option<OptionalAddr>,
+
+    /// URL at which clients and workers reach this relay, used in the commands that the pages show and accepted as a host name. It
+    /// may have a path, such as `https://relay.example/llm`, which a proxy in front may strip or keep. [default: the browser's URL]
+    #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_public_url)]
+    pub public_url: Option<OptionalText>,
+
+    /// URL at which workers reach this relay, if it differs. [default: PUBLIC_URL]
+    #[arg(long, env = "WORKER_PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
+    pub worker_public_url: Option<OptionalText>,
+
+    /// Origins whose pages may use the API from a browser (CORS): a list of SCHEME://NAME or SCHEME://NAME:PORT, or * for all.
+    /// [default: none]
+    #[arg(long, env = "ALLOWED_ORIGINS", value_name = "ORIGINS", default_value = "", hide_default_value = true)]
+    pub allowed_origins: AllowedOrigins,
+
+    /// Additional host names that a relay accepts if it listens on loopback and requires no API keys, for example behind a proxy: a
+    /// list. [default: none]
+    #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
+    pub allowed_hosts: Names,
+
+    /// Additional client request headers to forward to backends: a list such as user-agent,x-tenant. [default: none]
+    #[arg(long, env = "REQUEST_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::request_headers)]
+    pub request_headers: Names,
+
+    /// Additional backend response headers to forward to clients: a list such as x-build,x-cache. [default: none]
+    #[arg(long, env = "RESPONSE_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::response_headers)]
+    pub response_headers: Names,
+
+    /// Additional address on which workers connect. [default: none]
+    #[arg(long, env = "WORKER_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
+    pub worker_listen_addr: Option<OptionalAddr>,
+
+    /// Accept workers on the client address even if WORKER_LISTEN_ADDR is set.
+    #[arg(long, env = "WORKERS_ON_CLIENT_PORT", value_name = "BOOL", default_value = "true", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub workers_on_client_port: bool,
+
+    /// Number of relays behind the address that workers dial; each worker connects to this number.
+    #[arg(long, env = "RELAY_COUNT", value_name = "N", default_value = "1", value_parser = values::relay_count)]
+    pub relay_count: u32,
+
+    /// Report ready only while a worker is connected.
+    #[arg(long, env = "EXPECT_WORKERS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub expect_workers: bool,
+
+    /// Report unready while a queue is full. If off, the relay stays behind its load balancer and returns 429.
+    #[arg(long, env = "UNREADY_WHEN_SATURATED", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub unready_when_saturated: bool,
+
+    /// Time that requests have to finish after SIGTERM or after a worker starts to drain, in seconds.
+    #[arg(long, env = "DRAIN_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds_or_zero)]
+    pub drain_timeout_secs: Duration,
+
+    /// Time that requests are still accepted after SIGTERM, until load balancers notice, in seconds.
+    #[arg(long, env = "SHUTDOWN_GRACE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
+    pub shutdown_grace_secs: Duration,
+
+    /// Seconds without a byte after which a stream receives status 200 and a comment; 0 disables it.
+    #[arg(long, env = "STREAM_KEEPALIVE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
+    pub stream_keepalive_secs: Duration,
+
+    /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318. [default: none]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    pub otlp_endpoint: Option<String>,
+
+    /// error, warn, info, debug or trace, or directives such as info,modelrelay_relay=debug.
+    #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = values::log_filter)]
+    pub log_level: LogFilter,
+
+    /// Log lines as text or as JSON.
+    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = values::log_format)]
+    pub log_format: LogFormat,
+
+    /// Whether `API_KEYS_FILE` was given.
+    #[arg(skip)]
+    pub api_keys_file_given: bool,
+
+    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay says so.
+    #[arg(skip)]
+    pub given_provider_settings: Vec<&'static str>,
+}
+
+const AFTER_HELP: &str = "Sizes are in bytes, or have a unit: Ki, Mi, Gi, Ti. Every flag has an environment variable; the flag takes precedence.";
+
+/// The settings that describe the one provider of a relay without `--config`: argument id and variable.
+const PROVIDER_SETTINGS: [(&str, &str); 16] = [
+    ("provider_name", "PROVIDER_NAME"),
+    ("worker_secret", "WORKER_SECRET"),
+    ("worker_secret_file", "WORKER_SECRET_FILE"),
+    ("worker_service_accounts", "WORKER_SERVICE_ACCOUNTS"),
+    ("model_aliases", "MODEL_ALIASES"),
+    ("default_model", "DEFAULT_MODEL"),
+    ("fallback_model", "FALLBACK_MODEL"),
+    ("max_queue_len", "MAX_QUEUE_LEN"),
+    ("max_queue_bytes", "MAX_QUEUE_BYTES"),
+    ("queue_timeout_secs", "QUEUE_TIMEOUT_SECS"),
+    ("cold_timeout_secs", "COLD_TIMEOUT_SECS"),
+    ("request_timeout_secs", "REQUEST_TIMEOUT_SECS"),
+    ("stream_idle_timeout_secs", "STREAM_IDLE_TIMEOUT_SECS"),
+    ("first_byte_timeout_secs", "FIRST_BYTE_TIMEOUT_SECS"),
+    ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
+    ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
+];
+
+/// A secret from a flag or a variable, before it is validated; it cannot be printed.
+#[derive(Clone)]
+pub struct SecretText(String);
+
+/// A path for which an empty variable means none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionalPath(pub Option<PathBuf>);
+
+/// A text for which an empty variable means none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionalText(pub Option<String>);
+
+/// An address for which an empty variable means none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionalAddr(pub Option<SocketAddr>);
+
+/// The networks of trusted proxies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxies(pub Vec<Cidr>);
+
+/// Names of hosts or of headers, in lower case.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
+
+/// The ServiceAccounts of workers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Accounts(pub Vec<ServiceAccount>);
+
+/// One setting, for the tables of docs/reference/settings.md.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The environment variable.
+    pub variable: String,
+    /// The flag, with its dashes.
+    pub flag: String,
+    /// The default as a user would write it, if the help shows one.
+    pub default: Option<String>,
+    /// The help, in one paragraph.
+    pub help: String,
+}
+
+impl Args {
+    /// Parses the given arguments (the first is the program's name) and the environment.
+    pub fn load_from<I, T>(arguments: I) -> Result<Self, CliError>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let command = Self::command();
+        let matches =
+            command.clone().try_get_matches_from(arguments).map_err(|error| CliError::new(&command, &error))?;
+        let mut args = Self::from_arg_matches(&matches).map_err(|error| CliError::new(&command, &error))?;
+        args.given_provider_settings = given_provider_settings(&matches);
+        args.api_keys_file_given = is_given(&matches, "api_keys_file");
+        Ok(args)
+    }
+
+    /// Returns every setting, in the order of the help.
+    pub fn settings() -> Vec<Setting> {
+        Self::command().get_arguments().filter_map(setting).collect()
+    }
+}
+
+impl SecretText {
+    /// The secret itself.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for SecretText {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretText(…)")
+    }
+}
+
+fn given_provider_settings(matches: &ArgMatches) -> Vec<&'static str> {
+    PROVIDER_SETTINGS.iter().filter(|(id, _)| is_given(matches, id)).map(|(_, variable)| *variable).collect()
+}
+
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue)
+}
+
+fn setting(argument: &clap::Arg) -> Option<Setting> {
+    let variable = argument.get_env()?.to_string_lossy().into_owned();
+    let help = argument.get_help().map(|help| help.to_string().replace('\n', " ")).unwrap_or_default();
+    let default = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
+    Some(Setting {
+        variable,
+        flag: format!("--{}", argument.get_long()?),
+        default: default.filter(|value| !value.is_empty()),
+        help,
+    })
+}
+
+#[cfg(test)]
+mod tests;

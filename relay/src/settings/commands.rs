@@ -1,0 +1,142 @@
+//! The commands of the program that do not serve, and their arguments.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use modelrelay_manual::{CompletionsArgs, ManArgs};
+use modelrelay_platform::service::ServiceArgs;
+
+use crate::settings::cli::SecretText;
+
+/// The command to run instead of serving.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Check the settings and the --config file, then exit
+    Check,
+    /// Generate shell completions
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+    /// Install or remove the relay's Windows service
+    #[cfg_attr(not(windows), command(hide = true))]
+    Service(ServiceArgs),
+    /// Show relay and provider status, including problems
+    Status(RelayAccess),
+    /// List connected workers
+    Workers(RelayAccess),
+    /// List active requests, or cancel one
+    #[command(args_conflicts_with_subcommands = true)]
+    Requests {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// To change one.
+        #[command(subcommand)]
+        change: Option<RequestChange>,
+    },
+    /// List, create or revoke API keys
+    #[command(args_conflicts_with_subcommands = true)]
+    Keys {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// To change some.
+        #[command(subcommand)]
+        change: Option<KeyChange>,
+    },
+    /// Drain a worker and wait until it disconnects
+    Drain {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// Worker name or id
+        worker: String,
+        /// Do not wait for the worker to disconnect
+        #[arg(long)]
+        no_wait: bool,
+    },
+}
+
+/// A change to a request.
+#[derive(Debug, Clone, Subcommand)]
+pub enum RequestChange {
+    /// Cancel a request
+    Cancel {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// Request id
+        id: String,
+    },
+}
+
+/// A change to API keys.
+#[derive(Debug, Clone, Subcommand)]
+pub enum KeyChange {
+    /// Create a key; its secret is shown only once
+    Create {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// Name of the key
+        name: String,
+        /// Models that the key may use, a list [default: all]
+        #[arg(long, value_name = "MODELS", value_delimiter = ',')]
+        models: Option<Vec<String>>,
+        /// Providers that the key may use, a list [default: all]
+        #[arg(long, value_name = "PROVIDERS", value_delimiter = ',')]
+        providers: Option<Vec<String>>,
+        /// Expiry time, such as 2027-01-01T00:00:00Z [default: never]
+        #[arg(long, value_name = "TIME")]
+        expires_at: Option<String>,
+        /// Maximum number of concurrent requests [default: no limit]
+        #[arg(long, value_name = "N")]
+        max_in_flight: Option<u32>,
+        /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent [default: no limit]
+        #[arg(long, value_name = "PERCENT")]
+        max_queue_percent: Option<u8>,
+    },
+    /// Revoke a key
+    Revoke {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// Key id
+        id: String,
+    },
+}
+
+/// The relay to connect to, the credentials, and the output format.
+#[derive(Debug, Clone, Args)]
+pub struct RelayAccess {
+    /// URL of the relay's admin API
+    #[arg(long, env = "MODELRELAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// Admin token of the relay
+    #[arg(
+        long,
+        env = "MODELRELAY_ADMIN_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
+    pub token: Option<SecretText>,
+    /// File that contains the admin token; takes precedence over --token
+    #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Additional certificates to trust
+    #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Output format
+    #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
+    pub output: OutputFormat,
+}
+
+/// How an answer looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// Human-readable table.
+    Table,
+    /// JSON of the admin API.
+    Json,
+}

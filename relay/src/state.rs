@@ -1,0 +1,45 @@
+//! The state that every handler of a request gets.
+
+pub(crate) mod gauges;
+
+use std::sync::Arc;
+
+use crate::keys::KeyStore;
+use crate::kubernetes::identity::Identities;
+use crate::net::lockout::Lockout;
+use crate::net::tls::Tls;
+use crate::provider::Provider;
+use crate::provider::routing::Providers;
+use crate::provider::shared::Shared;
+use crate::settings::admin_token::AdminToken;
+use crate::settings::watch::ConfigWatch;
+use crate::telemetry::audit::AuditLog;
+
+/// One relay process.
+pub struct Relay {
+    /// The state that all parts share.
+    pub shared: Arc<Shared>,
+    /// The providers and the routing.
+    pub providers: Providers,
+    /// The token of `/admin`.
+    pub admin_token: AdminToken,
+    /// The certificate of the listeners, if they use TLS.
+    pub tls: Option<Arc<Tls>>,
+    /// The audit log.
+    pub audit: AuditLog,
+    /// API keys.
+    pub keys: Arc<dyn KeyStore>,
+    /// Failed logins of workers.
+    pub lockout: Lockout,
+    /// The identities of workers' tokens.
+    pub identities: Arc<Identities>,
+    /// The active configuration.
+    pub config_watch: ConfigWatch,
+}
+
+impl Relay {
+    /// All providers, including removed ones with unfinished requests.
+    pub fn all_providers(&self) -> Vec<Arc<Provider>> {
+        self.providers.all_with_leaving()
+    }
+}

@@ -1,0 +1,119 @@
+//! `AUDIT_LOG_FILE`: a JSON object per line.
+//!
+//! A thread of its own writes the file, so that a disk that hangs or is full delays nothing else. Events that it cannot
+//! write are counted. The log, which contains the event too, reports the failure once until writing works again. A file
+//! that was moved away, as logrotate does, is created again for the next event.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use modelrelay_platform::files;
+use tracing::{error, info};
+
+use super::AuditEvent;
+use crate::telemetry::metrics::Metrics;
+
+/// The most events that wait for the disk; more than an admin causes while it hangs.
+const MAX_WAITING: usize = 4096;
+
+/// How long the end of the process waits for them.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct AuditFile {
+    /// `None` after the end.
+    lines: Mutex<Option<SyncSender<Vec<u8>>>>,
+    /// Closed when the thread ends.
+    ended: Mutex<Receiver<()>>,
+    metrics: Arc<Metrics>,
+}
+
+impl AuditFile {
+    pub(super) fn open(path: &Path, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let writer = Writer::open(path.to_path_buf())?;
+        let (lines, waiting) = sync_channel(MAX_WAITING);
+        let (end, ended) = sync_channel(0);
+        let counted = Arc::clone(&metrics);
+        thread::Builder::new().name("audit".to_owned()).spawn(move || {
+            write_all(writer, &waiting, &counted);
+            drop(end);
+        })?;
+        Ok(Self { lines: Mutex::new(Some(lines)), ended: Mutex::new(ended), metrics })
+    }
+
+    pub(super) fn write(&self, event: &AuditEvent) {
+        let Ok(mut line) = serde_json::to_vec(event) else { return self.metrics.audit_event_lost() };
+        line.push(b'\n');
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = lines.as_ref().map(|lines| lines.try_send(line));
+        if matches!(sent, None | Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_)))) {
+            self.metrics.audit_event_lost();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // An error means that the thread ended, or that it takes too long.
+        let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(CLOSE_PATIENCE);
+    }
+}
+
+fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
+    let mut trouble: Option<String> = None;
+    for line in lines {
+        match writer.write(&line) {
+            Ok(()) if trouble.is_some() => {
+                trouble = None;
+                info!(file = %writer.path.display(), "audit log is writable again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                metrics.audit_event_lost();
+                let why = error.to_string();
+                if trouble.as_ref() != Some(&why) {
+                    let file = writer.path.display();
+                    error!(%file, error = why, "cannot write to the audit log; events are in this log only");
+                    trouble = Some(why);
+                }
+            }
+        }
+    }
+}
+
+struct Writer {
+    path: PathBuf,
+    file: File,
+    /// True if the last line is incomplete.
+    is_torn: bool,
+}
+
+impl Writer {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        Ok(Self { file: open(&path)?, path, is_torn: false })
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if !files::is_in_place(&self.path, &self.file) {
+            self.file = open(&self.path)?;
+            self.is_torn = false;
+        }
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        let before = self.file.metadata()?.len();
+        self.file.write_all(line).inspect_err(|_| {
+            self.is_torn = self.file.metadata().is_ok_and(|now| now.len() > before);
+        })
+    }
+}
+
+/// Readable by its owner alone: it contains the actions of admins and their addresses.
+fn open(path: &Path) -> io::Result<File> {
+    files::with_mode(OpenOptions::new().append(true).create(true), files::OWNER_ONLY).open(path)
+}

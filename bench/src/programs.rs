@@ -174,7 +174,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = shell("echo no such setting; exit 3", folder.path()).printed("listening").await.unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("sh has ended (exit status: 3): no such setting"), "{text}");
+        assert!(text.contains("sh exited (exit status: 3): no such setting"), "{text}");
     }
 
     #[test]

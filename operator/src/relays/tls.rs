@@ -165,9 +165,9 @@ pub(crate) mod tests {
         let ((certificate, key), (_, other_key)) = (pair(&[HOST]), pair(&[HOST]));
         let (certificate, key) = (certificate.as_str(), key.as_str());
         let missing = why(&[(PRIVATE_KEY, key)]);
-        assert!(missing.starts_with("missing: has nothing in the key tls.crt"), "{missing}");
+        assert!(missing.starts_with("missing: has no key tls.crt"), "{missing}");
         let missing = why(&[(CERTIFICATE, certificate), (PRIVATE_KEY, "")]);
-        assert!(missing.starts_with("missing: has nothing in the key tls.key"), "{missing}");
+        assert!(missing.starts_with("missing: has no key tls.key"), "{missing}");
         for (entries, wanted) in [
             (vec![(CERTIFICATE, "no PEM"), (PRIVATE_KEY, key)], "no certificate in PEM form in tls.crt"),
             (vec![(CERTIFICATE, certificate), (PRIVATE_KEY, "no PEM")], "no private key in PEM form in tls.key"),
@@ -186,6 +186,6 @@ pub(crate) mod tests {
     fn certificate_for_other_names_is_rejected() {
         let (certificate, key) = pair(&["local.llm.svc", "llm.example.com"]);
         let why = why(&[(CERTIFICATE, &certificate), (PRIVATE_KEY, &key)]);
-        assert!(why.contains("not for local-workers.llm.svc") && why.contains("dnsNames"), "{why}");
+        assert!(why.contains("not valid for local-workers.llm.svc") && why.contains("dnsNames"), "{why}");
     }
 }

@@ -192,7 +192,7 @@ fn log(review: &Review, decision: &AdmissionDecision) {
         AdmissionDecision::Unchanged(why) => debug!(namespace, pod, why, "Pod unchanged"),
         AdmissionDecision::Injected { .. } => debug!(namespace, pod, "worker injected"),
         AdmissionDecision::Gated { message, .. } => {
-            info!(namespace, pod, why = message, "Pod gated until its pool exists")
+            info!(namespace, pod, why = message, "Pod gated until its pool exists");
         }
         AdmissionDecision::Refused(why) => info!(namespace, pod, why, "Pod rejected"),
     }

@@ -191,8 +191,7 @@ mod tests {
     #[test]
     fn wrong_values_name_their_variable() {
         let error = parse(["modelrelay", "up", "--backend-ports", "x"].map(OsString::from).to_vec()).unwrap_err();
-        let line =
-            "BACKEND_PORTS (--backend-ports): \"x\" is not allowed: a list of ports such as 8000,8080,11434,30000,1234";
+        let line = "BACKEND_PORTS (--backend-ports): \"x\" is not allowed: a comma-separated list of ports, such as 8000,8080,11434,30000,1234";
         assert_eq!(error, CliError::Invalid(line.to_owned()));
     }
 }

@@ -223,7 +223,7 @@ mod tests {
 
         fn reload_successful(&self) -> bool {
             let text = self.follower.metrics.render(&crate::telemetry::metrics::RelayGauges::default);
-            text.contains("modelrelay_config_last_reload_successful 1")
+            text.contains("\nmodelrelay_config_last_reload_successful 1\n")
         }
     }
 

@@ -19,14 +19,14 @@ fn empty_spec_is_valid() {
 #[test]
 fn each_refusal_names_its_field() {
     let cases = [
-        (json!({"models": [{"id": "a", "aliases": ["b", "b"]}]}), "spec.models[0].aliases[1]: \"b\" is there already"),
+        (json!({"models": [{"id": "a", "aliases": ["b", "b"]}]}), "spec.models[0].aliases[1]: \"b\" is a duplicate"),
         (
             json!({"models": [{"id": "a"}, {"id": "b", "aliases": ["a"]}]}),
-            "spec.models[1].aliases[0]: \"a\" is there already",
+            "spec.models[1].aliases[0]: \"a\" is a duplicate",
         ),
         (json!({"aliases": {"a": "b", "b": "c"}}), "spec.aliases.a: \"b\" is an alias too"),
         (json!({"models": [{"id": "a"}], "aliases": {"b": "c"}}), "spec.aliases.b: \"c\" is not in spec.models"),
-        (json!({"models": [{"id": "a"}, {"id": "b"}], "aliases": {"a": "b"}}), "spec.aliases: \"a\" is there already"),
+        (json!({"models": [{"id": "a"}, {"id": "b"}], "aliases": {"a": "b"}}), "spec.aliases: \"a\" is a duplicate"),
         (json!({"models": [{"id": "a"}], "fallbackModel": "c"}), "spec.fallbackModel: \"c\" is not in spec.models"),
         (json!({"aliases": {"a": "b"}, "defaultModel": " b"}), "spec.defaultModel: \" b\" is not allowed"),
         (json!({"models": [{"id": " a"}]}), "spec.models[0].id: \" a\" is not allowed"),

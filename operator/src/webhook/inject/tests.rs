@@ -124,7 +124,7 @@ async fn unreadable_pool_leaves_decision_to_failure_policy() {
     let mut scene = scene(403, forbidden);
     let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(body.starts_with("WorkerPool llm/llama could not be read: "), "{body}");
+    assert!(body.starts_with("failed to read WorkerPool llm/llama: "), "{body}");
     assert_eq!(scene.results(), ["error"]);
 }
 

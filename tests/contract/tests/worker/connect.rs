@@ -320,7 +320,7 @@ async fn missing_answer_without_terminal_names_its_flag() {
     };
     for (left_out, flag) in [
         (vec![url.as_str()], "RELAY-URL is missing"),
-        (vec!["--backend", &backend], "BACKEND_URL (--backend) is missing: no backend answers"),
+        (vec!["--backend", &backend], "BACKEND_URL (--backend) is missing: no backend responds"),
         (vec!["--worker-name", "w"], "WORKER_NAME (--worker-name) is missing"),
         (vec!["--max-concurrency", "2"], "MAX_CONCURRENCY (--max-concurrency) is missing"),
     ] {

@@ -125,7 +125,10 @@ fn missing_or_misplaced_settings_are_named() {
         (models("process", "command: ['${PORT}'], idleTTL: 1m"), ["idleTTL", "idleTtl"]),
         (slot("static", "url: 'http://h:1', models: [{id: m}]"), ["slots.gpu0.url", "per model"]),
         (slot("ollama", "url: 'http://h:1', models: [{id: m}, {id: m}]"), ["slots.gpu0.models", "once"]),
-        (slot("ollama", "url: 'http://h:1', default: n, models: [{id: m}]"), ["slots.gpu0.default", "one of"]),
+        (
+            slot("ollama", "url: 'http://h:1', default: n, models: [{id: m}]"),
+            ["slots.gpu0.default", "the id of a model of the slot"],
+        ),
         (
             slot("ollama", "url: 'http://h:1', returnToDefaultAfter: 1h, models: [{id: m}]"),
             ["slots.gpu0.returnToDefaultAfter", "no `default`"],

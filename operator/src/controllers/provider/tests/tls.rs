@@ -31,7 +31,7 @@ async fn relay_enables_tls_only_with_valid_secret() {
     let other_key = pair(&[HOST]).1;
     let cases = [
         (None, "SecretNotFound", "Secret relay-tls does not exist"),
-        (Some(json_of(&[("tls.crt", &certificate)])), "SecretNotFound", "nothing in the key tls.key"),
+        (Some(json_of(&[("tls.crt", &certificate)])), "SecretNotFound", "has no key tls.key"),
         (Some(json_of(&[("tls.crt", &certificate), ("tls.key", &other_key)])), "SecretInvalid", "does not belong"),
     ];
     for (secret, reason, wanted) in cases {

@@ -180,7 +180,7 @@ async fn deployment_named_by_two_pools_belongs_to_older() {
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "InvalidSpec".to_owned()));
     let message = scene.message("Stalled");
     let expected =
-        "spec.multiplexer.slots.gpu0.models.qwen.deployment: WorkerPool first scales Deployment qwen already";
+        "spec.multiplexer.slots.gpu0.models.qwen.deployment: the older WorkerPool first already scales Deployment qwen";
     assert!(message.starts_with(expected), "{message}");
     assert!(!scene.has(WORKERS), "two workers would take it from each other");
 
@@ -210,5 +210,5 @@ async fn modelrelay_deployment_is_not_accepted_as_model() {
     scene.deployments.apply_watcher_event(&watcher::Event::Apply(own));
     scene.look().await.unwrap_err();
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "InvalidSpec".to_owned()));
-    assert!(scene.message("Stalled").contains("Deployment local-relay is ModelRelay's own"));
+    assert!(scene.message("Stalled").contains("Deployment local-relay belongs to ModelRelay"));
 }

@@ -99,7 +99,7 @@ fn conflicting_engine_settings_are_refused() {
         "env of container modelrelay-worker sets BACKEND_URL, which is derived from spec.backend: remove it"
     );
     let taken = refused(&|spec| spec["volumes"] = json!([{"name": "modelrelay-binary", "emptyDir": {}}]));
-    assert!(taken.starts_with("volume modelrelay-binary has the name"), "{taken}");
+    assert!(taken.starts_with("the worker needs a volume named modelrelay-binary"), "{taken}");
 }
 
 #[test]

@@ -208,7 +208,10 @@ fn only_one_standalone_worker_may_scale_deployments() {
     assert_eq!(judged(&good), Ok(()));
     let read = parsed_by_worker(&good).unwrap().live.slots.unwrap();
     assert!(matches!(&read[1].driver, DriverSettings::Kubernetes(models) if models[0].deployment == "b.c"));
-    assert!(error(&standalone(&slots(["A", "b"]))).contains("slots.gpu0.models.model A.deployment: is no name"));
+    assert!(
+        error(&standalone(&slots(["A", "b"])))
+            .contains("slots.gpu0.models.model A.deployment: must be a valid name of a Deployment")
+    );
     let mut two = standalone(&slots(["a", "b"]));
     two["standalone"]["replicas"] = json!(2);
     assert!(error(&two).starts_with("spec.multiplexer.slots.gpu0.driver: two workers"));

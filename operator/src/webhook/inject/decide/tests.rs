@@ -169,7 +169,7 @@ fn deleting_pool_is_treated_as_missing() {
 #[test]
 fn unusable_pool_gates_pod() {
     let why = kept_out(&pool(&json!({"multiplexer": {"loadTimeout": "5m"}})));
-    assert!(why.starts_with("WorkerPool llama: spec.multiplexer.slots: 0 slots"), "{why}");
+    assert!(why.starts_with("WorkerPool llama: spec.multiplexer.slots: must have 1 to 16 slots, not 0"), "{why}");
     let stalled = |status: &str, reason: &str| {
         let mut pool = pool(&json!({}));
         pool["status"] = json!({"conditions": [{

@@ -377,7 +377,9 @@ mod tests {
         for status in [401, 408, 409, 410, 429, 500, 503] {
             assert!(matches!(error(status), DriverError::Silent { why, .. } if why.contains("why")), "{status}");
         }
-        assert!(matches!(error(403), DriverError::NotOurs(said) if said.contains("grant it get on deployments/scale")));
+        assert!(
+            matches!(error(403), DriverError::NotOurs(said) if said.contains("permission denied") && said.contains("get on deployments/scale"))
+        );
         assert!(matches!(error(422), DriverError::NotOurs(said) if said.contains("422") && said.contains("why")));
         assert!(is_absent(&error(404)) && !is_absent(&error(403)) && !is_absent(&error(503)));
     }

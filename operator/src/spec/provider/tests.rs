@@ -24,7 +24,7 @@ fn each_refusal_names_its_field() {
             json!({"models": [{"id": "a"}, {"id": "b", "aliases": ["a"]}]}),
             "spec.models[1].aliases[0]: \"a\" is a duplicate",
         ),
-        (json!({"aliases": {"a": "b", "b": "c"}}), "spec.aliases.a: \"b\" is an alias too"),
+        (json!({"aliases": {"a": "b", "b": "c"}}), "spec.aliases.a: \"b\" is itself an alias"),
         (json!({"models": [{"id": "a"}], "aliases": {"b": "c"}}), "spec.aliases.b: \"c\" is not in spec.models"),
         (json!({"models": [{"id": "a"}, {"id": "b"}], "aliases": {"a": "b"}}), "spec.aliases: \"a\" is a duplicate"),
         (json!({"models": [{"id": "a"}], "fallbackModel": "c"}), "spec.fallbackModel: \"c\" is not in spec.models"),
@@ -36,14 +36,14 @@ fn each_refusal_names_its_field() {
             json!({"relay": {"service": {"loadBalancerClass": "x"}}}),
             "spec.relay.service.loadBalancerClass: requires type",
         ),
-        (json!({"relay": {"service": {"port": 8081, "workers": true}}}), "spec.relay.service.port: 8081 is that of"),
+        (json!({"relay": {"service": {"port": 8081, "workers": true}}}), "spec.relay.service.port: 8081 is the port for workers"),
         (
             json!({"workerSecretRef": {"name": "local-worker", "key": "k"}}),
-            "spec.workerSecretRef.name: local-worker is",
+            "spec.workerSecretRef.name: local-worker is reserved",
         ),
         (
             json!({"relay": {"tls": {"secretName": "local-relay"}}}),
-            "spec.relay.tls.secretName: local-relay is a Secret of",
+            "spec.relay.tls.secretName: local-relay is reserved for",
         ),
         (
             json!({"relay": {"podTemplate": {"env": [{"name": "TLS_CERT_FILE"}]}}}),
@@ -59,7 +59,7 @@ fn each_refusal_names_its_field() {
         ),
         (
             json!({"relay": {"podTemplate": {"volumeMounts": [{"mountPath": "/etc/modelrelay/config"}]}}}),
-            "spec.relay.podTemplate.volumeMounts[0]: /etc/modelrelay/config belongs",
+            "spec.relay.podTemplate.volumeMounts[0]: /etc/modelrelay/config is reserved",
         ),
         (json!({"queue": {"timeout": "1d"}}), "spec.queue.timeout: "),
     ];

@@ -214,7 +214,7 @@ fn only_one_standalone_worker_may_scale_deployments() {
     );
     let mut two = standalone(&slots(["a", "b"]));
     two["standalone"]["replicas"] = json!(2);
-    assert!(error(&two).starts_with("spec.multiplexer.slots.gpu0.driver: two workers"));
+    assert!(error(&two).starts_with("spec.multiplexer.slots.gpu0.driver: only one worker"));
     two["replicas"] = json!(1);
     assert_eq!(judged(&two), Ok(()), "spec.replicas wins");
     let mut same = slots(["a", "b"]);

@@ -201,7 +201,7 @@ impl Provider {
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
         let (config, now) = (self.config(), SystemTime::now());
-        let standing = config.standing(&link.info.credential, now);
+        let standing = config.credential_status(&link.info.credential, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
         } else if standing != CredentialStatus::Good && link.draining_since().is_none() {

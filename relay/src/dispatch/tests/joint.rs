@@ -158,7 +158,7 @@ impl World {
         self.relay(r, Event::WorkerJoined(worker(self.links[link].key.0, &MODELS, 8, true)));
         let now = self.instant();
         self.workers[w].divider.add_link(r, LinkKind::Granted, now);
-        self.tell(w);
+        self.send_grants(w);
     }
 
     fn rejoin(&mut self, link: usize) {
@@ -168,7 +168,7 @@ impl World {
         let now = self.instant();
         self.workers[w].jobs.retain(|job| job.relay != r);
         self.workers[w].divider.remove_link(r, now);
-        self.tell(w);
+        self.send_grants(w);
         self.links[link] = Link::new(WorkerKey(self.key()));
         self.join(link);
     }
@@ -214,7 +214,7 @@ impl World {
         self.relay(r, Event::Submit(request(key, MODELS[model])));
     }
 
-    fn tell(&mut self, w: usize) {
+    fn send_grants(&mut self, w: usize) {
         for (r, values) in self.workers[w].divider.changes() {
             let text = format!("grant {} {} {} {}", values.slots, values.others, values.capacity, values.links);
             self.links[w * self.relays.len() + r].up.outbox.set_latest(Latest::Grant, text);
@@ -251,7 +251,7 @@ impl World {
             "ping" => node.divider.on_message(r, now),
             other => panic!("a relay does not say {other}"),
         }
-        self.tell(w);
+        self.send_grants(w);
         true
     }
 
@@ -284,7 +284,7 @@ impl World {
         let job = self.workers[w].jobs.remove(index);
         let now = self.instant();
         self.workers[w].divider.on_finished(job.relay, now);
-        self.tell(w);
+        self.send_grants(w);
         let link = w * self.relays.len() + job.relay;
         self.links[link].up.outbox.push_text(format!("done {} {}", job.request.0, job.request.1));
     }
@@ -304,7 +304,7 @@ impl World {
             for w in 0..self.workers.len() {
                 let now = self.instant();
                 self.workers[w].divider.on_timeout(now);
-                self.tell(w);
+                self.send_grants(w);
             }
         }
         self.now = until;
@@ -339,7 +339,7 @@ impl World {
             Op::Capacity { worker, slots } => {
                 let now = self.instant();
                 self.workers[worker % workers].divider.set_capacity(slots, now);
-                self.tell(worker % workers);
+                self.send_grants(worker % workers);
             }
             Op::Pass { millis } => self.pass(Duration::from_millis(millis)),
         }

@@ -153,7 +153,7 @@ impl Fleet {
         self.links[link] = Link::new(self.key());
         self.relay_at(r, Event::WorkerLost { worker, started: HashSet::new(), cause: LossCause::Disconnected });
         self.join(link);
-        self.tell(w, false);
+        self.send_changes(w, false);
     }
 
     pub(super) fn run(&mut self, time: Duration) {
@@ -182,7 +182,7 @@ impl Fleet {
         let now = self.instant();
         self.nodes[w].dividers.iter_mut().for_each(|divider| divider.add_link(r, LinkKind::Granted, now));
         self.relay_at(r, Event::WorkerJoined(new));
-        self.tell(w, false);
+        self.send_changes(w, false);
     }
 
     /// Delivers the messages that have arrived by now, in either direction.
@@ -206,11 +206,11 @@ impl Fleet {
                 let runs = node.serves(model) && node.dividers[model].on_request(r, now) == Admission::Run;
                 if runs {
                     node.jobs.push(Job { relay: r, request, attempt, until });
-                    self.tell(w, false);
+                    self.send_changes(w, false);
                 } else {
                     // The state first, then its consequence for the request.
-                    self.tell(w, true);
-                    self.say(w, r, Up::Refused { request, attempt });
+                    self.send_changes(w, true);
+                    self.send_up(w, r, Up::Refused { request, attempt });
                 }
             }
             Down::Cancel { request, attempt } => {
@@ -220,7 +220,7 @@ impl Fleet {
                     node.jobs.remove(job);
                     node.finish(r, now);
                 }
-                self.tell(w, false);
+                self.send_changes(w, false);
             }
             Down::Demand(demand) => {
                 let before = node.all_wanted();
@@ -232,7 +232,7 @@ impl Fleet {
                     }
                 }
                 let moved = self.nodes[w].all_wanted() != before;
-                self.tell(w, moved);
+                self.send_changes(w, moved);
             }
         }
     }
@@ -261,8 +261,8 @@ impl Fleet {
         while let Some(done) = self.nodes[w].jobs.iter().position(|job| job.until <= self.now) {
             let Job { relay, request, attempt, .. } = self.nodes[w].jobs.remove(done);
             self.nodes[w].finish(relay, now);
-            self.tell(w, false);
-            self.say(w, relay, Up::Done { request, attempt });
+            self.send_changes(w, false);
+            self.send_up(w, relay, Up::Done { request, attempt });
         }
         for divider in &mut self.nodes[w].dividers {
             if divider.next_timeout().is_some_and(|due| due <= now) {
@@ -271,11 +271,11 @@ impl Fleet {
         }
         let moved = self.nodes[w].advance(self.now, now);
         let settled = self.nodes[w].note_idle(self.now);
-        self.tell(w, moved || settled);
+        self.send_changes(w, moved || settled);
     }
 
     /// Sends changes: gates to the relays concerned, slots to all after a step of the slot.
-    fn tell(&mut self, w: usize, moved: bool) {
+    fn send_changes(&mut self, w: usize, moved: bool) {
         let relays = self.relays.len();
         let node = &mut self.nodes[w];
         let mut concerned: HashSet<usize> = if moved { (0..relays).collect() } else { HashSet::new() };
@@ -288,14 +288,14 @@ impl Fleet {
         for r in (0..relays).filter(|r| concerned.contains(r)) {
             let gates = self.nodes[w].gates(r);
             let slot = self.nodes[w].slot(self.now);
-            self.say(w, r, Up::Gates(gates));
+            self.send_up(w, r, Up::Gates(gates));
             if moved {
-                self.say(w, r, Up::Slots(vec![slot]));
+                self.send_up(w, r, Up::Slots(vec![slot]));
             }
         }
     }
 
-    fn say(&mut self, w: usize, r: usize, message: Up) {
+    fn send_up(&mut self, w: usize, r: usize, message: Up) {
         let at = self.arrival();
         let link = &mut self.links[w * self.relays.len() + r];
         let last = link.up.back().map_or(Duration::ZERO, |(last, _)| *last);

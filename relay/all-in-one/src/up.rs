@@ -220,7 +220,7 @@ fn peer(url: &str) -> Result<Backend, String> {
 
 /// The first model that the relay lists, if it lists one yet.
 async fn first_model(relay: &Backend) -> Result<Option<String>, String> {
-    let Ok(mut answer) = relay.ask("/v1/models").await else { return Ok(None) };
+    let Ok(mut answer) = relay.fetch("/v1/models").await else { return Ok(None) };
     if answer.head.status.as_u16() == 401 {
         return Err(
             "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run \

@@ -144,14 +144,14 @@ impl SlotHandle {
     }
 
     /// Puts an event into the mailbox.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send_event(&self, event: Event) {
         let _ = self.mailbox.send(Message::Event(event));
     }
 
     /// A relay has sent a message that does not concern the slot.
     pub(super) fn hear(&self, relay: RelayKey) {
         if self.is_listening.load(Ordering::Relaxed) {
-            self.tell(Event::Heard { relay });
+            self.send_event(Event::Heard { relay });
         }
     }
 
@@ -193,7 +193,7 @@ impl SlotHandle {
 
 impl Mailbox {
     /// Puts an event into the mailbox, if the task still runs.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send_event(&self, event: Event) {
         let _ = self.0.upgrade().map(|mailbox| mailbox.send(Message::Event(event)));
     }
 }

@@ -68,7 +68,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// True if [`check`](Self::check) fails if and only if the backend is gone. Otherwise its result is no evidence
     /// about the backend.
-    fn tells_absence(&self) -> bool {
+    fn detects_absence(&self) -> bool {
         true
     }
 

@@ -177,7 +177,7 @@ impl Machine {
         self.now = self.now.max(now);
         self.apply(event);
         self.settle();
-        self.tell();
+        self.send_changes();
         std::mem::take(&mut self.out)
     }
 
@@ -300,7 +300,7 @@ impl Machine {
     }
 
     /// Sends relays their new grants, and reports if the snapshot has changed.
-    fn tell(&mut self) {
+    fn send_changes(&mut self) {
         for entry in self.models.values_mut() {
             // A closed gate is reported by the entry's absence, so the divider's changes do not matter.
             let changes = entry.divider.changes();

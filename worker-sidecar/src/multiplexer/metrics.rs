@@ -54,11 +54,11 @@ pub struct MultiplexerMetrics {
     residency: HistogramVec,
     share: GaugeVec,
     /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an await.
-    seen: Mutex<SeenLabels>,
+    seen: Mutex<KnownLabels>,
 }
 
 #[derive(Debug, Default)]
-struct SeenLabels {
+struct KnownLabels {
     residents: BTreeSet<(String, String)>,
     models: BTreeSet<String>,
 }
@@ -156,7 +156,7 @@ impl MultiplexerMetrics {
     /// Updates the gauges from the slots' reports.
     pub fn observe(&self, reports: &[Report]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = SeenLabels::default();
+        let mut now = KnownLabels::default();
         let mut models: BTreeMap<&str, (i64, i64, f64)> = BTreeMap::new();
         for report in reports {
             let slot = report.slot.id.as_str();

@@ -323,7 +323,7 @@ async fn unreachable_api_server_ends_no_model() {
     cluster.set_away(true);
     assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
     assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
-    assert!(!driver.tells_absence(), "no answer is the API server's, not the model's");
+    assert!(!driver.detects_absence(), "no answer is the API server's, not the model's");
     let turned_away = cluster.turned_away();
     let back = async {
         until("it was asked in vain", async || cluster.turned_away() > turned_away).await;

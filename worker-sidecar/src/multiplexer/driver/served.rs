@@ -107,13 +107,13 @@ impl Served {
     /// Generates one token.
     pub async fn warm(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
-        client.tell("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
+        client.post_retrying("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
     /// Like [`warm`](Self::warm), without a retry.
     pub async fn warm_once(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
-        client.tell_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
+        client.post_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
     fn is_among(&self, ids: &[String]) -> bool {

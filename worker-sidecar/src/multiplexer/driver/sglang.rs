@@ -182,12 +182,12 @@ impl Server<Memory> {
         if !self.state.is_released.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        obeyed(self.state.admin.tell_once("/resume_memory_occupation", Some(&everything())).await?)?;
+        obeyed(self.state.admin.post_once("/resume_memory_occupation", Some(&everything())).await?)?;
         if let Some(path) = &self.state.reload_from {
             let from = json!({"model_path": path});
-            obeyed(self.state.admin.tell("/update_weights_from_disk", Some(&from)).await?)?;
+            obeyed(self.state.admin.post_retrying("/update_weights_from_disk", Some(&from)).await?)?;
         }
-        obeyed(self.state.admin.tell("/continue_generation", Some(&json!({}))).await?)
+        obeyed(self.state.admin.post_retrying("/continue_generation", Some(&json!({}))).await?)
     }
 
     async fn release(&self) -> Result<(), DriverError> {
@@ -195,8 +195,8 @@ impl Server<Memory> {
             // It may have been ended while it slept.
             return self.client.look("/v1/models").await.map(|_| ());
         }
-        obeyed(self.state.admin.tell("/pause_generation", Some(&json!({}))).await?)?;
-        obeyed(self.state.admin.tell_once("/release_memory_occupation", Some(&everything())).await?)?;
+        obeyed(self.state.admin.post_retrying("/pause_generation", Some(&json!({}))).await?)?;
+        obeyed(self.state.admin.post_once("/release_memory_occupation", Some(&everything())).await?)?;
         self.state.is_released.store(true, Ordering::Relaxed);
         self.state.is_proven.store(true, Ordering::Relaxed);
         Ok(())

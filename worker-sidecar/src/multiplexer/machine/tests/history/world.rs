@@ -158,7 +158,7 @@ impl World {
         self.committed = false;
     }
 
-    fn ask(&mut self, op: OpId, call: Call) {
+    fn start_call(&mut self, op: OpId, call: Call) {
         if let Some(old) = self.call.replace((op, call)) {
             self.old_calls.push(old);
         }
@@ -197,24 +197,24 @@ impl World {
             }
             Effect::Preflight { op, model } => {
                 self.check_turn(*op, model);
-                self.ask(*op, Call::Preflight(model.clone()));
+                self.start_call(*op, Call::Preflight(model.clone()));
             }
             Effect::Evict { op, model } => {
                 self.committed = true;
                 self.check_nothing_runs();
-                self.ask(*op, Call::Evict(model.clone()));
+                self.start_call(*op, Call::Evict(model.clone()));
             }
             Effect::ForceEvict { op, model } => {
                 self.committed = true;
                 self.check_nothing_runs();
-                self.ask(*op, Call::Force(model.clone()));
+                self.start_call(*op, Call::Force(model.clone()));
             }
-            Effect::CheckMemory { op, .. } => self.ask(*op, Call::Memory),
+            Effect::CheckMemory { op, .. } => self.start_call(*op, Call::Memory),
             Effect::Load { op, model, .. } => {
                 assert!(self.occupied.is_empty(), "I1: {model} is loaded beside {:?}", self.occupied);
                 self.occupied.insert(model.clone());
                 self.check_nothing_runs();
-                self.ask(*op, Call::Load(model.clone()));
+                self.start_call(*op, Call::Load(model.clone()));
             }
             Effect::Probe { op, .. } => self.probe = Some(*op),
             Effect::OrderDone { id, .. } => assert!(self.orders.remove(id), "an order is answered once"),

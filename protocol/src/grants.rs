@@ -302,7 +302,7 @@ impl<L: Copy + Ord> Divider<L> {
         for state in self.links.values_mut() {
             state.handed.truncate(state.waiting as usize);
         }
-        self.take_back_beyond_capacity();
+        self.revoke_beyond_capacity();
         for _ in 0..self.unclaimed() {
             let next = self.links.values_mut().filter(|state| state.wants_more());
             let Some(state) = next.min_by_key(|state| (state.held_and_running(), state.last_served)) else {
@@ -312,7 +312,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    fn take_back_beyond_capacity(&mut self) {
+    fn revoke_beyond_capacity(&mut self) {
         let claimed = self.links.values().map(Link::held_and_running).fold(0, u32::saturating_add);
         for _ in self.capacity..claimed {
             let holders = self.links.values_mut().filter(|state| !state.handed.is_empty());

@@ -63,7 +63,7 @@ impl Simulation {
             order: Vec::new(),
             busy: Duration::ZERO,
         };
-        simulation.tell();
+        simulation.send_changes();
         simulation
     }
 
@@ -106,16 +106,16 @@ impl Simulation {
             Event::RequestRead { relay, arrived } => return self.request_read(relay, arrived),
             Event::DemandRead { relay, waiting } => {
                 self.divider.on_demand(relay, waiting, now);
-                return self.tell();
+                return self.send_changes();
             }
             Event::Served { relay } => {
                 self.divider.on_finished(relay, now);
-                self.tell();
+                self.send_changes();
                 return self.at(LATENCY, Event::CompletionRead { relay });
             }
             Event::Timeout => {
                 self.divider.on_timeout(now);
-                return self.tell();
+                return self.send_changes();
             }
         }
         (0..self.relays.len()).for_each(|relay| self.relay_acts(relay));
@@ -129,16 +129,16 @@ impl Simulation {
                 self.relays[relay].began.push(self.now);
                 self.relays[relay].waits.push(self.now - arrived);
                 self.at(self.service, Event::Served { relay });
-                self.tell();
+                self.send_changes();
             }
             Admission::AtCapacity => {
-                self.tell();
+                self.send_changes();
                 self.at(LATENCY, Event::RefusalRead { relay, arrived });
             }
         }
     }
 
-    fn tell(&mut self) {
+    fn send_changes(&mut self) {
         for (relay, values) in self.divider.changes() {
             self.at(LATENCY, Event::GrantRead { relay, slots: values.slots, links: values.links });
         }

@@ -119,15 +119,15 @@ pub async fn line_of(file: &Path) -> String {
 
 /// Sends a request to a server and returns its status and body; `None` without a response.
 pub async fn post(url: &Url, path: &str, body: &serde_json::Value) -> Option<(u16, String)> {
-    ask(url, "POST", path, &body.to_string()).await
+    exchange(url, "POST", path, &body.to_string()).await
 }
 
 /// As [`post`], without a body.
 pub async fn get(url: &Url, path: &str) -> Option<(u16, String)> {
-    ask(url, "GET", path, "").await
+    exchange(url, "GET", path, "").await
 }
 
-async fn ask(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+async fn exchange(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let address = url.socket_addrs(|| None).ok()?;
     let mut stream = TcpStream::connect(address.first()?).await.ok()?;
     let head = format!(

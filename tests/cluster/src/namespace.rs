@@ -223,7 +223,7 @@ impl Namespace {
 
     fn blocking(&self, arguments: &str) -> String {
         let arguments = format!("--namespace {} --request-timeout 10s {arguments}", self.name);
-        self.cluster.blocking("kubectl", &arguments).said()
+        self.cluster.blocking("kubectl", &arguments).output_text()
     }
 }
 

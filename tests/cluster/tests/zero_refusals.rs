@@ -29,7 +29,7 @@ async fn no_operator_request_was_refused() {
     // The log is written shortly after the requests.
     let mut missing = Vec::new();
     let all = async || {
-        let asked = cluster.asked_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
+        let asked = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
         let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
         missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
         missing.is_empty().then_some(())

@@ -58,7 +58,7 @@ impl ConnectProxy {
     ///
     /// # Panics
     /// If none arrives within ten seconds.
-    pub async fn asked(&mut self) -> String {
+    pub async fn next_request(&mut self) -> String {
         let asked = tokio::time::timeout(PATIENCE, self.asked.recv()).await;
         asked.ok().flatten().expect("the proxy received no request")
     }

@@ -160,13 +160,13 @@ impl FakeBackend {
 
     /// Every request head so far, including housekeeping, in order of arrival.
     #[must_use]
-    pub fn seen(&self) -> Vec<Head> {
+    pub fn received_heads(&self) -> Vec<Head> {
         self.shared.lock().seen.clone()
     }
 
     /// The number of requests for this path so far.
     #[must_use]
-    pub fn times_asked(&self, path: &str) -> usize {
+    pub fn request_count(&self, path: &str) -> usize {
         self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
     }
 

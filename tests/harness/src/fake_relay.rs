@@ -25,7 +25,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 pub use crate::tls::Certificates;
-pub use exchange::{Ask, Asked, Reply};
+pub use exchange::{Reply, RequestSpec, SentRequest};
 pub use link::{Event, LinkSender, Message, RelayLink};
 pub use piece::{REQUEST_PIECE, RESPONSE_PIECE, piece};
 

@@ -93,7 +93,7 @@ async fn driver_uses_only_rights_of_its_role() {
     assert!(driver.probe(&a).await.unwrap().ready);
     driver.evict(&a).await.unwrap();
     assert_eq!(
-        cluster.asked(),
+        cluster.received_requests(),
         ["get deployments/scale", "list pods", "patch deployments/scale", "watch pods"].map(str::to_owned)
     );
 }

@@ -34,7 +34,7 @@ pub(crate) async fn process_dies_restarts_and_stops(command: Vec<String>) {
     let server = engine(load(&driver, &model).await);
     let second = Group::of(&server.url);
     assert!(second.processes().len() > 1, "the engine has processes of its own");
-    text_of(&server.fetch(server.ask("/v1/completions", 5, false)).await);
+    text_of(&server.fetch(server.completion_request("/v1/completions", 5, false)).await);
     assert_eq!(driver.evict(&model).await, Ok(Left::Nothing));
     assert!(second.is_empty(), "{:?} are left", second.processes());
 }
@@ -51,9 +51,9 @@ async fn clients_of_a_killed_server_get_errors(server: &Engine, group: &Group) {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "3").start().await;
     let worker = worker(&relay, server, &server.url).await;
     wait_for_model(&relay, server.model).await;
-    let mut stream = relay.send(server.ask("/v1/chat/completions", server.endless, true)).await;
+    let mut stream = relay.send(server.completion_request("/v1/chat/completions", server.endless, true)).await;
     stream.read_until("data: ").await;
-    let waiting = relay.begin(server.ask("/v1/chat/completions", server.endless, false));
+    let waiting = relay.begin(server.completion_request("/v1/chat/completions", server.endless, false));
     server.until_running(2).await;
     group.kill().await;
     let stream = stream.read_to_end().await;

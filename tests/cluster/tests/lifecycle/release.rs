@@ -107,7 +107,7 @@ impl Drop for Release {
             // tests.
             let helm = format!("helm{}", self.helm);
             let arguments = format!("uninstall {} --namespace {} --ignore-not-found", self.name, self.namespace.name);
-            eprintln!("{}", self.namespace.cluster.blocking(&helm, &arguments).said());
+            eprintln!("{}", self.namespace.cluster.blocking(&helm, &arguments).output_text());
         }
     }
 }

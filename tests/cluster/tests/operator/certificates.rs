@@ -101,7 +101,7 @@ impl Drop for ShortLived<'_> {
         if !self.restored {
             let arguments =
                 format!("--namespace {SYSTEM_NAMESPACE} set env deployment/{OPERATOR} CERTIFICATE_LIFETIME-");
-            eprintln!("{}", self.cluster.blocking("kubectl", &arguments).said());
+            eprintln!("{}", self.cluster.blocking("kubectl", &arguments).output_text());
         }
     }
 }

@@ -99,7 +99,7 @@ async fn settle(namespace: &Namespace) {
 /// Returns verb and path of the operator's requests about this namespace, in order.
 async fn requests(namespace: &Namespace) -> Vec<(String, String)> {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.asked_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
     asked.into_iter().filter(|asked| asked.uri.contains(&path)).map(|asked| (asked.verb, asked.uri)).collect()
 }
 

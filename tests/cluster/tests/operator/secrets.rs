@@ -68,7 +68,7 @@ async fn use_every_secret(namespace: &Namespace) -> String {
     namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
     let service = namespace.service_address("local").await;
     let key = make_key(namespace).await;
-    let reached = async |key: &str| asked_for_models(service, key).await;
+    let reached = async |key: &str| models_status(service, key).await;
     wait_until("the relay to take the key", PATIENCE, async || reached(&key).await == 200).await;
     assert_eq!(reached(WRONG_KEY).await, 401);
 
@@ -87,7 +87,7 @@ async fn use_every_secret(namespace: &Namespace) -> String {
     key
 }
 
-async fn asked_for_models(service: SocketAddr, key: &str) -> u16 {
+async fn models_status(service: SocketAddr, key: &str) -> u16 {
     let bearer = format!("Bearer {key}");
     let body = json!({"model": DEMO_MODEL, "messages": []});
     let headers = [("authorization", bearer.as_str())];

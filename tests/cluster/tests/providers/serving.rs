@@ -79,12 +79,12 @@ async fn disabled_provider_reports_it_and_loses_nothing() {
     setup.patch(&json!({"enabled": false})).await;
     setup.reason("Ready", "False", "Disabled").await;
     setup.condition("Programmed", "True").await;
-    let refused = setup.ask("/v1/chat/completions", &[]).await;
+    let refused = setup.send_request("/v1/chat/completions", &[]).await;
     let error = &refused.json()["error"];
     assert_eq!((refused.status, refused.header("x-should-retry")), (503, "false"), "{refused:?}");
     assert_eq!((&error["type"], &error["code"]), (&json!("service_unavailable_error"), &json!("provider_disabled")));
     assert_eq!((&error["message"], error.get("param")), (&json!("Provider is currently disabled"), Some(&Value::Null)));
-    let refused = setup.ask("/v1/messages", &[("anthropic-version", "2023-06-01")]).await;
+    let refused = setup.send_request("/v1/messages", &[("anthropic-version", "2023-06-01")]).await;
     let body = refused.json();
     assert_eq!(
         (refused.status, &body["type"], &body["error"]["type"]),

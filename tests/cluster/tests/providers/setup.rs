@@ -95,7 +95,7 @@ impl Setup {
     }
 
     /// Sends one request to the Service.
-    pub(crate) async fn ask(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+    pub(crate) async fn send_request(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
         let service = self.namespace.service_address(LOCAL).await;
         let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
         fetch(service, &format!("POST {path}"), headers, &body).await.expect("the Service answers")

@@ -114,7 +114,7 @@ impl Stack {
     pub(crate) async fn relays(&self) -> Vec<RelayView> {
         let mut views = Vec::new();
         for pod in self.namespace.pods(RELAY_PODS).await {
-            if let Some(state) = self.ask(&pod, "/admin/state").await {
+            if let Some(state) = self.admin_get(&pod, "/admin/state").await {
                 views.push(RelayView { state });
             }
         }
@@ -122,7 +122,7 @@ impl Stack {
     }
 
     /// Returns the response of one relay's admin port.
-    pub(crate) async fn ask(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
+    pub(crate) async fn admin_get(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
         let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
         let token = format!("Bearer {}", self.admin_token);
         let headers = [("authorization", token.as_str())];

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use modelrelay_harness::client::RawConnection;
 use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::fake_relay::RequestSpec;
 use modelrelay_harness::process::Spawn;
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use modelrelay_harness::{PATIENCE, poll_until};
@@ -132,7 +132,7 @@ async fn backendz_stays_ready_after_backend_loss() {
     let mut rig = Rig::core1().await;
     backendz(&rig.worker, 200, "ok").await;
     rig.backend.refuse().await;
-    rig.link.exchange(&Ask::chat("m")).await;
+    rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
     assert_eq!(rig.worker.probe("/backendz").await.status, 200, "an outage is the relay's matter, not a rollout's");
 }
@@ -185,7 +185,7 @@ async fn metrics_follow_events() {
     assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_max_concurrency").await, 4.0);
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 1.0);
     call.answer_json(200, &json!({"some": "bytes"})).await;
@@ -194,7 +194,7 @@ async fn metrics_follow_events() {
     assert!(rig.worker.metric("modelrelay_worker_forwarded_bytes_total").await >= 16.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_request_duration_seconds_count").await, 1.0);
     rig.backend.refuse().await;
-    rig.link.exchange(&Ask::chat("m")).await;
+    rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"connect\"").await, 1.0);
 }

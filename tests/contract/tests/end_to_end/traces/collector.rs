@@ -118,7 +118,7 @@ impl Collector {
     }
 
     /// True if any batch contains these bytes.
-    pub(super) fn was_told(&self, text: &str) -> bool {
+    pub(super) fn has_received(&self, text: &str) -> bool {
         let taken = self.taken.lock().expect("what was taken");
         taken.raw.windows(text.len()).any(|window| window == text.as_bytes())
     }

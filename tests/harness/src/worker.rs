@@ -20,7 +20,7 @@ pub use self::{
     dial::Dial,
     slots::{failed, slot, slots1_registration},
 };
-use crate::{PATIENCE, process::Log, within, within_for};
+use crate::{TEST_TIMEOUT, process::Log, within, within_for};
 
 mod answer;
 mod dial;
@@ -219,7 +219,7 @@ impl FakeWorker {
 
     /// The next frame, as received. WebSocket Pings get their Pong from the library.
     pub async fn recv(&mut self) -> Frame {
-        self.recv_within(PATIENCE).await
+        self.recv_within(TEST_TIMEOUT).await
     }
 
     /// The same as [`Self::recv`], with its own timeout: for workers that idle.

@@ -274,7 +274,7 @@ pub(crate) async fn kubernetes() -> Option<Rig> {
     let cluster = Cluster::start(deployments).await;
     let models =
         [A, B, WRONG, SLOW].map(|id| ScaledModel { served: Served::new(id), deployment: id.to_owned(), url: None });
-    let driver = KubernetesScale::new(cluster.access(), models, modelrelay_harness::PATIENCE);
+    let driver = KubernetesScale::new(cluster.access(), models, modelrelay_harness::TEST_TIMEOUT);
     Some(Rig { _cluster: Some(cluster), ..Rig::new(driver, folder) })
 }
 

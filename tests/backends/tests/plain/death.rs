@@ -3,7 +3,7 @@
 use modelrelay_backends::engines::VLLM_START;
 use modelrelay_backends::server::until;
 use modelrelay_backends::worker_program;
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::relay::Relay;
 use modelrelay_harness::worker_process::wait_for_model;
 use modelrelay_worker::multiplexer::Model;
@@ -27,7 +27,7 @@ pub(crate) async fn process_dies_restarts_and_stops(command: Vec<String>) {
     let server = engine(load(&driver, &model).await);
     let first = Group::of(&server.url);
     clients_of_a_killed_server_get_errors(&server, &first).await;
-    tokio::time::timeout(PATIENCE, driver.ended(&model)).await.expect("the driver notices the end");
+    tokio::time::timeout(TEST_TIMEOUT, driver.ended(&model)).await.expect("the driver notices the end");
     until("no process of the server is left", async || first.is_empty()).await;
     assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
 

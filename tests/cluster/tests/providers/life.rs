@@ -5,7 +5,7 @@ use k8s_openapi::api::{
     core::v1::{Secret, Service},
 };
 use kube::ResourceExt;
-use modelrelay_cluster::{PATIENCE, manifests, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, manifests, wait_until};
 use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, message_of};
@@ -32,7 +32,7 @@ async fn recreated_provider_keeps_client_keys() {
     setup.namespace.wait_gone(&setup.namespace.api::<Deployment>(), "local-relay").await;
     setup.namespace.wait_gone(&setup.namespace.api::<Service>(), LOCAL).await;
     setup.namespace.wait_gone(&setup.namespace.api::<Secret>(), "local-relay").await;
-    wait_until("the relay's Pods to be gone", PATIENCE, async || setup.relays().await.is_empty()).await;
+    wait_until("the relay's Pods to be gone", TEST_TIMEOUT, async || setup.relays().await.is_empty()).await;
 
     setup.provide(&spec).await;
     setup.condition("Ready", "True").await;

@@ -1,6 +1,6 @@
 //! A working Provider and a disabled one, from the user's view.
 
-use modelrelay_cluster::{PATIENCE, manifests, poll_for, traffic::Traffic};
+use modelrelay_cluster::{TEST_TIMEOUT, manifests, poll_for, traffic::Traffic};
 use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup};
@@ -10,7 +10,7 @@ async fn empty_spec_becomes_ready_and_serves() {
     let setup = Setup::empty().await;
     setup.provide(&json!({})).await;
     setup.namespace.apply(&[manifests::worker_pool("llama", &manifests::demo_pool(LOCAL))]).await;
-    let patience = PATIENCE.as_secs();
+    let patience = TEST_TIMEOUT.as_secs();
     setup.namespace.kubectl(&format!("wait --for=condition=Ready --timeout={patience}s provider/local")).await;
     setup.namespace.kubectl(&format!("wait --for=condition=Ready --timeout={patience}s workerpool/llama")).await;
     setup.answers(None).await;
@@ -33,13 +33,13 @@ async fn table(setup: &Setup, arguments: &str) -> Vec<Vec<String>> {
 /// Waits for a table of one row, whose last cell is an age.
 async fn wait_for_row(setup: &Setup, arguments: &str, wanted: &[&str]) {
     let mut last = Vec::new();
-    let seen = poll_for(PATIENCE, async || {
+    let seen = poll_for(TEST_TIMEOUT, async || {
         last = table(setup, arguments).await;
         let row = last.get(1).and_then(|row| row.split_last());
         row.is_some_and(|(age, row)| is_age(age) && row == wanted).then_some(())
     });
     let seen = seen.await;
-    assert!(seen.is_some(), "waited {PATIENCE:?} in vain for {wanted:?} and an age; last seen: {last:?}");
+    assert!(seen.is_some(), "waited {TEST_TIMEOUT:?} in vain for {wanted:?} and an age; last seen: {last:?}");
 }
 
 fn is_age(text: &str) -> bool {

@@ -8,7 +8,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
 };
 use modelrelay_cluster::{
-    Cluster, Namespace, PATIENCE,
+    Cluster, Namespace, TEST_TIMEOUT,
     http::{Reply, fetch},
     manifests,
     traffic::Traffic,
@@ -123,7 +123,7 @@ impl Setup {
         let bearer = format!("Bearer {key}");
         let what = format!("{status} for that key from Pod {}", relay.name_any());
         // A kubelet without the annotation would take up to a minute.
-        wait_until(&what, PATIENCE / 4, async || {
+        wait_until(&what, TEST_TIMEOUT / 4, async || {
             let reply = fetch(address, "GET /v1/models", &[("authorization", &bearer)], &Value::Null).await;
             reply.is_ok_and(|reply| reply.status == status)
         })

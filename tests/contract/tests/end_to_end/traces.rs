@@ -10,7 +10,7 @@ use modelrelay_harness::process::Process;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::Certificates;
 use modelrelay_harness::worker_process::{Rig, Stack, WorkerBuilder, WorkerProcess};
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::{Value, json};
 
 use collector::{Collector, Span};
@@ -342,7 +342,7 @@ async fn without_endpoint_headers_pass_and_no_exporter_starts() {
     // With exporting enabled, the thread is found under its name, which it sets itself.
     let process = relay.process();
     let is_started = async || threads(process).iter().any(|name| name.contains("OpenTelemetry"));
-    poll_until(PATIENCE, "a thread of OpenTelemetry", process.log(), is_started).await;
+    poll_until(TEST_TIMEOUT, "a thread of OpenTelemetry", process.log(), is_started).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::fake_backend::{Answer, sse};
 use modelrelay_harness::fake_relay::{Ack, Event, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
@@ -274,9 +274,9 @@ async fn drain_pings_only_after_withdrawal() {
         Event::Ping(payload) => &payload[..] == b"drain",
         Event::Piece { .. } | Event::Closed { .. } => false,
     };
-    let first = rig.link.next_where(PATIENCE, told).await;
+    let first = rig.link.next_where(TEST_TIMEOUT, told).await;
     assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
-    assert!(matches!(rig.link.next_where(PATIENCE, told).await, Some(Event::Ping(_))));
+    assert!(matches!(rig.link.next_where(TEST_TIMEOUT, told).await, Some(Event::Ping(_))));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::RequestSpec;
 use modelrelay_harness::process::Spawn;
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -45,7 +45,7 @@ async fn unfinished_header_times_out_after_ten_seconds() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut endless = connect(&worker).await;
     endless.write("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: ").await;
-    let answer = endless.read_to_end_within(PATIENCE * 2).await;
+    let answer = endless.read_to_end_within(TEST_TIMEOUT * 2).await;
     assert_eq!(answer, "");
     assert_eq!(worker.probe("/livez").await.status, 200);
 }
@@ -67,9 +67,9 @@ async fn connections_without_request_do_not_block_probes() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
     // Before the timeout of any of them.
-    let probed = tokio::time::timeout(PATIENCE / 2, worker.probe("/livez")).await.expect("an answer");
+    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("an answer");
     assert_eq!(probed.status, 200);
-    assert_eq!(crowd[0].read_to_end_within(PATIENCE / 2).await, "", "the oldest gives way");
+    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest gives way");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
         assert!([200, 503].contains(&answer.status), "{}: {}", answer.status, answer.body);
         answer.status == status && answer.body.starts_with(words)
     };
-    poll_until(PATIENCE, &format!("{status} {words} of /backendz"), worker.process.log(), is_so).await;
+    poll_until(TEST_TIMEOUT, &format!("{status} {words} of /backendz"), worker.process.log(), is_so).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use modelrelay_harness::fake_relay::{Ack, Dial, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
@@ -90,7 +90,7 @@ async fn ending_older_link_does_not_end_new_one() {
     drop(std::mem::replace(&mut rig.link, newer));
     let worker = &rig.worker;
     let has_ended = async || worker.metric("modelrelay_worker_connected").await == 0.0;
-    poll_until(PATIENCE, "the end of the older link", worker.process.log(), has_ended).await;
+    poll_until(TEST_TIMEOUT, "the end of the older link", worker.process.log(), has_ended).await;
     rig.link.register(&Ack::core1()).await;
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;

@@ -215,7 +215,7 @@ impl RelayLink {
     /// # Panics
     /// If nothing arrives for ten seconds before its end, or the messages violate the protocol's order.
     pub async fn reply(&mut self, asked: &SentRequest) -> Reply {
-        let found = self.reply_within(super::PATIENCE, asked).await;
+        let found = self.reply_within(super::TEST_TIMEOUT, asked).await;
         found.unwrap_or_else(|| panic!("the answer to {} stopped before its end", asked.id))
     }
 
@@ -266,7 +266,7 @@ impl RelayLink {
             Event::Piece { .. } => belongs(event, asked),
             Event::Ping(_) | Event::Closed { .. } => false,
         };
-        match self.next_where(super::PATIENCE, is_part).await {
+        match self.next_where(super::TEST_TIMEOUT, is_part).await {
             Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
             Some(Event::Ping(_) | Event::Closed { .. }) | None => {

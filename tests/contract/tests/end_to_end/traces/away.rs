@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::relay::Relay;
@@ -18,7 +18,7 @@ async fn refusing_collector_causes_one_warning_per_outage() {
     let mut stack = exporting(&collector.http.url()).await;
     let since = Instant::now();
     while collector.spans().is_empty() {
-        assert!(since.elapsed() < PATIENCE, "nothing was exported after the collector's return");
+        assert!(since.elapsed() < TEST_TIMEOUT, "nothing was exported after the collector's return");
         exchange(&mut stack, chat(), &json!({})).await;
     }
     let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());

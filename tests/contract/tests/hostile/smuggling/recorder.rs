@@ -9,7 +9,7 @@ use std::{
 };
 
 use modelrelay_harness::{
-    PATIENCE, cannot_run, poll_until,
+    TEST_TIMEOUT, cannot_run, poll_until,
     process::{Process, Spawn, on_path},
     worker::{FakeWorker, Frame},
 };
@@ -155,7 +155,7 @@ impl Oracle {
         let process = spawn.working_dir(folder.path()).start();
         let door = Door::Unix(socket);
         let is_open = async || open(&door).await.is_ok();
-        poll_until(PATIENCE, &format!("{name} to listen"), process.log(), is_open).await;
+        poll_until(TEST_TIMEOUT, &format!("{name} to listen"), process.log(), is_open).await;
         Some(Self { door, recorded, _process: process, _folder: folder })
     }
 

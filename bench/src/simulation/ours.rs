@@ -170,7 +170,7 @@ impl WorkerSimulation {
             | Effect::Forget { .. }
             | Effect::OrderDone { .. }
             | Effect::Changed
-            | Effect::News(_)
+            | Effect::SlotEvent(_)
             | Effect::Stopped => return,
         };
         self.handle(Event::Done { op: done.0, outcome: done.1 }, now, begin);

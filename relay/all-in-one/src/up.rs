@@ -60,7 +60,7 @@ fn print(text: &str) {
 }
 
 fn fail(why: &str) -> ExitCode {
-    modelrelay_platform::log::complain(&format!("modelrelay: {why}"));
+    modelrelay_platform::log::print_error(&format!("modelrelay: {why}"));
     ExitCode::FAILURE
 }
 

@@ -90,7 +90,7 @@ fn check_keys(config: &Config) -> Result<(), ConfigError> {
 
 /// Prints an error in one line; a service writes it into its log.
 fn fail(error: &impl Display) -> ExitCode {
-    log::complain(&format!("modelrelay-relay: {error}"));
+    log::print_error(&format!("modelrelay-relay: {error}"));
     ExitCode::FAILURE
 }
 
@@ -125,7 +125,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         tracing::warn!("{warning}");
     }
     open_files::raise_limit();
-    scheduling::take_turns();
+    scheduling::use_batch_scheduling();
     let threads = args.threads.map_or_else(default_threads, usize::from);
     let runtime = runtime(threads)?;
     let ended = runtime.block_on(async {

@@ -74,6 +74,6 @@ fn print_text(text: &str) -> ExitCode {
 
 /// Reports one line and returns exit code 1; a service writes the line into its log.
 fn fail(line: &str) -> ExitCode {
-    log::complain(line);
+    log::print_error(line);
     ExitCode::FAILURE
 }

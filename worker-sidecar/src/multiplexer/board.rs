@@ -68,14 +68,14 @@ pub(super) enum SlotUpdate {
 
 /// All slots, as relays see them.
 #[derive(Debug)]
-pub struct Board {
+pub struct RelayNotifier {
     inner: Mutex<Inner>,
 }
 
 /// A request's place at a slot, from its arrival to its end.
 #[derive(Debug)]
 pub(super) struct Place {
-    board: Arc<Board>,
+    board: Arc<RelayNotifier>,
     slot: usize,
     relay: RelayKey,
     model: Model,
@@ -140,7 +140,7 @@ impl Peer {
     }
 }
 
-impl Board {
+impl RelayNotifier {
     /// `snapshots`: each slot's state at `now`.
     pub(super) fn new(snapshots: Vec<Slot>, now: Instant) -> Arc<Self> {
         let slots = snapshots.into_iter().map(|snapshot| SlotView { snapshot, at: now, open: BTreeSet::new() });

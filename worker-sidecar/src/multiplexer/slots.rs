@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Model;
 use super::actor::{PendingLease, Report, SlotHandle, now};
-use super::board::{Board, Peer, RelaySink};
+use super::board::{Peer, RelayNotifier, RelaySink};
 use super::config::SlotConfig;
 use super::driver::slot::SlotDriver;
 use super::error::SlotError;
@@ -24,7 +24,7 @@ use super::metrics::MultiplexerMetrics;
 pub struct Multiplexer {
     slots: Vec<SlotHandle>,
     ids: Vec<String>,
-    board: Arc<Board>,
+    board: Arc<RelayNotifier>,
     metrics: Arc<MultiplexerMetrics>,
     next_key: AtomicU64,
 }
@@ -58,7 +58,7 @@ impl Multiplexer {
             .unzip();
         let snapshots: Vec<_> = machines.iter().map(|machine| machine.snapshot(now)).collect();
         let ids = snapshots.iter().map(|slot| slot.id.clone()).collect();
-        let board = Board::new(snapshots, now);
+        let board = RelayNotifier::new(snapshots, now);
         let start = |(index, (machine, driver))| {
             SlotHandle::start(index, machine, driver, Arc::clone(&board), Arc::clone(&metrics))
         };

@@ -73,7 +73,7 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     let (events, received) = sync_channel(2);
     let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
-        Err(error) => return log::complain(&format!("cannot register with the service manager: {error}")),
+        Err(error) => return log::print_error(&format!("cannot register with the service manager: {error}")),
     };
     set_status(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
     let waiting = thread::spawn(move || extend_stop(manager, &received));
@@ -106,7 +106,7 @@ fn on_control(events: SyncSender<Event>) -> impl FnMut(ServiceControl) -> Servic
 
 fn run_program(program: &Program, args: &RunArgs) -> ExitCode {
     if let Err(error) = std::env::set_current_dir(&args.folder) {
-        log::complain(&format!("cannot change to the folder {}: {error}", args.folder.display()));
+        log::print_error(&format!("cannot change to the folder {}: {error}", args.folder.display()));
         return ExitCode::FAILURE;
     }
     (program.run)([OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect())
@@ -140,6 +140,6 @@ fn set_status(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32
         process_id: None,
     };
     if let Err(error) = manager.set_service_status(status) {
-        log::complain(&format!("cannot report the service state to the service manager: {error}"));
+        log::print_error(&format!("cannot report the service state to the service manager: {error}"));
     }
 }

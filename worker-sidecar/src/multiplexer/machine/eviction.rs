@@ -4,7 +4,7 @@ use super::Machine;
 use super::state::{Evicting, State, Step, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::EVICT_TIMEOUT;
-use crate::multiplexer::effect::{Effect, News, OrderError, SwapResult};
+use crate::multiplexer::effect::{Effect, OrderError, SlotEvent, SwapResult};
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Left, OpId};
 
@@ -53,7 +53,7 @@ impl Machine {
                 self.look_at_memory(evicting);
             }
             Err(detail) => {
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.escalate(evicting);
             }
         }
@@ -65,7 +65,7 @@ impl Machine {
         match result {
             Ok(()) => self.look_at_memory(evicting),
             Err(detail) => {
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.quarantine(evicting.model);
             }
         }
@@ -90,7 +90,7 @@ impl Machine {
         match evicting.step {
             Step::Evict => {
                 let detail = "it timed out".to_owned();
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.escalate(evicting);
             }
             Step::Force => self.quarantine(evicting.model),
@@ -117,7 +117,7 @@ impl Machine {
     }
 
     fn memory_not_freed(&mut self, evicting: Evicting) {
-        self.news(News::MemoryNotFreed { model: evicting.model.clone() });
+        self.news(SlotEvent::MemoryNotFreed { model: evicting.model.clone() });
         if evicting.forced {
             self.quarantine(evicting.model);
         } else {
@@ -155,7 +155,7 @@ impl Machine {
 
     /// Puts the slot out of use. Requests do not wait for an operator.
     fn quarantine(&mut self, model: Model) {
-        self.news(News::Quarantined { model: model.clone() });
+        self.news(SlotEvent::Quarantined { model: model.clone() });
         self.end_swap(SwapResult::Quarantined);
         self.enter(State::Quarantined { model });
         self.fail_all_waiting(&SlotError::Quarantined);

@@ -217,7 +217,7 @@ impl Machine {
                 None => {
                     let mut entry = Entry::new(model.clone());
                     for (relay, kind) in &self.relays {
-                        entry.divider.add_link(*relay, *kind, self.now);
+                        entry.allocator.add_link(*relay, *kind, self.now);
                     }
                     self.models.insert(model.id.clone(), entry);
                 }

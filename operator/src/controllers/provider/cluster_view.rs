@@ -148,14 +148,14 @@ mod tests {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
-        let look = ClusterView {
+        let view = ClusterView {
             reviewers: BTreeSet::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
             deployment: None,
             pools: Vec::new(),
             reported: Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() })),
         };
-        look.is_confirmed("new", at(minutes))
+        view.is_confirmed("new", at(minutes))
     }
 
     #[test]

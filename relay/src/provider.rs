@@ -422,7 +422,7 @@ impl Provider {
         loop {
             let (next, done) = {
                 let mut state = self.lock();
-                let look = (!state.requests.is_empty()).then(|| looked_at + self.pause_between_looks());
+                let look = (!state.requests.is_empty()).then(|| looked_at + self.poll_interval());
                 let next = state.core.next_timeout().into_iter().chain(look).min();
                 state.armed = next;
                 (next, state.deleted && state.requests.is_empty() && state.links.is_empty())

@@ -62,7 +62,7 @@ impl Live {
         let frame = state.frame.get_or_insert_with(|| Frame::of(dashboard));
         let joined = (event("snapshot", &frame.snapshot(dashboard)), self.changes.subscribe());
         if is_first {
-            tokio::spawn(look(Arc::clone(dashboard)));
+            tokio::spawn(run_poll(Arc::clone(dashboard)));
         }
         joined
     }
@@ -87,7 +87,7 @@ impl Live {
     }
 }
 
-async fn look(dashboard: Arc<Dashboard>) {
+async fn run_poll(dashboard: Arc<Dashboard>) {
     let live = &dashboard.live;
     let (mut pause, mut told_at) = (INTERVAL, Instant::now());
     loop {

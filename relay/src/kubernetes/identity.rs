@@ -227,7 +227,7 @@ impl Identities {
         claims: &Claims,
         suspect: bool,
     ) -> Result<TokenReviewOutcome, Denial> {
-        let found = lock(&self.reviews).look(token.digest(), Instant::now());
+        let found = lock(&self.reviews).find(token.digest(), Instant::now());
         let mut answer = match found {
             Found::Known(verdict) => return Ok(verdict),
             Found::Pending(answer) => answer,

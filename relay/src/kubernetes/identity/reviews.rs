@@ -42,7 +42,7 @@ pub(super) enum Found {
 
 impl Reviews {
     /// Returns the known state. Without one, the next caller waits for the result of this one.
-    pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
+    pub(super) fn find(&mut self, digest: &[u8; 32], now: Instant) -> Found {
         match self.0.get(digest) {
             Some(CachedReview::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
             // A task that failed will send no result.
@@ -117,7 +117,7 @@ mod tests {
             let expires = wall + Duration::from_secs(lifetime);
             reviews.settle(&digest(1), Some(&genuine()), expires, now, wall);
             let at = |reviews: &mut Reviews, millis| {
-                let found = reviews.look(&digest(1), now + Duration::from_millis(millis));
+                let found = reviews.find(&digest(1), now + Duration::from_millis(millis));
                 known(&found).cloned()
             };
             assert_eq!(at(&mut reviews, believed * 1000 - 1), Some(genuine()));
@@ -129,22 +129,22 @@ mod tests {
     fn bad_token_is_cached_for_five_seconds() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
         reviews.settle(&digest(1), Some(&TokenReviewOutcome::Refused), wall + GOOD_FOR, now, wall);
-        let found = reviews.look(&digest(1), now + BAD_FOR - Duration::from_millis(1));
+        let found = reviews.find(&digest(1), now + BAD_FOR - Duration::from_millis(1));
         assert_eq!(known(&found), Some(&TokenReviewOutcome::Refused));
-        assert!(matches!(reviews.look(&digest(1), now + BAD_FOR), Found::Nothing(_)));
+        assert!(matches!(reviews.find(&digest(1), now + BAD_FOR), Found::Nothing(_)));
     }
 
     #[test]
     fn token_has_single_pending_review_retried_on_failure() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
-        let Found::Nothing(sender) = reviews.look(&digest(1), now) else { panic!("it is known") };
-        assert!(matches!(reviews.look(&digest(1), now), Found::Pending(_)));
-        assert!(matches!(reviews.look(&digest(2), now), Found::Nothing(_)));
+        let Found::Nothing(sender) = reviews.find(&digest(1), now) else { panic!("it is known") };
+        assert!(matches!(reviews.find(&digest(1), now), Found::Pending(_)));
+        assert!(matches!(reviews.find(&digest(2), now), Found::Nothing(_)));
         reviews.settle(&digest(1), None, wall, now, wall);
         drop(sender);
-        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+        assert!(matches!(reviews.find(&digest(1), now), Found::Nothing(_)));
         // Its task ended without a result.
-        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+        assert!(matches!(reviews.find(&digest(1), now), Found::Nothing(_)));
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
             reviews.settle(&digest(number), Some(&TokenReviewOutcome::Refused), expires, now, wall);
             assert!(reviews.0.len() <= MAX_KNOWN);
         }
-        assert_eq!(known(&reviews.look(&digest(usize::MAX), now)), Some(&genuine()));
+        assert_eq!(known(&reviews.find(&digest(usize::MAX), now)), Some(&genuine()));
         for number in 0..MAX_KNOWN + 10 {
             reviews.settle(&digest(number), Some(&genuine()), expires, now, wall);
         }

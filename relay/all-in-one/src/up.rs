@@ -127,7 +127,7 @@ async fn choose_backend(args: &UpArgs, parts: &mut Parts) -> Result<String, Stri
     let numbers: Vec<String> = args.backend_ports().iter().map(u16::to_string).collect();
     let numbers = numbers.join(", ");
     print_line(&format!("probing for an inference server on ports {numbers} …"));
-    let mut usable = usable(backends::look(args.backend_ports()).await).into_iter();
+    let mut usable = usable(backends::discover(args.backend_ports()).await).into_iter();
     if let Some(first) = usable.next() {
         print_line(&format!("backend: found {}", first.line()));
         usable.for_each(|other| print_line(&format!("not used: {}; set BACKEND_URL to use it", other.line())));

@@ -85,7 +85,7 @@ pub struct Listed {
 }
 
 /// Lists the models once. The error is human-readable.
-pub async fn look(backend: &Backend) -> Result<Listed, String> {
+pub async fn listed_models(backend: &Backend) -> Result<Listed, String> {
     let (entries, _) = read(backend).await?;
     let owner = owner(&entries);
     Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })

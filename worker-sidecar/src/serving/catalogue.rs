@@ -196,7 +196,7 @@ impl Catalogue {
 
     /// The backend's state may have changed, because it closed a connection or its settings changed. The advertised
     /// models stay until the next probe ends.
-    pub fn look_again(&self) {
+    pub fn poll_now(&self) {
         self.wake.notify_one();
     }
 
@@ -222,7 +222,7 @@ impl Catalogue {
         let mut drain = single.drain.subscribe();
         let mut is_woken = true;
         loop {
-            self.look(single, is_woken).await;
+            self.poll(single, is_woken).await;
             let pause = self.pause(&single.live.load().models, single.drain.is_undoable());
             is_woken = tokio::select! {
                 () = tokio::time::sleep(pause) => false,
@@ -241,7 +241,7 @@ impl Catalogue {
         }
     }
 
-    async fn look(&self, single: &SingleBackend, is_woken: bool) {
+    async fn poll(&self, single: &SingleBackend, is_woken: bool) {
         let backend = single.backend();
         let (models, declared) = {
             let live = single.live.load();

@@ -224,7 +224,7 @@ impl<'a> Questions<'a> {
         if self.args.backend.is_some() {
             return self.named_backend(None);
         }
-        let looks = self.runtime.block_on(backends::look(&self.args.backend_ports));
+        let looks = self.runtime.block_on(backends::discover(&self.args.backend_ports));
         let (found, odd): (Vec<_>, Vec<_>) = looks.into_iter().partition(Result::is_ok);
         odd.into_iter().filter_map(Result::err).for_each(|why| print_line(&marked(&why)));
         let mut found: Vec<FoundBackend> = found.into_iter().flatten().collect();
@@ -263,7 +263,7 @@ impl<'a> Questions<'a> {
                 };
             }
             let url = given.backend_url().map_err(|error| error.to_string())?;
-            match self.runtime.block_on(backends::look_at(url.clone(), self.api_key()?)) {
+            match self.runtime.block_on(backends::probe_address(url.clone(), self.api_key()?)) {
                 Ok(found) => Ok(Ok(found)),
                 // It may be started later; the worker waits for it.
                 Err(why) => match &self.terminal {

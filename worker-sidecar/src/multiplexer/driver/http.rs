@@ -73,22 +73,22 @@ impl Client {
     }
 
     /// Sends a GET request. One attempt, [`PROBE_TIMEOUT`].
-    pub async fn look(&self, path: &str) -> Result<Reply, DriverError> {
+    pub async fn get(&self, path: &str) -> Result<Reply, DriverError> {
         let url = self.target(path);
         within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, &[])).await
     }
 
-    /// Sends a query like [`look`](Self::look), for backends that require a POST.
+    /// Sends a query like [`get`](Self::get), for backends that require a POST.
     pub async fn post_query(&self, path: &str, body: &Value) -> Result<Reply, DriverError> {
         let url = self.target(path);
         let checked = self.check_addresses().await?;
         within(PROBE_TIMEOUT, &url, self.exchange(Method::POST, &url, Some(body), &checked)).await
     }
 
-    /// Like [`look`](Self::look), for information that is required to continue: retried like
+    /// Like [`get`](Self::get), for information that is required to continue: retried like
     /// [`post_retrying`](Self::post_retrying), and after any 5xx.
     pub async fn get_json_retrying(&self, path: &str) -> Result<Value, DriverError> {
-        persist(|| self.look(path), StatusCode::is_server_error).await?.accepted()?.json()
+        persist(|| self.get(path), StatusCode::is_server_error).await?.accepted()?.json()
     }
 
     /// Sends an idempotent command to the backend. A broken connection, a timeout, or a status for a temporary failure

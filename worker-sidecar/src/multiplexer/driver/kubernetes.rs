@@ -247,7 +247,7 @@ impl KubernetesScale {
         }
     }
 
-    async fn look(&self, model: &Model) -> Result<Probed, DriverError> {
+    async fn probe_model(&self, model: &Model) -> Result<Probed, DriverError> {
         let known = self.find(model)?;
         let turn = known.life().turns;
         let asked = async {
@@ -261,7 +261,7 @@ impl KubernetesScale {
             // not gone.
             (Err(error), Some(url)) => {
                 known.log_refusal(&error);
-                return known.look_at(url).await;
+                return known.probe_at(url).await;
             }
             (asked, _) => asked?,
         };
@@ -277,7 +277,7 @@ impl KubernetesScale {
             PodsState::Ready(_) | PodsState::StuckPod(_) | PodsState::Waiting(_) => return Ok(Probed::default()),
         };
         let url = known.address(pod)?;
-        let probed = known.look_at(url.clone()).await?;
+        let probed = known.probe_at(url.clone()).await?;
         if probed.ready {
             known.life().see(turn, url);
             if scale.replicas > 1 {
@@ -392,7 +392,7 @@ impl Driver for KubernetesScale {
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
-        Box::pin(self.look(model))
+        Box::pin(self.probe_model(model))
     }
 
     fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {

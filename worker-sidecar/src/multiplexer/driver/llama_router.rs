@@ -164,7 +164,7 @@ impl Driver for LlamaRouter {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let list = self.client.look("/models").await?.accepted()?.json()?;
+            let list = self.client.get("/models").await?.accepted()?.json()?;
             self.client.ensure_private_address().await?;
             self.status_in(&list, model).map(drop)
         })
@@ -173,7 +173,7 @@ impl Driver for LlamaRouter {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let list = self.client.look("/models").await?.accepted()?.json()?;
+            let list = self.client.get("/models").await?.accepted()?.json()?;
             let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
             let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
             let ready = model_ids.iter().any(|id| **id == **model);

@@ -166,7 +166,7 @@ impl Driver for Ollama {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let model_ids = names(&self.client.look("/api/ps").await?.accepted()?.json()?);
+            let model_ids = names(&self.client.get("/api/ps").await?.accepted()?.json()?);
             let ready = model_ids.iter().any(|name| is_same(name, model));
             Ok(Probed { ready, gone: !ready, model_ids })
         })

@@ -158,7 +158,7 @@ impl Server<Memory> {
         if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match self.served.look(&self.client).await {
+        match self.served.probe(&self.client).await {
             Err(error @ DriverError::Silent { .. }) => Err(self.unproven(&error.to_string())),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -193,7 +193,7 @@ impl Server<Memory> {
     async fn release(&self) -> Result<(), DriverError> {
         if self.state.is_released.load(Ordering::Relaxed) {
             // It may have been ended while it slept.
-            return self.client.look("/v1/models").await.map(|_| ());
+            return self.client.get("/v1/models").await.map(|_| ());
         }
         obeyed(self.state.admin.post_retrying("/pause_generation", Some(&json!({}))).await?)?;
         obeyed(self.state.admin.post_once("/release_memory_occupation", Some(&everything())).await?)?;
@@ -250,7 +250,7 @@ impl Driver for Sglang {
             if server.state.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::gone());
             }
-            let probed = server.served.look(&server.client).await;
+            let probed = server.served.probe(&server.client).await;
             // It may have been released in the meantime.
             if server.state.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::gone());

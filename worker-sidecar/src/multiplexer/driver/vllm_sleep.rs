@@ -213,7 +213,7 @@ async fn rest(client: &Client) -> Result<Rest, DriverError> {
     if !is_paused(client).await? {
         return Ok(Rest::Awake);
     }
-    let page = client.look("/metrics").await?.text();
+    let page = client.get("/metrics").await?.text();
     Ok(if has_released_memory(&page) { Rest::Asleep } else { Rest::Paused })
 }
 
@@ -228,7 +228,7 @@ fn has_released_memory(page: &str) -> bool {
 }
 
 async fn is_paused(client: &Client) -> Result<bool, DriverError> {
-    let reply = client.look("/is_sleeping").await?;
+    let reply = client.get("/is_sleeping").await?;
     if reply.status.as_u16() == 404 {
         let why = "404: start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned();
         return Err(DriverError::Unexpected { url: client.base().to_string(), why });
@@ -262,7 +262,7 @@ async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {
 }
 
 async fn busy(client: &Client) -> Result<u32, DriverError> {
-    let reply = client.look("/metrics").await?.accepted()?;
+    let reply = client.get("/metrics").await?.accepted()?;
     // Integers, written as floats.
     served::gauges(&reply.text(), &[RUNNING, WAITING])
         .map(|requests| requests as u32)
@@ -310,7 +310,7 @@ impl Driver for VllmSleep {
                 Rest::Asleep if self.level == Level::Two && !has_slept => Ok(Probed::default()),
                 Rest::Asleep => Ok(Probed::gone()),
                 Rest::Paused => Ok(Probed::default()),
-                Rest::Awake => server.served.look(&server.client).await,
+                Rest::Awake => server.served.probe(&server.client).await,
             }
         })
     }

@@ -50,7 +50,7 @@ impl Machine {
                 if let Some(entry) = self.models.get_mut(&evicting.model) {
                     entry.wakes_slowly = left == Left::Emptied;
                 }
-                self.look_at_memory(evicting);
+                self.check_memory(evicting);
             }
             Err(detail) => {
                 self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
@@ -63,7 +63,7 @@ impl Machine {
         let Some(evicting) = self.evicting(op) else { return };
         self.set_asleep(&evicting.model, false);
         match result {
-            Ok(()) => self.look_at_memory(evicting),
+            Ok(()) => self.check_memory(evicting),
             Err(detail) => {
                 self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.quarantine(evicting.model);
@@ -99,7 +99,7 @@ impl Machine {
         true
     }
 
-    fn look_at_memory(&mut self, evicting: Evicting) {
+    fn check_memory(&mut self, evicting: Evicting) {
         let (since, forced) = (evicting.since, evicting.forced);
         self.confirm_memory(evicting.model, evicting.then);
         if let State::Evicting(evicting) = &mut self.state {

@@ -74,8 +74,8 @@ impl Known {
     }
 
     /// Probes its Pod. A Pod where nothing listens still exists, and holds its GPU.
-    pub(super) async fn look_at(&self, url: Url) -> Result<Probed, DriverError> {
-        match self.served.look(&self.served.client(url)).await {
+    pub(super) async fn probe_at(&self, url: Url) -> Result<Probed, DriverError> {
+        match self.served.probe(&self.served.client(url)).await {
             Err(DriverError::Unreachable { .. }) => Ok(Probed::default()),
             looked => looked,
         }

@@ -3,11 +3,11 @@
 //! It is implemented here because the client must cost little compared with the systems that it measures. It rejects
 //! anything that it cannot parse: a proxy that breaks framing is detected, not forgiven.
 
-mod ask;
 mod connection;
+mod request;
 
-pub use ask::send_request;
 pub use connection::Connection;
+pub use request::send_request;
 
 use std::io;
 

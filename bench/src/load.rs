@@ -1,6 +1,6 @@
 //! The client: each connection sends its next request as soon as it has its response, and compares every byte of it.
 
-mod visitor;
+mod client;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::content::{MODEL, Plan, Prompt};
 use crate::http::HttpError;
 use crate::samples::{Samples, Summary};
-pub use visitor::{Answer, ClientConnection};
+pub use client::{Answer, ClientConnection};
 
 /// Bytes of a usual request.
 pub const PROMPT_BYTES: usize = 352;

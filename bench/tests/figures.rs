@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use modelrelay_bench::simulation::ours::{Setup, WorkerSimulation};
 use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
+use modelrelay_bench::simulation::worker::{Setup, WorkerSimulation};
 use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_worker::multiplexer::config::{Knobs, Linger};

@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{ask::RequestSpec, executions::now};
+use crate::{executions::now, request::RequestSpec};
 
 /// Larger bodies are sent in pieces with pauses, so that faults occur during uploads.
 const UPLOAD_PIECE: usize = 64 << 10;

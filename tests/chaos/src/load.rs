@@ -12,10 +12,10 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    ask::RequestSpec,
     dice::Dice,
     exchange::{Manner, Outcome, Record, exchange},
     ledger::Ledger,
+    request::RequestSpec,
 };
 
 /// The deadline of every request: far beyond the request timeout of every scenario's relays, and the delays of a busy

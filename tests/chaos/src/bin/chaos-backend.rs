@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::{RequestSpec, Stall, digest},
     executions::Journal,
+    request::{RequestSpec, Stall, digest},
 };
 use modelrelay_harness::fake_backend::{Call, FakeBackend};
 

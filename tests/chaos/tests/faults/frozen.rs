@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     dice::Dice,
     form,
     load::{Load, Plan},
+    request::RequestSpec,
     site::Site,
 };
 use modelrelay_harness::process::Process;

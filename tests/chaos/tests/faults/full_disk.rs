@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, path::Path};
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     load::Plan,
+    request::RequestSpec,
     site::{RelayNode, Site},
 };
 use modelrelay_harness::client::{Reply, Request};

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::{RequestSpec, STALLS},
     exchange::{Manner, Outcome},
     form,
     load::{Plan, new_nonce},
+    request::{RequestSpec, STALLS},
     site::Site,
 };
 

@@ -1,6 +1,6 @@
 //! More data than fits: the relay rejects requests before the kernel would kill it.
 
-use modelrelay_chaos::{ask::RequestSpec, cage::Cage, ledger::report_line, load::Plan, site::Site};
+use modelrelay_chaos::{cage::Cage, ledger::report_line, load::Plan, request::RequestSpec, site::Site};
 use modelrelay_harness::cannot_run;
 
 use crate::BACKEND;

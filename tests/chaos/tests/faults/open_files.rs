@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     load::Plan,
+    request::RequestSpec,
     site::{Site, eventually},
 };
 use modelrelay_harness::client::RawConnection;

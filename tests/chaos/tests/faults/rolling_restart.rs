@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     load::{Load, Plan},
+    request::RequestSpec,
     site::{Site, eventually},
 };
 

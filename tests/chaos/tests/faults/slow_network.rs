@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     exchange::{Manner, Outcome},
     ledger::{Ledger, report_line},
     load::new_nonce,
     network::{FarSide, missing},
+    request::RequestSpec,
     site::Site,
 };
 use modelrelay_harness::cannot_run;

@@ -7,11 +7,11 @@ use std::{
 };
 
 use modelrelay_chaos::{
-    ask::RequestSpec,
     exchange::{Manner, Outcome, Record},
     form,
     ledger::{Ledger, report_line},
     load::new_nonce,
+    request::RequestSpec,
     site::Site,
 };
 use tokio::{task::JoinSet, time::MissedTickBehavior};

@@ -20,10 +20,10 @@ use crate::relays::state::{RelayReport, RelaySnapshot, WorkerReport};
 use crate::settings::defaults::{Defaults, WorkerDefaults};
 
 mod access;
+mod foreign_pods;
 mod leaving;
 mod numbers;
 mod ownership;
-mod somebody_elses;
 mod tls;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";

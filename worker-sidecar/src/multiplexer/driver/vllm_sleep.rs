@@ -21,8 +21,8 @@ use url::Url;
 
 use super::http::{Client, Reply};
 use super::launch::Launch;
+use super::persistent::{Server, Servers};
 use super::served::{self, Served, flag};
-use super::standing::{Server, Servers};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;

@@ -36,7 +36,7 @@ pub(crate) enum LivenessCheck {
     /// Check again at this time.
     Fine(Instant),
     /// Silent for an interval: send a ping, and check again at this time.
-    Ask(Instant),
+    Ping(Instant),
     /// The peer is lost.
     Lost(&'static str),
 }
@@ -85,7 +85,7 @@ impl Traffic {
             }
             next = next.min(stuck + limit);
         }
-        if silent >= interval { LivenessCheck::Ask(next) } else { LivenessCheck::Fine(next) }
+        if silent >= interval { LivenessCheck::Ping(next) } else { LivenessCheck::Fine(next) }
     }
 
     /// True if nothing arrived within the limit, so that the peer is lost.
@@ -165,8 +165,8 @@ mod tests {
         let traffic = Traffic::new();
         let at = |seconds| traffic.start + Duration::from_secs(seconds);
         assert_eq!(traffic.judge(at(1), BEAT), LivenessCheck::Fine(at(15)));
-        assert_eq!(traffic.judge(at(15), BEAT), LivenessCheck::Ask(at(30)));
-        assert_eq!(traffic.judge(at(40), BEAT), LivenessCheck::Ask(at(45)));
+        assert_eq!(traffic.judge(at(15), BEAT), LivenessCheck::Ping(at(30)));
+        assert_eq!(traffic.judge(at(40), BEAT), LivenessCheck::Ping(at(45)));
         assert!(matches!(traffic.judge(at(45), BEAT), LivenessCheck::Lost(_)));
         traffic.received.store(44_000, Ordering::Relaxed);
         assert_eq!(traffic.judge(at(45), BEAT), LivenessCheck::Fine(at(59)));

@@ -82,7 +82,7 @@ impl<'a> Session<'a> {
                     Some(Ok(message)) => self.handle_frame(message),
                     Some(Err(error)) => return match traffic.judge(Instant::now(), self.heartbeat) {
                         LivenessCheck::Lost(reason) => self.end("silent", reason.to_owned()),
-                        LivenessCheck::Fine(_) | LivenessCheck::Ask(_) => self.end("lost", error.to_string()),
+                        LivenessCheck::Fine(_) | LivenessCheck::Ping(_) => self.end("lost", error.to_string()),
                     },
                     None => return self.end("lost", "the connection was closed".to_owned()),
                 },
@@ -143,7 +143,7 @@ impl<'a> Session<'a> {
         }
         let next = match traffic.judge(now, self.heartbeat) {
             LivenessCheck::Fine(next) => next,
-            LivenessCheck::Ask(next) => {
+            LivenessCheck::Ping(next) => {
                 self.link.ping();
                 next
             }

@@ -237,7 +237,7 @@ impl Catalogue {
         let probe = state.backend.next_probe(undoable);
         match models {
             Models::Fixed(_) => probe,
-            Models::Ask => probe.min(state.list_interval()),
+            Models::Listed => probe.min(state.list_interval()),
         }
     }
 
@@ -251,8 +251,8 @@ impl Catalogue {
         let is_list_due = is_woken || self.lock().is_list_due(began);
         let health = health::probe(&backend).await;
         let listing = match (&models, &health) {
-            (Models::Ask, Health::Alive) if is_list_due => Some(health::list(&backend).await),
-            (Models::Ask, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
+            (Models::Listed, Health::Alive) if is_list_due => Some(health::list(&backend).await),
+            (Models::Listed, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
             | (Models::Fixed(_), _) => None,
         };
         if !is_current(single, &backend) {
@@ -268,13 +268,13 @@ impl Catalogue {
                 (Models::Fixed(fixed), _) => {
                     state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared).with_naming(naming);
                 }
-                (Models::Ask, Some(Listing::Models { listed, details, odd, .. })) => {
+                (Models::Listed, Some(Listing::Models { listed, details, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
                     state.models = Advertised::new(cleaned.models, details, &declared).with_naming(naming);
                     state.listed = Some(now);
                     warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }
-                (Models::Ask, Some(Listing::Failed(_)) | None) => return,
+                (Models::Listed, Some(Listing::Failed(_)) | None) => return,
             }
             state.served |= state.backend.is_healthy();
         });
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(catalogue.pause(&fixed, false), condition::HEALTHY_INTERVAL);
         assert_eq!(catalogue.pause(&fixed, true), condition::RECOVERY_INTERVAL);
         healthy(&catalogue, &[]);
-        assert_eq!(catalogue.pause(&Models::Ask, false), FIRST_LIST_INTERVAL);
+        assert_eq!(catalogue.pause(&Models::Listed, false), FIRST_LIST_INTERVAL);
     }
 
     #[test]

@@ -23,8 +23,8 @@ LIMITS = {
     "comments tests": 0.5,
     "comments fuzz": 0.5,
     "texts": 0.62,
-    "names": 20.81,
-    "names of tests": 4.6,
+    "names": 0.5,
+    "names of tests": 0.5,
     "documentation": 0.5,
 }
 

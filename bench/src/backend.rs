@@ -42,7 +42,7 @@ pub async fn serve(listener: TcpListener) -> io::Result<()> {
 async fn serve_connection(stream: TcpStream) -> Result<(), HttpError> {
     let mut connection = Connection::accepted(stream)?;
     let mut body = Vec::new();
-    while let Some(asked) = connection.head(Asked::read).await? {
+    while let Some(asked) = connection.head(RequestSummary::read).await? {
         body.clear();
         connection.whole_body(Body::new(asked.framing), &mut body).await?;
         match (asked.is_get, content::read_body(&body)) {
@@ -63,15 +63,15 @@ async fn serve_connection(stream: TcpStream) -> Result<(), HttpError> {
     Ok(())
 }
 
-struct Asked {
+struct RequestSummary {
     is_get: bool,
     framing: Framing,
     closes: bool,
 }
 
-impl Asked {
+impl RequestSummary {
     fn read(head: &Head) -> Result<Self, HttpError> {
-        let (method, _) = head.asks()?;
+        let (method, _) = head.method_and_target()?;
         // A request without framing headers has no body.
         let framing = if head.framing == Framing::Unstated { Framing::Length(0) } else { head.framing };
         Ok(Self { is_get: method == "GET", framing, closes: head.closes })

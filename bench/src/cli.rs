@@ -162,7 +162,7 @@ pub fn main() -> ExitCode {
             Command::Backend(args) => serve(&args).await,
             Command::Crowd(args) => crowd(&args).await,
             Command::Worker(args) => {
-                played::serve(args.relay, args.text, || say(&format!("registered at {}", args.relay))).await?;
+                played::serve(args.relay, args.text, || print_line(&format!("registered at {}", args.relay))).await?;
                 Ok(ExitCode::SUCCESS)
             }
             Command::Scale(args) => tokio::select! {
@@ -198,7 +198,7 @@ async fn load(args: &LoadArgs) -> Done {
         ..Load::new(args.to, until)
     };
     let outcome = outcome.run().await;
-    say(&serde_json::to_string_pretty(&outcome)?);
+    print_line(&serde_json::to_string_pretty(&outcome)?);
     Ok(if outcome.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -219,7 +219,7 @@ async fn measure(args: RunArgs) -> Done {
     let folder = tempfile::tempdir()?;
     let report = run(&options, folder.path(), |text| eprintln!("{text}")).await?;
     let text = table::markdown(&report);
-    say(&text);
+    print_line(&text);
     if let Some(file) = args.json {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
     }
@@ -239,7 +239,7 @@ async fn measure_scale(args: ScaleArgs) -> Done {
     let folder = tempfile::tempdir()?;
     let report = scale::run(&options, folder.path(), |text| eprintln!("{text}")).await?;
     let texts = scale::texts(&report);
-    texts.iter().for_each(|(_, text)| say(text));
+    texts.iter().for_each(|(_, text)| print_line(text));
     if let Some(file) = args.json {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
     }
@@ -261,9 +261,9 @@ fn judge(report: &Report) -> ExitCode {
 
 async fn crowd(args: &CrowdArgs) -> Done {
     let crowd = Crowd::connect(args.relay, args.workers).await?;
-    say(&format!("{} workers are registered", args.workers));
+    print_line(&format!("{} workers are registered", args.workers));
     ended().await?;
-    say(&format!("{} of them were lost", crowd.lost()));
+    print_line(&format!("{} of them were lost", crowd.lost()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -278,13 +278,13 @@ async fn ended() -> std::io::Result<()> {
 
 async fn serve(args: &BackendArgs) -> Done {
     let listener = tokio::net::TcpListener::bind(args.listen).await?;
-    say(&format!("listening on http://{}", listener.local_addr()?));
+    print_line(&format!("listening on http://{}", listener.local_addr()?));
     backend::serve(listener).await?;
     Ok(ExitCode::SUCCESS)
 }
 
 #[expect(clippy::print_stdout, reason = "what was measured is this program's output")]
-fn say(text: &str) {
+fn print_line(text: &str) {
     println!("{text}");
 }
 

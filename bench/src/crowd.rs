@@ -134,8 +134,11 @@ impl Idler {
 
     async fn link(&self) -> Result<Socket, CrowdError> {
         let mut socket = link(self.relay, &self.registration).await?;
-        say(&mut socket, &WorkerToRelay::Grant(Grant { slots: 1, others: 0, capacity: 1, links: 1, models: None }))
-            .await?;
+        send_message(
+            &mut socket,
+            &WorkerToRelay::Grant(Grant { slots: 1, others: 0, capacity: 1, links: 1, models: None }),
+        )
+        .await?;
         Ok(socket)
     }
 
@@ -191,7 +194,7 @@ pub(crate) fn new_instance() -> String {
 pub(crate) async fn link(relay: SocketAddr, registration: &Register) -> Result<Socket, CrowdError> {
     let late = |what: &str| CrowdError::NotAcknowledged(what.to_owned());
     let mut socket = tokio::time::timeout(PATIENCE, dial(relay)).await.map_err(|_| late("incomplete handshake"))??;
-    say(&mut socket, &WorkerToRelay::Register(registration.clone())).await?;
+    send_message(&mut socket, &WorkerToRelay::Register(registration.clone())).await?;
     tokio::time::timeout(PATIENCE, acknowledged(&mut socket)).await.map_err(|_| late("nothing was received"))??;
     Ok(socket)
 }
@@ -224,7 +227,7 @@ async fn stay(socket: &mut Socket, heartbeats: &AtomicU64) {
     while let Some(message) = heard(socket).await {
         if let RelayToWorker::Ping(ping) = message {
             let pong = Pong { current_load: Some(0), timestamp_unix_ms: ping.timestamp_unix_ms };
-            if say(socket, &WorkerToRelay::Pong(pong)).await.is_err() {
+            if send_message(socket, &WorkerToRelay::Pong(pong)).await.is_err() {
                 return;
             }
             heartbeats.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +235,7 @@ async fn stay(socket: &mut Socket, heartbeats: &AtomicU64) {
     }
 }
 
-pub(crate) async fn say(socket: &mut Socket, message: &WorkerToRelay) -> Result<(), CrowdError> {
+pub(crate) async fn send_message(socket: &mut Socket, message: &WorkerToRelay) -> Result<(), CrowdError> {
     Ok(socket.send(Message::text(encode(message))).await.map_err(Box::new)?)
 }
 

@@ -155,7 +155,7 @@ impl Medians {
     }
 
     /// The figure of ModelRelay.
-    pub fn ours(&self, figure: Figure) -> Option<f64> {
+    pub fn of_modelrelay(&self, figure: Figure) -> Option<f64> {
         self.value(System::Modelrelay, figure)
     }
 }
@@ -180,8 +180,8 @@ mod tests {
             turn(2, System::Modelrelay, 9.0, 1.0),
             turn(3, System::Modelrelay, 6.0, 0.0),
         ]);
-        assert_eq!(medians.ours(Figure::AloneP50), Some(6.0));
-        assert_eq!(medians.ours(Figure::Stalls), Some(1.0));
+        assert_eq!(medians.of_modelrelay(Figure::AloneP50), Some(6.0));
+        assert_eq!(medians.of_modelrelay(Figure::Stalls), Some(1.0));
         assert_eq!(medians.value(System::Direct, Figure::AloneP50), Some(1.0));
         assert_eq!(medians.value(System::Nginx, Figure::AloneP50), None);
     }

@@ -3,11 +3,11 @@
 //! It is implemented here because the client must cost little compared with the systems that it measures. It rejects
 //! anything that it cannot parse: a proxy that breaks framing is detected, not forgiven.
 
-mod ask;
 mod connection;
+mod request;
 
-pub use ask::ask;
 pub use connection::Connection;
+pub use request::send_request;
 
 use std::io;
 
@@ -95,7 +95,7 @@ impl<'a> Head<'a> {
     }
 
     /// The method and target of a request.
-    pub fn asks(&self) -> Result<(&'a str, &'a str), HttpError> {
+    pub fn method_and_target(&self) -> Result<(&'a str, &'a str), HttpError> {
         let mut words = self.first_line.split(' ');
         match (words.next(), words.next(), words.next()) {
             (Some(method), Some(target), Some("HTTP/1.1" | "HTTP/1.0")) => Ok((method, target)),
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((head.status().unwrap(), head.framing, head.closes), (200, Framing::Length(12), true));
         assert_eq!(&text[length..], b"body");
         let (head, _) = Head::read(b"POST /a HTTP/1.1\r\ntransfer-encoding: Chunked\r\n\r\n").unwrap().unwrap();
-        assert_eq!((head.asks().unwrap(), head.framing), (("POST", "/a"), Framing::Chunked));
+        assert_eq!((head.method_and_target().unwrap(), head.framing), (("POST", "/a"), Framing::Chunked));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The client: each connection sends its next request as soon as it has its response, and compares every byte of it.
 
-mod visitor;
+mod client;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::content::{MODEL, Plan, Prompt};
 use crate::http::HttpError;
 use crate::samples::{Samples, Summary};
-pub use visitor::{Answer, Visitor};
+pub use client::{Answer, ClientConnection};
 
 /// Bytes of a usual request.
 pub const PROMPT_BYTES: usize = 352;
@@ -148,7 +148,7 @@ impl Load {
         while !self.is_over(asked, began) {
             prompt.reseed(u64::from(number) << 32 | u64::from(asked));
             asked += 1;
-            match self.ask(number, &mut visitor, &prompt, &mut tally).await {
+            match self.send_prompt(number, &mut visitor, &prompt, &mut tally).await {
                 Ok(()) => tally.right += 1,
                 Err(fault) => {
                     tally.faults.push(fault.to_string());
@@ -176,19 +176,19 @@ impl Load {
         self.also.filter(|_| number % 2 == 1).unwrap_or(self.to)
     }
 
-    async fn ask(
+    async fn send_prompt(
         &self,
         number: u32,
-        kept: &mut Option<Visitor>,
+        kept: &mut Option<ClientConnection>,
         prompt: &Prompt,
         tally: &mut Tally,
     ) -> Result<(), Fault> {
         let visitor = match kept {
             Some(visitor) => visitor,
-            None => kept.insert(Visitor::open_with(self.target(number), self.header).await?),
+            None => kept.insert(ClientConnection::open_with(self.target(number), self.header).await?),
         };
         let asked = Instant::now();
-        let mut answer = visitor.ask(prompt, self.chunks).await?;
+        let mut answer = visitor.send_prompt(prompt, self.chunks).await?;
         let mut last = None;
         while answer.more(visitor).await? {
             let now = Instant::now();

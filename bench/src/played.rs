@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::content::{self, Chunk, DONE, MODEL, Plan};
-use crate::crowd::{CrowdError, Socket, link, new_instance, say};
+use crate::crowd::{CrowdError, Socket, link, new_instance, send_message};
 
 /// More than the concurrency of any load here.
 const CONCURRENCY: u32 = 4096;
@@ -36,7 +36,7 @@ pub async fn serve(relay: SocketAddr, is_text: bool, linked: impl FnOnce()) -> R
     let mut socket = link(relay, &registration(is_text)).await?;
     if !is_text {
         let grant = Grant { slots: CONCURRENCY, others: 0, capacity: CONCURRENCY, links: 1, models: None };
-        say(&mut socket, &WorkerToRelay::Grant(grant)).await?;
+        send_message(&mut socket, &WorkerToRelay::Grant(grant)).await?;
     }
     linked();
     let (writer, reader) = socket.split();
@@ -146,7 +146,7 @@ impl Answer {
             complete.headers = Some([("content-type".to_owned(), "application/json".to_owned())].into());
             complete.body = Some(String::from_utf8_lossy(&body).into_owned());
         }
-        self.say(&WorkerToRelay::ResponseComplete(complete)).await
+        self.send_text(&WorkerToRelay::ResponseComplete(complete)).await
     }
 
     async fn streamed(self, plan: Plan, digest: u64) -> Sent {
@@ -166,11 +166,11 @@ impl Answer {
         if self.stream.is_none() {
             (complete.status_code, complete.headers) = (Some(200), Some([].into()));
         }
-        self.say(&WorkerToRelay::ResponseComplete(complete)).await
+        self.send_text(&WorkerToRelay::ResponseComplete(complete)).await
     }
 
     async fn start(&self, content_type: &str) -> Sent {
-        self.say(&WorkerToRelay::ResponseStart(ResponseStart {
+        self.send_text(&WorkerToRelay::ResponseStart(ResponseStart {
             request_id: self.id.clone(),
             status_code: 200,
             headers: vec![("content-type".into(), content_type.into())],
@@ -182,13 +182,15 @@ impl Answer {
     async fn piece(&self, bytes: &[u8]) -> Sent {
         let Some(stream) = self.stream else {
             let chunk = String::from_utf8_lossy(bytes).into_owned();
-            return self.say(&WorkerToRelay::ResponseChunk(ResponseChunk { request_id: self.id.clone(), chunk })).await;
+            return self
+                .send_text(&WorkerToRelay::ResponseChunk(ResponseChunk { request_id: self.id.clone(), chunk }))
+                .await;
         };
         let bytes: Bytes = [&frame::encode_header(BodyKind::Response, stream)[..], bytes].concat().into();
         self.out.send(Message::Binary(bytes)).await
     }
 
-    async fn say(&self, message: &WorkerToRelay) -> Sent {
+    async fn send_text(&self, message: &WorkerToRelay) -> Sent {
         self.out.send(text_of(message)).await
     }
 }

@@ -8,7 +8,7 @@ use crate::figures::{Absent, Medians, Turn};
 use crate::machine::Machine;
 use crate::scenarios::{Extent, Part, Turns};
 use crate::systems::{Installed, Setup, System, SystemError};
-use crate::verdicts::{Verdict, verdicts};
+use crate::verdicts::{GoalResult, verdicts};
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub struct Report {
     /// Every turn of every round.
     pub turns: Vec<Turn>,
     /// The results of the goals.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<GoalResult>,
 }
 
 impl Report {

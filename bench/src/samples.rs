@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_times_that_were_seen() {
+    fn quantiles_are_observed_times() {
         let mut hundred = of_millis((1..=100).rev());
         assert_eq!(hundred.quantile(0.5), Duration::from_millis(50));
         assert_eq!(hundred.quantile(0.99), Duration::from_millis(99));

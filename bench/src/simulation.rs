@@ -4,14 +4,13 @@
 //! occupies one of a model's places for the length of its response, and a load takes its time. There is no network, no
 //! prefill, and no cache that is lost with a swap.
 //!
-//! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`ours`]
-//! drives the
-//! slot machine that the worker runs.
+//! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`worker`]
+//! drives the slot machine that the worker runs.
 
-pub mod ours;
 pub mod report;
 pub mod rivals;
 pub mod rng;
+pub mod worker;
 pub mod workload;
 
 use std::cmp::Reverse;

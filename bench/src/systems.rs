@@ -1,6 +1,6 @@
 //! The compared systems: each is started by itself, in front of the same backend, and stopped after its turn.
 
-mod ours;
+mod modelrelay;
 mod proxies;
 mod rathole;
 mod routers;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-pub use ours::{How, SECRET, Stack, StackOptions};
+pub use modelrelay::{How, SECRET, Stack, StackOptions};
 
 use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};

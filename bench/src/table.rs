@@ -3,7 +3,7 @@
 use crate::figures::{Figure, Medians};
 use crate::run::Report;
 use crate::systems::System;
-use crate::verdicts::{Condition, Verdict, all_hold};
+use crate::verdicts::{Condition, GoalResult, all_hold};
 
 /// Columns of the table of all systems: title, figure, digits behind the point.
 const COLUMNS: [(&str, Figure, usize); 13] = [
@@ -72,7 +72,7 @@ pub fn markdown(report: &Report) -> String {
     ));
     text.push_str(&systems(report, &medians));
     text.push_str(&absent(report));
-    text.push_str(&ours(&medians));
+    text.push_str(&modelrelay_table(&medians));
     text.push_str(&goals(&report.verdicts));
     text
 }
@@ -122,11 +122,11 @@ fn absent(report: &Report) -> String {
     lines.concat()
 }
 
-fn ours(medians: &Medians) -> String {
+fn modelrelay_table(medians: &Medians) -> String {
     let rows: Vec<_> = OURS
         .iter()
         .filter_map(|(what, figure, digits, unit)| {
-            let value = medians.ours(*figure)?;
+            let value = medians.of_modelrelay(*figure)?;
             Some(format!("| {what} | {} |\n", format!("{value:.digits$} {unit}").trim_end()))
         })
         .collect();
@@ -136,7 +136,7 @@ fn ours(medians: &Medians) -> String {
     format!("| of relay and worker alone | |\n|---|---:|\n{}\n", rows.concat())
 }
 
-fn goals(verdicts: &[Verdict]) -> String {
+fn goals(verdicts: &[GoalResult]) -> String {
     let mut text = "| goal | about | must | stretch |\n|---|---|---|---|\n".to_owned();
     for verdict in verdicts {
         let (must, stretch) = (conditions(&verdict.must), conditions(&verdict.stretch));

@@ -8,7 +8,7 @@ use crate::systems::System;
 
 /// The result of a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct GoalResult {
     /// Its name.
     pub goal: String,
     /// Its description for a user.
@@ -30,7 +30,7 @@ pub struct Condition {
     pub holds: Option<bool>,
 }
 
-impl Verdict {
+impl GoalResult {
     fn new(goal: &str, about: &str, must: Vec<Condition>, stretch: Vec<Condition>) -> Self {
         Self { goal: goal.into(), about: about.into(), must, stretch }
     }
@@ -55,23 +55,23 @@ fn at_least(text: &str, measured: Option<f64>, bound: f64) -> Condition {
 struct Goals<'a>(&'a Medians);
 
 impl Goals<'_> {
-    fn ours(&self, figure: Figure) -> Option<f64> {
-        self.0.ours(figure)
+    fn of_modelrelay(&self, figure: Figure) -> Option<f64> {
+        self.0.of_modelrelay(figure)
     }
 
     /// ModelRelay's figure as a multiple of another system's.
     fn ratio(&self, figure: Figure, to: System) -> Option<f64> {
-        Some(self.ours(figure)? / self.0.value(to, figure)?)
+        Some(self.of_modelrelay(figure)? / self.0.value(to, figure)?)
     }
 
     /// ModelRelay's figure minus another system's.
     fn added(&self, figure: Figure, to: System) -> Option<f64> {
-        Some(self.ours(figure)? - self.0.value(to, figure)?)
+        Some(self.of_modelrelay(figure)? - self.0.value(to, figure)?)
     }
 
     /// One of ModelRelay's figures as a multiple of another.
     fn within(&self, figure: Figure, to: Figure) -> Option<f64> {
-        Some(self.ours(figure)? / self.ours(to)?)
+        Some(self.of_modelrelay(figure)? / self.of_modelrelay(to)?)
     }
 
     /// The least factor from one number of workers to the next.
@@ -83,7 +83,7 @@ impl Goals<'_> {
 }
 
 /// All twelve goals.
-pub fn verdicts(medians: &Medians) -> Vec<Verdict> {
+pub fn verdicts(medians: &Medians) -> Vec<GoalResult> {
     let goals = Goals(medians);
     let mut all = waits(&goals);
     all.extend(costs(&goals));
@@ -91,11 +91,11 @@ pub fn verdicts(medians: &Medians) -> Vec<Verdict> {
     all
 }
 
-fn waits(goals: &Goals) -> Vec<Verdict> {
+fn waits(goals: &Goals) -> Vec<GoalResult> {
     use Figure::{AloneP50, CpuPerRequest, FirstEventP50, FirstEventP99, Requests, Stalls};
     use System::{Direct, Nginx, Rathole, SglangRouter, VllmRouter};
     vec![
-        Verdict::new(
+        GoalResult::new(
             "P1",
             "one request at a time",
             vec![
@@ -104,39 +104,39 @@ fn waits(goals: &Goals) -> Vec<Verdict> {
             ],
             vec![at_most("median, × vllm-router, at most 1", goals.ratio(AloneP50, VllmRouter), 1.0)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P2",
             "responses per second to 32 clients",
             vec![at_least("× vllm-router, at least 1", goals.ratio(Requests, VllmRouter), 1.0)],
             vec![at_least("× rathole, at least 0.5", goals.ratio(Requests, Rathole), 0.5)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P3",
             "processor time of a request",
             vec![at_most("× vllm-router, at most 1", goals.ratio(CpuPerRequest, VllmRouter), 1.0)],
             vec![at_most("× rathole, at most 2", goals.ratio(CpuPerRequest, Rathole), 2.0)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P4",
             "time to the first token",
             vec![
                 at_most("added to direct, median, at most 1 ms", goals.added(FirstEventP50, Direct), 1.0),
                 at_most("added to direct, 99 of 100, at most 5 ms", goals.added(FirstEventP99, Direct), 5.0),
-                at_most("first tokens after 35 to 50 ms, none", goals.ours(Stalls), 0.0),
+                at_most("first tokens after 35 to 50 ms, none", goals.of_modelrelay(Stalls), 0.0),
             ],
             vec![at_most("added to nginx, median, at most 0.3 ms", goals.added(FirstEventP50, Nginx), 0.3)],
         ),
     ]
 }
 
-fn costs(goals: &Goals) -> Vec<Verdict> {
+fn costs(goals: &Goals) -> Vec<GoalResult> {
     use Figure::{
         Chunks, CpuPerLongPrompt, CpuPerPacedChunk, IdleWorkerCpu, IdleWorkerKib, RelayCpuPerPacedChunk, StreamKib,
     };
     use System::{Nginx, Rathole, VllmRouter};
-    let relay_alone = || Some(goals.ours(RelayCpuPerPacedChunk)? / goals.0.value(Nginx, CpuPerPacedChunk)?);
+    let relay_alone = || Some(goals.of_modelrelay(RelayCpuPerPacedChunk)? / goals.0.value(Nginx, CpuPerPacedChunk)?);
     vec![
-        Verdict::new(
+        GoalResult::new(
             "P5",
             "processor time of a delivered token",
             vec![at_most("× vllm-router, at most 1", goals.ratio(CpuPerPacedChunk, VllmRouter), 1.0)],
@@ -145,7 +145,7 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
                 at_most("the relay alone, × nginx, at most 1", relay_alone(), 1.0),
             ],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P6",
             "maximum tokens per second",
             vec![
@@ -154,22 +154,22 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
             ],
             vec![at_least("× rathole, at least 1", goals.ratio(Chunks, Rathole), 1.0)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P7",
             "memory of an open stream, among a thousand",
             vec![at_most("× rathole, at most 1", goals.ratio(StreamKib, Rathole), 1.0)],
             vec![at_most("× nginx, at most 1.2", goals.ratio(StreamKib, Nginx), 1.2)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P8",
             "an idle worker",
             vec![
-                at_most("memory, at most 20 KiB", goals.ours(IdleWorkerKib), 20.0),
-                at_most("processor, at most 0.005 % of a core", goals.ours(IdleWorkerCpu), 0.005),
+                at_most("memory, at most 20 KiB", goals.of_modelrelay(IdleWorkerKib), 20.0),
+                at_most("processor, at most 0.005 % of a core", goals.of_modelrelay(IdleWorkerCpu), 0.005),
             ],
-            vec![at_most("memory, at most 12 KiB", goals.ours(IdleWorkerKib), 12.0)],
+            vec![at_most("memory, at most 12 KiB", goals.of_modelrelay(IdleWorkerKib), 12.0)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P9",
             "processor time of a prompt of 220 kB",
             vec![at_most("× vllm-router, at most 1", goals.ratio(CpuPerLongPrompt, VllmRouter), 1.0)],
@@ -178,7 +178,7 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
     ]
 }
 
-fn scale(goals: &Goals) -> Vec<Verdict> {
+fn scale(goals: &Goals) -> Vec<GoalResult> {
     use Figure::{
         ColdStart, DispatchFew, DispatchMany, IdleRelayMb, QueueLong, QueueLongModels, QueueShort, QueueShortModels,
         SlowClientGaps, SlowClientKib,
@@ -186,7 +186,7 @@ fn scale(goals: &Goals) -> Vec<Verdict> {
     let (workers, queue) = (goals.within(DispatchMany, DispatchFew), goals.within(QueueLong, QueueShort));
     let models = goals.within(QueueLongModels, QueueShortModels);
     vec![
-        Verdict::new(
+        GoalResult::new(
             "P10",
             "size",
             vec![
@@ -205,25 +205,29 @@ fn scale(goals: &Goals) -> Vec<Verdict> {
                 at_most("the same with requests for 50 models, at most 1.25", models, 1.25),
             ],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P11",
             "one client of a hundred stops reading",
             vec![
-                at_most("more memory, at most 512 KiB", goals.ours(SlowClientKib), 512.0),
-                at_most("gaps of the others, 99 of 100, at most 1.5 × those without", goals.ours(SlowClientGaps), 1.5),
+                at_most("more memory, at most 512 KiB", goals.of_modelrelay(SlowClientKib), 512.0),
+                at_most(
+                    "gaps of the others, 99 of 100, at most 1.5 × those without",
+                    goals.of_modelrelay(SlowClientGaps),
+                    1.5,
+                ),
             ],
-            vec![at_most("more memory, at most 256 KiB", goals.ours(SlowClientKib), 256.0)],
+            vec![at_most("more memory, at most 256 KiB", goals.of_modelrelay(SlowClientKib), 256.0)],
         ),
-        Verdict::new(
+        GoalResult::new(
             "P12",
             "start",
             vec![
-                at_most("until the relay listens, at most 200 ms", goals.ours(ColdStart), 200.0),
-                at_most("its memory then, at most 15 MB", goals.ours(IdleRelayMb), 15.0),
+                at_most("until the relay listens, at most 200 ms", goals.of_modelrelay(ColdStart), 200.0),
+                at_most("its memory then, at most 15 MB", goals.of_modelrelay(IdleRelayMb), 15.0),
             ],
             vec![
-                at_most("until the relay listens, at most 50 ms", goals.ours(ColdStart), 50.0),
-                at_most("its memory then, at most 8 MB", goals.ours(IdleRelayMb), 8.0),
+                at_most("until the relay listens, at most 50 ms", goals.of_modelrelay(ColdStart), 50.0),
+                at_most("its memory then, at most 8 MB", goals.of_modelrelay(IdleRelayMb), 8.0),
             ],
         ),
     ]
@@ -246,7 +250,7 @@ mod tests {
         Medians::of(&figures.iter().map(turn).collect::<Vec<_>>())
     }
 
-    fn goal(name: &str, figures: &[(System, Figure, f64)]) -> Verdict {
+    fn goal(name: &str, figures: &[(System, Figure, f64)]) -> GoalResult {
         verdicts(&medians(figures)).into_iter().find(|verdict| verdict.goal == name).unwrap()
     }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use modelrelay_bench::simulation::ours::{Ours, Setup};
 use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
+use modelrelay_bench::simulation::worker::{Setup, WorkerSimulation};
 use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_worker::multiplexer::config::{Knobs, Linger};
@@ -18,7 +18,7 @@ fn secs(secs: f64) -> Duration {
     Duration::from_secs_f64(secs)
 }
 
-fn ours(models: usize, load: f64, relay: LinkKind) -> Ours {
+fn start_worker(models: usize, load: f64, relay: LinkKind) -> WorkerSimulation {
     Setup { relay, ..Setup::new(models, secs(load)) }.start()
 }
 
@@ -56,7 +56,7 @@ fn twelve_behind_one_of(resident: ModelId) -> Planned {
 #[test]
 fn mixed_requests_behind_third_model_swap_twice() {
     for relay in BOTH {
-        let mut ours = ours(3, 1.0, relay);
+        let mut ours = start_worker(3, 1.0, relay);
         let outcome = run(&mut twelve_behind_one_of(2), &mut ours, LENGTH);
         assert_eq!((outcome.done, outcome.loads - 1), (13, 2), "{relay:?}");
     }
@@ -65,7 +65,7 @@ fn mixed_requests_behind_third_model_swap_twice() {
 #[test]
 fn mixed_requests_behind_resident_swap_at_most_twice() {
     for relay in BOTH {
-        let mut ours = ours(2, 1.0, relay);
+        let mut ours = start_worker(2, 1.0, relay);
         let outcome = run(&mut twelve_behind_one_of(0), &mut ours, LENGTH);
         assert_eq!(outcome.done, 13);
         assert!(outcome.loads - 1 <= 2, "{relay:?}: {} swaps", outcome.loads - 1);
@@ -79,7 +79,7 @@ fn eight_alternating_clients_need_at_most_25_loads() {
             for seed in SEEDS {
                 let assistants = Assistants { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
                 let mut clients = Limited { clients: assistants, left: 160 };
-                let outcome = run(&mut clients, &mut ours(2, 2.0, relay), LENGTH);
+                let outcome = run(&mut clients, &mut start_worker(2, 2.0, relay), LENGTH);
                 assert_eq!(outcome.done, 160);
                 assert!(outcome.loads <= 25, "{relay:?} {at:?} seed {seed}: {} loads", outcome.loads);
             }
@@ -162,7 +162,7 @@ fn saturated_models_wait_no_longer_than_their_bound() {
         for seed in SEEDS {
             let clients: Vec<_> = (0..4 * models).map(|client| client % models).collect();
             let mut busy = Busy { rng: Rng::new(seed), models: clients };
-            let outcome = run(&mut busy, &mut ours(models, load, LinkKind::Granted), LENGTH);
+            let outcome = run(&mut busy, &mut start_worker(models, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
             let candidate =
                 policy::Candidate { waiting: 4, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
@@ -186,7 +186,7 @@ fn lone_request_is_not_starved_by_two_crowds() {
         for at in [100.0, 333.0, 500.0] {
             let models = [vec![0; 40], vec![1; 40]].concat();
             let busy = Busy { rng: Rng::new(3), models };
-            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut ours(3, load, LinkKind::Granted), LENGTH);
+            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut start_worker(3, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
             let waited = outcome.worst(2);
             let candidate =
@@ -201,7 +201,7 @@ fn lone_request_is_not_starved_by_two_crowds() {
 #[test]
 fn cheap_swaps_leave_eight_ninths_for_serving() {
     let mut busy = Busy { rng: Rng::new(1), models: vec![0, 1, 0, 1, 0, 1, 0, 1] };
-    let outcome = run(&mut busy, &mut ours(2, 3.0, LinkKind::Granted), LENGTH);
+    let outcome = run(&mut busy, &mut start_worker(2, 3.0, LinkKind::Granted), LENGTH);
     let swapping = f64::from(outcome.loads) * 3.0 / 3600.0;
     assert!(swapping < 1.0 / 9.0, "{swapping}");
 }
@@ -209,7 +209,7 @@ fn cheap_swaps_leave_eight_ninths_for_serving() {
 #[test]
 fn waiter_leaving_before_commit_point_causes_no_swap() {
     for relay in BOTH {
-        let mut ours = ours(2, 3.0, relay);
+        let mut ours = start_worker(2, 3.0, relay);
         let mut begin = Vec::new();
         ours.arrive(0, 0, secs(0.0), &mut begin);
         ours.tick(secs(3.0), &mut begin);
@@ -247,7 +247,7 @@ fn throughput_is_same_queued_at_relay_or_worker() {
     for kind in Kind::ALL {
         let play = |relay| {
             let mut clients = kind.clients(1);
-            run(clients.as_mut(), &mut ours(kind.models(), 15.0, relay), LENGTH).done
+            run(clients.as_mut(), &mut start_worker(kind.models(), 15.0, relay), LENGTH).done
         };
         let (at_the_relay, in_the_worker) = (f64::from(play(LinkKind::Granted)), f64::from(play(LinkKind::Held)));
         let ratio = at_the_relay / in_the_worker;

@@ -79,7 +79,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
                 continue;
             }
             entry.is_running = true;
-            looks.push(look(&ctx, &caches, &client, key, pods, entry.token.clone()));
+            looks.push(poll_relays(&ctx, &caches, &client, key, pods, entry.token.clone()));
         }
         tokio::select! {
             Some(seen) = looks.next(), if !looks.is_empty() => record_poll(&ctx, &caches, &mut schedule, seen),
@@ -220,7 +220,7 @@ struct PollResult {
     token: Option<Token>,
 }
 
-fn look(
+fn poll_relays(
     ctx: &Arc<Context>,
     caches: &Caches,
     client: &reqwest::Client,

@@ -19,9 +19,9 @@
 //! [`UNUSED_AFTER`].
 //!
 //! Links to relays without `core1` receive no grants and state no demand. The worker holds requests beyond their share;
-//! these are treated as waiting, and begin when [`Divider::resume`] returns true.
+//! these are treated as waiting, and begin when [`SlotAllocator::resume`] returns true.
 //!
-//! The same rule divides one model of a multiplexer, with a divider of its own; a closed gate is capacity 0.
+//! The same rule divides one model of a multiplexer, with an allocator of its own; a closed gate is capacity 0.
 //!
 //! Pure: each call passes the time in.
 
@@ -37,7 +37,7 @@ pub const MAX_CAPACITY: u32 = 65_536;
 /// The decision on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// The request runs; [`Divider::on_finished`] ends it.
+    /// The request runs; [`SlotAllocator::on_finished`] ends it.
     Run,
     /// The request does not run: reply `at_capacity`, or hold it if the relay does not know that code.
     AtCapacity,
@@ -67,7 +67,7 @@ pub struct GrantValues {
 
 /// Divides `capacity` over links named `L`.
 #[derive(Clone, Debug)]
-pub struct Divider<L> {
+pub struct SlotAllocator<L> {
     capacity: u32,
     links: BTreeMap<L, Link>,
     /// Counts beginnings and ends of requests, to find the link served longest ago.
@@ -89,8 +89,8 @@ struct Link {
     told: Option<GrantValues>,
 }
 
-impl<L: Copy + Ord> Divider<L> {
-    /// Creates a divider without links.
+impl<L: Copy + Ord> SlotAllocator<L> {
+    /// Creates an allocator without links.
     #[must_use]
     pub fn new(capacity: u32) -> Self {
         Self { capacity: capacity.min(MAX_CAPACITY), links: BTreeMap::new(), served: 0 }
@@ -128,8 +128,8 @@ impl<L: Copy + Ord> Divider<L> {
     }
 
     /// Decides on a request that was read. On a link with `core1` it was part of the demand, and a refused request is
-    /// part of it again. For [`LinkKind::Held`] the caller holds a refused request until [`Divider::resume`] or
-    /// [`Divider::on_held_cancelled`].
+    /// part of it again. For [`LinkKind::Held`] the caller holds a refused request until [`SlotAllocator::resume`] or
+    /// [`SlotAllocator::on_held_cancelled`].
     pub fn on_request(&mut self, link: L, now: Instant) -> Admission {
         let unclaimed = self.unclaimed();
         let Some(state) = self.links.get_mut(&link) else {
@@ -221,7 +221,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    /// True if the next message of some link would change anything; otherwise [`Divider::on_message`] need not be
+    /// True if the next message of some link would change anything; otherwise [`SlotAllocator::on_message`] need not be
     /// called.
     pub fn is_listening(&self) -> bool {
         self.links.values().any(|state| state.quiet)
@@ -238,7 +238,7 @@ impl<L: Copy + Ord> Divider<L> {
         self.hand_out(now);
     }
 
-    /// The time at which [`Divider::on_timeout`] is due next.
+    /// The time at which [`SlotAllocator::on_timeout`] is due next.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.links.values().filter_map(|state| state.handed.front().copied()).min()
@@ -302,7 +302,7 @@ impl<L: Copy + Ord> Divider<L> {
         for state in self.links.values_mut() {
             state.handed.truncate(state.waiting as usize);
         }
-        self.take_back_beyond_capacity();
+        self.revoke_beyond_capacity();
         for _ in 0..self.unclaimed() {
             let next = self.links.values_mut().filter(|state| state.wants_more());
             let Some(state) = next.min_by_key(|state| (state.held_and_running(), state.last_served)) else {
@@ -312,7 +312,7 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
-    fn take_back_beyond_capacity(&mut self) {
+    fn revoke_beyond_capacity(&mut self) {
         let claimed = self.links.values().map(Link::held_and_running).fold(0, u32::saturating_add);
         for _ in self.capacity..claimed {
             let holders = self.links.values_mut().filter(|state| !state.handed.is_empty());

@@ -125,7 +125,7 @@ impl Offer {
     }
 
     /// True if the model was requested from the slot, or is being loaded for another reason.
-    pub fn is_asked(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         self.is_wanted || self.way == Way::Coming
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let busy = Slot { wanted: 2, ..slot(SlotState::Ready, Some("a")) };
         let wanted = SlotModel { wanted: true, ..m() };
         assert_eq!(near(&busy, &wanted), Some(Nearness::Busy { wanted: 1 }));
-        assert_eq!((Offer::new(&busy, &wanted).is_asked(), Offer::new(&busy, &m()).is_asked()), (true, false));
+        assert_eq!((Offer::new(&busy, &wanted).is_requested(), Offer::new(&busy, &m()).is_requested()), (true, false));
     }
 
     #[test]

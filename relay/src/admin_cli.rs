@@ -28,24 +28,24 @@ pub async fn run(command: Command) -> Result<(), CtlError> {
             let api = Api::new(&relay)?;
             let (state, stats) = (api.get("/admin/state").await?, api.get("/admin/stats").await?);
             let both = json!({ "state": state, "stats": stats });
-            say(relay.output, &both, || tables::status(&state, &stats))
+            print_output(relay.output, &both, || tables::status(&state, &stats))
         }
         Command::Workers(relay) => {
             let answer = Api::new(&relay)?.get("/admin/workers").await?;
-            say(relay.output, &answer, || tables::workers(&answer))
+            print_output(relay.output, &answer, || tables::workers(&answer))
         }
         Command::Requests { relay, change: None } => {
             let answer = Api::new(&relay)?.get("/admin/requests").await?;
-            say(relay.output, &answer, || tables::requests(&answer))
+            print_output(relay.output, &answer, || tables::requests(&answer))
         }
         Command::Requests { change: Some(RequestChange::Cancel { relay, id }), .. } => {
             let path = format!("/admin/requests/{}/cancel", api::segment(&id));
             let answer = Api::new(&relay)?.call(Method::POST, &path, None).await?;
-            say(relay.output, &answer, || format!("request {id} cancelled\n"))
+            print_output(relay.output, &answer, || format!("request {id} cancelled\n"))
         }
         Command::Keys { relay, change: None } => {
             let answer = Api::new(&relay)?.get("/admin/keys").await?;
-            say(relay.output, &answer, || tables::keys(&answer))
+            print_output(relay.output, &answer, || tables::keys(&answer))
         }
         Command::Keys { change: Some(change), .. } => change_keys(change).await,
         Command::Drain { relay, worker, no_wait } => drain(&relay, &worker, no_wait).await,
@@ -65,14 +65,14 @@ async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
             });
             let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
             let text = |name: &str| answer[name].as_str().unwrap_or_default();
-            say(relay.output, &answer, || {
+            print_output(relay.output, &answer, || {
                 format!("{}\n\nkey {} created for {name}; the secret is shown only once\n", text("secret"), text("id"))
             })
         }
         KeyChange::Revoke { relay, id } => {
             let path = format!("/admin/keys/{}", api::segment(&id));
             let answer = Api::new(&relay)?.call(Method::DELETE, &path, None).await?;
-            say(relay.output, &answer, || format!("key {id} revoked\n"))
+            print_output(relay.output, &answer, || format!("key {id} revoked\n"))
         }
     }
 }
@@ -87,7 +87,7 @@ async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), C
     let advice =
         if returns { "; its older version reconnects within seconds: stop its process to prevent that" } else { "" };
     if no_wait {
-        return say(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
+        return print_output(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
     }
     let mut told = None;
     loop {
@@ -100,7 +100,7 @@ async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), C
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-    say(relay.output, &answer, || format!("worker {wanted} disconnected{advice}\n"))
+    print_output(relay.output, &answer, || format!("worker {wanted} disconnected{advice}\n"))
 }
 
 /// Returns the id of the only worker with this name or id.
@@ -121,7 +121,7 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn say(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
+fn print_output(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
     let text = match output {
         OutputFormat::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
         OutputFormat::Json => format!("{answer}\n"),

@@ -148,7 +148,7 @@ impl Relay {
         self.providers.forget_finished();
         self.drop_refused_workers();
         if before.relay_count != config.relay_count {
-            self.tell_relay_count(config.relay_count);
+            self.send_relay_count(config.relay_count);
         }
     }
 
@@ -161,7 +161,7 @@ impl Relay {
         }
     }
 
-    fn tell_relay_count(&self, relay_count: u32) {
+    fn send_relay_count(&self, relay_count: u32) {
         for provider in self.providers.all() {
             for link in provider.links().iter().filter(|link| link.info.core1) {
                 link.push(&RelayToWorker::Relays(Relays { relay_count }));

@@ -201,7 +201,7 @@ impl Provider {
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
         let (config, now) = (self.config(), SystemTime::now());
-        let standing = config.standing(&link.info.credential, now);
+        let standing = config.credential_status(&link.info.credential, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
         } else if standing != CredentialStatus::Good && link.draining_since().is_none() {
@@ -422,7 +422,7 @@ impl Provider {
         loop {
             let (next, done) = {
                 let mut state = self.lock();
-                let look = (!state.requests.is_empty()).then(|| looked_at + self.pause_between_looks());
+                let look = (!state.requests.is_empty()).then(|| looked_at + self.poll_interval());
                 let next = state.core.next_timeout().into_iter().chain(look).min();
                 state.armed = next;
                 (next, state.deleted && state.requests.is_empty() && state.links.is_empty())

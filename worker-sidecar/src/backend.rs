@@ -131,7 +131,7 @@ impl Backend {
     }
 
     /// Requests a path for the worker itself, such as `/health`. Uses a fresh connection, because a kept one would prove nothing.
-    pub async fn ask(&self, path: &str) -> Result<Answer, BackendError> {
+    pub async fn fetch(&self, path: &str) -> Result<Answer, BackendError> {
         let uri = target(&self.settings.url, path, None)
             .ok_or_else(|| BackendError::BadAnswer("the path is outside of the backend's URL".to_owned()))?;
         let mut head = Request::new(());

@@ -224,7 +224,7 @@ impl Job {
             self.worker.serving.check_after_reset().await;
         }
         self.note(failure);
-        let suspicion = self.suspicion(failure);
+        let failure_report = self.failure_report(failure);
         if let Some(leased) = self.leased.take() {
             leased.release(false).await;
         }
@@ -245,8 +245,8 @@ impl Job {
             }
         }
         // Not earlier: a relay must read of the failure before it reads that the backend was found.
-        if let Some(suspicion) = suspicion {
-            suspicion.tell();
+        if let Some(failure_report) = failure_report {
+            failure_report.send();
         }
         if is_reset {
             self.worker.serving.handle_reset_reported(&self.link);
@@ -255,10 +255,10 @@ impl Job {
 
     /// Returns the report for the slot about its backend. The slot checks the backend itself: it probes at once, and
     /// reports the result in its own messages.
-    fn suspicion(&self, failure: &Failure) -> Option<ConnectFailureReport> {
+    fn failure_report(&self, failure: &Failure) -> Option<ConnectFailureReport> {
         match failure {
             Failure::Backend(BackendError::Unreachable(_) | BackendError::Reset(_)) | Failure::Broken(_) => {
-                self.leased.as_ref()?.suspicion()
+                self.leased.as_ref()?.failure_report()
             }
             Failure::Backend(BackendError::BadAnswer(_))
             | Failure::Lost(_)
@@ -401,8 +401,8 @@ impl Job {
         }
     }
 
-    fn say(&self, message: &WorkerToRelay) {
-        self.link.say(&self.key, message);
+    fn send_message(&self, message: &WorkerToRelay) {
+        self.link.send_message(&self.key, message);
     }
 }
 

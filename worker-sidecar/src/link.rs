@@ -273,7 +273,7 @@ impl Link {
         self.changed.notified().await;
     }
 
-    fn tell_changed(&self) {
+    fn notify_changed(&self) {
         if self.watched.load(Ordering::Relaxed) {
             self.changed.notify_one();
         }
@@ -307,7 +307,7 @@ impl Link {
     /// Called after the writer has flushed a batch.
     pub(crate) fn handle_written(&self) {
         self.written.notify_waiters();
-        self.tell_changed();
+        self.notify_changed();
     }
 
     fn lock(&self) -> MutexGuard<'_, LinkState> {

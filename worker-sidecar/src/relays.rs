@@ -219,7 +219,7 @@ async fn keep_linked(
         let endpoint = endpoint(worker, addr);
         let end = serve(worker, &endpoint, version, &wanted, &mut leaving).await;
         worker.metrics.reconnects(end.label);
-        tell(&endpoint, &end, &mut said);
+        log_end(&endpoint, &end, &mut said);
         let mut kind = end.kind;
         if kind == EndKind::OtherVersion {
             // The published relay rejects the current version; a relay that rejects both versions is retried with the
@@ -364,7 +364,7 @@ impl<'a> Move<'a> {
     /// The relay was not reached, or rejected the link.
     fn handle_failed(&mut self, endpoint: &Endpoint, end: &End) {
         self.worker.metrics.reconnects(end.label);
-        tell(endpoint, end, &mut self.said);
+        log_end(endpoint, end, &mut self.said);
         let relays = *self.worker.relay_count.borrow();
         let pause = self.backoff.next_pause(end.kind, relays, link::random());
         self.pause = pause.max(end.retry_after.unwrap_or_default());
@@ -395,7 +395,7 @@ async fn unwanted(wanted: &mut watch::Receiver<bool>) {
 }
 
 /// Logs the first of equal failures as a warning; further ones would bury everything else.
-fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str)>) {
+fn log_end(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str)>) {
     let (relay, reason) = (endpoint.name(), &end.reason);
     let this = (end.kind, end.label);
     let again = said.replace(this) == Some(this);

@@ -249,7 +249,7 @@ impl Serving {
     /// A single backend ended a response or a connection prematurely.
     pub fn handle_broken(&self) {
         if let Self::Single(single) = self {
-            single.catalogue.look_again();
+            single.catalogue.poll_now();
         }
     }
 

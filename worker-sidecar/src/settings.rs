@@ -145,7 +145,7 @@ pub enum Engine {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Models {
     /// The models that the backend's `/v1/models` lists.
-    Ask,
+    Listed,
     /// Exactly these.
     Fixed(Vec<String>),
 }
@@ -350,7 +350,7 @@ fn models(args: &Args, file: &File) -> Result<Models, SettingError> {
     }
     match &file.models {
         Some(list) => parse::models("models", list.iter().map(String::as_str)),
-        None => Ok(Models::Ask),
+        None => Ok(Models::Listed),
     }
 }
 

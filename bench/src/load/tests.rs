@@ -65,7 +65,7 @@ async fn events_read_before_early_disconnect_are_counted() {
 async fn wrong_body_wrong_status_and_truncation_are_faults() {
     let plain =
         |body: &str, length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes();
-    let right = String::from_utf8(content_of_nobody()).unwrap();
+    let right = String::from_utf8(unknown_content()).unwrap();
     for (bytes, fault) in [
         (plain(&right, 345), "after 0 correct bytes"),
         (plain("{}", 2), "after 0 correct bytes"),
@@ -80,6 +80,6 @@ async fn wrong_body_wrong_status_and_truncation_are_faults() {
     }
 }
 
-fn content_of_nobody() -> Vec<u8> {
+fn unknown_content() -> Vec<u8> {
     crate::content::answer(0xdead)
 }

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::{Extent, ScaleError, micros_each, other};
 use crate::content::MODEL;
-use crate::http::ask;
+use crate::http::send_request;
 use crate::load::{Load, Outcome, Until};
 use crate::programs::Program;
 use crate::samples::median;
@@ -209,7 +209,7 @@ impl Rig {
                 loop {
                     times.tick().await;
                     // A relay that does not respond is detected by the load.
-                    let _ = ask(addr, "GET", "/metrics", "", b"").await;
+                    let _ = send_request(addr, "GET", "/metrics", "", b"").await;
                 }
             });
         }
@@ -254,7 +254,7 @@ impl Rig {
 
 /// Creates an API key and returns it as a header. It is kept until the program ends: every request of the load borrows it.
 async fn key(relay: SocketAddr) -> Result<&'static str, ScaleError> {
-    let (status, body) = ask(relay, "POST", "/admin/keys", ADMIN, br#"{"name":"bench"}"#).await?;
+    let (status, body) = send_request(relay, "POST", "/admin/keys", ADMIN, br#"{"name":"bench"}"#).await?;
     let key: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;
     let secret = key["secret"].as_str().ok_or_else(|| other(format!("no API key was created: {status} {key}")))?;
     Ok(Box::leak(format!("authorization: Bearer {secret}\r\n").into_boxed_str()))

@@ -57,13 +57,13 @@ pub(super) async fn both_ways(
     }
     let mut rounds = [Rounds::default(), Rounds::default()];
     for to in [&direct, &relayed] {
-        check(&client.asks(to, &["--connections", "32", "--requests", "20"]).await?)?;
+        check(&client.run_load(to, &["--connections", "32", "--requests", "20"]).await?)?;
     }
     for _ in 0..extent.rounds {
         for (to, rounds) in [&direct, &relayed].into_iter().zip(&mut rounds) {
-            let alone = client.asks(to, &["--seconds", &client.seconds]).await?;
+            let alone = client.run_load(to, &["--seconds", &client.seconds]).await?;
             check(&alone)?;
-            let paced = client.asks(to, &[&STREAMS[..], &["--seconds", &client.seconds]].concat()).await?;
+            let paced = client.run_load(to, &[&STREAMS[..], &["--seconds", &client.seconds]].concat()).await?;
             check(&paced)?;
             rounds.0.push((alone, paced));
         }
@@ -98,7 +98,7 @@ struct Client {
 
 impl Client {
     /// Runs this program's `load`, which prints an [`Outcome`].
-    async fn asks(&self, to: &str, args: &[&str]) -> Result<Outcome, ScaleError> {
+    async fn run_load(&self, to: &str, args: &[&str]) -> Result<Outcome, ScaleError> {
         let mut command = Command::new(&self.under[0]);
         command.args(&self.under[1..]).arg(std::env::current_exe()?).args(["load", "--to", to]).args(args);
         let output = command.kill_on_drop(true).output().await?;

@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 
 use super::{Extent, ScaleError, kib_each, micros_each, other};
 use crate::content::{Plan, Prompt};
-use crate::http::ask;
-use crate::load::{Fault, PROMPT_BYTES, Visitor};
+use crate::http::send_request;
+use crate::load::{ClientConnection, Fault, PROMPT_BYTES};
 use crate::samples::{Samples, Summary, millis};
 use crate::systems::{How, Setup, Stack};
 
@@ -74,7 +74,7 @@ pub(super) async fn waiting(setup: &Setup, extent: &Extent) -> Result<Queue, Sca
     clients.leave(left).await;
     until_queued(addr, extent.queued - left).await?;
     let (leaving, fewer) = (begun.elapsed(), stack.relay.usage()?);
-    let late = clients.all_told().await?;
+    let late = clients.summarize().await?;
     let used = stack.relay.usage()? - fewer;
     stack.stop().await;
     let expired = extent.queued - left;
@@ -97,8 +97,8 @@ fn prompt(seed: u32, gap: Duration) -> Prompt {
 }
 
 /// Sends a request that runs for this time.
-async fn occupy(addr: SocketAddr, time: Duration) -> Result<Visitor, ScaleError> {
-    let mut visitor = Visitor::open(addr).await?;
+async fn occupy(addr: SocketAddr, time: Duration) -> Result<ClientConnection, ScaleError> {
+    let mut visitor = ClientConnection::open(addr).await?;
     visitor.send(&prompt(u32::MAX, time)).await?;
     until(addr, "in_flight", 1).await?;
     Ok(visitor)
@@ -112,7 +112,7 @@ async fn until_queued(addr: SocketAddr, count: u32) -> Result<(), ScaleError> {
 async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleError> {
     let begun = Instant::now();
     loop {
-        let (_, body) = ask(addr, "GET", "/admin/stats", ADMIN, b"").await?;
+        let (_, body) = send_request(addr, "GET", "/admin/stats", ADMIN, b"").await?;
         let stats: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;
         if stats[what]["local"] == count {
             return Ok(());
@@ -130,7 +130,7 @@ struct Clients(JoinSet<Result<Duration, String>>, Vec<tokio::task::AbortHandle>)
 impl Clients {
     async fn come(addr: SocketAddr, count: u32, timeout: Duration) -> Result<Self, ScaleError> {
         let dialled = (0..count).map(|number| async move {
-            let mut visitor = Visitor::open(addr).await?;
+            let mut visitor = ClientConnection::open(addr).await?;
             let prompt = prompt(number, Duration::ZERO);
             visitor.send(&prompt).await?;
             Ok::<_, Fault>((visitor, prompt.digest(), Instant::now()))
@@ -164,7 +164,7 @@ impl Clients {
     }
 
     /// How late the timeout of each of the others was.
-    async fn all_told(mut self) -> Result<Summary, ScaleError> {
+    async fn summarize(mut self) -> Result<Summary, ScaleError> {
         let mut late = Samples::default();
         while let Some(told) = self.0.join_next().await {
             late.add(told.map_err(other)?.map_err(ScaleError::Other)?);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Extent, ScaleError, kib_each, micros_each};
 use crate::crowd::Crowd;
-use crate::http::ask;
+use crate::http::send_request;
 use crate::samples::{Summary, millis};
 use crate::systems::{How, Setup, Stack, free_port};
 
@@ -67,7 +67,7 @@ pub(super) async fn idle(setup: &Setup, extent: &Extent) -> Result<Workers, Scal
     if first.lost() + crowd.lost() > 0 {
         return Err(ScaleError::Other(format!("{} idle workers were lost", first.lost() + crowd.lost())));
     }
-    let (_, metrics) = ask(addr, "GET", "/metrics", "", b"").await?;
+    let (_, metrics) = send_request(addr, "GET", "/metrics", "", b"").await?;
     let scraped = stack.relay.usage()?;
     drop(first);
 

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_times_that_were_seen() {
+    fn quantiles_are_observed_times() {
         let times = || (1..=100).rev().map(Duration::from_nanos).collect::<Vec<_>>();
         assert_eq!(quantile(times(), 0.99), Duration::from_nanos(99));
         assert_eq!(quantile(times(), 0.5), Duration::from_nanos(50));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{PartError, Turns, kib};
 use crate::content::{Plan, Prompt};
 use crate::figures::Figure;
-use crate::load::{Fault, Load, PROMPT_BYTES, Until, Visitor};
+use crate::load::{ClientConnection, Fault, Load, PROMPT_BYTES, Until};
 use crate::systems::{Stack, StackOptions};
 
 const NEIGHBOURS: u32 = 99;
@@ -44,10 +44,10 @@ pub(super) async fn one_of_a_hundred(turn: &mut Turns<'_>) -> Result<(), PartErr
 }
 
 /// Requests a stream, reads its beginning, and then stops.
-async fn stop_reading(stack: &Stack) -> Result<Visitor, Fault> {
+async fn stop_reading(stack: &Stack) -> Result<ClientConnection, Fault> {
     let prompt = Prompt::new(Plan { seed: u64::MAX, chunks: ENDLESS, gap: Duration::ZERO }, PROMPT_BYTES);
-    let mut visitor = Visitor::open(stack.addr).await?;
-    let mut answer = visitor.ask(&prompt, ENDLESS).await?;
+    let mut visitor = ClientConnection::open(stack.addr).await?;
+    let mut answer = visitor.send_prompt(&prompt, ENDLESS).await?;
     while answer.events() == 0 {
         answer.more(&mut visitor).await?;
     }

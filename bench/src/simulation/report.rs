@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use modelrelay_worker::multiplexer::config::Linger;
 
-use super::ours::Setup;
 use super::rivals::{Rival, Rule};
+use super::worker::Setup;
 use super::workload::Kind;
 use super::{Outcome, Scheduler, run};
 

@@ -97,7 +97,7 @@ impl Guard {
     async fn run(self, leading: watch::Sender<bool>, mut held: watch::Receiver<bool>, mut manager: Candidate) {
         let mut trust = Trust::default();
         loop {
-            let holder = self.look().await;
+            let holder = self.read_holder().await;
             if holder == Holder::Gone || manager.is_finished() {
                 tracing::warn!(lease = self.lease, "lease was deleted; recreating it");
                 drop(held);
@@ -122,7 +122,7 @@ impl Guard {
         }
     }
 
-    async fn look(&self) -> Holder {
+    async fn read_holder(&self) -> Holder {
         match tokio::time::timeout(LOOK_TIMEOUT, self.leases.get_opt(&self.lease)).await {
             Ok(Ok(Some(lease))) => {
                 let holder = lease.spec.and_then(|spec| spec.holder_identity);

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tracing::debug;
 
 use crate::context::Context;
-use crate::net::accept::{self, Door};
+use crate::net::accept::{self, AcceptLimiter};
 
 /// The timeout for a request's headers, and between requests. A client that scrapes less often reconnects.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub async fn serve(listener: TcpListener, context: Arc<Context>, readiness: Read
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(Probe { context, readiness }));
-    let door = Door::new(&listener, "probes");
+    let door = AcceptLimiter::new(&listener, "probes");
     loop {
         let (stream, place) = door.next().await;
         let service = TowerToHyperService::new(app.clone());

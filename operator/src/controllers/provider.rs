@@ -231,25 +231,25 @@ async fn pass(
     let (ctx, caches) = (&shared.ctx, &shared.caches);
     let now = Instant::now();
     let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider)), now);
-    let look = ClusterView::now(ctx, caches, &key.0, &key.1);
-    let stands = |outcome: &ProviderOutcome| !changed && !is_due(outcome, memory, provider, &look, now);
+    let view = ClusterView::now(ctx, caches, &key.0, &key.1);
+    let stands = |outcome: &ProviderOutcome| !changed && !is_due(outcome, memory, provider, &view, now);
     let standing = memory.outcome.clone().filter(stands);
     let mut outcome = match standing {
         Some(standing) => standing,
-        None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
+        None => Box::pin(advance::advance(ctx, provider, &view, memory)).await,
     };
     let news = std::mem::take(&mut outcome.news);
     memory.outcome = Some(outcome.clone());
 
-    let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: look.pod_names() });
-    let propagated = propagate::propagate(ctx, caches, &key.0, &look, &outcome, memory).await;
+    let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: view.pod_names() });
+    let propagated = propagate::propagate(ctx, caches, &key.0, &view, &outcome, memory).await;
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);
     }
-    let status_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
+    let status_due = update_status(shared, provider, &view, &outcome, &news, memory).await?;
     propagated.map_err(|error| ProviderError::Pods(Box::new(error)))?;
     // After its first seconds a relay no longer waits for its first worker, and no other event may announce that.
-    let starts = look.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
+    let starts = view.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
     let started = starts.then_some(AWAITS_FIRST_WORKER);
     next(&outcome, memory, [status_due, started].into_iter().flatten().min())
 }
@@ -260,10 +260,10 @@ fn is_due(
     outcome: &ProviderOutcome,
     memory: &ProviderMemory,
     provider: &Provider,
-    look: &ClusterView,
+    view: &ClusterView,
     now: Instant,
 ) -> bool {
-    if outcome.generation != provider.metadata.generation || outcome.cold_models != cold_models(&look.pools) {
+    if outcome.generation != provider.metadata.generation || outcome.cold_models != cold_models(&view.pools) {
         return true;
     }
     if outcome.failure.is_some() {
@@ -277,7 +277,7 @@ fn is_due(
 async fn update_status(
     shared: &ProviderContext,
     provider: &Provider,
-    look: &ClusterView,
+    view: &ClusterView,
     outcome: &ProviderOutcome,
     news: &[RotationEvent],
     memory: &mut ProviderMemory,
@@ -288,7 +288,7 @@ async fn update_status(
         Some(_) | None => there,
     };
     let now = Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
-    let after = status::status(&ProviderFacts { provider, look, outcome }, &before, &now);
+    let after = status::status(&ProviderFacts { provider, view, outcome }, &before, &now);
     let since = memory.written.as_ref().map(|(_, at)| at.elapsed());
     match pace::due(&before, &after, since) {
         Due::Now => {}

@@ -171,7 +171,7 @@ fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<I
 /// Reconciles a pool once.
 pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<PoolContext>) -> Result<Action, ReconcileError> {
     let started = Instant::now();
-    let result = look(&pool, &shared).await;
+    let result = reconcile_pool(&pool, &shared).await;
     let error = result.as_ref().err().map(ReconcileError::kind);
     shared.ctx.metrics.reconciled(ControllerName::WorkerPool, started.elapsed(), error);
     if result.is_ok() {
@@ -214,7 +214,7 @@ struct FetchedPool {
     not_created: Option<String>,
 }
 
-async fn look(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, ReconcileError> {
+async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, ReconcileError> {
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
@@ -252,7 +252,7 @@ async fn look(pool: &WorkerPool, shared: &PoolContext) -> Result<Action, Reconci
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
         Some(_) | None => {
-            let next = next_look(pool, &fetched.census, numbers_later);
+            let next = next_reconcile(pool, &fetched.census, numbers_later);
             let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
             Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
         }
@@ -490,7 +490,7 @@ async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency:
     }
 }
 
-fn next_look(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
+fn next_reconcile(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection is reported only once it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
     let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);

@@ -18,14 +18,14 @@ const MAX_CONNECTIONS: usize = 512;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listener with a bounded number of connections.
-pub(crate) struct Door<'a> {
+pub(crate) struct AcceptLimiter<'a> {
     listener: &'a TcpListener,
     places: Arc<Semaphore>,
     /// The server's name in the log.
     server: &'static str,
 }
 
-impl<'a> Door<'a> {
+impl<'a> AcceptLimiter<'a> {
     pub(crate) fn new(listener: &'a TcpListener, server: &'static str) -> Self {
         Self { listener, places: Arc::new(Semaphore::new(MAX_CONNECTIONS)), server }
     }

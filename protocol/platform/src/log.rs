@@ -32,7 +32,7 @@ static FILE: OnceLock<Mutex<LogFile>> = OnceLock::new();
 pub fn to_file(path: &Path) -> io::Result<()> {
     let file = LogFile::open(path.to_path_buf(), MAX_BYTES)?;
     let _ = FILE.set(Mutex::new(file));
-    std::panic::set_hook(Box::new(|panic| complain(&panic.to_string())));
+    std::panic::set_hook(Box::new(|panic| print_error(&panic.to_string())));
     Ok(())
 }
 
@@ -62,7 +62,7 @@ pub fn is_terminal() -> bool {
 }
 
 /// Prints in one line why the program ends, before a log is set up.
-pub fn complain(line: &str) {
+pub fn print_error(line: &str) {
     let _ = Writer(()).write_all(format!("{line}\n").as_bytes());
 }
 

@@ -28,7 +28,7 @@ pub fn follow() {
 }
 
 /// Waits until the parent closes standard input. Without a parent it never returns.
-pub(crate) async fn stop_asked() {
+pub(crate) async fn stop_requested() {
     STOP.notified().await;
 }
 

@@ -10,7 +10,7 @@ use thread_priority::unix::NormalThreadSchedulePolicy;
 
 /// Uses batch scheduling for this thread and for all threads and processes that it starts from now on. Best effort: if
 /// the kernel refuses, or another policy or nice value is set, nothing changes.
-pub fn take_turns() {
+pub fn use_batch_scheduling() {
     #[cfg(target_os = "linux")]
     linux::change(NormalThreadSchedulePolicy::Other, NormalThreadSchedulePolicy::Batch);
 }

@@ -17,7 +17,7 @@ mod installed;
 mod running;
 
 #[cfg(windows)]
-pub(crate) use running::{is_running, stop_asked};
+pub(crate) use running::{is_running, stop_requested};
 
 /// The subcommand's name.
 pub const SUBCOMMAND: &str = "service";

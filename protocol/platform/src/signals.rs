@@ -75,7 +75,7 @@ mod of_system {
             tokio::select! {
                 _ = self.interrupt.recv() => StopSignal::Interrupt,
                 _ = self.terminate.recv() => StopSignal::Terminate,
-                () = parent::stop_asked() => StopSignal::Terminate,
+                () = parent::stop_requested() => StopSignal::Terminate,
             }
         }
     }
@@ -118,8 +118,8 @@ mod of_system {
                 // The service manager has notified a service already. The handler only keeps this signal from ending
                 // the process.
                 _ = self.shutdown.recv(), if !service::is_running() => StopSignal::Terminate,
-                () = service::stop_asked() => StopSignal::Terminate,
-                () = parent::stop_asked() => StopSignal::Terminate,
+                () = service::stop_requested() => StopSignal::Terminate,
+                () = parent::stop_requested() => StopSignal::Terminate,
             }
         }
     }

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_of_up_has_variable_help_and_default() {
+    fn every_up_flag_has_variable_help_and_default() {
         let command = command();
         let up = command.find_subcommand("up").unwrap();
         for argument in up.get_arguments().filter(|argument| argument.get_id() != "help") {

@@ -58,6 +58,6 @@ fn print(text: &[u8]) -> ExitCode {
 }
 
 fn fail(why: &str) -> ExitCode {
-    modelrelay_platform::log::complain(&format!("modelrelay: {why}"));
+    modelrelay_platform::log::print_error(&format!("modelrelay: {why}"));
     ExitCode::FAILURE
 }

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &UpArgs) -> ExitCode {
 }
 
 /// Prints one line of its own between those of the parts.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_line(line: &str) {
     print(&format!("modelrelay: {line}\n"));
 }
 
@@ -60,7 +60,7 @@ fn print(text: &str) {
 }
 
 fn fail(why: &str) -> ExitCode {
-    modelrelay_platform::log::complain(&format!("modelrelay: {why}"));
+    modelrelay_platform::log::print_error(&format!("modelrelay: {why}"));
     ExitCode::FAILURE
 }
 
@@ -73,13 +73,13 @@ async fn up(args: &UpArgs) -> Result<(), String> {
         Err(why) = start(args, &mut parts) => Some(why),
     };
     if let Some(why) = &failure {
-        say(why);
+        print_line(why);
     }
-    say("stopping after running responses finish (press Ctrl-C again to stop immediately) …");
+    print_line("stopping after running responses finish (press Ctrl-C again to stop immediately) …");
     tokio::select! {
-        () = parts.stop() => say("stopped"),
+        () = parts.stop() => print_line("stopped"),
         _ = signals.next() => {
-            say("stopping immediately");
+            print_line("stopping immediately");
             parts.kill().await;
             return Err("stopped before running responses finished".to_owned());
         }
@@ -121,21 +121,21 @@ async fn start(args: &UpArgs, parts: &mut Parts) -> Result<Infallible, String> {
 /// The address of the inference server that was given or found, or of the demo backend.
 async fn choose_backend(args: &UpArgs, parts: &mut Parts) -> Result<String, String> {
     if let Some(url) = args.backend_url() {
-        say(&format!("backend: {url} (from BACKEND_URL)"));
+        print_line(&format!("backend: {url} (from BACKEND_URL)"));
         return Ok(url.to_owned());
     }
     let numbers: Vec<String> = args.backend_ports().iter().map(u16::to_string).collect();
     let numbers = numbers.join(", ");
-    say(&format!("probing for an inference server on ports {numbers} …"));
-    let mut usable = usable(backends::look(args.backend_ports()).await).into_iter();
+    print_line(&format!("probing for an inference server on ports {numbers} …"));
+    let mut usable = usable(backends::discover(args.backend_ports()).await).into_iter();
     if let Some(first) = usable.next() {
-        say(&format!("backend: found {}", first.line()));
-        usable.for_each(|other| say(&format!("not used: {}; set BACKEND_URL to use it", other.line())));
+        print_line(&format!("backend: found {}", first.line()));
+        usable.for_each(|other| print_line(&format!("not used: {}; set BACKEND_URL to use it", other.line())));
         return Ok(address(&first.url));
     }
     let spec = |addr: SocketAddr| Spec::demo().env("DEMO_LISTEN", addr.to_string());
     let addr = parts.start_on_free_port(Ipv4Addr::LOCALHOST.into(), DEMO_PORT, spec).await?;
-    say(&format!("backend: none found on ports {numbers}; using the demo backend at http://{addr}"));
+    print_line(&format!("backend: none found on ports {numbers}; using the demo backend at http://{addr}"));
     Ok(format!("http://{addr}"))
 }
 
@@ -144,9 +144,9 @@ fn usable(looks: Vec<Result<FoundBackend, String>>) -> Vec<FoundBackend> {
     let mut usable = Vec::new();
     for look in looks {
         match look {
-            Ok(found) if found.models.is_empty() => say(&format!("not used: {}", found.line())),
+            Ok(found) if found.models.is_empty() => print_line(&format!("not used: {}", found.line())),
             Ok(found) => usable.push(found),
-            Err(why) => say(&format!("not used: {}", marked(&why))),
+            Err(why) => print_line(&format!("not used: {}", marked(&why))),
         }
     }
     usable
@@ -170,7 +170,7 @@ async fn start_relay(args: &UpArgs, parts: &mut Parts, secret: &str, login: &Log
         None => {
             let addr = parts.start_on_free_port(Ipv4Addr::LOCALHOST.into(), RELAY_PORT, spec).await?;
             if addr.port() != RELAY_PORT {
-                say(&format!("relay: port {RELAY_PORT} is in use; listening on {} instead", addr.port()));
+                print_line(&format!("relay: port {RELAY_PORT} is in use; listening on {} instead", addr.port()));
             }
             addr
         }
@@ -220,7 +220,7 @@ fn peer(url: &str) -> Result<Backend, String> {
 
 /// The first model that the relay lists, if it lists one yet.
 async fn first_model(relay: &Backend) -> Result<Option<String>, String> {
-    let Ok(mut answer) = relay.ask("/v1/models").await else { return Ok(None) };
+    let Ok(mut answer) = relay.fetch("/v1/models").await else { return Ok(None) };
     if answer.head.status.as_u16() == 401 {
         return Err(
             "the relay requires API keys, so `up` cannot list its models: unset MODELRELAY_REQUIRE_API_KEYS, or run \

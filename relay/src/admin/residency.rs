@@ -41,13 +41,13 @@ pub(super) fn slots(worker: &WorkerState, messages: Messages) -> Value {
         if messages == Messages::LeftOut {
             slot.models.iter_mut().for_each(|model| model.message = None);
         }
-        let last_failure = worker.link.last_failure(&slot.id).map(|failure| told(&failure, messages));
+        let last_failure = worker.link.last_failure(&slot.id).map(|failure| failure_json(&failure, messages));
         SlotView { slot, last_failure }
     };
     json!(slots.iter().map(seen).collect::<Vec<_>>())
 }
 
-fn told(failure: &SlotFailure, messages: Messages) -> Value {
+fn failure_json(failure: &SlotFailure, messages: Messages) -> Value {
     let longest = if messages == Messages::LeftOut { MAX_SHORT_CHARS } else { usize::MAX };
     let message = failure.message.as_ref().map(|message| message.chars().take(longest).collect::<String>());
     json!({

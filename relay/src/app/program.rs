@@ -41,11 +41,11 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     match args.command.clone() {
         Some(Command::Check) => return check(&args),
         Some(Command::Completions(args)) => {
-            return say(Ok(modelrelay_manual::completions(&Args::command(), &args).into_bytes()));
+            return print_result(Ok(modelrelay_manual::completions(&Args::command(), &args).into_bytes()));
         }
-        Some(Command::Man(args)) => return say(modelrelay_manual::man(Args::command(), &args)),
-        Some(Command::Service(args)) => return say(service::run(&SERVICE, &args).map(String::into_bytes)),
-        Some(command) => return ask(command),
+        Some(Command::Man(args)) => return print_result(modelrelay_manual::man(Args::command(), &args)),
+        Some(Command::Service(args)) => return print_result(service::run(&SERVICE, &args).map(String::into_bytes)),
+        Some(command) => return run_admin_command(command),
         None => {}
     }
     let ended = start(args);
@@ -90,12 +90,12 @@ fn check_keys(config: &Config) -> Result<(), ConfigError> {
 
 /// Prints an error in one line; a service writes it into its log.
 fn fail(error: &impl Display) -> ExitCode {
-    log::complain(&format!("modelrelay-relay: {error}"));
+    log::print_error(&format!("modelrelay-relay: {error}"));
     ExitCode::FAILURE
 }
 
 /// Prints a text. Its reader may have closed the pipe early.
-fn say(text: Result<Vec<u8>, String>) -> ExitCode {
+fn print_result(text: Result<Vec<u8>, String>) -> ExitCode {
     match text {
         Ok(text) => {
             let _ = io::stdout().write_all(&text);
@@ -105,7 +105,7 @@ fn say(text: Result<Vec<u8>, String>) -> ExitCode {
     }
 }
 
-fn ask(command: Command) -> ExitCode {
+fn run_admin_command(command: Command) -> ExitCode {
     let asked = runtime(1)
         .map_err(Box::<dyn std::error::Error>::from)
         .and_then(|runtime| Ok(runtime.block_on(admin_cli::run(command))?));
@@ -125,7 +125,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         tracing::warn!("{warning}");
     }
     open_files::raise_limit();
-    scheduling::take_turns();
+    scheduling::use_batch_scheduling();
     let threads = args.threads.map_or_else(default_threads, usize::from);
     let runtime = runtime(threads)?;
     let ended = runtime.block_on(async {

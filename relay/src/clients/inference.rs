@@ -49,7 +49,7 @@ const RETRY_WHILE_STARTING: Duration = Duration::from_secs(5);
 
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
-    let opened = Opened::of(&relay, &request);
+    let opened = RequestHead::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
     let response = match prepare_by_model(&relay, &opened, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
@@ -64,7 +64,7 @@ pub async fn by_response_id(
     Path(id): Path<String>,
     request: Request<Body>,
 ) -> Response {
-    let opened = Opened::of(&relay, &request);
+    let opened = RequestHead::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
     let response = match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
@@ -74,13 +74,13 @@ pub async fn by_response_id(
 }
 
 /// A request whose head has been read.
-struct Opened {
+struct RequestHead {
     client: Client,
     endpoint: Endpoint,
     trace: Option<Arc<RequestTrace>>,
 }
 
-impl Opened {
+impl RequestHead {
     fn of(relay: &Relay, request: &Request<Body>) -> Self {
         count_retry(relay, request.headers());
         let (method, path) = (request.method(), request.uri().path());
@@ -95,7 +95,7 @@ impl Opened {
 
 fn refuse(
     relay: &Relay,
-    Opened { client, endpoint, trace }: &Opened,
+    RequestHead { client, endpoint, trace }: &RequestHead,
     error: &ApiError,
     (parts, body): (&Parts, Body),
 ) -> Response {
@@ -109,7 +109,7 @@ fn refuse(
 
 async fn prepare_by_model(
     relay: &Arc<Relay>,
-    opened: &Opened,
+    opened: &RequestHead,
     parts: &Parts,
     body: &mut Body,
 ) -> Result<Ticket, ApiError> {
@@ -154,7 +154,7 @@ async fn prepare_by_model(
 
 async fn prepare_by_id(
     relay: &Arc<Relay>,
-    opened: &Opened,
+    opened: &RequestHead,
     id: &str,
     parts: &Parts,
     body: &mut Body,

@@ -123,7 +123,7 @@ impl Totals {
 }
 
 impl ProviderPoint {
-    fn standing(provider: &Provider) -> Self {
+    fn current(provider: &Provider) -> Self {
         let state = provider.snapshot();
         let sum = |of: fn(&crate::dispatch::WorkerSnapshot) -> u32| {
             state.workers.iter().map(|worker| u64::from(of(&worker.core))).sum()
@@ -160,7 +160,7 @@ pub(crate) async fn record(dashboard: Weak<Dashboard>) {
         let _ = blocking::run(move || {
             let providers = dashboard.relay.providers.all();
             let standing = |provider: &Arc<Provider>| {
-                (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))
+                (provider.name.to_string(), provider.series.stats(), ProviderPoint::current(provider))
             };
             dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
         })

@@ -62,7 +62,7 @@ impl Live {
         let frame = state.frame.get_or_insert_with(|| Frame::of(dashboard));
         let joined = (event("snapshot", &frame.snapshot(dashboard)), self.changes.subscribe());
         if is_first {
-            tokio::spawn(look(Arc::clone(dashboard)));
+            tokio::spawn(run_poll(Arc::clone(dashboard)));
         }
         joined
     }
@@ -77,7 +77,7 @@ impl Live {
         is_watched
     }
 
-    fn tell_changes(&self, dashboard: &Dashboard, frame: Frame, is_due: bool) -> bool {
+    fn send_changes(&self, dashboard: &Dashboard, frame: Frame, is_due: bool) -> bool {
         let mut state = self.lock();
         let changes = state.frame.as_ref().and_then(|before| frame.changes_since(before, dashboard));
         let changes = changes.or_else(|| is_due.then(|| frame.heartbeat()));
@@ -87,7 +87,7 @@ impl Live {
     }
 }
 
-async fn look(dashboard: Arc<Dashboard>) {
+async fn run_poll(dashboard: Arc<Dashboard>) {
     let live = &dashboard.live;
     let (mut pause, mut told_at) = (INTERVAL, Instant::now());
     loop {
@@ -101,7 +101,7 @@ async fn look(dashboard: Arc<Dashboard>) {
         let looked = blocking::run(move || {
             let frame = Frame::of(&looking);
             let is_due = told_at.elapsed() >= HEARTBEAT;
-            looking.live.tell_changes(&looking, frame, is_due)
+            looking.live.send_changes(&looking, frame, is_due)
         });
         if looked.await.unwrap_or(false) {
             told_at = Instant::now();

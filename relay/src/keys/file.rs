@@ -52,7 +52,7 @@ impl FileKeyStore {
 pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     let store = FileKeyStore::open(path)?;
     let path = &store.shared.path;
-    let mut probe = temporary_beside(path).into_os_string();
+    let mut probe = temporary_path(path).into_os_string();
     probe.push(".check");
     let probe = PathBuf::from(probe);
     let written = write_new(&probe, b"").and_then(|()| fs::remove_file(&probe));
@@ -204,7 +204,7 @@ fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
 /// Writes the file, up to and including the rename; after an error the old file is unchanged.
 fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
     let text = stored::encode_pretty(records)?;
-    let temporary = temporary_beside(path);
+    let temporary = temporary_path(path);
     let written = write_new(&temporary, &text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // Its bytes may be the reason why the disk is full.
@@ -227,7 +227,7 @@ fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
 
 /// The temporary file: in the same folder, so that the rename stays on one file system, with one name, so that crashes
 /// leave one file at most.
-fn temporary_beside(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(".new");
@@ -344,12 +344,12 @@ mod tests {
         let key = store.create(new_key("a")).await.expect("created");
         let before = fs::read(&path).expect("bytes");
         // Nothing can be written next to the file: a non-empty folder is in the way.
-        fs::create_dir_all(temporary_beside(&path).join("x")).expect("a folder");
+        fs::create_dir_all(temporary_path(&path).join("x")).expect("a folder");
         assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
         assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
         assert_eq!((store.list().len(), fs::read(&path).expect("bytes")), (1, before));
         assert!(store.verify(&key.secret, SystemTime::now()).is_ok());
-        fs::remove_dir_all(temporary_beside(&path)).expect("removed");
+        fs::remove_dir_all(temporary_path(&path)).expect("removed");
         assert_eq!(store.revoke(&key.info.id).await, Ok(true));
     }
 
@@ -360,7 +360,7 @@ mod tests {
         let store = open(&path);
         store.create(new_key("a")).await.expect("created");
         // The state after a crash before the rename: half a new file.
-        fs::write(temporary_beside(&path), "{\"version\":1,\"ke").expect("written");
+        fs::write(temporary_path(&path), "{\"version\":1,\"ke").expect("written");
         assert_eq!(open(&path).list().len(), 1);
         store.create(new_key("b")).await.expect("created");
         assert_eq!(open(&path).list().len(), 2);

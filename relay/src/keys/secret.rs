@@ -77,7 +77,7 @@ impl SecretKeyStore {
     /// the API server. Needs a tokio runtime.
     pub fn open(mount: &Path, access: ClusterAccess) -> Result<Self, KeyStoreError> {
         let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
-        let records = match watch.look() {
+        let records = match watch.poll() {
             Some(Ok(text)) => decode(&text).map_err(|why| {
                 KeyStoreError::Unavailable(format!("{}: {why}; the file is left unchanged", mount.display()))
             })?,
@@ -322,7 +322,7 @@ impl SecretState {
     }
 
     /// Reads the keys from the API server.
-    async fn look_it_up(&self) -> Result<(), KeyStoreError> {
+    async fn fetch(&self) -> Result<(), KeyStoreError> {
         let _turn = self.turn.lock().await;
         let deadline = Instant::now() + CHANGE_PATIENCE;
         let secret = self.api.read(deadline).await.map_err(|error| self.unavailable(&error))?;
@@ -361,7 +361,7 @@ async fn follow(store: Weak<SecretState>, mut watch: FileWatch) {
         let Some(shared) = store.upgrade() else { return };
         match (content, doubt) {
             (Some(content), _) => doubt = shared.take_mount(content).await.then_some(DOUBT_WAIT),
-            (None, wait) => match shared.look_it_up().await {
+            (None, wait) => match shared.fetch().await {
                 Ok(()) => doubt = None,
                 Err(error) => {
                     warn!(%error, "cannot read the current API keys; keeping all known keys");

@@ -55,7 +55,7 @@ pub struct Identity {
     pub account: ServiceAccount,
     token: Secret,
     expires: SystemTime,
-    standing: Mutex<TokenStatus>,
+    token_status: Mutex<TokenStatus>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum Denial {
 
 /// The result of a review.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum TokenVerdict {
+enum TokenReviewOutcome {
     Genuine(ServiceAccount),
     Refused,
 }
@@ -144,12 +144,12 @@ impl fmt::Display for ServiceAccount {
 
 impl Identity {
     fn new(account: ServiceAccount, token: Secret, expires: SystemTime) -> Arc<Self> {
-        Arc::new(Self { account, token, expires, standing: Mutex::new(TokenStatus::Good) })
+        Arc::new(Self { account, token, expires, token_status: Mutex::new(TokenStatus::Good) })
     }
 
     /// True if the worker has to disconnect, regardless of the provider's list.
     pub fn is_refused(&self) -> bool {
-        *self.standing() == TokenStatus::Refused
+        *self.token_status() == TokenStatus::Refused
     }
 
     /// True if its token has merely expired, and was not revoked.
@@ -159,7 +159,7 @@ impl Identity {
 
     /// Handles a review that accepted the token; previous results have no effect any more.
     fn handle_good(&self) {
-        *self.standing() = TokenStatus::Good;
+        *self.token_status() = TokenStatus::Good;
     }
 
     /// Handles a review that rejected the token. Before the expiry, this means that the Pod or the account is gone, if the
@@ -167,8 +167,8 @@ impl Identity {
     /// the expiry, the worker should have connected with another token. It has `grace` to do so from the time at which the
     /// relay first sees it, not from the expiry: while the API server was away, no worker could get a new one.
     fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
-        let mut standing = self.standing();
-        *standing = match *standing {
+        let mut token_status = self.token_status();
+        *token_status = match *token_status {
             TokenStatus::Good | TokenStatus::Doubted if self.has_expired(wall) => TokenStatus::Late(now),
             TokenStatus::Late(since) if now.saturating_duration_since(since) < grace => TokenStatus::Late(since),
             TokenStatus::Good => TokenStatus::Doubted,
@@ -176,8 +176,8 @@ impl Identity {
         };
     }
 
-    fn standing(&self) -> MutexGuard<'_, TokenStatus> {
-        lock(&self.standing)
+    fn token_status(&self) -> MutexGuard<'_, TokenStatus> {
+        lock(&self.token_status)
     }
 }
 
@@ -205,14 +205,14 @@ impl Identities {
         suspect: bool,
     ) -> Result<Arc<Identity>, Denial> {
         let claims = Claims::read(token, &self.audience, SystemTime::now())
-            .map_err(|why| Denial::Refused(why.told(&self.audience)))?;
+            .map_err(|why| Denial::Refused(why.description(&self.audience)))?;
         if !listed(&claims.account) {
             return Err(Denial::Refused("worker authentication failed".to_owned()));
         }
         let token = Secret::new(token);
-        match self.verdict(&token, &claims, suspect).await? {
-            TokenVerdict::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
-            TokenVerdict::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
+        match self.review_outcome(&token, &claims, suspect).await? {
+            TokenReviewOutcome::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
+            TokenReviewOutcome::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
         }
     }
 
@@ -221,8 +221,13 @@ impl Identities {
         lock(&self.error).clone()
     }
 
-    async fn verdict(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> Result<TokenVerdict, Denial> {
-        let found = lock(&self.reviews).look(token.digest(), Instant::now());
+    async fn review_outcome(
+        self: &Arc<Self>,
+        token: &Secret,
+        claims: &Claims,
+        suspect: bool,
+    ) -> Result<TokenReviewOutcome, Denial> {
+        let found = lock(&self.reviews).find(token.digest(), Instant::now());
         let mut answer = match found {
             Found::Known(verdict) => return Ok(verdict),
             Found::Pending(answer) => answer,
@@ -245,7 +250,7 @@ impl Identities {
         token: Secret,
         expires: SystemTime,
         suspect: bool,
-        answer: watch::Sender<Option<Result<TokenVerdict, Denial>>>,
+        answer: watch::Sender<Option<Result<TokenReviewOutcome, Denial>>>,
     ) {
         let lane = if suspect { &self.suspects } else { &self.usual };
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -261,16 +266,16 @@ impl Identities {
         let Ok(verdict) = self.review(&identity.token, deadline).await else { return false };
         lock(&self.reviews).settle(identity.token.digest(), Some(&verdict), identity.expires, now, wall);
         match verdict {
-            TokenVerdict::Genuine(account) if account == identity.account => identity.handle_good(),
-            TokenVerdict::Genuine(_) | TokenVerdict::Refused => {
+            TokenReviewOutcome::Genuine(account) if account == identity.account => identity.handle_good(),
+            TokenReviewOutcome::Genuine(_) | TokenReviewOutcome::Refused => {
                 identity.handle_refused(now, wall, self.recheck * GRACE_INTERVALS);
             }
         }
         true
     }
 
-    async fn review(&self, token: &Secret, deadline: tokio::time::Instant) -> Result<TokenVerdict, Denial> {
-        let Some(api) = &self.api else { return Ok(TokenVerdict::Refused) };
+    async fn review(&self, token: &Secret, deadline: tokio::time::Instant) -> Result<TokenReviewOutcome, Denial> {
+        let Some(api) = &self.api else { return Ok(TokenReviewOutcome::Refused) };
         let verdict = review::review(api, token, &self.audience, deadline).await;
         self.note(verdict.as_ref().err());
         verdict.map_err(|_| unknown())
@@ -297,8 +302,8 @@ impl ReviewLane {
     async fn run(
         &self,
         deadline: tokio::time::Instant,
-        review: impl Future<Output = Result<TokenVerdict, Denial>>,
-    ) -> Result<TokenVerdict, Denial> {
+        review: impl Future<Output = Result<TokenReviewOutcome, Denial>>,
+    ) -> Result<TokenReviewOutcome, Denial> {
         let Ok(_room) = self.room.try_acquire() else { return Err(unknown()) };
         let Ok(Ok(_turn)) = tokio::time::timeout_at(deadline, self.running.acquire()).await else {
             return Err(unknown());

@@ -35,7 +35,7 @@ const MAX_HOPS: usize = 32;
 
 /// The result of a worker's login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LockoutVerdict {
+pub enum LockoutOutcome {
     /// The secret is valid.
     Admitted,
     /// The secret is not valid: 401.
@@ -61,9 +61,9 @@ impl Lockout {
     }
 
     /// Judges one login from `address`. A failure is recorded, unless the address is locked already.
-    pub fn judge(&self, address: IpAddr, secret_is_valid: bool, now: Instant) -> LockoutVerdict {
+    pub fn judge(&self, address: IpAddr, secret_is_valid: bool, now: Instant) -> LockoutOutcome {
         if secret_is_valid {
-            return LockoutVerdict::Admitted;
+            return LockoutOutcome::Admitted;
         }
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.forget_old(now);
@@ -139,12 +139,12 @@ struct Record {
 }
 
 impl Records {
-    fn handle_failure(&mut self, address: IpAddr, now: Instant) -> LockoutVerdict {
+    fn handle_failure(&mut self, address: IpAddr, now: Instant) -> LockoutOutcome {
         if let Some(until) = self.locked_until(address)
             && until > now
         {
             // Not recorded: the lock ends at the time that `Retry-After` stated.
-            return LockoutVerdict::Locked { retry_after_secs: seconds_up(until - now) };
+            return LockoutOutcome::Locked { retry_after_secs: seconds_up(until - now) };
         }
         let order = self.next_order;
         self.next_order += 1;
@@ -159,7 +159,7 @@ impl Records {
         record.order = order;
         record.handle_failure(now);
         self.make_room();
-        LockoutVerdict::Refused
+        LockoutOutcome::Refused
     }
 
     fn locked_until(&self, address: IpAddr) -> Option<Instant> {
@@ -218,7 +218,7 @@ mod tests {
 
     fn fail_times(lockout: &Lockout, address: IpAddr, times: usize, now: Instant) {
         for _ in 0..times {
-            assert_eq!(lockout.judge(address, false, now), LockoutVerdict::Refused);
+            assert_eq!(lockout.judge(address, false, now), LockoutOutcome::Refused);
         }
     }
 
@@ -227,16 +227,16 @@ mod tests {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         let later = now + Duration::from_millis(1_500);
-        assert_eq!(lockout.judge(HERE, false, later), LockoutVerdict::Locked { retry_after_secs: 59 });
-        assert_eq!(lockout.judge(THERE, false, later), LockoutVerdict::Refused);
+        assert_eq!(lockout.judge(HERE, false, later), LockoutOutcome::Locked { retry_after_secs: 59 });
+        assert_eq!(lockout.judge(THERE, false, later), LockoutOutcome::Refused);
     }
 
     #[test]
     fn valid_secret_passes_while_address_is_locked() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
-        assert_eq!(lockout.judge(HERE, true, now), LockoutVerdict::Admitted);
-        assert!(matches!(lockout.judge(HERE, false, now), LockoutVerdict::Locked { .. }));
+        assert_eq!(lockout.judge(HERE, true, now), LockoutOutcome::Admitted);
+        assert!(matches!(lockout.judge(HERE, false, now), LockoutOutcome::Locked { .. }));
     }
 
     #[test]
@@ -257,17 +257,17 @@ mod tests {
         for second in 1..60 {
             assert!(matches!(
                 lockout.judge(HERE, false, now + Duration::from_secs(second)),
-                LockoutVerdict::Locked { .. }
+                LockoutOutcome::Locked { .. }
             ));
         }
-        assert_eq!(lockout.judge(HERE, false, now + WINDOW), LockoutVerdict::Refused);
+        assert_eq!(lockout.judge(HERE, false, now + WINDOW), LockoutOutcome::Refused);
     }
 
     #[test]
     fn widely_spaced_failures_never_lock() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for step in 0..100 {
-            assert_eq!(lockout.judge(HERE, false, now + Duration::from_secs(15 * step)), LockoutVerdict::Refused);
+            assert_eq!(lockout.judge(HERE, false, now + Duration::from_secs(15 * step)), LockoutOutcome::Refused);
         }
     }
 
@@ -275,12 +275,12 @@ mod tests {
     fn ipv6_is_grouped_by_64_except_mapped_ipv4() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for host in 1..=5 {
-            assert_eq!(lockout.judge(address(&format!("2001:db8::{host}")), false, now), LockoutVerdict::Refused);
+            assert_eq!(lockout.judge(address(&format!("2001:db8::{host}")), false, now), LockoutOutcome::Refused);
         }
-        assert!(matches!(lockout.judge(address("2001:db8::ffff:1"), false, now), LockoutVerdict::Locked { .. }));
-        assert_eq!(lockout.judge(address("2001:db8:0:1::1"), false, now), LockoutVerdict::Refused);
+        assert!(matches!(lockout.judge(address("2001:db8::ffff:1"), false, now), LockoutOutcome::Locked { .. }));
+        assert_eq!(lockout.judge(address("2001:db8:0:1::1"), false, now), LockoutOutcome::Refused);
         fail_times(&lockout, HERE, 5, now);
-        assert!(matches!(lockout.judge(address("::ffff:192.0.2.1"), false, now), LockoutVerdict::Locked { .. }));
+        assert!(matches!(lockout.judge(address("::ffff:192.0.2.1"), false, now), LockoutOutcome::Locked { .. }));
     }
 
     #[test]

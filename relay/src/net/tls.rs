@@ -108,7 +108,7 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
         tokio::time::sleep(INTERVAL).await;
         let here = files.clone();
         // A file on a network mount may be slow, and must not block a thread that serves requests.
-        let Ok(look) = blocking::run(move || look(&here, &digest)).await else { continue };
+        let Ok(look) = blocking::run(move || read_certificate(&here, &digest)).await else { continue };
         let Some(tls) = tls.upgrade() else { return };
         match look {
             CertificateRead::Unchanged => {
@@ -127,7 +127,7 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
     }
 }
 
-fn look(files: &TlsFiles, digest: &[u8; 32]) -> CertificateRead {
+fn read_certificate(files: &TlsFiles, digest: &[u8; 32]) -> CertificateRead {
     match PemFiles::read(files) {
         Ok(sources) if sources.digest == *digest => CertificateRead::Unchanged,
         Ok(sources) => match Pair::of(files, &sources) {

@@ -17,7 +17,7 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 impl Provider {
     /// Handles a worker's own drain: it gets the barrier, after which no request follows, and the time that it
     /// requested. No request runs longer than the request timeout, so that is the maximum.
-    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
+    pub fn worker_requested_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
         if let Some(asked) = asked {
             link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
         }

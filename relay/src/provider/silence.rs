@@ -18,7 +18,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Provider {
     /// Returns the interval between checks of running responses.
-    pub(super) fn pause_between_looks(&self) -> Duration {
+    pub(super) fn poll_interval(&self) -> Duration {
         let config = self.config();
         let shortest = config.first_byte_timeout.unwrap_or(Duration::MAX).min(config.stream_idle_timeout);
         (shortest / 8).min(LONGEST_PAUSE)
@@ -26,7 +26,7 @@ impl Provider {
 
     /// Moves and ends the requests whose workers or clients are silent for too long, if a check is due.
     pub(super) fn check_silence(&self, looked_at: &mut Instant, now: Instant) {
-        if now < *looked_at + self.pause_between_looks() {
+        if now < *looked_at + self.poll_interval() {
             return;
         }
         *looked_at = now;

@@ -31,7 +31,7 @@ impl AdminToken {
             AdminTokenSource::Value(token) => current.store(Some(Arc::new(token.clone()))),
             AdminTokenSource::File(path) => {
                 let mut watch = FileWatch::new(path, MAX_FILE_BYTES);
-                let content = watch.look().unwrap_or_else(|| Ok(Vec::new()));
+                let content = watch.poll().unwrap_or_else(|| Ok(Vec::new()));
                 let token = token_in(content).map_err(|why| {
                     let setting = "MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)";
                     ConfigError::refused(setting, &path.display().to_string(), &why)

@@ -106,7 +106,7 @@ async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sende
         // A file on a network mount may be slow, and must not block a worker thread.
         let here = path.clone();
         let looked = blocking::run(move || {
-            let found = follower.look_at(&here);
+            let found = follower.read(&here);
             (follower, found)
         });
         let Ok((back, found)) = looked.await else {
@@ -126,8 +126,8 @@ impl Follower {
         Self { args, status: Arc::new(ArcSwap::from_pointee(status)), metrics }
     }
 
-    fn look_at(&self, path: &Path) -> Option<Config> {
-        self.handle(look(&self.args, path, &self.status.load().hash))
+    fn read(&self, path: &Path) -> Option<Config> {
+        self.handle(read_config(&self.args, path, &self.status.load().hash))
     }
 
     /// Records the result; returns a configuration that has to become active.
@@ -165,7 +165,7 @@ impl Follower {
     }
 }
 
-fn look(args: &Args, path: &Path, hash: &str) -> ConfigRead {
+fn read_config(args: &Args, path: &Path, hash: &str) -> ConfigRead {
     let sources = match Sources::read(path) {
         Ok(sources) if sources.hash() == hash => return ConfigRead::Unchanged,
         Ok(sources) => sources,
@@ -213,8 +213,8 @@ mod tests {
             fs::write(self.folder.path().join(name), text).expect("a file");
         }
 
-        fn look(&self) -> Option<Config> {
-            self.follower.look_at(&self.folder.path().join("relay.yaml"))
+        fn read(&self) -> Option<Config> {
+            self.follower.read(&self.folder.path().join("relay.yaml"))
         }
 
         fn status(&self) -> Arc<ConfigStatus> {
@@ -230,18 +230,18 @@ mod tests {
     #[test]
     fn changed_file_is_reported_once() {
         let fixture = fixture();
-        assert!(fixture.look().is_none());
+        assert!(fixture.read().is_none());
         fixture.write("relay.yaml", "providers: [{name: two}]");
-        let config = fixture.look().expect("a change");
+        let config = fixture.read().expect("a change");
         assert_eq!((config.providers[0].name.as_str(), &fixture.status().hash), ("two", &config.hash));
-        assert!(fixture.look().is_none());
+        assert!(fixture.read().is_none());
     }
 
     #[test]
     fn changed_secret_is_reported() {
         let fixture = fixture();
         fixture.write("secret", "second");
-        let provider = fixture.look().expect("a change").providers.remove(0);
+        let provider = fixture.read().expect("a change").providers.remove(0);
         assert!(provider.admits("second", SystemTime::now()) && !provider.admits("first", SystemTime::now()));
     }
 
@@ -249,13 +249,13 @@ mod tests {
     fn invalid_file_keeps_previous_configuration_and_reports_error() {
         let fixture = fixture();
         fixture.write("relay.yaml", "providers: [{name: one, queue: {timeout: 30x}}]");
-        assert!(fixture.look().is_none() && fixture.look().is_none());
+        assert!(fixture.read().is_none() && fixture.read().is_none());
         let status = fixture.status();
         let error = status.last_error.as_deref().expect("an error");
         assert!(error.contains("providers[0].queue.timeout: \"30x\""), "{error}");
         assert!(status.hash == fixture.config.hash && !fixture.reload_successful());
         fixture.write("relay.yaml", ONE);
-        assert!(fixture.look().is_none());
+        assert!(fixture.read().is_none());
         assert!(fixture.status().last_error.is_none() && fixture.reload_successful());
     }
 
@@ -263,9 +263,9 @@ mod tests {
     fn removed_or_emptied_file_is_invalid() {
         let fixture = fixture();
         fixture.write("relay.yaml", "");
-        assert!(fixture.look().is_none() && fixture.status().last_error.is_some());
+        assert!(fixture.read().is_none() && fixture.status().last_error.is_some());
         fs::remove_file(fixture.folder.path().join("relay.yaml")).expect("removed");
-        assert!(fixture.look().is_none());
+        assert!(fixture.read().is_none());
         assert!(fixture.status().last_error.as_ref().is_some_and(|error| error.contains("cannot read the file")));
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let (args, config) = load(folder.path());
         let follower = Follower::new(args, &config, Arc::new(Metrics::new()));
         link("v2");
-        let config = follower.look_at(&folder.path().join("relay.yaml")).expect("a change");
+        let config = follower.read(&folder.path().join("relay.yaml")).expect("a change");
         assert_eq!(config.providers[0].name, "two");
     }
 

@@ -40,7 +40,7 @@ impl FileWatch {
     }
 
     /// Returns the content if it differs from the last read. Blocks.
-    pub fn look(&mut self) -> Option<Content> {
+    pub fn poll(&mut self) -> Option<Content> {
         let (content, seen) = read(&self.path, self.limit);
         self.take(content, seen)
     }
@@ -99,15 +99,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let mut watch = FileWatch::new(&path, 3);
-        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("cannot read the file"))));
-        assert!(watch.look().is_none());
+        assert!(watch.poll().is_some_and(|content| content.is_err_and(|why| why.contains("cannot read the file"))));
+        assert!(watch.poll().is_none());
         fs::write(&path, "one").expect("written");
-        assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
-        assert!(watch.look().is_none());
+        assert_eq!(watch.poll(), Some(Ok(b"one".to_vec())));
+        assert!(watch.poll().is_none());
         fs::write(&path, "four").expect("written");
-        assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("exceeds 3 bytes"))));
+        assert!(watch.poll().is_some_and(|content| content.is_err_and(|why| why.contains("exceeds 3 bytes"))));
         fs::write(&path, "one").expect("written");
-        assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
+        assert_eq!(watch.poll(), Some(Ok(b"one".to_vec())));
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         let path = folder.path().join("file");
         fs::write(&path, "one").expect("written");
         let mut watch = FileWatch::new(&path, 9);
-        watch.look();
+        watch.poll();
         fs::write(&path, "two").expect("written");
         assert_eq!(watch.changed().await, Ok(b"two".to_vec()));
     }

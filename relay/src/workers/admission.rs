@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::refuse;
 use crate::kubernetes::identity::Denial;
-use crate::net::lockout::{LockoutVerdict, client_address};
+use crate::net::lockout::{LockoutOutcome, client_address};
 use crate::net::peer::Peer;
 use crate::provider::Provider;
 use crate::settings::worker_credential::Credential;
@@ -101,7 +101,7 @@ fn judge(
         Err(Denial::Refused(why)) => why,
     };
     relay.shared.metrics.login_failed(Realm::Worker);
-    if let LockoutVerdict::Locked { retry_after_secs } = relay.lockout.judge(handshake.address, false, Instant::now()) {
+    if let LockoutOutcome::Locked { retry_after_secs } = relay.lockout.judge(handshake.address, false, Instant::now()) {
         count(ConnectionResult::RateLimited);
         let why = "too many failed logins from this address";
         return Err(refuse_for(retry_after_secs, StatusCode::TOO_MANY_REQUESTS, why));

@@ -190,7 +190,7 @@ impl Cluster {
 
     /// Returns every kind of request so far, such as `patch deployments/scale`.
     #[must_use]
-    pub fn asked(&self) -> Vec<String> {
+    pub fn received_requests(&self) -> Vec<String> {
         self.shared.state().asked.iter().cloned().collect()
     }
 

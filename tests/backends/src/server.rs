@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use modelrelay_harness::{PATIENCE, poll_for};
+use modelrelay_harness::{TEST_TIMEOUT, poll_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -28,7 +28,7 @@ impl Server {
     /// Starts a command that listens on `port` of loopback, and waits until it listens.
     ///
     /// # Panics
-    /// If it does not listen within [`PATIENCE`].
+    /// If it does not listen within [`TEST_TIMEOUT`].
     pub async fn start(command: &[String], env: &[(&str, String)], port: u16) -> Self {
         let folder = tempfile::tempdir().expect("a folder for a log can be made");
         let log = folder.path().join("log");
@@ -46,7 +46,7 @@ impl Server {
     /// Kills it, and waits until nothing of it is left.
     pub async fn kill(&mut self) {
         drop(self.child.stdin.take());
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let ended = tokio::time::timeout(TEST_TIMEOUT, self.child.wait()).await;
         assert!(ended.is_ok(), "the supervisor ends after its standard input");
     }
 
@@ -82,10 +82,10 @@ pub async fn is_listening(port: u16) -> bool {
 /// Waits until the condition holds.
 ///
 /// # Panics
-/// After [`PATIENCE`], with `what`.
+/// After [`TEST_TIMEOUT`], with `what`.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let came = poll_for(PATIENCE, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "waited {PATIENCE:?} in vain until {what}");
+    let came = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
+    assert!(came.is_some(), "waited {TEST_TIMEOUT:?} in vain until {what}");
 }
 
 /// True if the process with this id runs and is no zombie.
@@ -119,15 +119,15 @@ pub async fn line_of(file: &Path) -> String {
 
 /// Sends a request to a server and returns its status and body; `None` without a response.
 pub async fn post(url: &Url, path: &str, body: &serde_json::Value) -> Option<(u16, String)> {
-    ask(url, "POST", path, &body.to_string()).await
+    exchange(url, "POST", path, &body.to_string()).await
 }
 
 /// As [`post`], without a body.
 pub async fn get(url: &Url, path: &str) -> Option<(u16, String)> {
-    ask(url, "GET", path, "").await
+    exchange(url, "GET", path, "").await
 }
 
-async fn ask(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+async fn exchange(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let address = url.socket_addrs(|| None).ok()?;
     let mut stream = TcpStream::connect(address.first()?).await.ok()?;
     let head = format!(
@@ -137,7 +137,7 @@ async fn ask(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, St
     );
     stream.write_all((head + body).as_bytes()).await.ok()?;
     let mut answer = Vec::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.ok()?.ok()?;
+    tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.ok()?.ok()?;
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let status = answer.split(' ').nth(1)?.parse().ok()?;
     Some((status, answer))

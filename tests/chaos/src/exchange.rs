@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{ask::Ask, executions::now};
+use crate::{executions::now, request::RequestSpec};
 
 /// Larger bodies are sent in pieces with pauses, so that faults occur during uploads.
 const UPLOAD_PIECE: usize = 64 << 10;
@@ -70,7 +70,7 @@ impl Manner {
 }
 
 /// Sends a request, reads its response, and evaluates it.
-pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
+pub async fn exchange(ask: &RequestSpec, relay: SocketAddr, manner: Manner) -> Record {
     let key = manner.key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
     let mut client = Client { ask, key, first_byte: None, retry_after: false };
     let began = now();
@@ -83,7 +83,7 @@ pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
 }
 
 struct Client<'a> {
-    ask: &'a Ask,
+    ask: &'a RequestSpec,
     key: String,
     first_byte: Option<u64>,
     retry_after: bool,
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     /// Returns the result for exactly these bytes, after which the connection is closed.
-    async fn judged(ask: &Ask, answer: Vec<u8>) -> Outcome {
+    async fn judged(ask: &RequestSpec, answer: Vec<u8>) -> Outcome {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let relay = listener.local_addr().expect("it is bound");
         tokio::spawn(async move {
@@ -304,18 +304,18 @@ mod tests {
 
     #[tokio::test]
     async fn response_needs_expected_bytes_and_end() {
-        let ask = Ask::stream(1, 3, 0);
+        let ask = RequestSpec::stream(1, 3, 0);
         let right = chunk(&ask.expected());
         assert_eq!(judged(&ask, [HEAD, &right, END].concat()).await, Outcome::Answered);
         assert!(matches!(judged(&ask, [HEAD, &right].concat()).await, Outcome::Broken(_)));
         assert!(matches!(judged(&ask, [HEAD, &right, &right, END].concat()).await, Outcome::Lost(_)));
         assert!(matches!(judged(&ask, [HEAD, &chunk(b"data: "), END].concat()).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&Ask::stream(2, 3, 0), [HEAD, &right, END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&RequestSpec::stream(2, 3, 0), [HEAD, &right, END].concat()).await, Outcome::Lost(_)));
     }
 
     #[tokio::test]
     async fn broken_stream_needs_valid_beginning_and_reason() {
-        let ask = Ask::stream(1, 3, 0);
+        let ask = RequestSpec::stream(1, 3, 0);
         let (half, all) = (&ask.expected()[..70], ask.expected());
         let failed = Outcome::Failed("in-band worker_lost".to_owned());
         assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME)].concat()).await, failed);
@@ -332,7 +332,7 @@ mod tests {
     async fn refusal_without_reason_is_lost() {
         let refusal =
             |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
-        let ask = Ask::plain(1, 0);
+        let ask = RequestSpec::plain(1, 0);
         let failed = Outcome::Failed("503 overloaded".to_owned());
         assert_eq!(judged(&ask, refusal("{\"error\":{\"code\":\"overloaded\"}}")).await, failed);
         assert!(matches!(judged(&ask, refusal("no")).await, Outcome::Lost(_)));

@@ -158,7 +158,7 @@ impl Summary {
     /// # Panics
     /// If nothing succeeded, or any request was lost or doubled.
     pub fn check(&self, scenario: &str) {
-        say(&format!("{scenario}: {self}"));
+        report_line(&format!("{scenario}: {self}"));
         assert!(self.sent > 0 && self.answered > 0, "{scenario}: nothing was answered: {self:?}");
         assert!(self.lost.is_empty(), "{scenario}: lost {:#?}", self.lost);
         assert!(self.doubled.is_empty(), "{scenario}: executed again after the first byte: {:?}", self.doubled);
@@ -197,7 +197,7 @@ impl fmt::Display for Summary {
 }
 
 /// Prints a line, bypassing the capture of a test's output.
-pub fn say(line: &str) {
+pub fn report_line(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{REPORT}{line}");
 }

@@ -12,10 +12,10 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    ask::Ask,
     dice::Dice,
     exchange::{Manner, Outcome, Record, exchange},
     ledger::Ledger,
+    request::RequestSpec,
 };
 
 /// The deadline of every request: far beyond the request timeout of every scenario's relays, and the delays of a busy
@@ -74,7 +74,7 @@ impl Target {
     }
 
     /// Sends a request; a broken connection is excused if the relay was killed meanwhile.
-    pub async fn exchange(&self, ask: &Ask, manner: Manner) -> Record {
+    pub async fn exchange(&self, ask: &RequestSpec, manner: Manner) -> Record {
         let kills = self.kills.load(Ordering::SeqCst);
         let down = self.down.load(Ordering::SeqCst);
         let key = manner.key.clone().or_else(|| self.key.get().cloned());
@@ -93,7 +93,7 @@ impl Target {
 }
 
 /// Returns a client's next request.
-pub type Next = dyn Fn(u64, &mut Dice) -> Ask + Send + Sync;
+pub type Next = dyn Fn(u64, &mut Dice) -> RequestSpec + Send + Sync;
 
 /// The clients' behaviour.
 pub struct Plan {
@@ -108,15 +108,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// This number of clients with [`Ask::mixed`] requests, some of which are abandoned.
+    /// This number of clients with [`RequestSpec::mixed`] requests, some of which are abandoned.
     #[must_use]
     pub fn mixed(clients: usize) -> Self {
-        Self { leave_percent: 5, ..Self::of(clients, Ask::mixed) }
+        Self { leave_percent: 5, ..Self::of(clients, RequestSpec::mixed) }
     }
 
     /// This number of clients with these requests, none of which is abandoned.
     #[must_use]
-    pub fn of(clients: usize, next: impl Fn(u64, &mut Dice) -> Ask + Send + Sync + 'static) -> Self {
+    pub fn of(clients: usize, next: impl Fn(u64, &mut Dice) -> RequestSpec + Send + Sync + 'static) -> Self {
         Self { clients, leave_percent: 0, pause: Duration::from_millis(20), next: Box::new(next) }
     }
 }
@@ -143,7 +143,7 @@ impl Load {
                 turn: Arc::clone(&turn),
                 dice: Dice::of(dice.throw()),
             };
-            clients.spawn(client.ask_until(Arc::clone(&stop)));
+            clients.spawn(client.send_until(Arc::clone(&stop)));
         }
         Self { ledger, stop, clients }
     }
@@ -188,7 +188,7 @@ struct Client {
 }
 
 impl Client {
-    async fn ask_until(mut self, stop: Arc<AtomicBool>) {
+    async fn send_until(mut self, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::SeqCst) {
             let Some(target) = self.target() else {
                 pause(PAUSE_AFTER_BROKEN).await;

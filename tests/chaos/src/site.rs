@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::{
     dice::Dice,
     executions::Executions,
-    ledger::{Ledger, Summary, say},
+    ledger::{Ledger, Summary, report_line},
     load::{Load, Plan, Target},
 };
 
@@ -205,7 +205,7 @@ impl Site {
         let ledger = load.finish().await;
         let summary = self.summary(&ledger);
         if summary.lost.len() + summary.doubled.len() > 0 {
-            self.tell();
+            self.print_logs();
         }
         summary.check(&format!("{scenario} (seed {})", self.dice.seed()));
         summary
@@ -228,12 +228,12 @@ impl Site {
     }
 
     /// Prints all logs, for a failure.
-    fn tell(&self) {
+    fn print_logs(&self) {
         for relay in &self.relays {
-            say(&relay.relay.log().dump());
+            report_line(&relay.relay.log().dump());
         }
         for worker in &self.workers {
-            say(&worker.process.process.log().dump());
+            report_line(&worker.process.process.log().dump());
         }
     }
 }

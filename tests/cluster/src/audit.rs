@@ -11,7 +11,7 @@ use crate::Cluster;
 
 /// One finished request of a ServiceAccount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct AuditedRequest {
     /// The user name, `system:serviceaccount:NAMESPACE:NAME`.
     pub user: String,
     /// `get`, `watch`, `patch` and so on.
@@ -32,7 +32,8 @@ impl Cluster {
     #[must_use]
     pub fn refusals(&self, namespace: &str) -> Vec<String> {
         let asked = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
-        let told = |Asked { user, verb, uri, said, .. }: &Asked| format!("{user} {verb} {uri}: {said}");
+        let told =
+            |AuditedRequest { user, verb, uri, said, .. }: &AuditedRequest| format!("{user} {verb} {uri}: {said}");
         lacking(&asked).into_iter().map(told).collect()
     }
 
@@ -41,31 +42,31 @@ impl Cluster {
     ///
     /// # Panics
     /// If the account does not exist.
-    pub async fn asked_by(&self, namespace: &str, name: &str) -> Vec<Asked> {
+    pub async fn requests_by(&self, namespace: &str, name: &str) -> Vec<AuditedRequest> {
         let account = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace).get(name).await;
         let account = account.unwrap_or_else(|error| panic!("no ServiceAccount {name} in {namespace}: {error}"));
         self.audited(&account.uid().expect("objects have a uid"))
     }
 
     /// Returns the records that contain `mark`, which avoids parsing the rest.
-    fn audited(&self, mark: &str) -> Vec<Asked> {
+    fn audited(&self, mark: &str) -> Vec<AuditedRequest> {
         let log = fs::read_to_string(self.dir.join("logs/audit.log")).unwrap_or_default();
-        log.lines().filter(|line| line.contains(mark)).filter_map(asked).collect()
+        log.lines().filter(|line| line.contains(mark)).filter_map(parse_record).collect()
     }
 }
 
 /// Returns the requests that were denied every time. Others were denied only temporarily: an API server that has just
 /// started knows no rights yet, and a program that is being uninstalled may lose them before it ends.
 #[must_use]
-pub fn lacking(asked: &[Asked]) -> Vec<&Asked> {
-    fn what(it: &Asked) -> (&str, &str, &str) {
+pub fn lacking(asked: &[AuditedRequest]) -> Vec<&AuditedRequest> {
+    fn subject(it: &AuditedRequest) -> (&str, &str, &str) {
         (&it.user, &it.verb, it.uri.split('?').next().unwrap_or_default())
     }
-    let allowed: HashSet<_> = asked.iter().filter(|it| !it.refused).map(what).collect();
-    asked.iter().filter(|it| it.refused && !allowed.contains(&what(it))).collect()
+    let allowed: HashSet<_> = asked.iter().filter(|it| !it.refused).map(subject).collect();
+    asked.iter().filter(|it| it.refused && !allowed.contains(&subject(it))).collect()
 }
 
-fn asked(record: &str) -> Option<Asked> {
+fn parse_record(record: &str) -> Option<AuditedRequest> {
     let record: Value = serde_json::from_str(record).ok()?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let object = &record["objectRef"];
@@ -78,7 +79,7 @@ fn asked(record: &str) -> Option<Asked> {
     let why = text(&status["message"]);
     let ending = why.contains("because it is being terminated");
     let at = text(&record["requestReceivedTimestamp"]);
-    Some(Asked {
+    Some(AuditedRequest {
         user: text(&record["user"]["username"]),
         verb: text(&record["verb"]),
         resource,
@@ -106,26 +107,26 @@ mod tests {
 
     #[test]
     fn refusal_is_distinguished_from_other_records() {
-        let refused = asked(&record(403, "providers is forbidden")).expect("a record");
+        let refused = parse_record(&record(403, "providers is forbidden")).expect("a record");
         assert!(refused.refused, "{refused:?}");
         assert_eq!((refused.verb.as_str(), refused.resource.as_str()), ("patch", "providers/status"));
-        assert!(!asked(&record(200, "")).expect("a record").refused);
-        assert_eq!(asked("not JSON"), None);
+        assert!(!parse_record(&record(200, "")).expect("a record").refused);
+        assert_eq!(parse_record("not JSON"), None);
     }
 
     #[test]
     fn refused_request_allowed_later_is_not_lacking() {
-        let refused = asked(&record(403, "providers is forbidden")).expect("a record");
-        let allowed = asked(&record(200, "")).expect("a record");
+        let refused = parse_record(&record(403, "providers is forbidden")).expect("a record");
+        let allowed = parse_record(&record(200, "")).expect("a record");
         assert_eq!(lacking(std::slice::from_ref(&refused)), [&refused]);
         assert!(lacking(&[refused.clone(), allowed]).is_empty());
-        let another = Asked { uri: refused.uri.replace("local", "other"), refused: false, ..refused.clone() };
+        let another = AuditedRequest { uri: refused.uri.replace("local", "other"), refused: false, ..refused.clone() };
         assert_eq!(lacking(&[refused.clone(), another]), [&refused]);
     }
 
     #[test]
     fn refusal_by_terminating_namespace_is_ignored() {
         let why = "unable to create new content in namespace a because it is being terminated";
-        assert!(!asked(&record(403, why)).expect("a record").refused);
+        assert!(!parse_record(&record(403, why)).expect("a record").refused);
     }
 }

@@ -105,7 +105,7 @@ impl Command {
 impl Output {
     /// Returns standard output and standard error.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn output_text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 }

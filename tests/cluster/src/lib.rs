@@ -52,7 +52,7 @@ pub use command::{Command, Output};
 pub use namespace::Namespace;
 
 /// The default deadline of a wait, on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The pause between two polls of a state.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -108,7 +108,7 @@ impl Cluster {
         let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(self.client.clone());
         let leaving = ListParams::default().fields("status.phase=Terminating");
         // Longer than usual: many namespaces at once, on a busy machine.
-        wait_until("the namespaces of earlier tests to be gone", PATIENCE * 3, async || {
+        wait_until("the namespaces of earlier tests to be gone", TEST_TIMEOUT * 3, async || {
             namespaces.list(&leaving).await.is_ok_and(|list| list.items.is_empty())
         })
         .await;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use tokio::net::TcpStream;
 
-use crate::{Cluster, Command, PATIENCE, wait_until};
+use crate::{Cluster, Command, TEST_TIMEOUT, wait_until};
 
 /// Set this variable to keep the namespaces of tests for inspection.
 const KEEP: &str = "MODELRELAY_KEEP_NAMESPACES";
@@ -90,12 +90,12 @@ impl Namespace {
     /// server restarts, is restarted.
     ///
     /// # Panics
-    /// After [`PATIENCE`], with `what` and the object's last state.
+    /// After [`TEST_TIMEOUT`], with `what` and the object's last state.
     pub async fn wait_for<K>(&self, api: &Api<K>, name: &str, what: &str, condition: impl Fn(&K) -> bool) -> K
     where
         K: Resource + Clone + fmt::Debug + Serialize + DeserializeOwned + Send + 'static,
     {
-        self.wait_at_most(PATIENCE, api, name, what, condition).await
+        self.wait_at_most(TEST_TIMEOUT, api, name, what, condition).await
     }
 
     /// As [`Self::wait_for`], with its own deadline: for rules that state a time.
@@ -129,8 +129,8 @@ impl Namespace {
         K: Resource + Clone + fmt::Debug + DeserializeOwned + Send + 'static,
     {
         let gone = watch_until(api, name, |object: Option<&K>| object.is_none());
-        let gone = tokio::time::timeout(PATIENCE, gone).await;
-        gone.unwrap_or_else(|_| panic!("waited {PATIENCE:?} in vain for {name} to be gone"));
+        let gone = tokio::time::timeout(TEST_TIMEOUT, gone).await;
+        gone.unwrap_or_else(|_| panic!("waited {TEST_TIMEOUT:?} in vain for {name} to be gone"));
     }
 
     /// Waits until a condition of a custom resource has this status for its latest generation.
@@ -147,7 +147,7 @@ impl Namespace {
 
     /// Waits until a Deployment or DaemonSet (`deployment/NAME`) runs only its latest template.
     pub async fn rolled_out(&self, workload: &str) {
-        self.kubectl(&format!("rollout status --timeout {}s {workload}", PATIENCE.as_secs())).await;
+        self.kubectl(&format!("rollout status --timeout {}s {workload}", TEST_TIMEOUT.as_secs())).await;
     }
 
     /// Returns the address of a Service's first port at its ClusterIP, which this machine reaches like a Pod does.
@@ -157,7 +157,7 @@ impl Namespace {
     /// If the Service does not exist.
     pub async fn service_address(&self, name: &str) -> SocketAddr {
         let accepts = async || self.service_accepts(name).await;
-        wait_until(&format!("connections to Service {name}"), PATIENCE, accepts).await;
+        wait_until(&format!("connections to Service {name}"), TEST_TIMEOUT, accepts).await;
         self.cluster_address(name).await
     }
 
@@ -223,7 +223,7 @@ impl Namespace {
 
     fn blocking(&self, arguments: &str) -> String {
         let arguments = format!("--namespace {} --request-timeout 10s {arguments}", self.name);
-        self.cluster.blocking("kubectl", &arguments).said()
+        self.cluster.blocking("kubectl", &arguments).output_text()
     }
 }
 

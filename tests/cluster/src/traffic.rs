@@ -11,7 +11,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
-use crate::PATIENCE;
+use crate::TEST_TIMEOUT;
 pub use exchange::Outcome;
 use exchange::{Exchange, Stage};
 
@@ -119,8 +119,8 @@ impl Running {
 
     async fn wait_for(&self, what: &str, condition: impl FnMut(&Counts) -> bool) {
         let mut counts = self.counts.clone();
-        let waited = tokio::time::timeout(PATIENCE, counts.wait_for(condition)).await;
-        assert!(waited.is_ok(), "waited {PATIENCE:?} in vain for {what}: {}", self.counts());
+        let waited = tokio::time::timeout(TEST_TIMEOUT, counts.wait_for(condition)).await;
+        assert!(waited.is_ok(), "waited {TEST_TIMEOUT:?} in vain for {what}: {}", self.counts());
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 use modelrelay_cluster::{
-    Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, http,
+    Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, http,
     manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
     poll_for,
     process::kill_process,
@@ -193,7 +193,7 @@ async fn use_everything(namespace: &Namespace) {
         let metrics = http::fetch(relay, "GET /metrics", &[], &Value::Null).await.map(|reply| reply.body);
         metrics.is_ok_and(|text| text.contains("modelrelay_worker_slots{provider=\"local\",state=\"used\"} 12"))
     };
-    wait_until("all requests to be with workers", PATIENCE, shared_out).await;
+    wait_until("all requests to be with workers", TEST_TIMEOUT, shared_out).await;
     let injected = namespace.pods("app=vllm").await.pop().expect("the injected Pod runs");
     kill_process(&injected, |command| command.starts_with("/modelrelay-worker") && !command.contains("\0demo\0"));
     while let Some(answer) = answers.join_next().await {
@@ -232,7 +232,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
         let (scraped, up) = prometheus.scraped().await;
         up && scraped.len() == annotated(&all).len()
     };
-    wait_until("every target to answer", PATIENCE, healthy).await;
+    wait_until("every target to answer", TEST_TIMEOUT, healthy).await;
     expect_the_same_targets(&namespace, &prometheus, &all).await;
 
     use_everything(&namespace).await;
@@ -254,7 +254,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     let asked = &(&asked - &metrics_of_slots()) - &of_tls;
     assert!(asked.len() > 40, "the queries are not found: {asked:?}");
     let complete = async || names().await.is_superset(&asked).then_some(());
-    if poll_for(PATIENCE, complete).await.is_none() {
+    if poll_for(TEST_TIMEOUT, complete).await.is_none() {
         let names = names().await;
         panic!(
             "asked for by alerts or dashboards, and scraped from nobody: {:?}",
@@ -306,7 +306,7 @@ async fn healthy_installation_raises_no_critical_alert() {
         loaded = all.map(|rule| (rule["name"].as_str().expect("a name").to_owned(), rule.clone())).collect();
         loaded.values().all(|rule| rule["health"] == "ok")
     };
-    wait_until("every alert to be evaluated without an error", PATIENCE, all_evaluated).await;
+    wait_until("every alert to be evaluated without an error", TEST_TIMEOUT, all_evaluated).await;
     assert_eq!(loaded.keys().collect::<Vec<_>>(), rules("alert").keys().collect::<Vec<_>>());
 
     // Pending would be enough: a rule with a wrong label holds from the first scrape on.
@@ -318,7 +318,7 @@ async fn healthy_installation_raises_no_critical_alert() {
             labels["severity"] == "critical" || labels["namespace"] == namespace.name.as_str()
         })
     };
-    wait_until("no alert, pending or firing, about what is well", PATIENCE, quiet).await;
+    wait_until("no alert, pending or firing, about what is well", TEST_TIMEOUT, quiet).await;
 }
 
 /// Returns the query of the KEDA example, for this namespace's Provider and model.

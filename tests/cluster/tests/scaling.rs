@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{Api, api::DynamicObject};
 use modelrelay_cluster::{
-    Cluster, Namespace, PATIENCE, http,
+    Cluster, Namespace, TEST_TIMEOUT, http,
     manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
     namespace::has_condition,
     traffic::Traffic,
@@ -98,7 +98,7 @@ impl Scene {
             let metrics = self.relay_metrics().await;
             metrics.lines().any(|line| line.starts_with("modelrelay_queue_depth{") && line.contains(&label))
         };
-        wait_until(&format!("a queue for {model} on the relay"), PATIENCE, known).await;
+        wait_until(&format!("a queue for {model} on the relay"), TEST_TIMEOUT, known).await;
     }
 
     async fn relay_metrics(&self) -> String {
@@ -115,7 +115,7 @@ impl Scene {
             let depths = metrics.lines().filter(|line| line.starts_with("modelrelay_queue_depth{"));
             depths.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum::<usize>() == number
         };
-        wait_until(&format!("{number} requests in the queue"), PATIENCE, waiting).await;
+        wait_until(&format!("{number} requests in the queue"), TEST_TIMEOUT, waiting).await;
     }
 }
 

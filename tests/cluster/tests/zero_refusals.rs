@@ -1,7 +1,7 @@
 //! Checks that the operator's rights sufficed for everything that the other tests required. `.config/nextest.toml` runs
 //! it last.
 
-use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, manifests::provider, poll_for, wait_until};
+use modelrelay_cluster::{Cluster, SYSTEM_NAMESPACE, TEST_TIMEOUT, manifests::provider, poll_for, wait_until};
 use serde_json::{Value, json};
 
 /// Requests that a release sends while it creates one Provider; without them the log proves nothing. Requests that it
@@ -29,12 +29,12 @@ async fn no_operator_request_was_refused() {
     // The log is written shortly after the requests.
     let mut missing = Vec::new();
     let all = async || {
-        let asked = cluster.asked_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
+        let asked = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
         let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
         missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
         missing.is_empty().then_some(())
     };
-    if poll_for(PATIENCE / 3, all).await.is_none() {
+    if poll_for(TEST_TIMEOUT / 3, all).await.is_none() {
         panic!("the audit log lacks what the operator must have asked for: {missing:?}");
     }
     let refused = cluster.refusals(SYSTEM_NAMESPACE);
@@ -54,7 +54,7 @@ async fn refusal_would_be_found() {
     std::fs::write(&path, kubeconfig.to_string()).expect("the folder takes a file");
     let said = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
     assert!(said.contains("Forbidden"), "{said}");
-    wait_until("the refusal in the audit log", PATIENCE, async || {
+    wait_until("the refusal in the audit log", TEST_TIMEOUT, async || {
         cluster.refusals(&namespace.name).iter().any(|refused| refused.contains("list /api/v1/nodes"))
     })
     .await;

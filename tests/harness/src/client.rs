@@ -23,7 +23,7 @@ use tokio_rustls::TlsConnector;
 
 pub use raw::RawConnection;
 
-use crate::{PATIENCE, process::Log, secrecy, within, within_for};
+use crate::{TEST_TIMEOUT, process::Log, secrecy, within, within_for};
 
 /// A request that is being built.
 #[derive(Debug, Clone)]
@@ -230,7 +230,7 @@ pub struct Pending {
 impl Pending {
     /// Waits for the head of the response.
     pub async fn response(self) -> Response {
-        self.response_within(PATIENCE).await
+        self.response_within(TEST_TIMEOUT).await
     }
 
     /// The same as [`Self::response`], for a response that may take longer.

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-use crate::PATIENCE;
+use crate::TEST_TIMEOUT;
 use crate::fake_relay::Wire;
 use crate::tls::Certificates;
 
@@ -58,8 +58,8 @@ impl ConnectProxy {
     ///
     /// # Panics
     /// If none arrives within ten seconds.
-    pub async fn asked(&mut self) -> String {
-        let asked = tokio::time::timeout(PATIENCE, self.asked.recv()).await;
+    pub async fn next_request(&mut self) -> String {
+        let asked = tokio::time::timeout(TEST_TIMEOUT, self.asked.recv()).await;
         asked.ok().flatten().expect("the proxy received no request")
     }
 

@@ -28,7 +28,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 pub use call::{Call, sse};
 pub use request::{Answer, Head};
 
-use crate::{PATIENCE, poll_for};
+use crate::{TEST_TIMEOUT, poll_for};
 
 type Handler = Arc<dyn Fn(&Head, &[u8]) -> Answer + Send + Sync>;
 
@@ -149,7 +149,7 @@ impl FakeBackend {
     /// # Panics
     /// If none arrives within ten seconds.
     pub async fn call(&mut self) -> Call {
-        let call = tokio::time::timeout(PATIENCE, self.calls.recv()).await;
+        let call = tokio::time::timeout(TEST_TIMEOUT, self.calls.recv()).await;
         call.expect("no request reached the backend within 10 s").expect("the backend holds the sender itself")
     }
 
@@ -160,13 +160,13 @@ impl FakeBackend {
 
     /// Every request head so far, including housekeeping, in order of arrival.
     #[must_use]
-    pub fn seen(&self) -> Vec<Head> {
+    pub fn received_heads(&self) -> Vec<Head> {
         self.shared.lock().seen.clone()
     }
 
     /// The number of requests for this path so far.
     #[must_use]
-    pub fn times_asked(&self, path: &str) -> usize {
+    pub fn request_count(&self, path: &str) -> usize {
         self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
     }
 
@@ -222,7 +222,7 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
 /// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of it
 /// until it runs, so the port may be occupied for a little longer.
 async fn bound_again(addr: SocketAddr) -> Socket {
-    let socket = poll_for(PATIENCE, async || bound(addr).ok()).await;
+    let socket = poll_for(TEST_TIMEOUT, async || bound(addr).ok()).await;
     socket.unwrap_or_else(|| panic!("cannot bind {addr} again"))
 }
 

@@ -25,11 +25,11 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 pub use crate::tls::Certificates;
-pub use exchange::{Ask, Asked, Reply};
+pub use exchange::{Reply, RequestSpec, SentRequest};
 pub use link::{Event, LinkSender, Message, RelayLink};
 pub use piece::{REQUEST_PIECE, RESPONSE_PIECE, piece};
 
-use crate::PATIENCE;
+use crate::TEST_TIMEOUT;
 
 /// The default credit that each side gives per stream.
 pub const WINDOW: u64 = 262_144;
@@ -177,7 +177,7 @@ impl FakeRelay {
     /// # Panics
     /// If none does within ten seconds.
     pub async fn dial(&mut self) -> Dial {
-        self.dial_within(PATIENCE).await.expect("no worker dialled within 10 s")
+        self.dial_within(TEST_TIMEOUT).await.expect("no worker dialled within 10 s")
     }
 
     /// The next worker that dials, if one does within `patience`.

@@ -3,7 +3,8 @@
 //! Rules of this crate:
 //! - None of the project's programs is linked: wire messages are handwritten JSON, so that a test cannot agree with a
 //!   program by sharing its mistake.
-//! - Every wait is bounded by [`PATIENCE`] and names the awaited event; if a process is involved, its log is printed.
+//! - Every wait is bounded by [`TEST_TIMEOUT`] and names the awaited event; if a process is involved, its log is
+//!   printed.
 //! - Everything is released when dropped: processes are killed, connections closed, folders removed.
 
 pub mod balancer;
@@ -30,14 +31,14 @@ use std::{env, future::Future, io::Write, time::Duration};
 use process::Log;
 
 /// How long anything may take before a test fails. Generous: a busy machine must not fail a test, only a hang may.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pause between two polls of a state.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Awaits `future` for at most [`PATIENCE`]; otherwise panics with `what` was awaited and the log of the process.
+/// Awaits `future` for at most [`TEST_TIMEOUT`]; otherwise panics with `what` was awaited and the log of the process.
 pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -> T {
-    within_for(PATIENCE, what, log, future).await
+    within_for(TEST_TIMEOUT, what, log, future).await
 }
 
 /// The same as [`within`], with its own timeout: for rules that specify a time.

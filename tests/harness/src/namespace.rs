@@ -98,7 +98,7 @@ pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namesp
     for candidate in [&[][..], &["--user", "--map-root-user"]] {
         match enter(candidate, &["true"]).output().await {
             Ok(output) if output.status.success() => privilege = privilege.or(Some(candidate)),
-            Ok(output) => why = said(&output).trim().replace('\n', "; "),
+            Ok(output) => why = output_text(&output).trim().replace('\n', "; "),
             Err(error) => why = format!("unshare of util-linux: {error}"),
         }
     }
@@ -110,11 +110,11 @@ pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namesp
     let this = this.to_string_lossy();
     let output =
         enter(privilege, &[&this, "--exact", test, "--nocapture"]).output().await.expect("unshare was run before");
-    let said = said(&output);
+    let said = output_text(&output);
     assert!(output.status.success() && said.contains("1 passed"), "inside the namespace:\n{said}");
     said
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

@@ -15,7 +15,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::{PATIENCE, secrecy::Secrets};
+use crate::{TEST_TIMEOUT, secrecy::Secrets};
 
 /// How long the last output of a program that has ended may take. Its surviving children may keep the output open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -164,9 +164,9 @@ impl Process {
         let _ = self.child.kill().await;
     }
 
-    /// Waits for the end within [`PATIENCE`], as [`wait_exit_within`](Self::wait_exit_within) does.
+    /// Waits for the end within [`TEST_TIMEOUT`], as [`wait_exit_within`](Self::wait_exit_within) does.
     pub async fn wait_exit(&mut self) -> ExitStatus {
-        self.wait_exit_within(PATIENCE).await
+        self.wait_exit_within(TEST_TIMEOUT).await
     }
 
     /// Waits for the end within `patience`, and then until all its output is in the log: at most two seconds, if its
@@ -264,7 +264,7 @@ impl Log {
     /// Waits until a line contains `part`, and returns the first such line.
     ///
     /// # Panics
-    /// After [`PATIENCE`].
+    /// After [`TEST_TIMEOUT`].
     pub async fn wait_for_line(&self, part: &str) -> String {
         let what = format!("a log line that contains {part:?}");
         self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned())).await
@@ -273,7 +273,7 @@ impl Log {
     /// Waits until `find` returns a value for a line, and returns it.
     ///
     /// # Panics
-    /// After [`PATIENCE`], with `what` was awaited.
+    /// After [`TEST_TIMEOUT`], with `what` was awaited.
     pub async fn wait_for<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
         let mut changes = self.0.count.subscribe();
         let search = async {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    PATIENCE,
+    TEST_TIMEOUT,
     client::{Pending, Reply, Request, Response},
     poll_until,
     process::{Log, Process, Spawn},
@@ -301,9 +301,9 @@ impl Relay {
     /// Polls until `condition` holds: for state that the relay shows but does not announce.
     ///
     /// # Panics
-    /// After [`PATIENCE`].
+    /// After [`TEST_TIMEOUT`].
     pub async fn eventually(&self, what: &str, condition: impl AsyncFnMut() -> bool) {
-        poll_until(PATIENCE, what, self.log(), condition).await;
+        poll_until(TEST_TIMEOUT, what, self.log(), condition).await;
     }
 
     /// Prepares the dial of a worker, with provider `local` and the right secret.

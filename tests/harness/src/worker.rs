@@ -20,7 +20,7 @@ pub use self::{
     dial::Dial,
     slots::{failed, slot, slots1_registration},
 };
-use crate::{PATIENCE, process::Log, within, within_for};
+use crate::{TEST_TIMEOUT, process::Log, within, within_for};
 
 mod answer;
 mod dial;
@@ -219,7 +219,7 @@ impl FakeWorker {
 
     /// The next frame, as received. WebSocket Pings get their Pong from the library.
     pub async fn recv(&mut self) -> Frame {
-        self.recv_within(PATIENCE).await
+        self.recv_within(TEST_TIMEOUT).await
     }
 
     /// The same as [`Self::recv`], with its own timeout: for workers that idle.
@@ -363,7 +363,7 @@ impl FakeWorker {
 
     /// The number of unread `demand` messages.
     #[must_use]
-    pub fn demands_seen(&self) -> usize {
+    pub fn unread_demands(&self) -> usize {
         self.demands.len()
     }
 
@@ -439,7 +439,7 @@ mod tests {
         tokio::join!(dial.open(), accept)
     }
 
-    async fn say(peer: &mut WebSocketStream<TcpStream>, message: Value) {
+    async fn send_json(peer: &mut WebSocketStream<TcpStream>, message: Value) {
         peer.send(Message::text(message.to_string())).await.expect("the worker listens");
     }
 
@@ -447,10 +447,10 @@ mod tests {
     async fn core1_request_is_assembled_despite_interleaved_messages() {
         let (mut worker, mut peer) = pair().await;
         worker.core1 = true;
-        say(&mut peer, json!({"type": "request", "request_id": "r", "stream": 3, "content_length": 5})).await;
+        send_json(&mut peer, json!({"type": "request", "request_id": "r", "stream": 3, "content_length": 5})).await;
         peer.send(Message::Binary(vec![1, 0, 0, 0, 0, 3, b'a', b'b'].into())).await.expect("sent");
-        say(&mut peer, json!({"type": "cancel", "request_id": "other"})).await;
-        say(&mut peer, json!({"type": "credit", "stream": 3, "bytes": 7})).await;
+        send_json(&mut peer, json!({"type": "cancel", "request_id": "other"})).await;
+        send_json(&mut peer, json!({"type": "credit", "stream": 3, "bytes": 7})).await;
         peer.send(Message::Binary(vec![1, 0, 0, 0, 0, 3, b'c', b'd', b'e'].into())).await.expect("sent");
         let job = worker.expect_request().await;
         assert_eq!((job.id.as_str(), job.stream, job.body.as_slice()), ("r", 3, b"abcde".as_slice()));
@@ -461,7 +461,7 @@ mod tests {
     #[tokio::test]
     async fn quiet_check_ends_at_pong() {
         let (mut worker, mut peer) = pair().await;
-        say(&mut peer, json!({"type": "ping", "timestamp_unix_ms": 1})).await;
+        send_json(&mut peer, json!({"type": "ping", "timestamp_unix_ms": 1})).await;
         let peer = tokio::spawn(async move {
             let pong = peer.next().await;
             let answer = peer.next().await;
@@ -481,7 +481,7 @@ mod tests {
     #[should_panic(expected = "awaited silence")]
     async fn quiet_check_fails_on_request() {
         let (mut worker, mut peer) = pair().await;
-        say(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;
+        send_json(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;
         tokio::spawn(async move { while peer.next().await.is_some() {} });
         worker.expect_quiet().await;
     }

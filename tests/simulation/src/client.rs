@@ -27,17 +27,17 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 type Kept = Option<SendRequest<Full<Bytes>>>;
 
 /// Sends these requests in order, each at its planned time or as soon as the previous one has ended.
-pub async fn ask_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
+pub async fn send_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
     let mut kept = None;
     for request in &requests {
         sleep(request.at.saturating_sub(turmoil::elapsed())).await;
-        ask(request, &ledger, &mut kept).await;
+        send_one(request, &ledger, &mut kept).await;
         kept = kept.filter(|_| request.client.is_some());
     }
 }
 
 /// Sends one request as planned, and records how it ends.
-async fn ask(plan: &RequestPlan, ledger: &Ledger, kept: &mut Kept) {
+async fn send_one(plan: &RequestPlan, ledger: &Ledger, kept: &mut Kept) {
     let nonce = plan.nonce;
     ledger.note(Event::Sent { nonce });
     let mut exchange = Exchange { plan, ledger, kept, received: Vec::new(), has_begun: false };

@@ -44,13 +44,13 @@ fn main() -> ExitCode {
     world::catch_panics();
     match args.seed {
         Some(seed) if args.report => report(seed),
-        Some(seed) => tell(seed),
+        Some(seed) => run_seed(seed),
         None => run_all(&args),
     }
 }
 
 #[allow(clippy::print_stdout)]
-fn tell(seed: u64) -> ExitCode {
+fn run_seed(seed: u64) -> ExitCode {
     let report = world::run(seed);
     print!("{}", report.story);
     println!("seed {seed}: {:?}, fingerprint {:016x}, {:?}", report.elapsed, report.fingerprint, report.outcomes);

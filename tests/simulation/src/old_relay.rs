@@ -169,7 +169,7 @@ impl State {
 // Clients.
 
 /// A client's request, for as long as its client waits.
-struct Asked {
+struct WaitingClient {
     relay: Rc<Relay>,
     number: usize,
     words: mpsc::UnboundedReceiver<Word>,
@@ -177,13 +177,13 @@ struct Asked {
     until: Instant,
 }
 
-impl Drop for Asked {
+impl Drop for WaitingClient {
     fn drop(&mut self) {
         self.relay.state.borrow_mut().cancel(self.number, "client_disconnect");
     }
 }
 
-impl Asked {
+impl WaitingClient {
     /// Returns the next message; a deadline is a failure.
     async fn next(&mut self) -> Word {
         loop {
@@ -220,7 +220,7 @@ impl Relay {
         Ok(respond(asked).await)
     }
 
-    fn submit(self: &Rc<Self>, head: &http::request::Parts, body: String) -> Option<Asked> {
+    fn submit(self: &Rc<Self>, head: &http::request::Parts, body: String) -> Option<WaitingClient> {
         let parsed: Value = serde_json::from_str(&body).unwrap_or_default();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let kept = ["authorization", "content-type"].into_iter();
@@ -240,7 +240,7 @@ impl Relay {
         let now = Instant::now();
         let queued_until = now + Duration::from_secs(self.plan.settings.queue_timeout);
         let until = now + Duration::from_secs(self.plan.settings.request_timeout);
-        Some(Asked { relay: Rc::clone(self), number, words, queued_until, until })
+        Some(WaitingClient { relay: Rc::clone(self), number, words, queued_until, until })
     }
 }
 
@@ -263,7 +263,7 @@ fn whole(status: u16, body: String) -> Response<Body> {
 }
 
 /// The first message determines the kind of response.
-async fn respond(mut asked: Asked) -> Response<Body> {
+async fn respond(mut asked: WaitingClient) -> Response<Body> {
     match asked.next().await {
         Word::Failed(code) => failure(code),
         Word::Complete(complete) => {
@@ -279,7 +279,7 @@ async fn respond(mut asked: Asked) -> Response<Body> {
 }
 
 enum Streaming {
-    Goes(Asked, Option<String>),
+    Goes(WaitingClient, Option<String>),
     /// The error frame was sent, and the body must now fail.
     Failed,
 }

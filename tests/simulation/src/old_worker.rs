@@ -89,7 +89,7 @@ impl<'a> Link<'a> {
 
     async fn serve(mut self, socket: WebSocketStream<TcpStream>, stop: &mut Stop) {
         let own = &self.plan.workers[self.number];
-        self.say(json!({"type": "register", "worker_name": format!("worker-{}", self.number), "models": own.models,
+        self.send_message(json!({"type": "register", "worker_name": format!("worker-{}", self.number), "models": own.models,
             "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}));
         let (mut sink, mut stream) = socket.split();
         let mut heard = Instant::now();
@@ -114,7 +114,7 @@ impl<'a> Link<'a> {
                 }
                 _ = stop.wait_for(Option::is_some), if ends.is_none() => {
                     ends = Some(Instant::now() + Duration::from_secs(self.plan.settings.drain_timeout));
-                    self.say(json!({"type": "models_update", "models": [], "current_load": self.running.len()}));
+                    self.send_message(json!({"type": "models_update", "models": [], "current_load": self.running.len()}));
                 }
                 () = sleep_until(heard + SILENCE) => return,
                 () = sleep_until(ends.unwrap_or(heard)), if ends.is_some() => return,
@@ -123,7 +123,7 @@ impl<'a> Link<'a> {
         let _ = sink.close().await;
     }
 
-    fn say(&self, message: Value) {
+    fn send_message(&self, message: Value) {
         let _ = self.says.send(message);
     }
 
@@ -136,7 +136,7 @@ impl<'a> Link<'a> {
                 self.running.insert(id, Running(task));
             }
             "cancel" => drop(self.running.remove(&id)),
-            "ping" => self.say(json!({"type": "pong", "current_load": self.running.len(),
+            "ping" => self.send_message(json!({"type": "pong", "current_load": self.running.len(),
                 "timestamp_unix_ms": message["timestamp_unix_ms"]})),
             // Including `graceful_shutdown`: the relay closes the socket when all requests are finished.
             _ => {}
@@ -152,7 +152,7 @@ fn kind(message: &Value) -> &str {
 async fn answer(number: usize, request: &Value, says: &mpsc::UnboundedSender<Value>) {
     let id = &request["request_id"];
     let failed = || json!({"type": "error", "request_id": id, "message": "backend error"});
-    let last = match ask(number, request).await {
+    let last = match forward_request(number, request).await {
         Some(response) if response.status() == 200 && request["is_streaming"] == true => {
             stream(id, response, says).await.unwrap_or_else(failed)
         }
@@ -162,7 +162,7 @@ async fn answer(number: usize, request: &Value, says: &mpsc::UnboundedSender<Val
     let _ = says.send(last);
 }
 
-async fn ask(number: usize, request: &Value) -> Option<Response<Incoming>> {
+async fn forward_request(number: usize, request: &Value) -> Option<Response<Incoming>> {
     let stream = TcpStream::connect(("backends", FIRST_PORT + number as u16)).await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
     tokio::task::spawn_local(connection);

@@ -236,7 +236,7 @@ impl World {
         sim.client("clients", async move {
             let mut clients = Vec::new();
             for requests in by_client(&plan.requests) {
-                clients.push(tokio::task::spawn_local(client::ask_in_turn(requests, ledger.clone())));
+                clients.push(tokio::task::spawn_local(client::send_in_turn(requests, ledger.clone())));
             }
             for client in clients {
                 client.await?;

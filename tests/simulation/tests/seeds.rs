@@ -10,7 +10,7 @@ fn telling(seed: u64) -> Command {
     command
 }
 
-fn tell(seed: u64) -> String {
+fn story_of_seed(seed: u64) -> String {
     story_of(telling(seed).output().expect("the program can be started"))
 }
 
@@ -26,7 +26,7 @@ fn assert_same(once: &str, again: &str) {
 
 #[test]
 fn same_seed_reproduces_run_and_other_differs() {
-    let stories: Vec<_> = (1..=20).map(|seed| (tell(seed), tell(seed))).collect();
+    let stories: Vec<_> = (1..=20).map(|seed| (story_of_seed(seed), story_of_seed(seed))).collect();
     stories.iter().for_each(|(once, again)| assert_same(once, again));
     assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
     assert!(stories[0].0.contains("request dispatched"), "the programs' logs are a part of it");
@@ -37,7 +37,7 @@ fn seed_reproduces_run_in_parallel() {
     let start = |_| telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let running: Vec<_> = (0..8).map(start).collect();
     let stories: Vec<_> = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends"))).collect();
-    let alone = tell(1);
+    let alone = story_of_seed(1);
     stories.iter().for_each(|story| assert_same(&alone, story));
 }
 

@@ -59,7 +59,7 @@ fn shown(credential: &CredentialSource) -> String {
 fn served(live: &Live) -> String {
     let BackendSettings { url, engine, .. } = &live.backend;
     let models = match &live.models {
-        Models::Ask => "all that it lists".to_owned(),
+        Models::Listed => "all that it lists".to_owned(),
         Models::Fixed(models) => models.join(", "),
     };
     let url = url.as_str().trim_end_matches('/');

@@ -51,13 +51,13 @@ struct Cli {
     #[command(flatten)]
     args: Args,
     #[command(subcommand)]
-    instead: Option<Instead>,
+    subcommand: Option<WorkerSubcommand>,
 }
 
 const CHECK: &str = "check";
 
 #[derive(Debug, Subcommand)]
-enum Instead {
+enum WorkerSubcommand {
     /// Set up this machine as a worker interactively
     Connect(Box<ConnectArgs>),
     /// Validate the settings and the file of --config, then exit
@@ -106,19 +106,21 @@ where
         Ok(cli)
     });
     match read {
-        Ok(Cli { args, instead }) => {
+        Ok(Cli { args, subcommand }) => {
             let args = Box::new(args.without_empty());
-            Ok(match instead {
+            Ok(match subcommand {
                 None => Command::Run(args),
-                Some(Instead::Check(_)) => Command::Check(args),
-                Some(Instead::Connect(connect)) => Command::Connect(args, connect),
-                Some(Instead::Demo(demo)) => Command::Demo(args, demo),
-                Some(Instead::Completions(args)) => Command::Say(modelrelay_manual::completions(&command(), &args)),
-                Some(Instead::Man(args)) => Command::Man(args),
-                Some(Instead::Convert(convert)) => Command::Convert(convert),
-                Some(Instead::Install(install)) => Command::Install(install),
-                Some(Instead::Service(service)) => Command::Service(service),
-                Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
+                Some(WorkerSubcommand::Check(_)) => Command::Check(args),
+                Some(WorkerSubcommand::Connect(connect)) => Command::Connect(args, connect),
+                Some(WorkerSubcommand::Demo(demo)) => Command::Demo(args, demo),
+                Some(WorkerSubcommand::Completions(args)) => {
+                    Command::Say(modelrelay_manual::completions(&command(), &args))
+                }
+                Some(WorkerSubcommand::Man(args)) => Command::Man(args),
+                Some(WorkerSubcommand::Convert(convert)) => Command::Convert(convert),
+                Some(WorkerSubcommand::Install(install)) => Command::Install(install),
+                Some(WorkerSubcommand::Service(service)) => Command::Service(service),
+                Some(WorkerSubcommand::Supervise(supervise)) => Command::Supervise(supervise),
             })
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {

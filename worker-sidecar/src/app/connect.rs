@@ -122,16 +122,16 @@ fn set_up(args: ConnectArgs, runtime: &Runtime) -> Result<(), String> {
     let written = Args { config: Some(args.output.clone()), ..Args::default() };
     let report = check::check(&written)
         .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-    tell(&format!("\nwrote {}\n{}", args.output.display(), report.plan));
+    print_text(&format!("\nwrote {}\n{}", args.output.display(), report.plan));
     if !args.run {
         let file = args.output.display().to_string();
-        tell(&next(&file, &variables::in_the_way(&args.output), Shell::HERE));
+        print_text(&next(&file, &variables::in_the_way(&args.output), Shell::HERE));
     }
     Ok(())
 }
 
 /// Prints the text. The reader may close the pipe before its end.
-fn tell(text: &str) {
+fn print_text(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
 

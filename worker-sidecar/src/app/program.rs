@@ -25,25 +25,25 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     // Before any TLS connection is opened; it fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match cli::parse(words) {
-        Ok(Command::Say(text)) => say(&text),
+        Ok(Command::Say(text)) => print_text(&text),
         Ok(Command::Run(args)) => crate::app::run::run(&args),
         Ok(Command::Check(args)) => check(&args),
         Ok(Command::Connect(args, connect)) => connect::run(*connect, &args),
         Ok(Command::Demo(args, demo)) => crate::app::run::run_demo(&args, demo),
         Ok(Command::Man(args)) => match modelrelay_manual::man(cli::command(), &args) {
-            Ok(page) => say(&String::from_utf8_lossy(&page)),
+            Ok(page) => print_text(&String::from_utf8_lossy(&page)),
             Err(error) => fail(&format!("modelrelay-worker: {error}")),
         },
         Ok(Command::Convert(args)) => match convert::run(&args) {
-            Ok(text) => say(&text),
+            Ok(text) => print_text(&text),
             Err(error) => fail(&error),
         },
         Ok(Command::Install(args)) => match install::run(&args) {
-            Ok(target) => say(&format!("installed {}\n", target.display())),
+            Ok(target) => print_text(&format!("installed {}\n", target.display())),
             Err(error) => fail(&error),
         },
         Ok(Command::Service(args)) => match service::run(&SERVICE, &args) {
-            Ok(text) => say(&text),
+            Ok(text) => print_text(&text),
             Err(error) => fail(&format!("modelrelay-worker: {error}")),
         },
         Ok(Command::Supervise(args)) => supervisor::run(&args),
@@ -57,7 +57,7 @@ fn check(args: &Args) -> ExitCode {
     match crate::app::check::check(args) {
         Ok(report) => {
             report.warnings.iter().for_each(|warning| eprintln!("modelrelay-worker: warning: {warning}"));
-            say(&format!("configuration OK\n{}", report.plan))
+            print_text(&format!("configuration OK\n{}", report.plan))
         }
         Err(mistakes) => {
             mistakes.iter().for_each(|mistake| eprintln!("modelrelay-worker: {mistake}"));
@@ -67,13 +67,13 @@ fn check(args: &Args) -> ExitCode {
 }
 
 /// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its end.
-fn say(text: &str) -> ExitCode {
+fn print_text(text: &str) -> ExitCode {
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
 
 /// Reports one line and returns exit code 1; a service writes the line into its log.
 fn fail(line: &str) -> ExitCode {
-    log::complain(line);
+    log::print_error(line);
     ExitCode::FAILURE
 }

@@ -38,7 +38,7 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
 /// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
 /// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
-    scheduling::take_turns();
+    scheduling::use_batch_scheduling();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
@@ -56,7 +56,7 @@ fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode 
 }
 
 fn fail(error: &SettingError) -> ExitCode {
-    log::complain(&error.to_string());
+    log::print_error(&error.to_string());
     ExitCode::FAILURE
 }
 

@@ -145,7 +145,7 @@ impl Answer {
     }
 
     /// Runs `work` while the request is still being sent to the backend: its response may begin before all of it is sent.
-    pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+    pub async fn run_while_sending<T>(&mut self, work: impl Future<Output = T>) -> T {
         self.connection.driver.drive(work).await
     }
 

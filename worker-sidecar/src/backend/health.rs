@@ -85,7 +85,7 @@ pub struct Listed {
 }
 
 /// Lists the models once. The error is human-readable.
-pub async fn look(backend: &Backend) -> Result<Listed, String> {
+pub async fn listed_models(backend: &Backend) -> Result<Listed, String> {
     let (entries, _) = read(backend).await?;
     let owner = owner(&entries);
     Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })
@@ -97,7 +97,7 @@ fn owner(entries: &[ListedModel]) -> Option<String> {
 
 async fn read(backend: &Backend) -> Result<(Vec<ListedModel>, usize), String> {
     let read = async {
-        let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
+        let mut answer = backend.fetch("/v1/models").await.map_err(|error| error.to_string())?;
         match answer.head.status {
             StatusCode::OK => {}
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
@@ -124,7 +124,7 @@ struct ProbeReply {
 /// Returns the response at a path, `None` on a timeout.
 async fn find(backend: &Backend, path: &str) -> Result<Option<ProbeReply>, BackendError> {
     let found = async {
-        let mut answer = backend.ask(path).await?;
+        let mut answer = backend.fetch(path).await?;
         let status = answer.head.status;
         // A list of models may be long, and a body without a length may be endless.
         let is_short = answer.content_length().is_some_and(|length| length <= MAX_HEALTH_BYTES as u64);

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 /// Forwards the backend's response. The backend is read only while there is room in the queue.
 pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failure> {
     let mut answer = job.send(backend).await?;
-    job.say(&WorkerToRelay::ResponseStart(ResponseStart {
+    job.send_message(&WorkerToRelay::ResponseStart(ResponseStart {
         request_id: job.key.id.to_string(),
         status_code: answer.head.status.as_u16(),
         headers: response_pairs(&answer.head.headers),
@@ -23,7 +23,7 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
         usage.push(&bytes);
         if job.link.send_body(&job.key, bytes) {
             // On the heap, because most responses never wait.
-            let room = answer.beside(job.link.wait_for_room(&job.key));
+            let room = answer.run_while_sending(job.link.wait_for_room(&job.key));
             job.worker.metrics.waited(Box::pin(job.unless_ended(room)).await?);
         }
     }

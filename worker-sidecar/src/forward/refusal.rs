@@ -26,7 +26,7 @@ async fn answer(job: &Job, error: &ApiError) {
     let body = Bytes::from(job.dialect().error_body(error, &request_id));
     let of_error = error.headers().into_iter().map(|(name, value)| (name.to_owned(), value));
     let content_type = ("content-type".to_owned(), "application/json".to_owned());
-    job.say(&WorkerToRelay::ResponseStart(ResponseStart {
+    job.send_message(&WorkerToRelay::ResponseStart(ResponseStart {
         request_id: request_id.clone(),
         status_code: error.status(),
         headers: of_error.chain([content_type]).collect(),

@@ -76,7 +76,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
                 tail.follow(text.as_bytes());
-                if let Err(failure) = job.unless_ended(answer.beside(chunk(job, text))).await {
+                if let Err(failure) = job.unless_ended(answer.run_while_sending(chunk(job, text))).await {
                     break Some(failure);
                 }
             }
@@ -90,8 +90,8 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
         job.note(&failure);
         let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id, 0);
         chunk(job, if tail.is_between_events() { frame } else { format!("\n\n{frame}") }).await;
-        if let Some(suspicion) = job.suspicion(&failure) {
-            suspicion.tell();
+        if let Some(failure_report) = job.failure_report(&failure) {
+            failure_report.send();
         }
     }
     let usage = usage.finish();
@@ -108,7 +108,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
 
 async fn chunk(job: &Job, text: String) {
     job.worker.metrics.sent_bytes.inc_by(text.len() as u64);
-    job.say(&WorkerToRelay::ResponseChunk(ResponseChunk { request_id: job.key.id.to_string(), chunk: text }));
+    job.send_message(&WorkerToRelay::ResponseChunk(ResponseChunk { request_id: job.key.id.to_string(), chunk: text }));
     job.link.wait_for_text_room().await;
 }
 

@@ -1,7 +1,7 @@
 //! The worker's slots, divided among its links.
 //!
-//! The rule itself is [`modelrelay_protocol::grants::Divider`]; this module has the lock around it, the guards that
-//! free a slot when its holder is dropped, and the grants that are sent with each change.
+//! The rule itself is [`modelrelay_protocol::grants::SlotAllocator`]; this module has the lock around it, the guards
+//! that free a slot when its holder is dropped, and the grants that are sent with each change.
 //!
 //! Locks: this one is acquired before a link's, never after. It is never held over an await.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use modelrelay_protocol::grants::{Admission, Divider, GrantValues, LinkKind};
+use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
 use modelrelay_protocol::message::{Grant, WorkerToRelay, encode};
 use modelrelay_protocol::outbox::Latest;
 use tokio::sync::{Notify, oneshot};
@@ -29,7 +29,7 @@ pub struct Capacity {
 
 #[derive(Debug)]
 struct CapacityState {
-    divider: Divider<LinkId>,
+    allocator: SlotAllocator<LinkId>,
     links: HashMap<LinkId, Arc<Link>>,
     /// Requests of relays that do not support `at_capacity`, in arrival order.
     held: HashMap<LinkId, VecDeque<(u64, oneshot::Sender<Slot>)>>,
@@ -62,7 +62,7 @@ pub enum CapacityAdmission {
 impl Capacity {
     /// Creates the capacity for `slots` concurrent requests.
     pub fn new(slots: u32) -> Arc<Self> {
-        let inner = CapacityState { divider: Divider::new(slots), links: HashMap::new(), held: HashMap::new() };
+        let inner = CapacityState { allocator: SlotAllocator::new(slots), links: HashMap::new(), held: HashMap::new() };
         Arc::new(Self {
             inner: Mutex::new(inner),
             load: AtomicU32::new(0),
@@ -78,12 +78,12 @@ impl Capacity {
 
     /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support grants.
     pub fn waiting(&self, link: LinkId) -> u32 {
-        self.lock().divider.waiting(link)
+        self.lock().allocator.waiting(link)
     }
 
     /// Sets the number of requests that may run from now on.
     pub fn set(self: &Arc<Self>, slots: u32) {
-        self.change(|inner| inner.divider.set_capacity(slots, Instant::now()));
+        self.change(|inner| inner.allocator.set_capacity(slots, Instant::now()));
     }
 
     /// A link has registered.
@@ -91,14 +91,14 @@ impl Capacity {
         let kind = if link.core1 { LinkKind::Granted } else { LinkKind::Held };
         self.change(|inner| {
             inner.links.insert(link.id, Arc::clone(link));
-            inner.divider.add_link(link.id, kind, Instant::now());
+            inner.allocator.add_link(link.id, kind, Instant::now());
         });
     }
 
     /// A link is gone, and its requests with it.
     pub fn leave(self: &Arc<Self>, link: LinkId) {
         let gone = self.change(|inner| {
-            inner.divider.remove_link(link, Instant::now());
+            inner.allocator.remove_link(link, Instant::now());
             (inner.links.remove(&link), inner.held.remove(&link))
         });
         drop(gone);
@@ -106,7 +106,7 @@ impl Capacity {
 
     /// A request arrived on `link`.
     pub fn handle_request(self: &Arc<Self>, link: &Link) -> CapacityAdmission {
-        self.change(|inner| match inner.divider.on_request(link.id, Instant::now()) {
+        self.change(|inner| match inner.allocator.on_request(link.id, Instant::now()) {
             Admission::Run => CapacityAdmission::Run(Slot(Some((Arc::clone(self), link.id)))),
             Admission::AtCapacity if link.core1 => CapacityAdmission::AtCapacity,
             Admission::AtCapacity => {
@@ -120,29 +120,29 @@ impl Capacity {
 
     /// `waiting` requests wait at the relay for this worker.
     pub fn handle_demand(self: &Arc<Self>, link: LinkId, waiting: u32) {
-        self.change(|inner| inner.divider.on_demand(link, waiting, Instant::now()));
+        self.change(|inner| inner.allocator.on_demand(link, waiting, Instant::now()));
     }
 
     /// The relay sends no more requests over `link`, which finishes what it has.
     pub fn handle_leaving(self: &Arc<Self>, link: LinkId) {
-        self.change(|inner| inner.divider.on_leaving(link, Instant::now()));
+        self.change(|inner| inner.allocator.on_leaving(link, Instant::now()));
     }
 
     /// Any other message arrived on `link`.
     pub fn handle_message(self: &Arc<Self>, link: LinkId) {
-        self.change(|inner| inner.divider.on_message(link, Instant::now()));
+        self.change(|inner| inner.allocator.on_message(link, Instant::now()));
     }
 
     /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never returns.
     pub async fn run(self: Arc<Self>) {
         loop {
-            let due = self.lock().divider.next_timeout();
+            let due = self.lock().allocator.next_timeout();
             match due {
                 None => self.timer.notified().await,
                 Some(due) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(due.into()) => {
-                            self.change(|inner| inner.divider.on_timeout(Instant::now()));
+                            self.change(|inner| inner.allocator.on_timeout(Instant::now()));
                         }
                         () = self.timer.notified() => {}
                     }
@@ -152,7 +152,7 @@ impl Capacity {
     }
 
     fn release(self: &Arc<Self>, link: LinkId) {
-        self.change(|inner| inner.divider.on_finished(link, Instant::now()));
+        self.change(|inner| inner.allocator.on_finished(link, Instant::now()));
     }
 
     fn leave_line(self: &Arc<Self>, link: LinkId, ticket: u64) {
@@ -161,7 +161,7 @@ impl Capacity {
             let before = line.len();
             line.retain(|(other, _)| *other != ticket);
             if line.len() < before {
-                inner.divider.on_held_cancelled(link, Instant::now());
+                inner.allocator.on_held_cancelled(link, Instant::now());
             }
         });
     }
@@ -170,30 +170,30 @@ impl Capacity {
     /// error that belongs to the change after this returns, and thus behind the grant.
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut CapacityState) -> R) -> R {
         let mut inner = self.lock();
-        let due = inner.divider.next_timeout();
+        let due = inner.allocator.next_timeout();
         let result = change(&mut inner);
         self.begin_held(&mut inner);
-        self.load.store(inner.divider.running(), Ordering::Relaxed);
-        for (id, grant) in inner.divider.changes() {
+        self.load.store(inner.allocator.running(), Ordering::Relaxed);
+        for (id, grant) in inner.allocator.changes() {
             if let Some(link) = inner.links.get(&id) {
                 link.set_latest(Latest::Grant, encode(&message(grant)));
             }
         }
-        if inner.divider.next_timeout() != due {
+        if inner.allocator.next_timeout() != due {
             self.timer.notify_one();
         }
         result
     }
 
     fn begin_held(self: &Arc<Self>, inner: &mut CapacityState) {
-        let CapacityState { divider, held, .. } = inner;
+        let CapacityState { allocator, held, .. } = inner;
         for (link, line) in held.iter_mut() {
-            while !line.is_empty() && divider.resume(*link, Instant::now()) {
+            while !line.is_empty() && allocator.resume(*link, Instant::now()) {
                 let Some((_, sender)) = line.pop_front() else { break };
                 if let Err(mut unwanted) = sender.send(Slot(Some((Arc::clone(self), *link)))) {
                     // The request was cancelled at this instant. Dropping the slot would acquire this same lock.
                     unwanted.0 = None;
-                    divider.on_finished(*link, Instant::now());
+                    allocator.on_finished(*link, Instant::now());
                 }
             }
         }

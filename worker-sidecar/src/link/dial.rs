@@ -113,7 +113,7 @@ impl std::fmt::Display for DialError {
 impl DialError {
     fn refused(noun: &'static str, response: &Response<Option<Vec<u8>>>) -> Self {
         let status = response.status();
-        let said = said(response.body().as_deref().unwrap_or_default());
+        let said = relay_message(response.body().as_deref().unwrap_or_default());
         if status == StatusCode::UNAUTHORIZED {
             return Self::Unauthorized { noun, said };
         }
@@ -124,7 +124,7 @@ impl DialError {
 }
 
 /// Returns the relay's message after a colon; empty if the response is not from a relay, or arrived in pieces.
-fn said(body: &[u8]) -> String {
+fn relay_message(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let message = body["error"]["message"].as_str().unwrap_or_default();
     let message: String = message.chars().filter(|char| !char.is_control()).take(MAX_SAID_CHARS).collect();

@@ -40,7 +40,7 @@ impl Links {
 
     /// Returns the ids of the relays that need no other link: not those where a link only finishes its requests, nor
     /// that of `older`, which is about to be replaced.
-    pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
+    pub fn connected_relay_ids(&self, older: Option<&Link>) -> Vec<String> {
         let links = self.lock();
         let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
         links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
@@ -96,12 +96,12 @@ mod tests {
         let (one, two) = (link("one"), link("two"));
         links.insert(&one);
         links.insert(&two);
-        assert_eq!(links.relay_ids_beside(None), ["one", "two"]);
-        assert_eq!(links.relay_ids_beside(Some(&one)), ["two"]);
+        assert_eq!(links.connected_relay_ids(None), ["one", "two"]);
+        assert_eq!(links.connected_relay_ids(Some(&one)), ["two"]);
         one.succeed();
-        assert_eq!(links.relay_ids_beside(None), ["two"]);
+        assert_eq!(links.connected_relay_ids(None), ["two"]);
         let newer = link("one");
         links.insert(&newer);
-        assert_eq!(links.relay_ids_beside(None), ["two", "one"]);
+        assert_eq!(links.connected_relay_ids(None), ["two", "one"]);
     }
 }

@@ -32,11 +32,11 @@ pub(crate) struct Traffic {
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum LivenessCheck {
     /// Check again at this time.
     Fine(Instant),
     /// Silent for an interval: send a ping, and check again at this time.
-    Ask(Instant),
+    Ping(Instant),
     /// The peer is lost.
     Lost(&'static str),
 }
@@ -69,23 +69,23 @@ impl Traffic {
     }
 
     /// Checks the peer at `now`.
-    pub(crate) fn judge(&self, now: Instant, interval: Duration) -> Verdict {
+    pub(crate) fn judge(&self, now: Instant, interval: Duration) -> LivenessCheck {
         let limit = interval * HEARTBEATS_UNTIL_LOST;
         let heard = self.instant(self.received.load(Ordering::Relaxed));
         let silent = now.saturating_duration_since(heard);
         if silent >= limit {
-            return Verdict::Lost(SILENT);
+            return LivenessCheck::Lost(SILENT);
         }
         let mut next = heard + if silent < interval { interval } else { silent + interval };
         next = next.min(heard + limit);
         if let Some(since) = self.output_since.load(Ordering::Relaxed).checked_sub(1) {
             let stuck = self.instant(since.max(self.progressed.load(Ordering::Relaxed)));
             if now.saturating_duration_since(stuck) >= limit {
-                return Verdict::Lost("the relay read nothing for three heartbeats");
+                return LivenessCheck::Lost("the relay read nothing for three heartbeats");
             }
             next = next.min(stuck + limit);
         }
-        if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
+        if silent >= interval { LivenessCheck::Ping(next) } else { LivenessCheck::Fine(next) }
     }
 
     /// True if nothing arrived within the limit, so that the peer is lost.
@@ -164,12 +164,12 @@ mod tests {
     fn one_silent_interval_pings_and_three_end_link() {
         let traffic = Traffic::new();
         let at = |seconds| traffic.start + Duration::from_secs(seconds);
-        assert_eq!(traffic.judge(at(1), BEAT), Verdict::Fine(at(15)));
-        assert_eq!(traffic.judge(at(15), BEAT), Verdict::Ask(at(30)));
-        assert_eq!(traffic.judge(at(40), BEAT), Verdict::Ask(at(45)));
-        assert!(matches!(traffic.judge(at(45), BEAT), Verdict::Lost(_)));
+        assert_eq!(traffic.judge(at(1), BEAT), LivenessCheck::Fine(at(15)));
+        assert_eq!(traffic.judge(at(15), BEAT), LivenessCheck::Ping(at(30)));
+        assert_eq!(traffic.judge(at(40), BEAT), LivenessCheck::Ping(at(45)));
+        assert!(matches!(traffic.judge(at(45), BEAT), LivenessCheck::Lost(_)));
         traffic.received.store(44_000, Ordering::Relaxed);
-        assert_eq!(traffic.judge(at(45), BEAT), Verdict::Fine(at(59)));
+        assert_eq!(traffic.judge(at(45), BEAT), LivenessCheck::Fine(at(59)));
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
         let at = |seconds| traffic.start + Duration::from_secs(seconds);
         traffic.received.store(100_000, Ordering::Relaxed);
         traffic.output_since.store(60_001, Ordering::Relaxed);
-        assert_eq!(traffic.judge(at(100), BEAT), Verdict::Fine(at(105)));
-        assert!(matches!(traffic.judge(at(105), BEAT), Verdict::Lost(_)));
+        assert_eq!(traffic.judge(at(100), BEAT), LivenessCheck::Fine(at(105)));
+        assert!(matches!(traffic.judge(at(105), BEAT), LivenessCheck::Lost(_)));
         traffic.progressed.store(101_000, Ordering::Relaxed);
-        assert_eq!(traffic.judge(at(105), BEAT), Verdict::Fine(at(115)));
+        assert_eq!(traffic.judge(at(105), BEAT), LivenessCheck::Fine(at(115)));
     }
     #[tokio::test]
     async fn bytes_after_three_silent_heartbeats_are_refused() {

@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Queues a message about a request, if it is still registered.
-    pub fn say(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
+    pub fn send_message(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
         let mut state = self.lock();
         if state.running(key).is_some() {
             state.outbox.push_text(encode(message));
@@ -217,7 +217,7 @@ impl Link {
             running
         };
         running.end();
-        self.tell_changed();
+        self.notify_changed();
         true
     }
 
@@ -276,7 +276,7 @@ impl Link {
         }
         drop(state);
         drop(gone);
-        self.tell_changed();
+        self.notify_changed();
     }
 }
 

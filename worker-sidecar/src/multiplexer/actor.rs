@@ -31,7 +31,7 @@ use self::calls::{Calls, SlotCall};
 use self::history::History;
 use self::lease::LeasedBackend;
 use super::Model;
-use super::board::{Board, Peer, Place, SlotUpdate};
+use super::board::{Peer, Place, RelayNotifier, SlotUpdate};
 use super::driver::slot::SlotDriver;
 use super::effect::{Effect, LeaseEnd};
 use super::error::SlotError;
@@ -73,7 +73,7 @@ struct SlotTask {
     mailbox: mpsc::UnboundedReceiver<Message>,
     own: mpsc::WeakUnboundedSender<Message>,
     calls: Calls,
-    board: Arc<Board>,
+    board: Arc<RelayNotifier>,
     metrics: Arc<MultiplexerMetrics>,
     history: History,
     waiting: HashMap<RequestKey, WaitingRequest>,
@@ -107,7 +107,7 @@ impl SlotHandle {
         index: usize,
         machine: Machine,
         driver: Arc<SlotDriver>,
-        board: Arc<Board>,
+        board: Arc<RelayNotifier>,
         metrics: Arc<MultiplexerMetrics>,
     ) -> Self {
         let (sender, mailbox) = mpsc::unbounded_channel();
@@ -144,14 +144,14 @@ impl SlotHandle {
     }
 
     /// Puts an event into the mailbox.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send_event(&self, event: Event) {
         let _ = self.mailbox.send(Message::Event(event));
     }
 
     /// A relay has sent a message that does not concern the slot.
     pub(super) fn hear(&self, relay: RelayKey) {
         if self.is_listening.load(Ordering::Relaxed) {
-            self.tell(Event::Heard { relay });
+            self.send_event(Event::Heard { relay });
         }
     }
 
@@ -193,7 +193,7 @@ impl SlotHandle {
 
 impl Mailbox {
     /// Puts an event into the mailbox, if the task still runs.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send_event(&self, event: Event) {
         let _ = self.0.upgrade().map(|mailbox| mailbox.send(Message::Event(event)));
     }
 }
@@ -313,7 +313,7 @@ impl SlotTask {
                 Effect::Forget { model } => self.calls.driver().forget(&model),
                 Effect::OrderDone { id, result } => told.push(SlotUpdate::Order { id, result }),
                 Effect::Changed => changed = true,
-                Effect::News(news) => {
+                Effect::SlotEvent(news) => {
                     self.history.note(&news);
                     self.metrics.note(&news);
                     news::log(self.history.slot(), &news, &self.machine);

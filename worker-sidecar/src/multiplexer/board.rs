@@ -68,14 +68,14 @@ pub(super) enum SlotUpdate {
 
 /// All slots, as relays see them.
 #[derive(Debug)]
-pub struct Board {
+pub struct RelayNotifier {
     inner: Mutex<Inner>,
 }
 
 /// A request's place at a slot, from its arrival to its end.
 #[derive(Debug)]
 pub(super) struct Place {
-    board: Arc<Board>,
+    board: Arc<RelayNotifier>,
     slot: usize,
     relay: RelayKey,
     model: Model,
@@ -135,12 +135,12 @@ impl Peer {
     }
 
     /// True if its grant changes with every request of others. To other relays, the slots report that.
-    fn is_told_load(self) -> bool {
+    fn receives_load(self) -> bool {
         self == Self::Core1
     }
 }
 
-impl Board {
+impl RelayNotifier {
     /// `snapshots`: each slot's state at `now`.
     pub(super) fn new(snapshots: Vec<Slot>, now: Instant) -> Arc<Self> {
         let slots = snapshots.into_iter().map(|snapshot| SlotView { snapshot, at: now, open: BTreeSet::new() });
@@ -164,7 +164,7 @@ impl Board {
         let (grants, own, demand, parts) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
         let view = RelayView { peer, sink, grants, own, demand, stated: now, parts, told: None };
         inner.relays.insert(relay, view);
-        inner.tell_grants(|_| true);
+        inner.send_grants(|_| true);
     }
 
     /// A link is gone.
@@ -173,7 +173,7 @@ impl Board {
         inner.relays.remove(&relay);
         inner.chosen.retain(|(of, _), _| *of != relay);
         inner.orders.retain(|_, order| order.relay != relay);
-        inner.tell_grants(|_| true);
+        inner.send_grants(|_| true);
     }
 
     /// Finds the slot for a request, by any name of its model. `None`: no slot has the model.
@@ -186,7 +186,7 @@ impl Board {
             view.demand.iter_mut().filter(|stated| stated.model == model).for_each(Demand::take_one);
             view.demand.retain(|stated| stated.waiting > 0);
         }
-        inner.tell_grants(Peer::is_told_load);
+        inner.send_grants(Peer::receives_load);
         Some(Place { board: Arc::clone(self), slot, relay, model })
     }
 
@@ -285,7 +285,7 @@ impl Board {
         if looks_different {
             inner.divide_again(now);
         }
-        inner.tell_grants(|_| true);
+        inner.send_grants(|_| true);
         for (id, result) in answers {
             inner.answer_order(id, result.err().map(|error| error.to_string()));
         }
@@ -306,7 +306,7 @@ impl Board {
         inner.slots[slot].open.clear();
         inner.show(slot, snapshot, now);
         inner.divide_again(now);
-        inner.tell_grants(|_| true);
+        inner.send_grants(|_| true);
         let of_it = inner.orders.iter().filter(|(_, order)| order.slot == slot);
         for id in of_it.map(|(id, _)| *id).collect::<Vec<_>>() {
             inner.answer_order(id, Some(FAILED.to_owned()));
@@ -371,7 +371,7 @@ impl Drop for Place {
                 }
             }
         }
-        inner.tell_grants(Peer::is_told_load);
+        inner.send_grants(Peer::receives_load);
     }
 }
 

@@ -21,6 +21,7 @@ pub mod llama_router;
 pub mod memory;
 pub mod nvidia;
 pub mod ollama;
+pub mod persistent;
 pub mod process;
 pub mod roster;
 pub mod sequence;
@@ -28,7 +29,6 @@ pub mod served;
 pub mod settings;
 pub mod sglang;
 pub mod slot;
-pub mod standing;
 pub mod static_url;
 pub mod supervisor;
 pub mod vllm_sleep;
@@ -68,7 +68,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// True if [`check`](Self::check) fails if and only if the backend is gone. Otherwise its result is no evidence
     /// about the backend.
-    fn tells_absence(&self) -> bool {
+    fn detects_absence(&self) -> bool {
         true
     }
 

@@ -130,7 +130,7 @@ pub enum Effect {
     /// Notify relays: [`snapshot`](super::machine::Machine::snapshot) differs by more than the passing of time.
     Changed,
     /// For logs and metrics only.
-    News(News),
+    SlotEvent(SlotEvent),
     /// After `Stop`: nothing runs any more. Only errors for requests that arrive later follow.
     Stopped,
 }
@@ -255,7 +255,7 @@ pub struct Swap {
 
 /// Facts for logs and metrics. Nothing depends on them.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
+pub enum SlotEvent {
     /// The gate was closed for a swap that can still be aborted.
     SwapBegun {
         /// The resident.

@@ -17,8 +17,8 @@
 //!
 //! Requests of relays with `slots1` never wait here. Their relays report the waiting requests, which are treated as
 //! waiting with their own age, and send them when the gate is open, through the
-//! [`Divider`](modelrelay_protocol::grants::Divider) of that model; a closed gate is capacity 0. Only requests of
-//! relays that do not support grants wait here, for at most the hold budget.
+//! [`SlotAllocator`](modelrelay_protocol::grants::SlotAllocator) of that model; a closed gate is capacity 0. Only requests
+//! of relays that do not support grants wait here, for at most the hold budget.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -50,7 +50,7 @@ use self::snapshot::Face;
 use self::state::{Preflight, Resident, State, SwapRecord};
 use super::Model;
 use super::config::{NEVER, SlotConfig};
-use super::effect::{Effect, News};
+use super::effect::{Effect, SlotEvent};
 use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
 
 /// If the driver has not replied to a question by then, the question is treated as failed.
@@ -177,7 +177,7 @@ impl Machine {
         self.now = self.now.max(now);
         self.apply(event);
         self.settle();
-        self.tell();
+        self.send_changes();
         std::mem::take(&mut self.out)
     }
 
@@ -264,7 +264,7 @@ impl Machine {
         {
             let lasted = self.now.saturating_duration_since(old.since);
             let model = old.model.clone();
-            self.news(News::ResidencyEnded { model, lasted });
+            self.news(SlotEvent::ResidencyEnded { model, lasted });
         }
         self.state = state;
         self.since = self.now;
@@ -280,8 +280,8 @@ impl Machine {
         OpId(self.next_op)
     }
 
-    fn news(&mut self, news: News) {
-        self.out.push(Effect::News(news));
+    fn news(&mut self, news: SlotEvent) {
+        self.out.push(Effect::SlotEvent(news));
     }
 
     fn ready(&self) -> Option<&Resident> {
@@ -300,10 +300,10 @@ impl Machine {
     }
 
     /// Sends relays their new grants, and reports if the snapshot has changed.
-    fn tell(&mut self) {
+    fn send_changes(&mut self) {
         for entry in self.models.values_mut() {
-            // A closed gate is reported by the entry's absence, so the divider's changes do not matter.
-            let changes = entry.divider.changes();
+            // A closed gate is reported by the entry's absence, so the allocator's changes do not matter.
+            let changes = entry.allocator.changes();
             if entry.gate_open {
                 let model = entry.model().clone();
                 let grants = changes.into_iter();

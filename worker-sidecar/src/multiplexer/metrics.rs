@@ -11,7 +11,7 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVe
 use modelrelay_protocol::message::SlotState;
 
 use super::actor::history::{Report, Shares};
-use super::effect::{News, Reason, Swap, SwapResult};
+use super::effect::{Reason, SlotEvent, Swap, SwapResult};
 
 /// Loads and holds take from milliseconds to an hour.
 const SECONDS: [f64; 16] =
@@ -54,11 +54,11 @@ pub struct MultiplexerMetrics {
     residency: HistogramVec,
     share: GaugeVec,
     /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an await.
-    seen: Mutex<SeenLabels>,
+    seen: Mutex<KnownLabels>,
 }
 
 #[derive(Debug, Default)]
-struct SeenLabels {
+struct KnownLabels {
     residents: BTreeSet<(String, String)>,
     models: BTreeSet<String>,
 }
@@ -121,26 +121,26 @@ impl MultiplexerMetrics {
     }
 
     /// Records an event.
-    pub fn note(&self, news: &News) {
+    pub fn note(&self, news: &SlotEvent) {
         match news {
-            News::SwapEnded(swap) => self.note_swap(swap),
-            News::SwapAborted { .. } => self.aborted.inc(),
-            News::Held { model, waited } => self.held.with_label_values(&[&**model]).observe(waited.as_secs_f64()),
-            News::Coalesced { .. } => self.coalesced.inc(),
-            News::LingerHit { .. } => self.linger_hits.inc(),
-            News::LingerMiss { .. } => self.linger_misses.inc(),
-            News::LoadFailed { model, .. } => self.load_failures.with_label_values(&[&**model]).inc(),
-            News::MemoryNotFreed { .. } => self.memory_not_freed.inc(),
-            News::ResidencyEnded { model, lasted } => {
+            SlotEvent::SwapEnded(swap) => self.note_swap(swap),
+            SlotEvent::SwapAborted { .. } => self.aborted.inc(),
+            SlotEvent::Held { model, waited } => self.held.with_label_values(&[&**model]).observe(waited.as_secs_f64()),
+            SlotEvent::Coalesced { .. } => self.coalesced.inc(),
+            SlotEvent::LingerHit { .. } => self.linger_hits.inc(),
+            SlotEvent::LingerMiss { .. } => self.linger_misses.inc(),
+            SlotEvent::LoadFailed { model, .. } => self.load_failures.with_label_values(&[&**model]).inc(),
+            SlotEvent::MemoryNotFreed { .. } => self.memory_not_freed.inc(),
+            SlotEvent::ResidencyEnded { model, lasted } => {
                 self.residency.with_label_values(&[&**model]).observe(lasted.as_secs_f64());
             }
-            News::SwapBegun { .. }
-            | News::WakeFailed { .. }
-            | News::EvictFailed { .. }
-            | News::Quarantined { .. }
-            | News::BackendDown { .. }
-            | News::Adopted { .. }
-            | News::MaxWaitInfeasible { .. } => {}
+            SlotEvent::SwapBegun { .. }
+            | SlotEvent::WakeFailed { .. }
+            | SlotEvent::EvictFailed { .. }
+            | SlotEvent::Quarantined { .. }
+            | SlotEvent::BackendDown { .. }
+            | SlotEvent::Adopted { .. }
+            | SlotEvent::MaxWaitInfeasible { .. } => {}
         }
     }
 
@@ -156,7 +156,7 @@ impl MultiplexerMetrics {
     /// Updates the gauges from the slots' reports.
     pub fn observe(&self, reports: &[Report]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = SeenLabels::default();
+        let mut now = KnownLabels::default();
         let mut models: BTreeMap<&str, (i64, i64, f64)> = BTreeMap::new();
         for report in reports {
             let slot = report.slot.id.as_str();

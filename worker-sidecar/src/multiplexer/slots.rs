@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Model;
 use super::actor::{PendingLease, Report, SlotHandle, now};
-use super::board::{Board, Peer, RelaySink};
+use super::board::{Peer, RelayNotifier, RelaySink};
 use super::config::SlotConfig;
 use super::driver::slot::SlotDriver;
 use super::error::SlotError;
@@ -24,7 +24,7 @@ use super::metrics::MultiplexerMetrics;
 pub struct Multiplexer {
     slots: Vec<SlotHandle>,
     ids: Vec<String>,
-    board: Arc<Board>,
+    board: Arc<RelayNotifier>,
     metrics: Arc<MultiplexerMetrics>,
     next_key: AtomicU64,
 }
@@ -58,7 +58,7 @@ impl Multiplexer {
             .unzip();
         let snapshots: Vec<_> = machines.iter().map(|machine| machine.snapshot(now)).collect();
         let ids = snapshots.iter().map(|slot| slot.id.clone()).collect();
-        let board = Board::new(snapshots, now);
+        let board = RelayNotifier::new(snapshots, now);
         let start = |(index, (machine, driver))| {
             SlotHandle::start(index, machine, driver, Arc::clone(&board), Arc::clone(&metrics))
         };
@@ -79,14 +79,14 @@ impl Multiplexer {
     pub fn join(&self, peer: Peer, sink: Arc<dyn RelaySink>) -> RelayKey {
         let relay = RelayKey(self.next_key());
         self.board.join(relay, peer, sink, now());
-        self.tell_all(|| Event::RelayJoined { relay, kind: peer.kind() });
+        self.send_to_all(|| Event::RelayJoined { relay, kind: peer.kind() });
         relay
     }
 
     /// A link is gone. Its waiting requests are dropped, its running requests are cancelled.
     pub fn leave(&self, relay: RelayKey) {
         self.board.leave(relay);
-        self.tell_all(|| Event::RelayLost { relay });
+        self.send_to_all(|| Event::RelayLost { relay });
     }
 
     /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
@@ -115,7 +115,7 @@ impl Multiplexer {
     /// A relay sends no more requests over a link: those in its queue go elsewhere, those that arrived are served.
     pub fn handle_leaving(&self, relay: RelayKey) {
         self.board.forget_demand(relay);
-        self.tell_all(|| Event::RelayLeaving { relay });
+        self.send_to_all(|| Event::RelayLeaving { relay });
     }
 
     /// The worker is about to stop: gives back at once the waiting requests of relays that can send them elsewhere.
@@ -135,7 +135,7 @@ impl Multiplexer {
         match self.read_command(command) {
             Ok((slot, order)) => {
                 let id = self.board.note_order(slot, relay, op_id);
-                self.slots[slot].tell(Event::Ordered { id, order });
+                self.slots[slot].send_event(Event::Ordered { id, order });
             }
             Err(error) => self.board.answer_command(relay, CommandResult { op_id, ok: false, error: Some(error) }),
         }
@@ -174,9 +174,9 @@ impl Multiplexer {
     /// it, and uses different settings for the next load of the models in `changed`.
     pub fn reconfigure(&self, config: SlotConfig, changed: &[Model]) -> bool {
         let Some(slot) = self.ids.iter().position(|id| *id == config.id) else { return false };
-        self.slots[slot].tell(Event::ConfigChanged(Box::new(config)));
+        self.slots[slot].send_event(Event::ConfigChanged(Box::new(config)));
         for model in changed {
-            self.slots[slot].tell(Event::ModelChanged { model: Model::clone(model) });
+            self.slots[slot].send_event(Event::ModelChanged { model: Model::clone(model) });
         }
         true
     }
@@ -223,9 +223,9 @@ impl Multiplexer {
         self.metrics.observe(&self.reports().await);
     }
 
-    fn tell_all(&self, event: impl Fn() -> Event) {
+    fn send_to_all(&self, event: impl Fn() -> Event) {
         for slot in &self.slots {
-            slot.tell(event());
+            slot.send_event(event());
         }
     }
 

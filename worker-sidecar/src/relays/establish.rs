@@ -177,7 +177,7 @@ async fn register(
         instance_id: Some(worker.instance_id.clone()),
         pool: worker.settings.pool.clone(),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-        have: worker.links.relay_ids_beside(older),
+        have: worker.links.connected_relay_ids(older),
         succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),
         capabilities: capabilities(worker).names(),
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),

@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::End;
 use crate::forward;
-use crate::link::liveness::{Traffic, Verdict};
+use crate::link::liveness::{LivenessCheck, Traffic};
 use crate::link::writer::{self, WebSocket};
 use crate::link::{BARRIER, EndKind, Link};
 use crate::shutdown::DrainState;
@@ -81,8 +81,8 @@ impl<'a> Session<'a> {
                 message = stream.next() => match message {
                     Some(Ok(message)) => self.handle_frame(message),
                     Some(Err(error)) => return match traffic.judge(Instant::now(), self.heartbeat) {
-                        Verdict::Lost(reason) => self.end("silent", reason.to_owned()),
-                        Verdict::Fine(_) | Verdict::Ask(_) => self.end("lost", error.to_string()),
+                        LivenessCheck::Lost(reason) => self.end("silent", reason.to_owned()),
+                        LivenessCheck::Fine(_) | LivenessCheck::Ping(_) => self.end("lost", error.to_string()),
                     },
                     None => return self.end("lost", "the connection was closed".to_owned()),
                 },
@@ -142,12 +142,12 @@ impl<'a> Session<'a> {
             return Err("the relay did not close in time");
         }
         let next = match traffic.judge(now, self.heartbeat) {
-            Verdict::Fine(next) => next,
-            Verdict::Ask(next) => {
+            LivenessCheck::Fine(next) => next,
+            LivenessCheck::Ping(next) => {
                 self.link.ping();
                 next
             }
-            Verdict::Lost(reason) => return Err(reason),
+            LivenessCheck::Lost(reason) => return Err(reason),
         };
         let closing = self.closing.map(|since| since + CLOSE_TIMEOUT);
         let barrier = self.drain.filter(|_| !self.barrier).map(|since| since + BARRIER_TIMEOUT);

@@ -196,7 +196,7 @@ impl Catalogue {
 
     /// The backend's state may have changed, because it closed a connection or its settings changed. The advertised
     /// models stay until the next probe ends.
-    pub fn look_again(&self) {
+    pub fn poll_now(&self) {
         self.wake.notify_one();
     }
 
@@ -222,7 +222,7 @@ impl Catalogue {
         let mut drain = single.drain.subscribe();
         let mut is_woken = true;
         loop {
-            self.look(single, is_woken).await;
+            self.poll(single, is_woken).await;
             let pause = self.pause(&single.live.load().models, single.drain.is_undoable());
             is_woken = tokio::select! {
                 () = tokio::time::sleep(pause) => false,
@@ -237,11 +237,11 @@ impl Catalogue {
         let probe = state.backend.next_probe(undoable);
         match models {
             Models::Fixed(_) => probe,
-            Models::Ask => probe.min(state.list_interval()),
+            Models::Listed => probe.min(state.list_interval()),
         }
     }
 
-    async fn look(&self, single: &SingleBackend, is_woken: bool) {
+    async fn poll(&self, single: &SingleBackend, is_woken: bool) {
         let backend = single.backend();
         let (models, declared) = {
             let live = single.live.load();
@@ -251,8 +251,8 @@ impl Catalogue {
         let is_list_due = is_woken || self.lock().is_list_due(began);
         let health = health::probe(&backend).await;
         let listing = match (&models, &health) {
-            (Models::Ask, Health::Alive) if is_list_due => Some(health::list(&backend).await),
-            (Models::Ask, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
+            (Models::Listed, Health::Alive) if is_list_due => Some(health::list(&backend).await),
+            (Models::Listed, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
             | (Models::Fixed(_), _) => None,
         };
         if !is_current(single, &backend) {
@@ -268,13 +268,13 @@ impl Catalogue {
                 (Models::Fixed(fixed), _) => {
                     state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared).with_naming(naming);
                 }
-                (Models::Ask, Some(Listing::Models { listed, details, odd, .. })) => {
+                (Models::Listed, Some(Listing::Models { listed, details, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
                     state.models = Advertised::new(cleaned.models, details, &declared).with_naming(naming);
                     state.listed = Some(now);
                     warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }
-                (Models::Ask, Some(Listing::Failed(_)) | None) => return,
+                (Models::Listed, Some(Listing::Failed(_)) | None) => return,
             }
             state.served |= state.backend.is_healthy();
         });
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(catalogue.pause(&fixed, false), condition::HEALTHY_INTERVAL);
         assert_eq!(catalogue.pause(&fixed, true), condition::RECOVERY_INTERVAL);
         healthy(&catalogue, &[]);
-        assert_eq!(catalogue.pause(&Models::Ask, false), FIRST_LIST_INTERVAL);
+        assert_eq!(catalogue.pause(&Models::Listed, false), FIRST_LIST_INTERVAL);
     }
 
     #[test]

@@ -359,8 +359,8 @@ impl Leased {
     }
 
     /// Returns a report that the backend could not be reached, or closed the connection.
-    pub fn suspicion(&self) -> Option<ConnectFailureReport> {
-        self.lease.as_ref()?.suspicion()
+    pub fn failure_report(&self) -> Option<ConnectFailureReport> {
+        self.lease.as_ref()?.failure_report()
     }
 
     /// Releases the lease and waits until every relay's new grant is queued. The connection to the backend must be

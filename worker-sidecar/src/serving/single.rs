@@ -66,7 +66,7 @@ impl SingleBackend {
         if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
             self.catalogue.reset(&self.links, self.capacity.load());
         } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
-            self.catalogue.look_again();
+            self.catalogue.poll_now();
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>
         return args.drain_timeout.as_ref().map(without).map_or(Ok(None), |error| Err(vec![error]));
     };
     let mut mistakes = Mistakes::default();
-    mistakes.all(refuse_beside(args, file));
+    mistakes.all(reject_backend_settings(args, file));
     let knobs = mistakes.of(knobs(args, block)).unwrap_or_default();
     mistakes.of(check_number(block.slots.len()));
     mistakes.of(names::check(&block.slots));
@@ -84,7 +84,7 @@ fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError>
 }
 
 /// Rejects settings for the one backend of a worker without a multiplexer, because they would be ignored.
-fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
+fn reject_backend_settings(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
     const REMOVE: &str = "applies to a worker with one backend only; remove it, or remove `multiplexer`";
     const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove this one";
     let given = [

@@ -133,7 +133,7 @@ pub(super) fn models<'a>(setting: &str, list: impl Iterator<Item = &'a str>) -> 
     }
     match models.as_slice() {
         [] => Err(SettingError::new(setting, "", "model names separated by commas, or *")),
-        [only] if only == "*" => Ok(Models::Ask),
+        [only] if only == "*" => Ok(Models::Listed),
         names if names.iter().any(|name| name == "*") => {
             Err(SettingError::new(setting, models.join(","), "either * or names, not both"))
         }

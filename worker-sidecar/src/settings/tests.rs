@@ -19,7 +19,7 @@ fn every_setting_but_secret_has_default() {
     let settings = load(&args(), "").unwrap();
     assert_eq!(settings.live.relay, RelayUrl::default());
     assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("local", 1));
-    assert_eq!(settings.live.models, Models::Ask);
+    assert_eq!(settings.live.models, Models::Listed);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:8000/");
     assert_eq!(settings.shutdown_timeout, Duration::from_secs(30));
     assert!(!settings.probe.explicit && settings.probe.addr.port() == 17990);

@@ -31,14 +31,14 @@ pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) async fn advance(
     ctx: &Context,
     provider: &Provider,
-    look: &ClusterView,
+    view: &ClusterView,
     memory: &mut ProviderMemory,
 ) -> ProviderOutcome {
     let generation = provider.metadata.generation;
     // Earlier results remain valid where this pass does not get as far.
     let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
     let kept = ProviderOutcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
-    let valid = match validate(provider, &look.pools) {
+    let valid = match validate(provider, &view.pools) {
         Ok(valid) => valid,
         Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
     };
@@ -50,7 +50,7 @@ pub(super) async fn advance(
     let own_refs =
         provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
     let now = Timestamp::now();
-    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
+    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, view, now) {
         Ok(planned) => planned,
         Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
     };
@@ -68,7 +68,7 @@ pub(super) async fn advance(
     );
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
     // Without the right, the relay serves all the same, but admits no worker by a token.
-    if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
+    if let Err(error) = bind_reviewers(ctx, &valid, view, memory).await {
         applied.failure.get_or_insert(ProviderFailure::from(&error));
     }
     let service = network::client_service(&valid);
@@ -102,10 +102,10 @@ pub(super) async fn advance(
 async fn bind_reviewers(
     ctx: &Context,
     valid: &ValidatedProvider,
-    look: &ClusterView,
+    view: &ClusterView,
     memory: &mut ProviderMemory,
 ) -> Result<(), reviewers::ReviewerError> {
-    let mut relays = look.reviewers.clone();
+    let mut relays = view.reviewers.clone();
     // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
     if valid.spec.worker_service_accounts.is_empty() {
@@ -142,7 +142,7 @@ struct Planned {
 fn plan_secrets(
     provider: &Provider,
     fetched: &FetchedSecrets,
-    look: &ClusterView,
+    view: &ClusterView,
     now: Timestamp,
 ) -> Result<Planned, ProviderFailure> {
     let known = Known {
@@ -150,7 +150,7 @@ fn plan_secrets(
         relay: fetched.relay.clone(),
         own: fetched.own.clone(),
         annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
-        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash, now)),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| view.is_confirmed(hash, now)),
     };
     let plan = rotation::plan(now, &known, &fresh()?);
     let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {

@@ -144,32 +144,32 @@ mod tests {
     }
 
     /// True if a configuration is confirmed that relay `a` runs, while this Pod reports nothing.
-    fn is_confirmed_beside(pod: Arc<Pod>, minutes: i64) -> bool {
+    fn is_confirmed_with_silent_pod(pod: Arc<Pod>, minutes: i64) -> bool {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
-        let look = ClusterView {
+        let view = ClusterView {
             reviewers: BTreeSet::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
             deployment: None,
             pools: Vec::new(),
             reported: Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() })),
         };
-        look.is_confirmed("new", at(minutes))
+        view.is_confirmed("new", at(minutes))
     }
 
     #[test]
     fn running_or_just_ended_relay_is_awaited() {
         for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 1}})] {
-            assert!(!is_confirmed_beside(with_relay(&state), 1), "{state}");
-            assert!(!is_confirmed_beside(with_relay(&state), 10_000), "{state}");
+            assert!(!is_confirmed_with_silent_pod(with_relay(&state), 1), "{state}");
+            assert!(!is_confirmed_with_silent_pod(with_relay(&state), 10_000), "{state}");
         }
     }
 
     #[test]
     fn relay_failing_to_start_is_not_awaited() {
         for reason in ["ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CrashLoopBackOff"] {
-            assert!(is_confirmed_beside(with_relay(&json!({"waiting": {"reason": reason}})), 0), "{reason}");
+            assert!(is_confirmed_with_silent_pod(with_relay(&json!({"waiting": {"reason": reason}})), 0), "{reason}");
         }
     }
 
@@ -177,17 +177,17 @@ mod tests {
     fn starting_relay_is_awaited_for_limited_time() {
         let creating = |reason| with_relay(&json!({"waiting": {"reason": reason}}));
         for reason in ["ContainerCreating", "PodInitializing"] {
-            assert!(!is_confirmed_beside(creating(reason), 9), "{reason}");
-            assert!(is_confirmed_beside(creating(reason), 10), "{reason}");
+            assert!(!is_confirmed_with_silent_pod(creating(reason), 9), "{reason}");
+            assert!(is_confirmed_with_silent_pod(creating(reason), 10), "{reason}");
         }
         let silent = pod(Some("n"), &json!({"startTime": at(0).to_string()}));
-        assert!(!is_confirmed_beside(silent.clone(), 9) && is_confirmed_beside(silent, 10));
+        assert!(!is_confirmed_with_silent_pod(silent.clone(), 9) && is_confirmed_with_silent_pod(silent, 10));
         // The kubelet has not seen it yet.
-        assert!(!is_confirmed_beside(pod(Some("n"), &json!({})), 10_000));
+        assert!(!is_confirmed_with_silent_pod(pod(Some("n"), &json!({})), 10_000));
     }
 
     #[test]
     fn relay_without_node_is_not_awaited() {
-        assert!(is_confirmed_beside(pod(None, &json!({})), 0));
+        assert!(is_confirmed_with_silent_pod(pod(None, &json!({})), 0));
     }
 }

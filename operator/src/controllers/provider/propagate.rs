@@ -30,13 +30,13 @@ pub(super) async fn propagate(
     ctx: &Context,
     caches: &Caches,
     namespace: &str,
-    look: &ClusterView,
+    view: &ClusterView,
     outcome: &ProviderOutcome,
     memory: &mut ProviderMemory,
 ) -> Result<(), kube::Error> {
-    let mut patches = relay_patches(look, outcome, memory);
+    let mut patches = relay_patches(view, outcome, memory);
     if let Some(secret) = &outcome.worker_secret {
-        patches.extend(worker_patches(caches, namespace, look, secret));
+        patches.extend(worker_patches(caches, namespace, view, secret));
     }
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), namespace);
     let results: Vec<Result<(), kube::Error>> = stream::iter(patches)
@@ -59,16 +59,16 @@ async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) 
     }
 }
 
-fn relay_patches(look: &ClusterView, outcome: &ProviderOutcome, memory: &mut ProviderMemory) -> Vec<PodPatch> {
+fn relay_patches(view: &ClusterView, outcome: &ProviderOutcome, memory: &mut ProviderMemory) -> Vec<PodPatch> {
     let Some(hash) = &outcome.config_hash else { return Vec::new() };
-    let nudge = is_nudge_due(look, hash, memory);
+    let nudge = is_nudge_due(view, hash, memory);
     let mut patches = Vec::new();
-    for pod in &look.relay_pods {
+    for pod in &view.relay_pods {
         let mut wanted = Map::new();
         want(pod, names::CONFIG_HASH_ANNOTATION, Some(hash), &mut wanted);
         want(pod, names::API_KEYS_VERSION_ANNOTATION, outcome.api_keys_version.as_ref(), &mut wanted);
         want(pod, names::TLS_VERSION_ANNOTATION, outcome.tls_version.as_ref(), &mut wanted);
-        if nudge && runs_another(look, pod, hash) {
+        if nudge && runs_another(view, pod, hash) {
             wanted.insert(names::NUDGE_ANNOTATION.to_owned(), json!(Timestamp::now().to_string()));
         }
         if !wanted.is_empty() {
@@ -84,13 +84,13 @@ fn want(pod: &Pod, annotation: &str, value: Option<&String>, wanted: &mut Map<St
     }
 }
 
-fn runs_another(look: &ClusterView, pod: &Pod, hash: &str) -> bool {
-    let report = look.reported.as_ref().and_then(|reported| reported.relays.get(&pod.name_any())?.as_ref().ok());
+fn runs_another(view: &ClusterView, pod: &Pod, hash: &str) -> bool {
+    let report = view.reported.as_ref().and_then(|reported| reported.relays.get(&pod.name_any())?.as_ref().ok());
     report.is_some_and(|report| report.config_hash.as_deref() != Some(hash) && report.config_error.is_none())
 }
 
-fn is_nudge_due(look: &ClusterView, hash: &str, memory: &mut ProviderMemory) -> bool {
-    if !look.relay_pods.iter().any(|pod| runs_another(look, pod, hash)) {
+fn is_nudge_due(view: &ClusterView, hash: &str, memory: &mut ProviderMemory) -> bool {
+    if !view.relay_pods.iter().any(|pod| runs_another(view, pod, hash)) {
         memory.unconfirmed_since = None;
         return false;
     }
@@ -103,9 +103,9 @@ fn is_nudge_due(look: &ClusterView, hash: &str, memory: &mut ProviderMemory) -> 
 }
 
 /// Patches for workers created before the secret got its value; younger ones have mounted the new value.
-fn worker_patches(caches: &Caches, namespace: &str, look: &ClusterView, secret: &WorkerSecret) -> Vec<PodPatch> {
+fn worker_patches(caches: &Caches, namespace: &str, view: &ClusterView, secret: &WorkerSecret) -> Vec<PodPatch> {
     let Some(version) = &secret.version else { return Vec::new() };
-    let pools: Vec<String> = look.pools.iter().map(|pool| pool.name_any()).collect();
+    let pools: Vec<String> = view.pools.iter().map(|pool| pool.name_any()).collect();
     if pools.is_empty() {
         return Vec::new();
     }

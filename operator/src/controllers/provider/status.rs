@@ -27,7 +27,7 @@ const MAX_MODEL_CHARS: usize = 256;
 /// The inputs of the status.
 pub(super) struct ProviderFacts<'a> {
     pub(super) provider: &'a Provider,
-    pub(super) look: &'a ClusterView,
+    pub(super) view: &'a ClusterView,
     pub(super) outcome: &'a ProviderOutcome,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct ProviderFacts<'a> {
 pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
     let generation = facts.outcome.generation;
     let wanted = [facts.ready(now.0), facts.programmed(), facts.reconciling(), facts.stalled()];
-    let numbers = Numbers::of(facts.look);
+    let numbers = Numbers::of(facts.view);
     ProviderStatus {
         observed_generation: generation,
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
@@ -91,9 +91,9 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(look: &ClusterView) -> Self {
+    fn of(view: &ClusterView) -> Self {
         let none = RelaySnapshot::default();
-        let reported = look.reported.as_deref().unwrap_or(&none);
+        let reported = view.reported.as_deref().unwrap_or(&none);
         let served = || reported.models.iter().filter(|(_, model)| model.workers > 0).map(|(name, _)| name);
         let fitting = served().filter(|name| name.chars().count() <= MAX_MODEL_CHARS);
         let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
@@ -150,7 +150,7 @@ impl ProviderFacts<'_> {
     }
 
     fn why_none_is_ready(&self, now: Timestamp) -> String {
-        let Some(pod) = self.look.relay_pods.first() else {
+        let Some(pod) = self.view.relay_pods.first() else {
             return self.stuck().unwrap_or_else(|| "no relay Pod exists yet".to_owned());
         };
         let name = pod.name_any();
@@ -170,7 +170,7 @@ impl ProviderFacts<'_> {
     /// the kubelet.
     fn awaited_step(&self, pod: &Pod, now: Timestamp) -> String {
         let answers = |reported: &&RelaySnapshot| matches!(reported.relays.get(&pod.name_any()), Some(Ok(_)));
-        let Some(reported) = self.look.reported.as_deref().filter(answers) else { return String::new() };
+        let Some(reported) = self.view.reported.as_deref().filter(answers) else { return String::new() };
         let relay = &self.provider.spec.relay;
         let worker = match reported.workers.is_empty() {
             false => "",
@@ -190,7 +190,7 @@ impl ProviderFacts<'_> {
     }
 
     fn ready_relays(&self) -> usize {
-        self.look.relay_pods.iter().filter(|pod| is_ready(pod)).count()
+        self.view.relay_pods.iter().filter(|pod| is_ready(pod)).count()
     }
 
     fn programmed(&self) -> Wanted {
@@ -207,14 +207,14 @@ impl ProviderFacts<'_> {
         if let Some(failure) = failure.filter(|failure| is_older || failure.reason == reasons::INVALID_SPEC) {
             return no(failure.reason, failure.message.clone());
         }
-        if self.look.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {
+        if self.view.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {
             let message = "spec.relay.replicas is 0; new relays start with the newest configuration";
             return Wanted::new(PROGRAMMED, true, reasons::SCALED_TO_ZERO, message);
         }
         match self.first_that_lags(hash) {
             Some((reason, message)) => no(reason, message),
             None => {
-                let count = self.look.relay_pods.len();
+                let count = self.view.relay_pods.len();
                 let pods_run = one_or(count, "Pod runs", "Pods run");
                 let message = format!("{count} of {count} relay {pods_run} the newest configuration");
                 Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, message)
@@ -226,9 +226,9 @@ impl ProviderFacts<'_> {
     /// has not reported yet.
     fn first_that_lags(&self, hash: &str) -> Option<(&'static str, String)> {
         let mut waiting = None;
-        for pod in &self.look.relay_pods {
+        for pod in &self.view.relay_pods {
             let name = pod.name_any();
-            let report = self.look.reported.as_ref().and_then(|reported| reported.relays.get(&name));
+            let report = self.view.reported.as_ref().and_then(|reported| reported.relays.get(&name));
             let why = match report {
                 Some(Ok(report)) if report.config_hash.as_deref() == Some(hash) => continue,
                 Some(Ok(report)) => match &report.config_error {
@@ -245,7 +245,7 @@ impl ProviderFacts<'_> {
             waiting.get_or_insert((reasons::WAITING_FOR_RELAYS, format!("Pod {name} {why}")));
         }
         let none = || (reasons::WAITING_FOR_RELAYS, "no relay Pod exists yet".to_owned());
-        waiting.or_else(|| self.look.relay_pods.is_empty().then(none))
+        waiting.or_else(|| self.view.relay_pods.is_empty().then(none))
     }
 
     fn reconciling(&self) -> Wanted {
@@ -281,7 +281,7 @@ impl ProviderFacts<'_> {
 
     fn rolling_out(&self) -> Option<String> {
         let wanted = self.provider.spec.relay.replicas;
-        let Some(deployment) = self.look.deployment.as_deref() else {
+        let Some(deployment) = self.view.deployment.as_deref() else {
             return Some("the relay's Deployment does not exist yet".to_owned());
         };
         let status = deployment.status.clone().unwrap_or_default();
@@ -298,7 +298,7 @@ impl ProviderFacts<'_> {
     }
 
     fn stuck(&self) -> Option<String> {
-        stuck(self.look.deployment.as_deref()?)
+        stuck(self.view.deployment.as_deref()?)
     }
 }
 

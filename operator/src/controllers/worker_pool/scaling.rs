@@ -51,7 +51,7 @@ pub struct ScalingDecision {
     /// The reason for that number.
     pub why: Why,
     /// The time until the decision could change without new input.
-    pub next_look: Option<Duration>,
+    pub next_decision: Option<Duration>,
 }
 
 /// The reason for a number of Pods.
@@ -97,7 +97,7 @@ impl History {
         self.expire(now, config.delay);
 
         if needed > bounded {
-            return ScalingDecision { replicas: needed, why: Why::Load, next_look: None };
+            return ScalingDecision { replicas: needed, why: Why::Load, next_decision: None };
         }
         let enough = self.needs.front().map_or(needed, |(_, need)| *need);
         let watched = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
@@ -105,7 +105,7 @@ impl History {
             return hold(inputs, bounded, Why::Delay, Some(config.delay - watched));
         }
         if enough < bounded {
-            return ScalingDecision { replicas: enough, why: Why::Idle, next_look: None };
+            return ScalingDecision { replicas: enough, why: Why::Idle, next_decision: None };
         }
         let why = match (load.complete, sleepless, needed < bounded) {
             (false, _, _) => Why::Unknown,
@@ -156,9 +156,9 @@ fn needed(config: &ScalingConfig, load: &Load) -> i32 {
     i32::try_from(pods.max(awake)).unwrap_or(i32::MAX).clamp(config.min, config.max)
 }
 
-fn hold(inputs: &ScalingInputs, bounded: i32, why: Why, next_look: Option<Duration>) -> ScalingDecision {
+fn hold(inputs: &ScalingInputs, bounded: i32, why: Why, next_decision: Option<Duration>) -> ScalingDecision {
     let why = if bounded == inputs.current { why } else { Why::Bounds };
-    ScalingDecision { replicas: bounded, why, next_look }
+    ScalingDecision { replicas: bounded, why, next_decision }
 }
 
 #[cfg(test)]

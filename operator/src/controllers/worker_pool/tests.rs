@@ -20,10 +20,10 @@ use crate::relays::state::{RelayReport, RelaySnapshot, WorkerReport};
 use crate::settings::defaults::{Defaults, WorkerDefaults};
 
 mod access;
+mod foreign_pods;
 mod leaving;
 mod numbers;
 mod ownership;
-mod somebody_elses;
 mod tls;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
@@ -171,7 +171,7 @@ impl Scene {
         Arc::new(serde_json::from_value(self.server.lock().unwrap().objects[POOL].clone()).unwrap())
     }
 
-    async fn look(&self) -> Result<Action, ReconcileError> {
+    async fn reconcile(&self) -> Result<Action, ReconcileError> {
         reconcile(self.pool(), self.shared.clone()).await
     }
 
@@ -257,25 +257,25 @@ fn written(paths: &[&str]) -> Vec<String> {
 async fn correct_objects_are_left_alone() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT, STATUS]));
     assert_eq!(scene.condition("Ready"), ("True".into(), "Serving".into()));
     assert_eq!(scene.events(), ["Serving"]);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.writes(), scene.events()), (vec![], vec![]));
 }
 
 #[tokio::test]
 async fn external_changes_are_reverted() {
     let scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.writes();
     let template = |scene: &Scene| scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"].clone();
     let before = template(&scene);
     scene.server.lock().unwrap().objects.get_mut(DEPLOYMENT).unwrap()["spec"]["template"]["spec"]["x"] = json!(1);
     scene.server.lock().unwrap().objects.get_mut(DEPLOYMENT).unwrap()["metadata"]["generation"] = json!(77);
     scene.server.lock().unwrap().objects.remove(CONFIG_MAP);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT]));
     assert_eq!(template(&scene), before);
 }
@@ -285,13 +285,13 @@ async fn conflicts_and_throttling_are_retried_without_condition() {
     for (code, message) in [(409, "the object has been modified"), (429, "too many requests"), (503, "no")] {
         let scene = Scene::new(&json!({}));
         scene.fail(Method::PATCH, DEPLOYMENT, code, message);
-        let error = scene.look().await.unwrap_err();
+        let error = scene.reconcile().await.unwrap_err();
         assert!(matches!(error, ReconcileError::Apply(ApplyError::Api { .. })), "{error}");
         assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT]));
         let delays = scene.delays(&error);
         assert_ne!(delays[0], delays[2], "the delay must grow");
         scene.heal();
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.writes(), written(&[DEPLOYMENT, STATUS]));
     }
 }
@@ -305,15 +305,15 @@ async fn forbidden_write_is_reported_and_retried() {
     ] {
         let scene = Scene::new(&json!({}));
         scene.fail(Method::PATCH, DEPLOYMENT, code, message);
-        let error = scene.look().await.unwrap_err();
+        let error = scene.reconcile().await.unwrap_err();
         assert!(matches!(error, ReconcileError::Stalled { reason: Reason::Forbidden, .. }), "{error}");
         assert_eq!(scene.condition("Stalled"), ("True".into(), "Forbidden".into()));
         assert_eq!(scene.events(), ["Forbidden"]);
         scene.writes();
-        scene.look().await.unwrap_err();
+        scene.reconcile().await.unwrap_err();
         assert_eq!((scene.writes(), scene.events()), (written(&[DEPLOYMENT]), vec![]));
         scene.heal();
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.condition("Stalled").0, "False");
     }
 }
@@ -323,14 +323,14 @@ async fn untypable_template_is_not_sent_twice() {
     for (code, message) in [(500, UNTYPEABLE), (422, "invalid"), (400, "bad request")] {
         let scene = Scene::new(&json!({}));
         scene.fail(Method::PATCH, DEPLOYMENT, code, message);
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.condition("Stalled"), ("True".into(), "TemplateInvalid".into()));
         scene.writes();
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.writes(), [""; 0]);
         // A changed pool is applied again.
         scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.writes(), written(&[DEPLOYMENT]));
     }
 }
@@ -339,8 +339,8 @@ async fn untypable_template_is_not_sent_twice() {
 async fn api_server_failure_stalls_nothing() {
     let scene = Scene::new(&json!({}));
     scene.fail(Method::PATCH, DEPLOYMENT, 500, "etcdserver: request timed out");
-    assert!(matches!(scene.look().await, Err(ReconcileError::Apply(ApplyError::Api { .. }))));
-    scene.look().await.unwrap_err();
+    assert!(matches!(scene.reconcile().await, Err(ReconcileError::Apply(ApplyError::Api { .. }))));
+    scene.reconcile().await.unwrap_err();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT, DEPLOYMENT]));
 }
 
@@ -349,7 +349,7 @@ async fn taken_name_is_left_to_its_owner() {
     let scene = Scene::new(&json!({}));
     let theirs = json!({"metadata": {"name": "llama-backend", "namespace": "llm", "uid": "theirs", "generation": 1}});
     scene.server.lock().unwrap().objects.insert(DEPLOYMENT.to_owned(), theirs.clone());
-    let error = scene.look().await.unwrap_err();
+    let error = scene.reconcile().await.unwrap_err();
     assert!(matches!(error, ReconcileError::Stalled { reason: Reason::NameTaken, .. }), "{error}");
     assert_eq!(scene.condition("Ready"), ("False".into(), "NameTaken".into()));
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, STATUS]));
@@ -360,20 +360,20 @@ async fn taken_name_is_left_to_its_owner() {
 async fn pool_without_provider_starts_no_backend() {
     let mut scene = Scene::new(&json!({}));
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, STATUS]));
     assert_eq!(
         (scene.condition("Ready").1, scene.events()),
         ("ProviderNotFound".into(), vec!["ProviderNotFound".into()])
     );
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.writes(), scene.events()), (vec![], vec![]));
     scene.providers.apply_watcher_event(&watcher::Event::Apply(provider()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[DEPLOYMENT, STATUS]));
     // A running one is kept when the Provider is deleted.
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
 }
 
@@ -390,7 +390,7 @@ async fn backend_is_silent_if_its_own_worker_idles() {
             "status": {"conditions": [condition]},
         });
         scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(scene.condition("Ready"), ("False".into(), said.into()));
     }
 }
@@ -400,14 +400,14 @@ async fn deleting_pool_is_not_rebuilt() {
     let scene = Scene::new(&json!({}));
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["deletionTimestamp"] =
         json!("2026-01-01T00:00:00Z");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), [""; 0]);
 }
 
 #[tokio::test]
 async fn absent_replicas_are_written_once_with_stable_token() {
     let scene = Scene::new(&json!({"replicas": null}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, DEPLOYMENT, POOL, STATUS]));
     assert_eq!(scene.pool().spec.replicas, Some(1));
     let token = |scene: &Scene| {
@@ -416,7 +416,7 @@ async fn absent_replicas_are_written_once_with_stable_token() {
     };
     let before = token(&scene);
     assert_eq!(before.len(), 32);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.pool().spec.replicas, Some(1));
     assert!(!scene.writes().contains(&format!("PATCH {POOL}")));
     assert_eq!(token(&scene), before);
@@ -425,7 +425,7 @@ async fn absent_replicas_are_written_once_with_stable_token() {
 #[tokio::test]
 async fn other_operator_release_sends_same_template() {
     let scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let template = scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"].clone();
     let defaults = Defaults {
         worker: WorkerDefaults { image: "worker:next".into(), ..WorkerDefaults::default() },
@@ -460,9 +460,9 @@ async fn burst_of_changes_causes_one_reconciliation_per_interval() {
 async fn status_and_events_contain_no_secret() {
     let scene = Scene::new(&json!({}));
     scene.fail(Method::PATCH, STATUS, 500, "etcdserver: request timed out");
-    assert!(matches!(scene.look().await, Err(ReconcileError::Write { what: "status", .. })));
+    assert!(matches!(scene.reconcile().await, Err(ReconcileError::Write { what: "status", .. })));
     scene.heal();
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let objects: BTreeMap<String, Value> = scene.server.lock().unwrap().objects.clone().into_iter().collect();
     let template = &objects[DEPLOYMENT]["spec"]["template"];
     let token = sidecar::drain_token_of(template).unwrap();

@@ -147,7 +147,7 @@ fn plan(shared: &PoolContext, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Ch
         let shares = snapshot.as_deref().map(|snapshot| share_out(snapshot, &pools)).unwrap_or_default();
         for (pool, config) in scaled {
             let load = snapshot.as_deref().map(|snapshot| load(snapshot, &pool.name_any(), &shares));
-            changes.extend(look(shared, pool, &config, load, now));
+            changes.extend(evaluate(shared, pool, &config, load, now));
         }
     }
     changes
@@ -218,7 +218,7 @@ fn load(snapshot: &RelaySnapshot, pool: &str, shares: &BTreeMap<String, u64>) ->
 }
 
 /// Decides on one scaling pool.
-fn look(
+fn evaluate(
     shared: &PoolContext,
     pool: &Arc<WorkerPool>,
     config: &ScalingConfig,

@@ -199,7 +199,7 @@ impl<'a> Manager<'a> {
                 Ok(())
             }
             // Another leader or an administrator wrote first. Their Secret is evaluated like any other.
-            Err(kube::Error::Api(status)) if status.code == 409 => self.look_again().await,
+            Err(kube::Error::Api(status)) if status.code == 409 => self.read_again().await,
             // The Secret has another type or is immutable: it cannot be changed, only created again.
             Err(kube::Error::Api(status)) if status.code == 422 && exists => {
                 warn!(secret = self.settings.secret, error = status.message, "recreating the certificate Secret");
@@ -232,13 +232,13 @@ impl<'a> Manager<'a> {
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match self.secrets.delete(&self.settings.secret, &params).await {
             Ok(_) => self.secret.send_replace(KnownObject::Absent),
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return self.look_again().await,
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return self.read_again().await,
             Err(error) => return Err(error.into()),
         };
         Ok(())
     }
 
-    async fn look_again(&self) -> Result<(), IssueError> {
+    async fn read_again(&self) -> Result<(), IssueError> {
         let secret = self.secrets.get_opt(&self.settings.secret).await?;
         self.secret.send_replace(secret.into());
         Ok(())

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 use tracing::debug;
 
-use crate::net::accept::{self, Door};
+use crate::net::accept::{self, AcceptLimiter};
 use crate::webhook::certs::Certificates;
 
 /// The timeout for a handshake; the whole review has 5 s.
@@ -91,7 +91,7 @@ struct Connections {
 
 impl Connections {
     async fn accept(&self, listener: &TcpListener, end: impl Future<Output = ()>) {
-        let door = Door::new(listener, "webhook");
+        let door = AcceptLimiter::new(listener, "webhook");
         let mut end = std::pin::pin!(end);
         loop {
             let (stream, place) = tokio::select! {

@@ -45,7 +45,7 @@ pub(crate) fn is_running() -> bool {
 }
 
 /// Waits until the service manager requests a stop. In a process that is no service it never returns.
-pub(crate) async fn stop_asked() {
+pub(crate) async fn stop_requested() {
     STOP.notified().await;
 }
 
@@ -73,10 +73,10 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     let (events, received) = sync_channel(2);
     let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
-        Err(error) => return log::complain(&format!("cannot register with the service manager: {error}")),
+        Err(error) => return log::print_error(&format!("cannot register with the service manager: {error}")),
     };
-    tell(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
-    let waiting = thread::spawn(move || ask_for_patience(manager, &received));
+    set_status(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
+    let waiting = thread::spawn(move || extend_stop(manager, &received));
     let code = if is_logged { run_program(program, args) } else { ExitCode::FAILURE };
     let _ = events.send(Event::End);
     let _ = waiting.join();
@@ -84,7 +84,7 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
         true => ServiceExitCode::NO_ERROR,
         false => ServiceExitCode::ServiceSpecific(1),
     };
-    tell(manager, ServiceState::Stopped, 0, code);
+    set_status(manager, ServiceState::Stopped, 0, code);
 }
 
 /// Windows may stop a service again when it shuts down while the service is stopping. That is not a second signal.
@@ -106,19 +106,19 @@ fn on_control(events: SyncSender<Event>) -> impl FnMut(ServiceControl) -> Servic
 
 fn run_program(program: &Program, args: &RunArgs) -> ExitCode {
     if let Err(error) = std::env::set_current_dir(&args.folder) {
-        log::complain(&format!("cannot change to the folder {}: {error}", args.folder.display()));
+        log::print_error(&format!("cannot change to the folder {}: {error}", args.folder.display()));
         return ExitCode::FAILURE;
     }
     (program.run)([OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect())
 }
 
 /// Reports progress from the stop until the end of the program.
-fn ask_for_patience(manager: ServiceStatusHandle, events: &Receiver<Event>) {
+fn extend_stop(manager: ServiceStatusHandle, events: &Receiver<Event>) {
     if !matches!(events.recv(), Ok(Event::Stop)) {
         return;
     }
     for step in 1.. {
-        tell(manager, ServiceState::StopPending, step, ServiceExitCode::NO_ERROR);
+        set_status(manager, ServiceState::StopPending, step, ServiceExitCode::NO_ERROR);
         match events.recv_timeout(WAIT_STEP) {
             Err(RecvTimeoutError::Timeout) | Ok(Event::Stop) => {}
             Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => return,
@@ -126,7 +126,7 @@ fn ask_for_patience(manager: ServiceStatusHandle, events: &Receiver<Event>) {
     }
 }
 
-fn tell(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit_code: ServiceExitCode) {
+fn set_status(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit_code: ServiceExitCode) {
     let is_pending = state == ServiceState::StopPending;
     // Preshutdown instead of shutdown, which leaves less time.
     let accepted = ServiceControlAccept::STOP | ServiceControlAccept::PRESHUTDOWN;
@@ -140,6 +140,6 @@ fn tell(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit
         process_id: None,
     };
     if let Err(error) = manager.set_service_status(status) {
-        log::complain(&format!("cannot report the service state to the service manager: {error}"));
+        log::print_error(&format!("cannot report the service state to the service manager: {error}"));
     }
 }

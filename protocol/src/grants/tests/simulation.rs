@@ -41,7 +41,7 @@ struct Simulation {
     service: Duration,
     events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
     seq: u64,
-    divider: Divider<usize>,
+    allocator: SlotAllocator<usize>,
     relays: Vec<Relay>,
     order: Vec<usize>,
     busy: Duration,
@@ -50,20 +50,20 @@ struct Simulation {
 impl Simulation {
     fn new(capacity: u32, relays: usize, service: Duration) -> Self {
         let start = Instant::now();
-        let mut divider = Divider::new(capacity);
-        (0..relays).for_each(|relay| divider.add_link(relay, LinkKind::Granted, start));
+        let mut allocator = SlotAllocator::new(capacity);
+        (0..relays).for_each(|relay| allocator.add_link(relay, LinkKind::Granted, start));
         let mut simulation = Self {
             now: start,
             start,
             service,
             events: BinaryHeap::new(),
             seq: 0,
-            divider,
+            allocator,
             relays: (0..relays).map(|_| Relay::default()).collect(),
             order: Vec::new(),
             busy: Duration::ZERO,
         };
-        simulation.tell();
+        simulation.send_changes();
         simulation
     }
 
@@ -85,7 +85,7 @@ impl Simulation {
             self.events.pop();
             self.now = at;
             self.handle(event);
-            assert!(self.divider.running() <= self.divider.capacity());
+            assert!(self.allocator.running() <= self.allocator.capacity());
         }
     }
 
@@ -105,44 +105,44 @@ impl Simulation {
             Event::DemandDue { .. } => {}
             Event::RequestRead { relay, arrived } => return self.request_read(relay, arrived),
             Event::DemandRead { relay, waiting } => {
-                self.divider.on_demand(relay, waiting, now);
-                return self.tell();
+                self.allocator.on_demand(relay, waiting, now);
+                return self.send_changes();
             }
             Event::Served { relay } => {
-                self.divider.on_finished(relay, now);
-                self.tell();
+                self.allocator.on_finished(relay, now);
+                self.send_changes();
                 return self.at(LATENCY, Event::CompletionRead { relay });
             }
             Event::Timeout => {
-                self.divider.on_timeout(now);
-                return self.tell();
+                self.allocator.on_timeout(now);
+                return self.send_changes();
             }
         }
         (0..self.relays.len()).for_each(|relay| self.relay_acts(relay));
     }
 
     fn request_read(&mut self, relay: usize, arrived: Instant) {
-        match self.divider.on_request(relay, self.now) {
+        match self.allocator.on_request(relay, self.now) {
             Admission::Run => {
                 self.order.push(relay);
                 self.busy += self.service;
                 self.relays[relay].began.push(self.now);
                 self.relays[relay].waits.push(self.now - arrived);
                 self.at(self.service, Event::Served { relay });
-                self.tell();
+                self.send_changes();
             }
             Admission::AtCapacity => {
-                self.tell();
+                self.send_changes();
                 self.at(LATENCY, Event::RefusalRead { relay, arrived });
             }
         }
     }
 
-    fn tell(&mut self) {
-        for (relay, values) in self.divider.changes() {
+    fn send_changes(&mut self) {
+        for (relay, values) in self.allocator.changes() {
             self.at(LATENCY, Event::GrantRead { relay, slots: values.slots, links: values.links });
         }
-        if let Some(due) = self.divider.next_timeout() {
+        if let Some(due) = self.allocator.next_timeout() {
             self.at(due - self.now, Event::Timeout);
         }
     }
@@ -249,7 +249,7 @@ proptest! {
         }
         simulation.run(Duration::from_secs(120));
         prop_assert_eq!(simulation.order.len(), count);
-        prop_assert_eq!(simulation.divider.running(), 0);
+        prop_assert_eq!(simulation.allocator.running(), 0);
         // Work is conserved: all arrivals by 3 s, then only round trips and at most a few silences.
         let last = simulation.relays.iter().flat_map(|relay| relay.began.iter()).max().unwrap();
         let work = (SERVICE + 4 * LATENCY + DEMAND_INTERVAL) * (count as u32).div_ceil(capacity);

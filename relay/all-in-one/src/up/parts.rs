@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{interval_at, sleep, timeout};
 
 use super::ports::{free_port, is_free};
-use super::say;
+use super::print_line;
 use crate::select::{PART, Program};
 
 /// The pause between two attempts of [`Parts::wait_for`].
@@ -201,7 +201,7 @@ async fn with_reminders<T>(what: &str, wait: impl Future<Output = T>) -> T {
     loop {
         tokio::select! {
             value = &mut wait => return value,
-            _ = reminder.tick() => say(&format!("still waiting for {what}")),
+            _ = reminder.tick() => print_line(&format!("still waiting for {what}")),
         }
     }
 }

@@ -179,7 +179,7 @@ impl Multiplexer {
 
     /// True if one of its slots has demand for the model, or is loading it for another reason.
     pub(crate) fn has_demand(&self, model: &Model) -> bool {
-        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.report.is_asked()))
+        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.report.is_requested()))
     }
 
     /// True if it reported that a load of the model failed, and so discarded its demand.

@@ -26,13 +26,13 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let hopeless = || match request.pin {
+        let unservable = || match request.pin {
             Some(pin) => self.refuses_to_load_pinned(request.model, pin),
             None => self.refuses_to_load(request.model, &request.lane()),
         };
         if let Some(worker) = self.pick(request) {
             self.send(key, worker);
-        } else if let Some(failure) = hopeless() {
+        } else if let Some(failure) = unservable() {
             self.fail(key, failure);
         } else if self.is_full_for(request) {
             let retry_after_secs = self.retry_after_secs(self.clock.now);

@@ -32,7 +32,7 @@ impl Dispatch {
             }
             AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
         }
-        match self.verdict(key, failure) {
+        match self.requeue_decision(key, failure) {
             Err(failure) => self.fail(key, failure),
             Ok(reason) => {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
@@ -82,7 +82,7 @@ impl Dispatch {
     }
 
     /// Returns whether a request whose worker failed it waits again, or how it ends.
-    fn verdict(&mut self, key: RequestKey, failure: AttemptFailure) -> Result<RequeueReason, Failure> {
+    fn requeue_decision(&mut self, key: RequestKey, failure: AttemptFailure) -> Result<RequeueReason, Failure> {
         let refusal = self.refuses_waiting();
         let Some(request) = self.requests.get(&key) else {
             return Err(Failure::Fatal);

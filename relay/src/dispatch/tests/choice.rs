@@ -18,7 +18,7 @@ fn workers(slots: Vec<Slot>) -> Provider {
     p
 }
 
-fn asked(p: &Provider, model: &str) -> Option<u64> {
+fn assigned_worker(p: &Provider, model: &str) -> Option<u64> {
     let models = p.dispatch.models(p.instant());
     models.into_iter().find(|entry| *entry.model == *model)?.asked.map(|worker| worker.0)
 }
@@ -29,7 +29,7 @@ fn prefers(better: &Slot, worse: &Slot) {
         let slots = if turned { vec![worse.clone(), better.clone()] } else { vec![better.clone(), worse.clone()] };
         let mut p = workers(slots);
         p.submit(1, "b");
-        assert_eq!(asked(&p, "b"), Some(if turned { 2 } else { 1 }), "{better:?} before {worse:?}");
+        assert_eq!(assigned_worker(&p, "b"), Some(if turned { 2 } else { 1 }), "{better:?} before {worse:?}");
     }
 }
 
@@ -84,7 +84,7 @@ fn idle_time_grows_after_slot_report() {
     p.pass(10.0);
     p.join_slots(2, &["a", "b"], vec![idle(&["a", "b"], 14_000)]);
     p.submit(1, "b");
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn nearest_of_several_slots_ranks_worker() {
     let mut p = workers(vec![idle(&["a", "b"], 9_000)]);
     p.join_slots(2, &["a", "b"], vec![busy(&["a", "b"], 9), empty(&["b"])]);
     p.submit(1, "b");
-    assert_eq!(asked(&p, "b"), Some(2));
+    assert_eq!(assigned_worker(&p, "b"), Some(2));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn ties_are_broken_by_hash_shared_across_relays() {
         let mut p = workers(vec![empty(&["a", "b"]); 3]);
         p.submit(1, model);
         let highest = (1..=3).max_by_key(|key| affinity(&format!("i{key}"), model));
-        assert_eq!(asked(&p, model), highest);
+        assert_eq!(assigned_worker(&p, model), highest);
     }
 }
 
@@ -132,7 +132,7 @@ fn slot_chosen_for_one_model_is_not_free() {
     }
     p.submit(1, one);
     p.submit(2, two);
-    assert_eq!((asked(&p, one), asked(&p, two)), (Some(favourite), Some(3 - favourite)));
+    assert_eq!((assigned_worker(&p, one), assigned_worker(&p, two)), (Some(favourite), Some(3 - favourite)));
     // The slot then reports the demand itself, which must not be counted twice.
     let mut p = Provider::new();
     let slots = |first: Slot| vec![first, Slot { id: "gpu1".to_owned(), ..empty(&models) }];
@@ -142,7 +142,7 @@ fn slot_chosen_for_one_model_is_not_free() {
     p.submit(1, one);
     p.slots(favourite, slots(loading(&[two, one], 9_000)));
     p.submit(2, two);
-    assert_eq!(asked(&p, two), Some(favourite), "its other slot is free");
+    assert_eq!(assigned_worker(&p, two), Some(favourite), "its other slot is free");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn free_slot_is_chosen_before_loading_slot() {
     p.join_slots(2, &["b"], vec![asleep(empty(&["b"]), "b", 0)]);
     p.submit(1, "a");
     p.submit(2, "b");
-    assert_eq!((asked(&p, "a"), asked(&p, "b")), (Some(1), Some(1)));
+    assert_eq!((assigned_worker(&p, "a"), assigned_worker(&p, "b")), (Some(1), Some(1)));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn choice_stays_when_nearer_worker_joins() {
     p.slots(2, vec![empty(&["a", "b"])]);
     p.pass(1.0);
     assert_eq!(p.submit(2, "b"), ["demand w1: b 2 1000 1000"]);
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
 }
 
 /// Another relay has requested b there.
@@ -176,14 +176,14 @@ fn choice_moves_to_nearer_worker_with_existing_demand() {
     p.submit(1, "b");
     p.join_slots(2, &models, vec![asked_for_b(busy(&models, 3))]);
     p.pass(1.0);
-    assert_eq!(asked(&p, "b"), Some(1), "two others are wanted there");
+    assert_eq!(assigned_worker(&p, "b"), Some(1), "two others are wanted there");
     let nearer = asked_for_b(busy(&models, 1));
     assert_eq!(p.slots(2, vec![nearer.clone()]), ["demand w1:", "demand w2: b 1 1000 1000"]);
     // A worker that has begun to load goes before all others.
     p.pass(1.0);
     assert_eq!(p.slots(1, vec![loading(&models, 9_000)]), ["demand w1: b 1 2000 2000", "demand w2:"]);
     p.slots(2, vec![nearer]);
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn choice_is_reviewed_on_worker_report_not_request() {
     let nearer = with(busy(&models, 1), "b", |entry| entry.wanted = true);
     p.join_slots(2, &models, vec![nearer.clone()]);
     p.submit(2, "b");
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
     p.slots(2, vec![nearer]);
-    assert_eq!(asked(&p, "b"), Some(2));
+    assert_eq!(assigned_worker(&p, "b"), Some(2));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn choice_does_not_return_to_timed_out_worker() {
     p.submit(1, "b");
     p.pass(61.0);
     p.slots(1, vec![loading(&["a", "b"], 1_000)]);
-    assert_eq!(asked(&p, "b"), Some(2), "it is still loading");
+    assert_eq!(assigned_worker(&p, "b"), Some(2), "it is still loading");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn model_opening_elsewhere_ends_choice() {
     p.submit(1, "b");
     p.pass(1.0);
     assert_eq!(p.gates(2, &[("b", 0)]), ["demand w1:", "demand w2: b 1 1000 1000"]);
-    assert_eq!(asked(&p, "b"), None);
+    assert_eq!(assigned_worker(&p, "b"), None);
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn only_worker_stays_chosen_indefinitely() {
     let mut p = workers(vec![empty(&["a", "b"])]);
     p.submit(1, "b");
     assert_eq!(p.pass(200.0), NOTHING, "it knows");
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
 }
 
 #[test]
@@ -286,9 +286,9 @@ fn slow_load_is_awaited_twice_its_first_estimate() {
     p.slots(1, vec![loading(&["a", "b"], 50_000)]);
     p.slots(1, vec![loading(&["a", "b"], 500_000)]);
     p.pass(98.0);
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
     p.pass(1.0);
-    assert_eq!(asked(&p, "b"), Some(2));
+    assert_eq!(assigned_worker(&p, "b"), Some(2));
 }
 
 #[test]
@@ -296,11 +296,11 @@ fn failed_worker_is_chosen_again_after_retry_time() {
     let mut p =
         workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(4_000)), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
-    assert_eq!(asked(&p, "b"), Some(2));
+    assert_eq!(assigned_worker(&p, "b"), Some(2));
     p.cancel(1);
     p.pass(4.0);
     p.submit(2, "b");
-    assert_eq!(asked(&p, "b"), Some(1));
+    assert_eq!(assigned_worker(&p, "b"), Some(1));
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn request_failed_at_open_worker_triggers_load() {
 fn demand_of_pinned_request_goes_to_its_worker() {
     let mut p = workers(vec![busy(&["a", "b"], 9), empty(&["a", "b"])]);
     assert_eq!(p.submit_pinned(1, "b", 1), ["demand w1: b 1 0 0"]);
-    assert_eq!(asked(&p, "b"), None);
+    assert_eq!(assigned_worker(&p, "b"), None);
     let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", None);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: BackendUnavailable, retry_after: None }";
     assert_eq!(p.slots(1, vec![failing])[0], failure);

@@ -103,7 +103,7 @@ impl Play {
         self.ledger.before(event);
         rest.iter().for_each(|effect| self.ledger.record(effect, now));
         expected.extend(after);
-        self.note_seen(&actual);
+        self.note_effects(&actual);
         self.digest.update(format!("{actual:?}"));
         assert_eq!(in_order(actual), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
@@ -115,11 +115,11 @@ impl Play {
         assert_eq!(core.keys_waiting(), self.reference.keys_waiting());
         assert_eq!(known.len(), self.reference.models().len(), "a model was kept or lost");
         let asked = known.into_iter().filter_map(|model| Some((model.model, model.asked?)));
-        assert!(asked.eq(self.reference.asked()), "another multiplexer was asked");
+        assert!(asked.eq(self.reference.assignments()), "another multiplexer was asked");
         self.ledger.check_alive(self.reference.requests.keys().copied());
     }
 
-    fn note_seen(&mut self, effects: &[Effect]) {
+    fn note_effects(&mut self, effects: &[Effect]) {
         for effect in effects {
             if let Effect::Send { worker, request, .. } = effect
                 && self.reference.has_multiplexer(*worker)
@@ -142,9 +142,9 @@ impl Play {
                 self.seen.extend(failed.into_iter().chain(late).chain(share));
             }
         }
-        self.seen.extend(self.reference.asked().next().map(|_| "asked"));
+        self.seen.extend(self.reference.assignments().next().map(|_| "asked"));
         self.seen.extend(self.reference.has_passed_over().then_some("passed over"));
-        self.seen.extend(self.reference.waits_beside_failing().then_some("waits beside a failing worker"));
+        self.seen.extend(self.reference.waits_with_failing_worker().then_some("waits beside a failing worker"));
     }
 
     /// Translates an op to an event in the current state. One arm each, so it is long.
@@ -307,7 +307,7 @@ fn random_histories_agree_with_reference() {
         .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"));
     let mut seed = std::env::var("MODELRELAY_HISTORY_SEED")
         .map_or_else(|_| RandomState::new().hash_one(()), |seed| seed.parse().expect("a number"));
-    say(&format!("seed {seed}"));
+    print_line(&format!("seed {seed}"));
     let transitions = Cell::new(0);
     let seen = RefCell::new(BTreeSet::new());
     // A short run may happen to have only plain workers; it continues until it has others.
@@ -336,7 +336,7 @@ fn random_histories_agree_with_reference() {
         }
     }
     assert_eq!(seen.into_inner(), MUST_BE_SEEN.into(), "what happened in all of it");
-    say(&format!("{} transitions", transitions.get()));
+    print_line(&format!("{} transitions", transitions.get()));
 }
 
 /// The reference does not check the order of the effects of one event, nor the demand. A change of either changes this
@@ -364,6 +364,6 @@ fn rng(seed: u64) -> TestRng {
 }
 
 #[expect(clippy::print_stdout, reason = "the numbers are what this test is asked for")]
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("{line}");
 }

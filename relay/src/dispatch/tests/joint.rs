@@ -1,4 +1,4 @@
-//! Several relays and workers together, with real components: relays are cores, workers are dividers, and between them
+//! Several relays and workers together, with real components: relays are cores, workers are allocators, and between them
 //! are the outboxes of both programs, written and read at random times. Whatever happened before, once the network
 //! works again every request is served soon, even while another relay has more requests than there are slots.
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use modelrelay_protocol::frame::BodyKind;
-use modelrelay_protocol::grants::{Admission, Divider, LinkKind};
+use modelrelay_protocol::grants::{Admission, LinkKind, SlotAllocator};
 use modelrelay_protocol::outbox::{CancelOutcome, Frame, Latest, Outbox};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -82,7 +82,7 @@ struct Job {
 }
 
 struct Node {
-    divider: Divider<usize>,
+    allocator: SlotAllocator<usize>,
     jobs: Vec<Job>,
 }
 
@@ -122,7 +122,7 @@ impl World {
         let mut limits = settings();
         (limits.queue_timeout, limits.request_timeout) = (Duration::from_secs(9_000), Duration::from_secs(9_000));
         limits.max_queue_len = 10_000;
-        let workers = capacities.iter().map(|slots| Node { divider: Divider::new(*slots), jobs: Vec::new() });
+        let workers = capacities.iter().map(|slots| Node { allocator: SlotAllocator::new(*slots), jobs: Vec::new() });
         let mut world = Self {
             start: Instant::now(),
             now: Duration::ZERO,
@@ -157,8 +157,8 @@ impl World {
         let (w, r) = self.ends(link);
         self.relay(r, Event::WorkerJoined(worker(self.links[link].key.0, &MODELS, 8, true)));
         let now = self.instant();
-        self.workers[w].divider.add_link(r, LinkKind::Granted, now);
-        self.tell(w);
+        self.workers[w].allocator.add_link(r, LinkKind::Granted, now);
+        self.send_grants(w);
     }
 
     fn rejoin(&mut self, link: usize) {
@@ -167,8 +167,8 @@ impl World {
         self.relay(r, Event::WorkerLost { worker: lost, started: HashSet::new(), cause: LossCause::Disconnected });
         let now = self.instant();
         self.workers[w].jobs.retain(|job| job.relay != r);
-        self.workers[w].divider.remove_link(r, now);
-        self.tell(w);
+        self.workers[w].allocator.remove_link(r, now);
+        self.send_grants(w);
         self.links[link] = Link::new(WorkerKey(self.key()));
         self.join(link);
     }
@@ -214,8 +214,8 @@ impl World {
         self.relay(r, Event::Submit(request(key, MODELS[model])));
     }
 
-    fn tell(&mut self, w: usize) {
-        for (r, values) in self.workers[w].divider.changes() {
+    fn send_grants(&mut self, w: usize) {
+        for (r, values) in self.workers[w].allocator.changes() {
             let text = format!("grant {} {} {} {}", values.slots, values.others, values.capacity, values.links);
             self.links[w * self.relays.len() + r].up.outbox.set_latest(Latest::Grant, text);
         }
@@ -235,7 +235,7 @@ impl World {
         let now = self.instant();
         let node = &mut self.workers[w];
         match words[0] {
-            "request" => match node.divider.on_request(r, now) {
+            "request" => match node.allocator.on_request(r, now) {
                 Admission::Run => node.jobs.push(Job { relay: r, request: id, since: self.now }),
                 Admission::AtCapacity => self.links[link].refusal = Some(format!("full {} {}", id.0, id.1)),
             },
@@ -243,15 +243,15 @@ impl World {
                 let before = node.jobs.len();
                 node.jobs.retain(|job| (job.relay, job.request) != (r, id));
                 if node.jobs.len() < before {
-                    node.divider.on_finished(r, now);
+                    node.allocator.on_finished(r, now);
                 }
-                node.divider.on_message(r, now);
+                node.allocator.on_message(r, now);
             }
-            "demand" => node.divider.on_demand(r, u32::try_from(number(1)).unwrap(), now),
-            "ping" => node.divider.on_message(r, now),
+            "demand" => node.allocator.on_demand(r, u32::try_from(number(1)).unwrap(), now),
+            "ping" => node.allocator.on_message(r, now),
             other => panic!("a relay does not say {other}"),
         }
-        self.tell(w);
+        self.send_grants(w);
         true
     }
 
@@ -283,8 +283,8 @@ impl World {
     fn finish(&mut self, w: usize, index: usize) {
         let job = self.workers[w].jobs.remove(index);
         let now = self.instant();
-        self.workers[w].divider.on_finished(job.relay, now);
-        self.tell(w);
+        self.workers[w].allocator.on_finished(job.relay, now);
+        self.send_grants(w);
         let link = w * self.relays.len() + job.relay;
         self.links[link].up.outbox.push_text(format!("done {} {}", job.request.0, job.request.1));
     }
@@ -293,7 +293,7 @@ impl World {
         let until = self.now + time;
         loop {
             let core = self.relays.iter().filter_map(Dispatch::next_timeout);
-            let due = core.chain(self.workers.iter().filter_map(|node| node.divider.next_timeout())).min();
+            let due = core.chain(self.workers.iter().filter_map(|node| node.allocator.next_timeout())).min();
             let Some(due) = due.map(|due| due.saturating_duration_since(self.start)).filter(|due| *due <= until) else {
                 break;
             };
@@ -303,8 +303,8 @@ impl World {
             }
             for w in 0..self.workers.len() {
                 let now = self.instant();
-                self.workers[w].divider.on_timeout(now);
-                self.tell(w);
+                self.workers[w].allocator.on_timeout(now);
+                self.send_grants(w);
             }
         }
         self.now = until;
@@ -338,8 +338,8 @@ impl World {
             Op::Break { link } => self.rejoin(link % links),
             Op::Capacity { worker, slots } => {
                 let now = self.instant();
-                self.workers[worker % workers].divider.set_capacity(slots, now);
-                self.tell(worker % workers);
+                self.workers[worker % workers].allocator.set_capacity(slots, now);
+                self.send_grants(worker % workers);
             }
             Op::Pass { millis } => self.pass(Duration::from_millis(millis)),
         }
@@ -408,7 +408,7 @@ proptest! {
         for op in &ops {
             world.act(op);
         }
-        let slots: u32 = world.workers.iter().map(|node| node.divider.capacity()).sum();
+        let slots: u32 = world.workers.iter().map(|node| node.allocator.capacity()).sum();
         let others: usize = world.waiting_since.iter().map(BTreeMap::len).sum();
         let took = world.settle(hog % relays);
         // Each in turn with the busy one; then the silences, and the slots that the old state still holds.
@@ -436,7 +436,7 @@ proptest! {
                 world.relay(r, Event::Cancel { request: RequestKey(request), reason });
             }
         }
-        let slots: u32 = world.workers.iter().map(|node| node.divider.capacity()).sum();
+        let slots: u32 = world.workers.iter().map(|node| node.allocator.capacity()).sum();
         let left = u32::try_from(world.waiting_since[last % relays].len()).unwrap();
         let since = world.now;
         while !world.waiting_since[last % relays].is_empty() {

@@ -77,7 +77,7 @@ fn model_demanded_by_many_relays_loads_once() {
 }
 
 #[test]
-fn fleet_with_place_per_model_stops_swapping() {
+fn fleet_with_slot_per_model_stops_loading() {
     for seed in 0..20 {
         let mut fleet = Fleet::new(2, MODELS.len(), seed);
         for turn in 0..400_usize {
@@ -98,9 +98,9 @@ fn relays_with_different_choices_agree_before_next_swap() {
     for seed in 0..60 {
         let mut fleet = Fleet::new(2, 2, seed);
         let mut crowd = Crowd::new(2, seed);
-        crowd.ask(&mut fleet, Duration::from_secs(2));
+        crowd.submit_due(&mut fleet, Duration::from_secs(2));
         let first = fleet.loads();
-        crowd.ask(&mut fleet, Duration::from_secs(2));
+        crowd.submit_due(&mut fleet, Duration::from_secs(2));
         assert_eq!(fleet.loads(), first, "seed {seed}: models go back and forth");
         assert!(first <= 3, "seed {seed}: {first} loads of two models by two workers");
         once_more += u32::from(first > 2);

@@ -36,7 +36,7 @@ pub enum UnfitToken {
 
 impl UnfitToken {
     /// The message for the peer that presented it: it reveals nothing new except the relay's audience.
-    pub fn told(self, audience: &str) -> String {
+    pub fn description(self, audience: &str) -> String {
         match self {
             Self::NoToken => "the token is not a ServiceAccount token from a projected volume".to_owned(),
             Self::OtherAudience => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
-use super::{Denial, TokenVerdict};
+use super::{Denial, TokenReviewOutcome};
 
 /// How long a valid token is cached.
 const GOOD_FOR: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const BAD_FOR: Duration = Duration::from_secs(5);
 /// The most cached tokens; some hundred bytes each.
 const MAX_KNOWN: usize = 16_384;
 
-type ReviewResult = Option<Result<TokenVerdict, Denial>>;
+type ReviewResult = Option<Result<TokenReviewOutcome, Denial>>;
 
 /// Results and pending reviews of tokens.
 #[derive(Debug, Default)]
@@ -27,13 +27,13 @@ pub(super) struct Reviews(HashMap<[u8; 32], CachedReview>);
 #[derive(Debug)]
 enum CachedReview {
     Pending(watch::Receiver<ReviewResult>),
-    Known { verdict: TokenVerdict, until: Instant },
+    Known { verdict: TokenReviewOutcome, until: Instant },
 }
 
 /// The known state of one token.
 #[derive(Debug)]
 pub(super) enum Found {
-    Known(TokenVerdict),
+    Known(TokenReviewOutcome),
     /// A review is pending.
     Pending(watch::Receiver<ReviewResult>),
     /// Unknown; the caller has to review it, and send the result here.
@@ -42,7 +42,7 @@ pub(super) enum Found {
 
 impl Reviews {
     /// Returns the known state. Without one, the next caller waits for the result of this one.
-    pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
+    pub(super) fn find(&mut self, digest: &[u8; 32], now: Instant) -> Found {
         match self.0.get(digest) {
             Some(CachedReview::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
             // A task that failed will send no result.
@@ -60,7 +60,7 @@ impl Reviews {
     pub(super) fn settle(
         &mut self,
         digest: &[u8; 32],
-        verdict: Option<&TokenVerdict>,
+        verdict: Option<&TokenReviewOutcome>,
         expires: SystemTime,
         now: Instant,
         wall: SystemTime,
@@ -68,8 +68,8 @@ impl Reviews {
         self.0.remove(digest);
         let Some(verdict) = verdict else { return };
         let remembered = match verdict {
-            TokenVerdict::Genuine(_) => GOOD_FOR.min(expires.duration_since(wall).unwrap_or_default()),
-            TokenVerdict::Refused => BAD_FOR,
+            TokenReviewOutcome::Genuine(_) => GOOD_FOR.min(expires.duration_since(wall).unwrap_or_default()),
+            TokenReviewOutcome::Refused => BAD_FOR,
         };
         if self.make_room(now) {
             self.0.insert(*digest, CachedReview::Known { verdict: verdict.clone(), until: now + remembered });
@@ -82,8 +82,8 @@ impl Reviews {
         }
         self.0.retain(|_, entry| match entry {
             CachedReview::Pending(_) => true,
-            CachedReview::Known { verdict: TokenVerdict::Genuine(_), until } => *until > now,
-            CachedReview::Known { verdict: TokenVerdict::Refused, .. } => false,
+            CachedReview::Known { verdict: TokenReviewOutcome::Genuine(_), until } => *until > now,
+            CachedReview::Known { verdict: TokenReviewOutcome::Refused, .. } => false,
         });
         self.0.len() < MAX_KNOWN
     }
@@ -93,8 +93,8 @@ impl Reviews {
 mod tests {
     use super::*;
 
-    fn genuine() -> TokenVerdict {
-        TokenVerdict::Genuine("llm/gpu".parse().expect("an account"))
+    fn genuine() -> TokenReviewOutcome {
+        TokenReviewOutcome::Genuine("llm/gpu".parse().expect("an account"))
     }
 
     fn digest(number: usize) -> [u8; 32] {
@@ -103,7 +103,7 @@ mod tests {
         digest
     }
 
-    fn known(found: &Found) -> Option<&TokenVerdict> {
+    fn known(found: &Found) -> Option<&TokenReviewOutcome> {
         match found {
             Found::Known(verdict) => Some(verdict),
             Found::Pending(_) | Found::Nothing(_) => None,
@@ -117,7 +117,7 @@ mod tests {
             let expires = wall + Duration::from_secs(lifetime);
             reviews.settle(&digest(1), Some(&genuine()), expires, now, wall);
             let at = |reviews: &mut Reviews, millis| {
-                let found = reviews.look(&digest(1), now + Duration::from_millis(millis));
+                let found = reviews.find(&digest(1), now + Duration::from_millis(millis));
                 known(&found).cloned()
             };
             assert_eq!(at(&mut reviews, believed * 1000 - 1), Some(genuine()));
@@ -128,23 +128,23 @@ mod tests {
     #[test]
     fn bad_token_is_cached_for_five_seconds() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
-        reviews.settle(&digest(1), Some(&TokenVerdict::Refused), wall + GOOD_FOR, now, wall);
-        let found = reviews.look(&digest(1), now + BAD_FOR - Duration::from_millis(1));
-        assert_eq!(known(&found), Some(&TokenVerdict::Refused));
-        assert!(matches!(reviews.look(&digest(1), now + BAD_FOR), Found::Nothing(_)));
+        reviews.settle(&digest(1), Some(&TokenReviewOutcome::Refused), wall + GOOD_FOR, now, wall);
+        let found = reviews.find(&digest(1), now + BAD_FOR - Duration::from_millis(1));
+        assert_eq!(known(&found), Some(&TokenReviewOutcome::Refused));
+        assert!(matches!(reviews.find(&digest(1), now + BAD_FOR), Found::Nothing(_)));
     }
 
     #[test]
     fn token_has_single_pending_review_retried_on_failure() {
         let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
-        let Found::Nothing(sender) = reviews.look(&digest(1), now) else { panic!("it is known") };
-        assert!(matches!(reviews.look(&digest(1), now), Found::Pending(_)));
-        assert!(matches!(reviews.look(&digest(2), now), Found::Nothing(_)));
+        let Found::Nothing(sender) = reviews.find(&digest(1), now) else { panic!("it is known") };
+        assert!(matches!(reviews.find(&digest(1), now), Found::Pending(_)));
+        assert!(matches!(reviews.find(&digest(2), now), Found::Nothing(_)));
         reviews.settle(&digest(1), None, wall, now, wall);
         drop(sender);
-        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+        assert!(matches!(reviews.find(&digest(1), now), Found::Nothing(_)));
         // Its task ended without a result.
-        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+        assert!(matches!(reviews.find(&digest(1), now), Found::Nothing(_)));
     }
 
     #[test]
@@ -153,10 +153,10 @@ mod tests {
         let expires = wall + GOOD_FOR;
         reviews.settle(&digest(usize::MAX), Some(&genuine()), expires, now, wall);
         for number in 0..2 * MAX_KNOWN {
-            reviews.settle(&digest(number), Some(&TokenVerdict::Refused), expires, now, wall);
+            reviews.settle(&digest(number), Some(&TokenReviewOutcome::Refused), expires, now, wall);
             assert!(reviews.0.len() <= MAX_KNOWN);
         }
-        assert_eq!(known(&reviews.look(&digest(usize::MAX), now)), Some(&genuine()));
+        assert_eq!(known(&reviews.find(&digest(usize::MAX), now)), Some(&genuine()));
         for number in 0..MAX_KNOWN + 10 {
             reviews.settle(&digest(number), Some(&genuine()), expires, now, wall);
         }

@@ -105,7 +105,7 @@ mod tests {
     }
 
     /// Returns the failures after these reports, one per second.
-    fn said(start: Instant, words: &[Vec<Slot>]) -> Failures {
+    fn failures_after(start: Instant, words: &[Vec<Slot>]) -> Failures {
         let (mut failures, mut before) = (Failures::default(), Vec::new());
         for (second, slots) in (0..).zip(words) {
             failures.note(&before, slots, start + Duration::from_secs(second));
@@ -123,25 +123,25 @@ mod tests {
     fn failure_is_kept_until_resident_or_ten_minutes() {
         let start = Instant::now();
         let (failing, fine) = (slot(None, &[("a", "x")]), slot(Some("b"), &[]));
-        let passed = said(start, &[failing.clone(), fine.clone()]);
+        let passed = failures_after(start, &[failing.clone(), fine.clone()]);
         assert_eq!(known(&passed, start + Duration::from_secs(599)), Some(("a", "x")));
         assert_eq!(known(&passed, start + KEPT), None);
-        let lasting = said(start, &[failing.clone(), failing.clone()]);
+        let lasting = failures_after(start, &[failing.clone(), failing.clone()]);
         assert_eq!(known(&lasting, start + 2 * KEPT), Some(("a", "x")), "it is not over");
         assert_eq!(lasting.of("gpu0", start).map(|failure| failure.at), Some(start), "and is as old as it is");
-        assert_eq!(known(&said(start, &[failing.clone(), slot(Some("a"), &[])]), start), None);
-        assert_eq!(known(&said(start, &[failing, vec![]]), start), None, "the slot is gone");
-        assert_eq!(known(&said(start, &[fine]), start), None);
+        assert_eq!(known(&failures_after(start, &[failing.clone(), slot(Some("a"), &[])]), start), None);
+        assert_eq!(known(&failures_after(start, &[failing, vec![]]), start), None, "the slot is gone");
+        assert_eq!(known(&failures_after(start, &[fine]), start), None);
     }
 
     #[test]
     fn last_of_several_failures_is_kept() {
         let start = Instant::now();
-        let rolled_back = said(start, &[slot(None, &[("b", "x")]), slot(None, &[("a", "y"), ("b", "x")])]);
+        let rolled_back = failures_after(start, &[slot(None, &[("b", "x")]), slot(None, &[("a", "y"), ("b", "x")])]);
         assert_eq!(known(&rolled_back, start), Some(("a", "y")));
-        let again = said(start, &[slot(None, &[("a", "x")]), slot(None, &[]), slot(None, &[("a", "x")])]);
+        let again = failures_after(start, &[slot(None, &[("a", "x")]), slot(None, &[]), slot(None, &[("a", "x")])]);
         assert_eq!(again.of("gpu0", start).map(|failure| failure.at), Some(start + Duration::from_secs(2)));
-        let otherwise = said(start, &[slot(None, &[("a", "x")]), slot(None, &[("a", "y")])]);
+        let otherwise = failures_after(start, &[slot(None, &[("a", "x")]), slot(None, &[("a", "y")])]);
         assert_eq!(known(&otherwise, start), Some(("a", "y")));
     }
 
@@ -149,8 +149,8 @@ mod tests {
     fn newer_link_inherits_earlier_failure() {
         let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let inherited = |slots: Vec<Slot>| {
-            let mut newer = said(later, std::slice::from_ref(&slots));
-            newer.inherit(said(start, &[slot(None, &[("a", "x")])]), &slots);
+            let mut newer = failures_after(later, std::slice::from_ref(&slots));
+            newer.inherit(failures_after(start, &[slot(None, &[("a", "x")])]), &slots);
             newer.of("gpu0", later).map(|failure| (failure.model.clone(), failure.at))
         };
         assert_eq!(inherited(slot(Some("b"), &[])), Some(("a".to_owned(), start)));

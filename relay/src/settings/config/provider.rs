@@ -107,7 +107,7 @@ impl ProviderConfig {
     }
 
     /// The secret that equals `presented` and admits a worker at `now`. All are compared, so that the duration reveals
-    /// nothing. A connection keeps its digest for [`ProviderConfig::standing`].
+    /// nothing. A connection keeps its digest for [`ProviderConfig::credential_status`].
     pub fn admitting_secret(&self, presented: &str, now: SystemTime) -> Option<&WorkerSecret> {
         let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
         admitting.fold(None, |first, secret| first.or(Some(secret)))
@@ -132,9 +132,9 @@ impl ProviderConfig {
 
     /// The status of a connected worker's credential. It is good while its secret exists and has not expired, or while its
     /// account is listed and its token has not been rejected.
-    pub fn standing(&self, credential: &Credential, now: SystemTime) -> CredentialStatus {
+    pub fn credential_status(&self, credential: &Credential, now: SystemTime) -> CredentialStatus {
         match credential {
-            Credential::Secret(digest) => self.standing_of_secret(digest, now),
+            Credential::Secret(digest) => self.secret_status(digest, now),
             Credential::Token(identity) if !self.worker_accounts.contains(&identity.account) => {
                 CredentialStatus::Removed
             }
@@ -146,7 +146,7 @@ impl ProviderConfig {
         }
     }
 
-    fn standing_of_secret(&self, digest: &[u8; 32], now: SystemTime) -> CredentialStatus {
+    fn secret_status(&self, digest: &[u8; 32], now: SystemTime) -> CredentialStatus {
         let named = self.worker_secrets.iter().filter(|secret| secret.secret.digest() == digest);
         let standings =
             named.map(|secret| if secret.is_current(now) { CredentialStatus::Good } else { CredentialStatus::Over });

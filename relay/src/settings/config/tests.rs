@@ -266,9 +266,9 @@ fn worker_stays_while_its_secret_is_valid() {
     let before = end - Duration::from_secs(1);
     let digest = *provider.admitting_secret("old", before).expect("admitted").secret.digest();
     let credential = Credential::Secret(digest);
-    assert_eq!(provider.standing(&credential, before), CredentialStatus::Good);
-    assert_eq!(provider.standing(&credential, end), CredentialStatus::Over);
-    assert_eq!(ProviderConfig::new("a").standing(&credential, before), CredentialStatus::Removed);
+    assert_eq!(provider.credential_status(&credential, before), CredentialStatus::Good);
+    assert_eq!(provider.credential_status(&credential, end), CredentialStatus::Over);
+    assert_eq!(ProviderConfig::new("a").credential_status(&credential, before), CredentialStatus::Removed);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn repeated_secret_is_valid_until_later_expiry() {
         load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2020-01-01T00:00:00Z'}, {value: old}]}]")
             .expect("valid");
     let credential = Credential::Secret(*config.providers[0].worker_secrets[0].secret.digest());
-    assert_eq!(config.providers[0].standing(&credential, SystemTime::now()), CredentialStatus::Good);
+    assert_eq!(config.providers[0].credential_status(&credential, SystemTime::now()), CredentialStatus::Good);
 }
 
 #[test]

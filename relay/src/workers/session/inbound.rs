@@ -68,7 +68,7 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::Drain(drain) if link.info.core1 => {
             let said = printable(&drain.reason, 128);
             debug!(worker = %link.info.name, said, "worker requested its drain");
-            provider.worker_asked_to_drain(link, drain.timeout_secs.map(Duration::from_secs));
+            provider.worker_requested_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)
         | WorkerToRelay::Drain(_)

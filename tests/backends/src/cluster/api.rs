@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{NAMESPACE, Shared};
 
 type Cluster = State<Arc<Shared>>;
-type Asked = Query<BTreeMap<String, String>>;
+type QueryParameters = Query<BTreeMap<String, String>>;
 
 pub(super) fn router(shared: Arc<Shared>) -> Router {
     let scale = get(get_scale).patch(patch_scale);
@@ -82,7 +82,7 @@ async fn get_scale(State(shared): Cluster, Path(name): Path<String>, headers: He
 async fn patch_scale(
     State(shared): Cluster,
     Path(name): Path<String>,
-    Query(query): Asked,
+    Query(query): QueryParameters,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -117,7 +117,7 @@ fn scale_of(shared: &Shared, name: &str) -> Response {
     axum::Json(scale).into_response()
 }
 
-async fn pods(State(shared): Cluster, Query(query): Asked, headers: HeaderMap) -> Response {
+async fn pods(State(shared): Cluster, Query(query): QueryParameters, headers: HeaderMap) -> Response {
     let Some(app) = query.get("labelSelector").and_then(|selector| selector.strip_prefix("app=")) else {
         return status(StatusCode::BAD_REQUEST, "no selector that is known here");
     };

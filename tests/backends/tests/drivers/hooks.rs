@@ -102,7 +102,7 @@ async fn backend_dying_during_load_fails_it_early() {
         assert!(line_of(&asked).await.starts_with("yes"));
         std::fs::remove_file(&lives).expect("it was there");
     };
-    let load = tokio::time::timeout(modelrelay_harness::PATIENCE, driver.load(&model, LoadKind::Cold));
+    let load = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, driver.load(&model, LoadKind::Cold));
     let (loaded, ()) = tokio::join!(load, dies);
     let failure = loaded.expect("an end long before loadTimeout").unwrap_err();
     assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("test -e")), "{failure:?}");

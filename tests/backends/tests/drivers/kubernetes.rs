@@ -35,7 +35,7 @@ fn driver(cluster: &Cluster, ids: &[&str], load_timeout: Duration) -> Kubernetes
 /// Deployments `a` and `b`, each with its model.
 async fn two() -> (Cluster, KubernetesScale) {
     let cluster = Cluster::start(vec![("a", engine("a")), ("b", engine("b"))]).await;
-    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::TEST_TIMEOUT);
     (cluster, driver)
 }
 
@@ -43,7 +43,7 @@ async fn two() -> (Cluster, KubernetesScale) {
 async fn lingering() -> (Cluster, KubernetesScale) {
     let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
     let cluster = Cluster::start(vec![("a", lingering)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     (cluster, driver)
 }
@@ -59,7 +59,8 @@ async fn evicted_while(
         until("it is scaled down", async || cluster.replicas("a") == 0).await;
         happens();
     };
-    let (evicted, ()) = tokio::join!(tokio::time::timeout(modelrelay_harness::PATIENCE, driver.evict(&a)), disturbed);
+    let (evicted, ()) =
+        tokio::join!(tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, driver.evict(&a)), disturbed);
     evicted.expect("an end of the eviction")
 }
 
@@ -93,7 +94,7 @@ async fn driver_uses_only_rights_of_its_role() {
     assert!(driver.probe(&a).await.unwrap().ready);
     driver.evict(&a).await.unwrap();
     assert_eq!(
-        cluster.asked(),
+        cluster.received_requests(),
         ["get deployments/scale", "list pods", "patch deployments/scale", "watch pods"].map(str::to_owned)
     );
 }
@@ -104,7 +105,7 @@ async fn next_model_loads_only_after_former_pod_ended() {
     let lingers = Duration::from_millis(2500);
     let lingering = Deployment { lingers, ..engine("a") };
     let cluster = Cluster::start(vec![("a", lingering), ("b", engine("b"))]).await;
-    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::TEST_TIMEOUT);
     for _ in 0..2 {
         driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
         let began = Instant::now();
@@ -121,7 +122,7 @@ async fn eviction_awaits_late_pod_of_abandoned_load() {
     for do_watches_end in [false, true] {
         let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
         let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
-        let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+        let driver = driver(&cluster, &["a", "b"], modelrelay_harness::TEST_TIMEOUT);
         let a = "a".into();
         let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&a, LoadKind::Cold)).await;
         assert!(load.is_err() && cluster.pods() == 0 && cluster.replicas("a") == 1);
@@ -137,7 +138,7 @@ async fn eviction_awaits_late_pod_of_abandoned_load() {
 async fn second_eviction_awaits_late_pod() {
     let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
     let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
-    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::TEST_TIMEOUT);
     let a = "a".into();
     tokio::select! {
         loaded = driver.load(&a, LoadKind::Cold) => panic!("{loaded:?}"),
@@ -158,7 +159,7 @@ async fn eviction_fails_when_scaling_down_is_forbidden() {
     driver.load(&a, LoadKind::Cold).await.unwrap();
     cluster.forbid("patch deployments/scale");
     assert!(matches!(driver.evict(&a).await, Err(DriverError::NotOurs(_))));
-    let elsewhere = self::driver(&cluster, &["nowhere"], modelrelay_harness::PATIENCE);
+    let elsewhere = self::driver(&cluster, &["nowhere"], modelrelay_harness::TEST_TIMEOUT);
     assert_eq!(elsewhere.evict(&"nowhere".into()).await, Ok(Left::Nothing));
 }
 
@@ -166,7 +167,7 @@ async fn eviction_fails_when_scaling_down_is_forbidden() {
 async fn model_scaled_up_during_eviction_is_not_gone() {
     let slow = Deployment { created_after: Duration::from_secs(5), ..engine("a") };
     let cluster = Cluster::start(vec![("a", slow)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     let evicted = evicted_while(&cluster, &driver, || cluster.scale("a", 1)).await;
@@ -178,7 +179,7 @@ async fn model_with_running_or_expected_pod_exists() {
     let slow = Duration::from_secs(5);
     let deployment = Deployment { created_after: slow, lingers: slow, ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     let a = "a".into();
     assert!(driver.probe(&a).await.unwrap().gone);
     cluster.scale("a", 1);
@@ -192,7 +193,7 @@ async fn model_with_running_or_expected_pod_exists() {
 async fn crash_loop_fails_load_early_with_exit_reason() {
     let last = json!({"terminated": {"exitCode": 1, "reason": "Error"}});
     let began = Instant::now();
-    let failure = failure_of(waiting("CrashLoopBackOff", &last), modelrelay_harness::PATIENCE).await;
+    let failure = failure_of(waiting("CrashLoopBackOff", &last), modelrelay_harness::TEST_TIMEOUT).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let LoadFailure::Exited(words) = &failure else { panic!("{failure:?}") };
     for part in
@@ -207,7 +208,7 @@ async fn container_dying_during_load_fails_it() {
     let port = free_port();
     let dying = Fake::new(FAKE, Kind::Vllm, "a", &port.to_string()).with("fails-to-start").command();
     let cluster = Cluster::start(vec![("a", Deployment::new(dying, port))]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     let failure = driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err();
     assert!(matches!(&failure, LoadFailure::Exited(words) if words.starts_with("exit code 3")), "{failure:?}");
 }
@@ -237,7 +238,8 @@ async fn pod_removed_during_load_is_not_probed() {
 
 #[tokio::test]
 async fn unpullable_image_fails_load_early() {
-    let failure = failure_of(waiting("ImagePullBackOff", &json!({})), modelrelay_harness::PATIENCE).await.to_string();
+    let failure =
+        failure_of(waiting("ImagePullBackOff", &json!({})), modelrelay_harness::TEST_TIMEOUT).await.to_string();
     assert!(
         failure.contains("ImagePullBackOff: the kubelet's message") && failure.contains("Deployment a"),
         "{failure}"
@@ -275,7 +277,7 @@ async fn missing_right_is_named_by_check() {
 async fn pods_are_listed_when_watching_is_forbidden() {
     let slow = Deployment { created_after: Duration::from_millis(1500), ..engine("a") };
     let cluster = Cluster::start(vec![("a", slow)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     cluster.forbid("watch pods");
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     // One list and one attempt to watch each second, for the whole load timeout if necessary.
@@ -296,7 +298,7 @@ async fn expired_watches_are_reopened() {
 #[tokio::test]
 async fn missing_deployment_is_named_by_check() {
     let cluster = Cluster::start(vec![]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     let refusal = driver.check(&"a".into()).await.unwrap_err().to_string();
     for part in ["Deployment a in namespace llm", "404", "`deployment`"] {
         assert!(refusal.contains(part), "{part}: {refusal}");
@@ -306,7 +308,7 @@ async fn missing_deployment_is_named_by_check() {
 #[tokio::test]
 async fn missing_deployment_does_not_block_its_slot() {
     let cluster = Cluster::start(vec![("a", engine("a"))]).await;
-    let driver = driver(&cluster, &["a", "absent"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a", "absent"], modelrelay_harness::TEST_TIMEOUT);
     let slot = SlotDriver::new(Arc::new(driver), SlotMemory::new(Arc::new(NoMeter)));
     assert!(matches!(slot.probe(None).await, Outcome::Probed(Found::Nothing)));
     let loaded = slot.load(&"a".into(), LoadKind::Cold).await;
@@ -323,7 +325,7 @@ async fn unreachable_api_server_ends_no_model() {
     cluster.set_away(true);
     assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
     assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
-    assert!(!driver.tells_absence(), "no answer is the API server's, not the model's");
+    assert!(!driver.detects_absence(), "no answer is the API server's, not the model's");
     let turned_away = cluster.turned_away();
     let back = async {
         until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
@@ -430,7 +432,7 @@ async fn changed_load_timeout_applies_to_next_load() {
     let status = json!({"phase": "Pending", "conditions": []});
     let deployment = Deployment { trouble: Some(status), ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let driver = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     driver.set_load_timeout(Duration::from_secs(1));
     let began = Instant::now();
     let failure = driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err().to_string();
@@ -444,9 +446,9 @@ async fn requests_prefer_configured_address_over_pod_address() {
     let cluster = Cluster::start(vec![("a", engine)]).await;
     let service = on_port(port).join("/base").unwrap();
     let given = ScaledModel { served: Served::new("a"), deployment: "a".into(), url: Some(service.clone()) };
-    let with_url = KubernetesScale::new(cluster.access(), [given], modelrelay_harness::PATIENCE);
+    let with_url = KubernetesScale::new(cluster.access(), [given], modelrelay_harness::TEST_TIMEOUT);
     assert_eq!(with_url.url(&"a".into()), Some(service));
-    let bare = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let bare = driver(&cluster, &["a"], modelrelay_harness::TEST_TIMEOUT);
     assert_eq!(bare.url(&"a".into()), None);
     bare.load(&"a".into(), LoadKind::Cold).await.unwrap();
     assert_eq!(bare.url(&"a".into()), Some(on_port(port)));

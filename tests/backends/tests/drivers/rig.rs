@@ -177,7 +177,7 @@ struct Engine {
 }
 
 /// Servers of one kind, started by the driver.
-fn ours(kind: Kind, folder: &TempDir, more: &[&str]) -> Vec<Engine> {
+fn launched_servers(kind: Kind, folder: &TempDir, more: &[&str]) -> Vec<Engine> {
     let engine = |id: &str, model: &str, defects: &[&str]| {
         let url = on_port(free_port());
         let fake = Fake::new(FAKE, kind, model, PORT).with(&path(folder.path()));
@@ -187,8 +187,8 @@ fn ours(kind: Kind, folder: &TempDir, more: &[&str]) -> Vec<Engine> {
     vec![engine(A, A, &[]), engine(B, B, &[]), engine(WRONG, A, &[]), engine(SLOW, SLOW, &["never-ready"])]
 }
 
-/// Like [`ours`], but started externally.
-async fn theirs(kind: Kind, more: &[&str]) -> (Vec<Engine>, Vec<Server>) {
+/// Like [`launched_servers`], but started externally.
+async fn external_servers(kind: Kind, more: &[&str]) -> (Vec<Engine>, Vec<Server>) {
     let (mut engines, mut servers) = (Vec::new(), Vec::new());
     for (id, model, defects) in [(A, A, &[][..]), (B, B, &[]), (WRONG, A, &[]), (SLOW, SLOW, &["never-ready"])] {
         let server = fake_server(kind, model, &[defects, more].concat()).await;
@@ -211,27 +211,27 @@ fn sglang(engines: Vec<Engine>, reload_from: Option<&str>) -> Sglang {
 
 pub(crate) async fn vllm_started_by_us() -> Option<Rig> {
     let folder = folder();
-    Some(Rig::new(vllm(ours(Kind::Vllm, &folder, &[]), Level::One), folder))
+    Some(Rig::new(vllm(launched_servers(Kind::Vllm, &folder, &[]), Level::One), folder))
 }
 
 pub(crate) async fn vllm_at_level_two() -> Option<Rig> {
     let folder = folder();
-    Some(Rig::new(vllm(ours(Kind::Vllm, &folder, &[]), Level::Two), folder))
+    Some(Rig::new(vllm(launched_servers(Kind::Vllm, &folder, &[]), Level::Two), folder))
 }
 
 pub(crate) async fn vllm_started_by_others() -> Option<Rig> {
-    let (engines, servers) = theirs(Kind::Vllm, &[]).await;
+    let (engines, servers) = external_servers(Kind::Vllm, &[]).await;
     Some(Rig { servers, ..Rig::new(vllm(engines, Level::One), folder()) })
 }
 
 /// Without a backup of the weights: they are read from disk at each wake.
 pub(crate) async fn sglang_started_by_us() -> Option<Rig> {
     let folder = folder();
-    Some(Rig::new(sglang(ours(Kind::Sglang, &folder, &["no-backup"]), Some("/weights")), folder))
+    Some(Rig::new(sglang(launched_servers(Kind::Sglang, &folder, &["no-backup"]), Some("/weights")), folder))
 }
 
 pub(crate) async fn sglang_started_by_others() -> Option<Rig> {
-    let (engines, servers) = theirs(Kind::Sglang, &[]).await;
+    let (engines, servers) = external_servers(Kind::Sglang, &[]).await;
     Some(Rig { servers, ..Rig::new(sglang(engines, None), folder()) })
 }
 
@@ -274,7 +274,7 @@ pub(crate) async fn kubernetes() -> Option<Rig> {
     let cluster = Cluster::start(deployments).await;
     let models =
         [A, B, WRONG, SLOW].map(|id| ScaledModel { served: Served::new(id), deployment: id.to_owned(), url: None });
-    let driver = KubernetesScale::new(cluster.access(), models, modelrelay_harness::PATIENCE);
+    let driver = KubernetesScale::new(cluster.access(), models, modelrelay_harness::TEST_TIMEOUT);
     Some(Rig { _cluster: Some(cluster), ..Rig::new(driver, folder) })
 }
 

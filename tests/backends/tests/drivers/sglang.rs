@@ -5,7 +5,7 @@ use std::time::Duration;
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, get, is_listening, post, until};
 use modelrelay_backends::worker_program;
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
 use modelrelay_worker::multiplexer::driver::served::Served;
 use modelrelay_worker::multiplexer::driver::sglang::{SaverModel, Sglang};
@@ -116,7 +116,7 @@ async fn health_check_in_sleep_does_not_prevent_waking() {
     let (driver, model) = (driver_of(&server, None), "m".into());
     driver.evict(&model).await.unwrap();
     assert_eq!(get(&server.url, "/health").await.map(|(status, _)| status), Some(503));
-    let load = tokio::time::timeout(PATIENCE, driver.load(&model, LoadKind::Wake)).await;
+    let load = tokio::time::timeout(TEST_TIMEOUT, driver.load(&model, LoadKind::Wake)).await;
     assert_eq!(load, Ok(Ok(())));
     assert!(driver.probe(&model).await.unwrap().ready);
 }

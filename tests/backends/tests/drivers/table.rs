@@ -124,7 +124,7 @@ pub(crate) async fn dead_backend_is_detected(mut rig: Rig) {
     assert!(!is_over, "it serves");
     rig.kill_backends().await;
     if rig.driver.capabilities().owns_backends {
-        let ended = tokio::time::timeout(modelrelay_harness::PATIENCE, rig.driver.ended(&rig.models[0])).await;
+        let ended = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, rig.driver.ended(&rig.models[0])).await;
         assert!(ended.is_ok(), "its parent hears of its end");
     }
     let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));

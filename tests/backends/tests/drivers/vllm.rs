@@ -44,7 +44,7 @@ fn driver_of(server: &Server, level: Level) -> VllmSleep {
 }
 
 async fn is_busy(server: &Server) -> bool {
-    let page = Client::new(server.url.clone()).look("/metrics").await;
+    let page = Client::new(server.url.clone()).get("/metrics").await;
     page.is_ok_and(|page| gauges(&page.text(), &["vllm:num_requests_running"]) == Some(1.0))
 }
 

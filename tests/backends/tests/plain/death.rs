@@ -3,7 +3,7 @@
 use modelrelay_backends::engines::VLLM_START;
 use modelrelay_backends::server::until;
 use modelrelay_backends::worker_program;
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::relay::Relay;
 use modelrelay_harness::worker_process::wait_for_model;
 use modelrelay_worker::multiplexer::Model;
@@ -27,14 +27,14 @@ pub(crate) async fn process_dies_restarts_and_stops(command: Vec<String>) {
     let server = engine(load(&driver, &model).await);
     let first = Group::of(&server.url);
     clients_of_a_killed_server_get_errors(&server, &first).await;
-    tokio::time::timeout(PATIENCE, driver.ended(&model)).await.expect("the driver notices the end");
+    tokio::time::timeout(TEST_TIMEOUT, driver.ended(&model)).await.expect("the driver notices the end");
     until("no process of the server is left", async || first.is_empty()).await;
     assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
 
     let server = engine(load(&driver, &model).await);
     let second = Group::of(&server.url);
     assert!(second.processes().len() > 1, "the engine has processes of its own");
-    text_of(&server.fetch(server.ask("/v1/completions", 5, false)).await);
+    text_of(&server.fetch(server.completion_request("/v1/completions", 5, false)).await);
     assert_eq!(driver.evict(&model).await, Ok(Left::Nothing));
     assert!(second.is_empty(), "{:?} are left", second.processes());
 }
@@ -51,9 +51,9 @@ async fn clients_of_a_killed_server_get_errors(server: &Engine, group: &Group) {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "3").start().await;
     let worker = worker(&relay, server, &server.url).await;
     wait_for_model(&relay, server.model).await;
-    let mut stream = relay.send(server.ask("/v1/chat/completions", server.endless, true)).await;
+    let mut stream = relay.send(server.completion_request("/v1/chat/completions", server.endless, true)).await;
     stream.read_until("data: ").await;
-    let waiting = relay.begin(server.ask("/v1/chat/completions", server.endless, false));
+    let waiting = relay.begin(server.completion_request("/v1/chat/completions", server.endless, false));
     server.until_running(2).await;
     group.kill().await;
     let stream = stream.read_to_end().await;

@@ -42,7 +42,7 @@ pub(crate) struct Stack {
 
 impl Engine {
     /// A request for `tokens` tokens, to which the engine responds with the same text each time.
-    pub(crate) fn ask(&self, path: &str, tokens: u32, stream: bool) -> Request {
+    pub(crate) fn completion_request(&self, path: &str, tokens: u32, stream: bool) -> Request {
         let mut body = json!({
             "model": self.model, "max_tokens": tokens, "stream": stream, "temperature": 0, "seed": 1, "cache_prompt": false,
         });

@@ -23,7 +23,7 @@ async fn is_sleeping(engine: &Engine) -> bool {
 }
 
 pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
-    let ask = || engine.ask("/v1/completions", 30, false);
+    let ask = || engine.completion_request("/v1/completions", 30, false);
     let expected = text_of(&engine.fetch(ask()).await);
     let model = engine.model.into();
     for (level, left) in [(Level::One, Left::Asleep), (Level::Two, Left::Emptied)] {
@@ -45,7 +45,7 @@ pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
 
 pub(crate) async fn running_request_ends_before_sleep(engine: &Engine) {
     // Few tokens: the driver waits for five seconds.
-    let ask = || engine.ask("/v1/completions", 40, true);
+    let ask = || engine.completion_request("/v1/completions", 40, true);
     let expected = text_of(&engine.fetch(ask()).await);
     let (driver, model) = (driver(engine, Level::One), engine.model.into());
     let mut running = engine.begin(ask()).response().await;
@@ -57,7 +57,7 @@ pub(crate) async fn running_request_ends_before_sleep(engine: &Engine) {
 
 pub(crate) async fn endless_request_prevents_sleep(engine: &Engine) {
     let (driver, model) = (driver(engine, Level::One), engine.model.into());
-    let running = engine.begin(engine.ask("/v1/completions", engine.endless, true));
+    let running = engine.begin(engine.completion_request("/v1/completions", engine.endless, true));
     engine.until_running(1).await;
     assert_eq!(driver.evict(&model).await, Err(DriverError::Busy { requests: 1 }));
     assert!(!is_sleeping(engine).await);

@@ -22,9 +22,9 @@ pub(crate) async fn model_is_discovered(engine: &Engine, stack: &Stack) {
 /// Checks that a client gets the bytes that the engine sent, and that their text equals that of a direct request.
 pub(crate) async fn responses_are_unchanged(engine: &Engine, stack: &Stack) {
     for (route, stream) in ROUTES.into_iter().flat_map(|route| [(route, false), (route, true)]) {
-        let reply = stack.relay.fetch(engine.ask(route, 60, stream)).await.with_status(200);
+        let reply = stack.relay.fetch(engine.completion_request(route, 60, stream)).await.with_status(200);
         assert!(stack.tap.bodies().contains(&reply.body), "{route}, stream {stream}: {}", reply.text());
-        let direct = engine.fetch(engine.ask(route, 60, stream)).await.with_status(200);
+        let direct = engine.fetch(engine.completion_request(route, 60, stream)).await.with_status(200);
         assert_eq!(text_of(&reply), text_of(&direct), "{route}, stream {stream}");
         assert_eq!(reply.header("content-type"), direct.header("content-type"), "{route}, stream {stream}");
     }
@@ -41,7 +41,7 @@ pub(crate) async fn errors_are_unchanged(engine: &Engine, stack: &Stack) {
 /// Checks that concurrent streams do not mix.
 pub(crate) async fn concurrent_streams_are_unchanged(engine: &Engine, stack: &Stack) {
     let lengths = [40, 80, 120, 160];
-    let ask = |tokens| engine.ask("/v1/completions", tokens, true);
+    let ask = |tokens| engine.completion_request("/v1/completions", tokens, true);
     let mut expected = Vec::new();
     for tokens in lengths {
         expected.push(text_of(&engine.fetch(ask(tokens)).await));
@@ -57,9 +57,9 @@ pub(crate) async fn concurrent_streams_are_unchanged(engine: &Engine, stack: &St
 /// Checks that the engine stops working on a request whose client disconnects, before and after the first byte.
 pub(crate) async fn disconnect_stops_generation(engine: &Engine, stack: &Stack) {
     engine.until_running(0).await;
-    let mut stream = stack.relay.send(engine.ask("/v1/chat/completions", engine.endless, true)).await;
+    let mut stream = stack.relay.send(engine.completion_request("/v1/chat/completions", engine.endless, true)).await;
     stream.read_until("data: ").await;
-    let waiting = stack.relay.begin(engine.ask("/v1/completions", engine.endless, false));
+    let waiting = stack.relay.begin(engine.completion_request("/v1/completions", engine.endless, false));
     engine.until_running(2).await;
     drop(stream);
     engine.until_running(1).await;

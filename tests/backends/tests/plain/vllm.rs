@@ -55,7 +55,7 @@ async fn vllm_process_dies_restarts_and_stops() {
 async fn context_is_the_models(engine: &Engine, stack: &Stack) {
     let listed = engine.fetch(Request::get("/v1/models")).await.json();
     assert_eq!(listed["data"][0]["max_model_len"], json!(CONTEXT));
-    let request = || engine.ask("/v1/completions", CONTEXT + 1, true);
+    let request = || engine.completion_request("/v1/completions", CONTEXT + 1, true);
     let (reply, direct) = (stack.relay.fetch(request()).await, engine.fetch(request()).await);
     assert_eq!((reply.status, reply.text()), (400, direct.text()));
     assert!(direct.text().contains(&format!("max_model_len={CONTEXT}")), "{}", direct.text());

@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::{Ask, Stall, digest},
     executions::Journal,
+    request::{RequestSpec, Stall, digest},
 };
 use modelrelay_harness::fake_backend::{Call, FakeBackend};
 
@@ -30,7 +30,7 @@ async fn main() {
 
 /// Responds to one request, piece by piece, as it specifies.
 async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
-    let ask = Ask::parse(&call.head.target)?;
+    let ask = RequestSpec::parse(&call.head.target)?;
     if ask.stall == Some(Stall::Upload) {
         return hang(call).await;
     }

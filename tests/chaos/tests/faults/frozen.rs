@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::Ask,
     dice::Dice,
     form,
     load::{Load, Plan},
+    request::RequestSpec,
     site::Site,
 };
 use modelrelay_harness::process::Process;
@@ -76,7 +76,7 @@ async fn resumed_relay_repeats_nothing() {
 async fn resumed_worker_executes_no_stale_socket_data() {
     let mut site = Site::with_workers(BACKEND, 2, |relay| relay, |worker| worker.concurrency(100)).await;
     // More messages than a worker reads in one batch.
-    let load = site.load(Plan::of(150, |nonce, _| Ask::plain(nonce, 10).upload(3_000))).await;
+    let load = site.load(Plan::of(150, |nonce, _| RequestSpec::plain(nonce, 10).upload(3_000))).await;
     for _ in 0..form::times(3) {
         load.ledger().fault();
         let worker = &site.workers[0].process.process;

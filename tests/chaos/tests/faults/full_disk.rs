@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, path::Path};
 
 use modelrelay_chaos::{
-    ask::Ask,
     load::Plan,
+    request::RequestSpec,
     site::{RelayNode, Site},
 };
 use modelrelay_harness::client::{Reply, Request};
@@ -23,7 +23,7 @@ async fn listed(relay: &RelayNode) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-async fn may_ask(relay: &RelayNode, key: &Value) -> u16 {
+async fn models_status(relay: &RelayNode, key: &Value) -> u16 {
     let key = key.as_str().expect("a secret");
     relay.relay.fetch(Request::get("/v1/models").bearer(key)).await.status
 }
@@ -50,7 +50,7 @@ async fn full_disk_rejects_new_keys_and_corrupts_none() {
         let mut site = Site::with_workers(BACKEND, 2, settings, |worker| worker).await;
         let first = create(&site.relays[0], "first").await.with_status(201).json()["secret"].clone();
         site.relays[0].target.wants(first.as_str().expect("a secret"));
-        let load = site.load(Plan::of(8, Ask::mixed)).await;
+        let load = site.load(Plan::of(8, RequestSpec::mixed)).await;
 
         load.ledger().fault();
         fill(&disk);
@@ -78,7 +78,7 @@ async fn full_disk_rejects_new_keys_and_corrupts_none() {
         let relay = &site.relays[0];
         assert_eq!(listed(relay).await, BTreeSet::from(["first".to_owned(), "second".to_owned()]));
         for key in [&first, &second] {
-            assert_eq!(may_ask(relay, key).await, 200);
+            assert_eq!(models_status(relay, key).await, 200);
         }
     })
     .await;

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::{Ask, STALLS},
     exchange::{Manner, Outcome},
     form,
     load::{Plan, new_nonce},
+    request::{RequestSpec, STALLS},
     site::Site,
 };
 
@@ -24,7 +24,7 @@ async fn hanging_backend_does_not_delay_other_requests() {
     let seconds = TIMEOUT.as_secs().to_string();
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
     // Six clients, and at most five hanging requests: a slot is always free.
-    let load = site.load(Plan::of(6, Ask::mixed)).await;
+    let load = site.load(Plan::of(6, RequestSpec::mixed)).await;
     let target = site.relays[0].target.clone();
     let mut reasons = Vec::new();
     for _ in 0..form::times(2) {
@@ -32,7 +32,7 @@ async fn hanging_backend_does_not_delay_other_requests() {
         let hanging: Vec<_> = STALLS
             .into_iter()
             .map(|stall| {
-                let ask = Ask::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
+                let ask = RequestSpec::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
                 let target = target.clone();
                 tokio::spawn(async move {
                     let record = target.exchange(&ask, Manner::patient(ENDED)).await;
@@ -59,7 +59,7 @@ async fn hanging_backend_does_not_delay_other_requests() {
 async fn backend_accepting_no_connection_leads_to_timeout() {
     let seconds = TIMEOUT.as_secs().to_string();
     let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
-    let load = site.load(Plan::of(6, Ask::mixed)).await;
+    let load = site.load(Plan::of(6, RequestSpec::mixed)).await;
     load.ledger().fault();
     // While stopped, it accepts nothing; the kernel still completes connections for it.
     site.backends[0].process.signal("STOP").await;

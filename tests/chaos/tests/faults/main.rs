@@ -17,7 +17,7 @@ mod slow_network;
 use std::future::Future;
 
 use modelrelay_chaos::{
-    ledger::{REPORT, say},
+    ledger::{REPORT, report_line},
     site::{RelayNode, Site},
 };
 use modelrelay_harness::{
@@ -38,7 +38,7 @@ const RELAYS_URL: &str = "dns+http://relays.test:7001";
 async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) {
     let said = namespace::inside(test, body).await;
     for line in said.lines().filter_map(|line| line.strip_prefix(REPORT)) {
-        say(line);
+        report_line(line);
     }
 }
 

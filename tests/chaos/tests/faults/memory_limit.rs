@@ -1,6 +1,6 @@
 //! More data than fits: the relay rejects requests before the kernel would kill it.
 
-use modelrelay_chaos::{ask::Ask, cage::Cage, ledger::say, load::Plan, site::Site};
+use modelrelay_chaos::{cage::Cage, ledger::report_line, load::Plan, request::RequestSpec, site::Site};
 use modelrelay_harness::cannot_run;
 
 use crate::BACKEND;
@@ -24,13 +24,13 @@ async fn uploads_beyond_memory_are_refused_and_relay_survives() {
         relay.env("MAX_BUFFERED_BYTES", BUFFERED).under(["sh", "-c", &enter, "sh"])
     };
     let mut site = Site::with_workers(BACKEND, 2, relay, |worker| worker).await;
-    let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::plain(nonce, 100).upload(UPLOAD))).await;
+    let load = site.load(Plan::of(CLIENTS, |nonce, _| RequestSpec::plain(nonce, 100).upload(UPLOAD))).await;
     load.ledger().answers(50).await;
     let ledger = load.finish().await;
     let summary = site.summary(&ledger);
     summary.check("memory limit of 128 MiB, 200 MiB of uploads");
     let (peak, held) = (site.relays[0].relay.usage().peak_bytes, cage.peak());
-    say(&format!("memory limit: peak RSS {} MiB, the cgroup's peak {} MiB", peak >> 20, held >> 20));
+    report_line(&format!("memory limit: peak RSS {} MiB, the cgroup's peak {} MiB", peak >> 20, held >> 20));
     assert_eq!(cage.kills(), 0, "the kernel killed the relay");
     assert!(summary.failed.contains_key("503 overloaded"), "nothing was refused: {summary}");
     assert!(summary.failed.keys().all(|reason| reason == "503 overloaded"), "{summary}");

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
-    ask::Ask,
     load::Plan,
+    request::RequestSpec,
     site::{Site, eventually},
 };
 use modelrelay_harness::client::RawConnection;
@@ -19,7 +19,7 @@ const CLIENTS: usize = 12;
 async fn relay_without_descriptors_finishes_running_requests() {
     let few = ["sh", "-c", "ulimit -n 80 && exec \"$@\"", "sh"];
     let mut site = Site::with_workers(BACKEND, 2, |relay| relay.under(few), |worker| worker).await;
-    let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::stream(nonce, 40, 50))).await;
+    let load = site.load(Plan::of(CLIENTS, |nonce, _| RequestSpec::stream(nonce, 40, 50))).await;
     // Each has just begun a stream of two seconds.
     let running = || load.ledger().counts().sent - load.ledger().counts().ended;
     eventually("a stream of each client", async || running() == CLIENTS).await;
@@ -43,7 +43,7 @@ async fn relay_without_descriptors_finishes_running_requests() {
 async fn worker_without_descriptors_reports_it_and_recovers() {
     let few = ["sh", "-c", "ulimit -n 40 && exec \"$@\"", "sh"];
     let mut site = Site::with_workers(BACKEND, 1, |relay| relay, |worker| worker.concurrency(64).under(few)).await;
-    let load = site.load(Plan::of(60, |nonce, _| Ask::stream(nonce, 10, 50))).await;
+    let load = site.load(Plan::of(60, |nonce, _| RequestSpec::stream(nonce, 10, 50))).await;
     load.ledger().fault();
     if cfg!(target_os = "linux") {
         let pid = site.workers[0].process.process.pid().expect("it runs");
@@ -56,7 +56,7 @@ async fn worker_without_descriptors_reports_it_and_recovers() {
     summary.check("worker without descriptors, 60 at once");
     // Fewer clients than descriptors: none fails.
     site.ready().await;
-    let load = site.load(Plan::of(8, |nonce, _| Ask::stream(nonce, 10, 20))).await;
+    let load = site.load(Plan::of(8, |nonce, _| RequestSpec::stream(nonce, 10, 20))).await;
     load.ledger().answers(50).await;
     let after = site.check("worker without descriptors, later 8 at once", load).await;
     assert_eq!(after.failures(), 0, "{after}");

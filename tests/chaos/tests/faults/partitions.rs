@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use modelrelay_chaos::{
     form,
-    ledger::say,
+    ledger::report_line,
     load::Plan,
     network::{Cut, FarSide, HERE, THERE, missing},
     site::{RelayNode, Site, Worker},
@@ -62,7 +62,7 @@ async fn partition_loses_and_repeats_nothing() {
         far.heal().await;
         load.ledger().answers(10).await;
         site.ready().await;
-        say(&back.join(", "));
+        report_line(&back.join(", "));
         site.check("partitions", load).await;
     })
     .await;

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::Ask,
     load::{Load, Plan},
+    request::RequestSpec,
     site::{Site, eventually},
 };
 
@@ -13,8 +13,8 @@ use crate::{BACKEND, inside, two_relays};
 const STREAMS: usize = 100;
 
 /// Far longer than a restart takes, well within the drain time of 20 s.
-fn long_stream(nonce: u64, _: &mut modelrelay_chaos::dice::Dice) -> Ask {
-    Ask::stream(nonce, 30, 100)
+fn long_stream(nonce: u64, _: &mut modelrelay_chaos::dice::Dice) -> RequestSpec {
+    RequestSpec::stream(nonce, 30, 100)
 }
 
 async fn a_hundred_streams(site: &mut Site) -> Load {

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use modelrelay_chaos::{
-    ask::Ask,
     exchange::{Manner, Outcome},
-    ledger::{Ledger, say},
+    ledger::{Ledger, report_line},
     load::new_nonce,
     network::{FarSide, missing},
+    request::RequestSpec,
     site::Site,
 };
 use modelrelay_harness::cannot_run;
@@ -21,7 +21,7 @@ const MEGABITS: u32 = 8;
 const AT_ONCE: usize = 8;
 
 /// Sends all at once, each of 400 kB; returns the durations of the fastest and the slowest.
-async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> Ask) -> (Duration, Duration) {
+async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> RequestSpec) -> (Duration, Duration) {
     let target = &site.relays[0].target;
     let exchanges: Vec<_> = (0..AT_ONCE)
         .map(|_| {
@@ -50,9 +50,9 @@ async fn streams_over_slow_network_arrive_whole() {
         let site = site_with_far_worker(&far, 0).await;
         far.limit(MEGABITS).await;
         let ledger = Arc::new(Ledger::default());
-        let streams = together(&site, &ledger, || Ask::stream(new_nonce(), 50, 0).pieces_of(8_000)).await;
-        let uploads = together(&site, &ledger, || Ask::plain(new_nonce(), 0).upload(400_000)).await;
-        say(&format!("{MEGABITS} Mbit/s, {AT_ONCE} at once: streams {streams:.1?}, uploads {uploads:.1?}"));
+        let streams = together(&site, &ledger, || RequestSpec::stream(new_nonce(), 50, 0).pieces_of(8_000)).await;
+        let uploads = together(&site, &ledger, || RequestSpec::plain(new_nonce(), 0).upload(400_000)).await;
+        report_line(&format!("{MEGABITS} Mbit/s, {AT_ONCE} at once: streams {streams:.1?}, uploads {uploads:.1?}"));
         site.summary(&ledger).check("bandwidth limit");
         for (kind, (fastest, slowest)) in [("streams", streams), ("uploads", uploads)] {
             assert!(slowest > Duration::from_secs(2), "the cable was not narrow: {kind} took {slowest:?}");

@@ -7,11 +7,11 @@ use std::{
 };
 
 use modelrelay_chaos::{
-    ask::Ask,
     exchange::{Manner, Outcome, Record},
     form,
-    ledger::{Ledger, say},
+    ledger::{Ledger, report_line},
     load::new_nonce,
+    request::RequestSpec,
     site::Site,
 };
 use tokio::{task::JoinSet, time::MissedTickBehavior};
@@ -52,7 +52,7 @@ async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
         let (ledger, target) = (Arc::clone(ledger), Arc::clone(target));
         ledger.sent();
         sent.spawn(async move {
-            let ask = Ask::plain(new_nonce(), REQUEST_MS);
+            let ask = RequestSpec::plain(new_nonce(), REQUEST_MS);
             let record = target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await;
             ledger.ended(record.clone());
             record
@@ -78,7 +78,7 @@ async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     let five = offer(&site, &ledger, 5.0 * CAPACITY).await;
     let p99 = five.refusals.get(five.refusals.len() * 99 / 100).copied().unwrap_or_default();
     let p50 = five.refusals.get(five.refusals.len() / 2).copied().unwrap_or_default();
-    say(&format!(
+    report_line(&format!(
         "overload: answered {:.0}/s of {CAPACITY}/s offered, {:.0}/s of {}/s offered ({:.0} %); {} refused after {p50:.1?} \
          (p50), {p99:.1?} (p99); memory {} and {} MiB",
         once.answered_per_second,

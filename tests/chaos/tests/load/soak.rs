@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use modelrelay_chaos::{
-    ledger::{Counts, say},
+    ledger::{Counts, report_line},
     load::Plan,
     site::{Site, eventually},
 };
@@ -55,7 +55,7 @@ fn check(name: &str, samples: &[Held]) {
     let third = samples.len() / 3;
     assert!(third > 0, "too short to say anything");
     let (first, last) = (Held::mean(&samples[..third]), Held::mean(&samples[samples.len() - third..]));
-    say(&format!(
+    report_line(&format!(
         "soak: {name} first and last third: memory {:.1} and {:.1} MB, descriptors {:.1} and {:.1}, threads {:.1} and {:.1}",
         first.memory / 1e6,
         last.memory / 1e6,
@@ -103,7 +103,7 @@ async fn long_run_leaks_nothing_and_loses_no_request() {
         }
     }
     let summary = site.check("soak", load).await;
-    say(&format!(
+    report_line(&format!(
         "soak: {minutes} min, {:.0} % of the slots busy",
         100.0 * busy.iter().sum::<f64>() / busy.len() as f64
     ));

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use modelrelay_bench::{crowd::Crowd, systems::SECRET};
-use modelrelay_chaos::{ledger::say, load::Plan, site::Site};
+use modelrelay_chaos::{ledger::report_line, load::Plan, site::Site};
 use modelrelay_harness::usage::may_open;
 
 use crate::BACKEND;
@@ -51,7 +51,7 @@ async fn thousand_workers_reconnect_within_ten_seconds() {
     site.relays[0].has_workers(WORKERS as usize + 2).await;
     let (away, mut dials) = (crowd.away(), crowd.dials());
     let busiest = busiest(&mut dials);
-    say(&format!(
+    report_line(&format!(
         "{WORKERS} workers: away {:.0} ms (p50), {:.0} ms (p99), {:.0} ms (max); all back {all_back:.0?} after the relay \
          listened; {} dials, at most {busiest} in {WINDOW:?}, {} handshakes failed",
         away.p50_ms,

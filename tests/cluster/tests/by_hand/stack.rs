@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use modelrelay_cluster::traffic::Traffic;
-use modelrelay_cluster::{Cluster, Namespace, PATIENCE, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, TEST_TIMEOUT, wait_until};
 
 /// A manually deployed provider in its own namespace, with every worker connected to every relay.
 pub(crate) struct Stack {
@@ -28,7 +28,7 @@ impl Stack {
 
     /// Waits until this number of relays exists, each with this number of workers.
     pub(crate) async fn wait_for_workers(&self, relays: usize, workers: usize) {
-        wait_until(&format!("{workers} workers at each of {relays} relays"), PATIENCE, async || {
+        wait_until(&format!("{workers} workers at each of {relays} relays"), TEST_TIMEOUT, async || {
             let known = self.workers_of_relays().await;
             known.len() == relays && known.iter().all(|known| *known == workers)
         })

@@ -34,7 +34,7 @@ async fn deployment_pods_wait_for_their_pool() {
     let setup = Setup::empty().await;
     setup.provide().await;
     setup.namespace.apply(&[deployment("vllm", "llama", 2)]).await;
-    wait_until("two gated Pods", modelrelay_cluster::PATIENCE, async || {
+    wait_until("two gated Pods", modelrelay_cluster::TEST_TIMEOUT, async || {
         let pods = setup.namespace.pods("app=vllm").await;
         pods.len() == 2 && pods.iter().all(is_gated)
     })
@@ -59,7 +59,7 @@ async fn controlled_pod_with_empty_label_waits() {
     let setup = Setup::pool(&json!({})).await;
     setup.namespace.apply(&[deployment("vllm", "", 1)]).await;
     let gated = async || setup.namespace.pods("app=vllm").await.iter().filter(|pod| is_gated(pod)).count();
-    wait_until("a gated Pod", modelrelay_cluster::PATIENCE, async || gated().await == 1).await;
+    wait_until("a gated Pod", modelrelay_cluster::TEST_TIMEOUT, async || gated().await == 1).await;
     // A pool exists, but not the one of these Pods.
     setup.reason("False", "ProviderNotFound").await;
     assert_eq!(gated().await, 1);

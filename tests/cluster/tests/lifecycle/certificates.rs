@@ -5,7 +5,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use modelrelay_cluster::manifests::{demo_container, worker_pool};
-use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, wait_until};
+use modelrelay_cluster::{Cluster, Command, Namespace, TEST_TIMEOUT, wait_until};
 use serde_json::{Value, json};
 
 use super::release::Release;
@@ -28,7 +28,7 @@ async fn external_certificate_and_its_successor_are_served() {
     user.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     // The API server learns of a new webhook, and kube-proxy of its Pods, shortly after Helm is done.
     let unknown = "a refusal, because nobody has published the authority";
-    wait_until(unknown, PATIENCE, async || {
+    wait_until(unknown, TEST_TIMEOUT, async || {
         create_pod(&user).output().await.stderr.contains("certificate signed by unknown authority")
     })
     .await;
@@ -48,7 +48,7 @@ async fn external_certificate_and_its_successor_are_served() {
 
 /// Waits until a labelled Pod gets its worker; nothing is created.
 pub(crate) async fn wait_for_injection(namespace: &Namespace) {
-    wait_until("a labelled Pod to get its worker", PATIENCE, async || {
+    wait_until("a labelled Pod to get its worker", TEST_TIMEOUT, async || {
         let created = create_pod(namespace).output().await;
         let pod: Value = serde_json::from_str(&created.stdout).unwrap_or_default();
         has_worker(&pod)

@@ -64,7 +64,7 @@ impl Drop for Installed<'_> {
     fn drop(&mut self) {
         if !self.deleted {
             let delete = format!("delete --ignore-not-found --timeout 90s {}", self.objects);
-            eprintln!("{}", self.cluster.blocking("kubectl", &delete).said());
+            eprintln!("{}", self.cluster.blocking("kubectl", &delete).output_text());
         }
     }
 }

@@ -30,7 +30,7 @@ async fn release_for_one_namespace_has_no_other_rights() {
     let pod = create_pod(&other).await;
     assert!(!has_worker(&serde_json::from_str(&pod).expect("kubectl writes JSON")), "{pod}");
 
-    let asked = cluster.asked_by(&release.namespace.name, &release.operator()).await;
+    let asked = cluster.requests_by(&release.namespace.name, &release.operator()).await;
     let configuration = format!("/mutatingwebhookconfigurations/{}.{}", release.operator(), release.namespace.name);
     // Its only other right is to list relays in its own binding, which lets them have workers' tokens reviewed.
     let reviewers = format!("/clusterrolebindings/{}.{}-token-reviews", release.operator(), release.namespace.name);

@@ -1,6 +1,6 @@
 //! A release of the chart, and its objects in the cluster.
 
-use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, poll_for};
+use modelrelay_cluster::{Cluster, Command, Namespace, TEST_TIMEOUT, poll_for};
 use serde_json::Value;
 
 /// The chart.
@@ -55,7 +55,7 @@ impl Release {
             left = self.objects().await;
             (left == kept).then_some(())
         };
-        let gone = poll_for(PATIENCE, gone).await;
+        let gone = poll_for(TEST_TIMEOUT, gone).await;
         assert!(gone.is_some(), "the release {} leaves behind: {left:#?}", self.name);
     }
 
@@ -107,7 +107,7 @@ impl Drop for Release {
             // tests.
             let helm = format!("helm{}", self.helm);
             let arguments = format!("uninstall {} --namespace {} --ignore-not-found", self.name, self.namespace.name);
-            eprintln!("{}", self.namespace.cluster.blocking(&helm, &arguments).said());
+            eprintln!("{}", self.namespace.cluster.blocking(&helm, &arguments).output_text());
         }
     }
 }

@@ -42,7 +42,7 @@ impl Drop for Away {
         );
         let installed = self.cluster.blocking("helm4", &install);
         if !installed.success {
-            eprintln!("the shared release cannot be put back:\n{}", installed.said());
+            eprintln!("the shared release cannot be put back:\n{}", installed.output_text());
             assert!(std::thread::panicking(), "the shared release cannot be put back");
         }
     }

@@ -13,7 +13,7 @@ pub(crate) struct User {
 }
 
 /// The state of a Pod: its uid, and the number of its container restarts.
-pub(crate) type Seen = (String, i32);
+pub(crate) type PodState = (String, i32);
 
 impl User {
     /// Applies everything, and waits until both pools are connected.
@@ -52,15 +52,15 @@ impl User {
     }
 
     /// Returns the backend Pods, each with its worker.
-    pub(crate) async fn backends(&self) -> Vec<Seen> {
-        let seen = seen(&self.namespace.pods("app in (vllm,own)").await);
+    pub(crate) async fn backends(&self) -> Vec<PodState> {
+        let seen = states_of(&self.namespace.pods("app in (vllm,own)").await);
         assert_eq!(seen.len(), 2, "one Pod of each pool: {seen:?}");
         seen
     }
 
     /// Returns the relay Pods.
-    pub(crate) async fn relays(&self) -> Vec<Seen> {
-        seen(&self.namespace.pods("modelrelay.io/provider=local,app.kubernetes.io/component=relay").await)
+    pub(crate) async fn relays(&self) -> Vec<PodState> {
+        states_of(&self.namespace.pods("modelrelay.io/provider=local,app.kubernetes.io/component=relay").await)
     }
 
     /// Waits until the relay runs only images of this tag.
@@ -82,8 +82,8 @@ fn template() -> Value {
     json!({"automountServiceAccountToken": false, "containers": [container]})
 }
 
-fn seen(pods: &[Pod]) -> Vec<Seen> {
-    let mut seen: Vec<Seen> = pods.iter().map(|pod| (pod.uid().unwrap_or_default(), restarts(pod))).collect();
+fn states_of(pods: &[Pod]) -> Vec<PodState> {
+    let mut seen: Vec<PodState> = pods.iter().map(|pod| (pod.uid().unwrap_or_default(), restarts(pod))).collect();
     seen.sort();
     seen
 }

@@ -15,7 +15,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use modelrelay_cluster::{Command, PATIENCE, http, poll_for, wait_until};
+use modelrelay_cluster::{Command, TEST_TIMEOUT, http, poll_for, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Child;
@@ -57,7 +57,7 @@ impl Prometheus {
             let answer = http::fetch(address, "GET /-/ready", &[], &Value::Null).await;
             answer.ok().filter(|answer| answer.status == 200)
         };
-        if poll_for(PATIENCE, ready).await.is_none() {
+        if poll_for(TEST_TIMEOUT, ready).await.is_none() {
             panic!(
                 "prometheus does not start: {}",
                 fs::read_to_string(prometheus.dir.path().join("log")).unwrap_or_default()
@@ -95,7 +95,7 @@ impl Prometheus {
     /// Waits until a query returns this single number.
     pub(crate) async fn wait_for_number(&self, query: &str, number: f64) {
         let is = async || matches!(self.query(query).await.as_slice(), [(_, value)] if (*value - number).abs() < 1e-9);
-        wait_until(&format!("{query} to give {number}"), PATIENCE, is).await;
+        wait_until(&format!("{query} to give {number}"), TEST_TIMEOUT, is).await;
     }
 
     /// Returns job and URL of all targets, sorted, and whether all of them responded last time.

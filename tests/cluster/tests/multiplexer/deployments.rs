@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use modelrelay_cluster::{PATIENCE, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
 
 use super::setup::{Census, Setup, model, standalone};
 
@@ -46,7 +46,7 @@ async fn external_replica_changes_are_reverted() {
     wait_until("beta is scaled down again", Duration::from_secs(20), async || setup.replicas("beta").await == 0).await;
     setup.answers("alpha").await;
     setup.namespace.kubectl("scale deployment/alpha --replicas 0").await;
-    wait_until("alpha's Pod is gone", PATIENCE, async || setup.uids().await.is_empty()).await;
+    wait_until("alpha's Pod is gone", TEST_TIMEOUT, async || setup.uids().await.is_empty()).await;
     // No client is affected, whether the worker has already noticed or learns of it through this request.
     setup.answers("alpha").await;
     let log = setup.namespace.kubectl("logs deployment/swap-worker").await;
@@ -62,7 +62,7 @@ async fn model_with_deleted_pod_serves_again() {
     setup.namespace.wait_gone(&setup.namespace.api::<Pod>(), &pod).await;
     // On a slow machine the worker has given it up before its successor is ready, and loads it for the next request.
     let is_settled = async || setup.namespace.service_accepts("alpha").await || setup.replicas("alpha").await == 0;
-    wait_until("alpha serves again, or is unloaded", PATIENCE, is_settled).await;
+    wait_until("alpha serves again, or is unloaded", TEST_TIMEOUT, is_settled).await;
     setup.answers("alpha").await;
     setup.answers("beta").await;
 }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
-use modelrelay_cluster::{PATIENCE, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
 use serde_json::json;
 
 use super::setup::{Setup, model, standalone};
@@ -18,8 +18,8 @@ async fn start(name: &str) -> Setup {
 impl Setup {
     /// Keeps requesting a model that cannot be loaded, as SDKs do, until an Event of the pool reports it: the operator
     /// polls every few seconds, and a first failure is forgotten sooner.
-    async fn told(&self, model: &str, reason: &str, parts: &[&str]) {
-        wait_until(&format!("an Event {reason} that says {parts:?}"), PATIENCE, async || {
+    async fn expect_event(&self, model: &str, reason: &str, parts: &[&str]) {
+        wait_until(&format!("an Event {reason} that says {parts:?}"), TEST_TIMEOUT, async || {
             self.refused(model).await;
             let events =
                 self.namespace.api::<Event>().list(&ListParams::default()).await.expect("Events can be listed");
@@ -41,7 +41,7 @@ async fn model_without_deployment_does_not_disturb_resident() {
     let before = setup.uids().await;
     let (status, error) = setup.refused("absent").await;
     assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
-    setup.told("absent", "LoadFailed", &["absent", "gpu0"]).await;
+    setup.expect_event("absent", "LoadFailed", &["absent", "gpu0"]).await;
     setup.resident("alpha").await;
     assert_eq!(setup.uids().await, before, "it was not unloaded");
     setup.answers("alpha").await;
@@ -53,7 +53,7 @@ async fn model_without_image_releases_slot() {
     setup.answers("alpha").await;
     let (status, error) = setup.refused("broken").await;
     assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
-    setup.told("broken", "LoadFailed", &["broken", "backend_unavailable"]).await;
+    setup.expect_event("broken", "LoadFailed", &["broken", "backend_unavailable"]).await;
     setup.resident("alpha").await;
     assert_eq!((setup.replicas("alpha").await, setup.replicas("broken").await), (1, 0));
     setup.answers("alpha").await;

@@ -19,7 +19,7 @@ impl Setup {
         match said.stdout.trim() {
             "yes" => true,
             "no" => false,
-            _ => panic!("{what}: {}", said.said()),
+            _ => panic!("{what}: {}", said.output_text()),
         }
     }
 

@@ -132,12 +132,12 @@ pub(crate) fn model(name: &str) -> Vec<Value> {
 
 /// Counts the slot's Pods from now on. Terminating Pods are included until they are gone.
 pub(crate) struct Census {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ObservedPods>>,
     _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ObservedPods {
     there: BTreeSet<String>,
     most: usize,
     ever: BTreeSet<String>,
@@ -145,7 +145,7 @@ struct Seen {
 
 impl Census {
     pub(crate) fn begin(namespace: &Namespace) -> Self {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(ObservedPods::default()));
         let mut task = JoinSet::new();
         task.spawn(count(namespace.api::<Pod>(), Arc::clone(&seen)));
         Self { seen, _task: task }
@@ -158,7 +158,7 @@ impl Census {
     }
 }
 
-async fn count(pods: Api<Pod>, seen: Arc<Mutex<Seen>>) {
+async fn count(pods: Api<Pod>, seen: Arc<Mutex<ObservedPods>>) {
     let params = WatchParams::default().labels(SLOT_LABEL).disable_bookmarks();
     loop {
         let Ok(changes) = pods.watch(&params, "0").await else { continue };

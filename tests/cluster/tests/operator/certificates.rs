@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, api::PostParams};
 use modelrelay_cluster::manifests::worker_pool;
-use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -35,7 +35,7 @@ async fn certificate_renewal_fails_no_pod() {
     cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} delete secret {SECRET}")).await;
     let served = changed(&namespace, &secrets, "tls.crt", &long).await;
     let pods = namespace.api::<Pod>();
-    wait_until("the webhook to be trusted", PATIENCE, async || create(&pods, "first").await.is_ok()).await;
+    wait_until("the webhook to be trusted", TEST_TIMEOUT, async || create(&pods, "first").await.is_ok()).await;
 
     let creating = Creating::start(&namespace);
     changed(&namespace, &secrets, "tls.crt", &served).await;
@@ -101,7 +101,7 @@ impl Drop for ShortLived<'_> {
         if !self.restored {
             let arguments =
                 format!("--namespace {SYSTEM_NAMESPACE} set env deployment/{OPERATOR} CERTIFICATE_LIFETIME-");
-            eprintln!("{}", self.cluster.blocking("kubectl", &arguments).said());
+            eprintln!("{}", self.cluster.blocking("kubectl", &arguments).output_text());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A pool nested too deep for the operator's JSON parser, next to a valid one.
 
 use modelrelay_cluster::manifests::worker_pool;
-use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, wait_until};
+use modelrelay_cluster::{Cluster, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
 use serde_json::json;
 
 use super::replicas::{OPERATOR, Operator};
@@ -18,7 +18,7 @@ async fn too_deeply_nested_pool_blocks_no_other() {
     let limits = (0..LEVELS).fold(json!({}), |inner, _| json!({"a": inner}));
     deep.apply(&[worker_pool("deep", &json!({"provider": "local", "sidecar": {"resources": limits}}))]).await;
     let status = "get workerpool deep --output jsonpath={.status.conditions[?(@.type=='Ready')].status}";
-    wait_until("the pool to be judged", PATIENCE, async || !deep.kubectl(status).await.is_empty()).await;
+    wait_until("the pool to be judged", TEST_TIMEOUT, async || !deep.kubectl(status).await.is_empty()).await;
 
     let beside = cluster.namespace("beside").await;
     let pools = beside.custom("modelrelay.io/v1alpha1", "WorkerPool");

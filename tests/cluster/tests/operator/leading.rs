@@ -122,7 +122,7 @@ async fn restarts(operator: &Operator) -> Vec<(String, i32)> {
 /// Returns the number of requests that the operator has sent to the API server about this namespace.
 async fn requests_about(namespace: &Namespace) -> usize {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.asked_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
     asked.iter().filter(|asked| asked.uri.contains(&path)).count()
 }
 

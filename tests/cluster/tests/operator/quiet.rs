@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use modelrelay_cluster::manifests::{demo_backend, provider, worker_pool};
-use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -67,7 +67,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
     let counted = k8s_openapi::jiff::Timestamp::now();
     for name in operator.ready_pods().await {
         let mut held = None;
-        wait_until(&format!("the kubelet to measure {name}"), PATIENCE, async || {
+        wait_until(&format!("the kubelet to measure {name}"), TEST_TIMEOUT, async || {
             held = memory(&cluster, &name, counted).await;
             held.is_some()
         })
@@ -86,7 +86,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
 /// seconds.
 async fn settle(namespace: &Namespace) {
     let mut before = (0, tokio::time::Instant::now());
-    wait_until("the operator to have nothing left to do", PATIENCE, async || {
+    wait_until("the operator to have nothing left to do", TEST_TIMEOUT, async || {
         let now = requests(namespace).await.len();
         if now != before.0 {
             before = (now, tokio::time::Instant::now());
@@ -99,7 +99,7 @@ async fn settle(namespace: &Namespace) {
 /// Returns verb and path of the operator's requests about this namespace, in order.
 async fn requests(namespace: &Namespace) -> Vec<(String, String)> {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.asked_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
     asked.into_iter().filter(|asked| asked.uri.contains(&path)).map(|asked| (asked.verb, asked.uri)).collect()
 }
 

@@ -3,7 +3,7 @@
 use hyper::Request;
 use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::{Api, ResourceExt, api::ListParams};
-use modelrelay_cluster::{Cluster, PATIENCE, RELEASE, SYSTEM_NAMESPACE, wait_until};
+use modelrelay_cluster::{Cluster, RELEASE, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
 
 /// The Deployment, ServiceAccount, Lease and Service of the release.
 pub(crate) const OPERATOR: &str = "modelrelay-operator";
@@ -22,7 +22,7 @@ impl Operator {
     pub(crate) async fn settled(cluster: &Cluster) -> Self {
         let pods = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
         let operator = Self { cluster: cluster.clone(), pods };
-        wait_until("two ready replicas, one of which leads", PATIENCE, async || {
+        wait_until("two ready replicas, one of which leads", TEST_TIMEOUT, async || {
             operator.ready_pods().await.len() == REPLICAS && operator.leaders().await.len() == 1
         })
         .await;

@@ -7,7 +7,7 @@ use kube::{Api, ResourceExt, api::ListParams};
 use modelrelay_cluster::http::fetch;
 use modelrelay_cluster::manifests::{DEMO_MODEL, demo_backend, provider, worker_pool};
 use modelrelay_cluster::traffic::Traffic;
-use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
 use serde_json::{Value, json};
 
 use super::replicas::Operator;
@@ -68,8 +68,8 @@ async fn use_every_secret(namespace: &Namespace) -> String {
     namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
     let service = namespace.service_address("local").await;
     let key = make_key(namespace).await;
-    let reached = async |key: &str| asked_for_models(service, key).await;
-    wait_until("the relay to take the key", PATIENCE, async || reached(&key).await == 200).await;
+    let reached = async |key: &str| models_status(service, key).await;
+    wait_until("the relay to take the key", TEST_TIMEOUT, async || reached(&key).await == 200).await;
     assert_eq!(reached(WRONG_KEY).await, 401);
 
     let pools = namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");
@@ -87,7 +87,7 @@ async fn use_every_secret(namespace: &Namespace) -> String {
     key
 }
 
-async fn asked_for_models(service: SocketAddr, key: &str) -> u16 {
+async fn models_status(service: SocketAddr, key: &str) -> u16 {
     let bearer = format!("Bearer {key}");
     let body = json!({"model": DEMO_MODEL, "messages": []});
     let headers = [("authorization", bearer.as_str())];

@@ -8,7 +8,7 @@ use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use modelrelay_cluster::{PATIENCE, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -83,7 +83,7 @@ impl Client {
     }
 
     /// Sends a request over a new connection; returns the status, and the server's certificate.
-    async fn ask(&self, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
+    async fn send_request(&self, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
         let tcp = TcpStream::connect(to).await.map_err(|error| error.to_string())?;
         let connector = TlsConnector::from(self.config.clone());
         let stream = connector.connect(self.name.clone(), tcp).await.map_err(|error| error.to_string())?;
@@ -145,8 +145,8 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     let service = setup.namespace.service_address(LOCAL).await;
     assert_eq!(service.port(), 443);
     let client = Client::trusting(&authority.certificate, host.clone());
-    let answers = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == first.der());
-    wait_until("an answer over TLS from the worker that was there", PATIENCE * 2, answers).await;
+    let answers = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == first.der());
+    wait_until("an answer over TLS from the worker that was there", TEST_TIMEOUT * 2, answers).await;
     assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
     setup.connected().await;
 
@@ -154,8 +154,8 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     let generation = setup.deployment().await.metadata.generation;
     let second = authority.sign(&names);
     publish(&setup, &authority.certificate, &second.certificate, &second.key).await;
-    let renewed = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == second.der());
-    wait_until("the renewed certificate", PATIENCE, renewed).await;
+    let renewed = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == second.der());
+    wait_until("the renewed certificate", TEST_TIMEOUT, renewed).await;
     assert_eq!(runs(&setup.relays().await), relays_before, "a relay was restarted");
     assert_eq!(setup.deployment().await.metadata.generation, generation, "the Deployment was touched");
 
@@ -164,11 +164,11 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     let third = other.sign(&names);
     publish(&setup, &both(&other), &third.certificate, &third.key).await;
     let client = Client::trusting(&other.certificate, host.clone());
-    let replaced = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == third.der());
-    wait_until("a certificate of another authority", PATIENCE, replaced).await;
+    let replaced = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == third.der());
+    wait_until("a certificate of another authority", TEST_TIMEOUT, replaced).await;
     setup.namespace.kubectl("rollout restart deployment/local-relay").await;
     setup.namespace.rolled_out("deployment/local-relay").await;
-    wait_until("a worker that trusts the other authority", PATIENCE * 2, replaced).await;
+    wait_until("a worker that trusts the other authority", TEST_TIMEOUT * 2, replaced).await;
     setup.reason("Programmed", "True", "ConfigurationApplied").await;
     assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
 }

@@ -1,7 +1,7 @@
 //! Workers that present the token of their ServiceAccount, with a real API server.
 
 use k8s_openapi::api::core::v1::Pod;
-use modelrelay_cluster::{PATIENCE, http::fetch, manifests, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, http::fetch, manifests, wait_until};
 use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, address_of};
@@ -82,7 +82,7 @@ async fn workers_register_only_with_token_of_their_account() {
     }
     // The account's tokens end with it, including those of workers that are still connected.
     setup.namespace.kubectl(&format!("delete serviceaccount {WORKERS}")).await;
-    wait_until("its workers to be gone", PATIENCE, async || setup.identities(&relay).await.is_empty()).await;
+    wait_until("its workers to be gone", TEST_TIMEOUT, async || setup.identities(&relay).await.is_empty()).await;
     assert_eq!(setup.dial(&relay, &unused).await, 401);
     let name = relay.metadata.name.as_deref().expect("a Pod has a name");
     let log = setup.namespace.kubectl(&format!("logs {name}")).await;
@@ -97,7 +97,7 @@ async fn relay_reviews_tokens_while_provider_lists_accounts() {
     let setup = Setup::ready(&json!({})).await;
     assert!(!setup.may_review().await);
     setup.patch(&json!({"workerServiceAccounts": [WORKERS]})).await;
-    wait_until("the right", PATIENCE, async || setup.may_review().await).await;
+    wait_until("the right", TEST_TIMEOUT, async || setup.may_review().await).await;
     let relay = format!("system:serviceaccount:{}:{LOCAL}-relay", setup.namespace.name);
     for more in
         ["get secrets", "create pods", "create serviceaccounts --subresource token", "create subjectaccessreviews"]
@@ -106,9 +106,9 @@ async fn relay_reviews_tokens_while_provider_lists_accounts() {
         assert_eq!(said.stdout.trim(), "no", "{more}");
     }
     setup.patch(&json!({"workerServiceAccounts": []})).await;
-    wait_until("the right to be gone", PATIENCE, async || !setup.may_review().await).await;
+    wait_until("the right to be gone", TEST_TIMEOUT, async || !setup.may_review().await).await;
     setup.patch(&json!({"workerServiceAccounts": [WORKERS]})).await;
-    wait_until("the right", PATIENCE, async || setup.may_review().await).await;
+    wait_until("the right", TEST_TIMEOUT, async || setup.may_review().await).await;
     setup.namespace.kubectl(&format!("delete provider {LOCAL}")).await;
-    wait_until("the right to be gone with the Provider", PATIENCE, async || !setup.may_review().await).await;
+    wait_until("the right to be gone with the Provider", TEST_TIMEOUT, async || !setup.may_review().await).await;
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::{
     core::v1::{Secret, Service},
 };
 use kube::ResourceExt;
-use modelrelay_cluster::{PATIENCE, manifests, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, manifests, wait_until};
 use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup, message_of};
@@ -19,7 +19,7 @@ async fn recreated_provider_keeps_client_keys() {
     let (id, key) = setup.make_key(&setup.relays().await[0]).await;
     setup.wait_for_status(&setup.relays().await[0], &key, 200).await;
     setup.answers(Some(&key)).await;
-    assert_eq!(setup.ask("/v1/chat/completions", &[]).await.status, 401);
+    assert_eq!(setup.send_request("/v1/chat/completions", &[]).await.status, 401);
     let mut before = Vec::new();
     for secret in SECRETS {
         let secret = setup.namespace.api::<Secret>().get(secret).await.expect("it is there");
@@ -32,7 +32,7 @@ async fn recreated_provider_keeps_client_keys() {
     setup.namespace.wait_gone(&setup.namespace.api::<Deployment>(), "local-relay").await;
     setup.namespace.wait_gone(&setup.namespace.api::<Service>(), LOCAL).await;
     setup.namespace.wait_gone(&setup.namespace.api::<Secret>(), "local-relay").await;
-    wait_until("the relay's Pods to be gone", PATIENCE, async || setup.relays().await.is_empty()).await;
+    wait_until("the relay's Pods to be gone", TEST_TIMEOUT, async || setup.relays().await.is_empty()).await;
 
     setup.provide(&spec).await;
     setup.condition("Ready", "True").await;
@@ -45,7 +45,7 @@ async fn recreated_provider_keeps_client_keys() {
         assert!(secret == "local-api-keys" || now.data == data, "{secret} holds something else");
     }
     setup.answers(Some(&key)).await;
-    assert_eq!(setup.ask("/v1/chat/completions", &[]).await.status, 401);
+    assert_eq!(setup.send_request("/v1/chat/completions", &[]).await.status, 401);
     let listed = setup.admin(&setup.relays().await[0], "GET /admin/keys", &Value::Null).await;
     assert_eq!(listed.json()["keys"][0]["id"], id, "{listed:?}");
     assert_eq!(setup.namespace.pod_names("modelrelay.io/pool=llama").await, backends);

@@ -109,7 +109,7 @@ fn selector() -> Value {
 }
 
 /// An object as JSON.
-async fn seen(setup: &Setup, what: &str) -> Value {
+async fn object_json(setup: &Setup, what: &str) -> Value {
     let text = setup.namespace.kubectl(&format!("get {what} --output json")).await;
     serde_json::from_str(&text).expect("kubectl prints JSON")
 }
@@ -134,7 +134,7 @@ fn operator() -> Value {
 async fn objects_have_shapes_enforced_by_cluster() {
     let setup = at_zero(&json!({})).await;
     let port = |number: u16| json!([{"port": number, "protocol": "TCP"}]);
-    let policy = seen(&setup, "networkpolicy local-relay").await;
+    let policy = object_json(&setup, "networkpolicy local-relay").await;
     assert_eq!(
         policy["spec"],
         json!({
@@ -147,15 +147,15 @@ async fn objects_have_shapes_enforced_by_cluster() {
             ],
         })
     );
-    let budget = seen(&setup, "pdb local-relay").await;
+    let budget = object_json(&setup, "pdb local-relay").await;
     assert_eq!(
         budget["spec"],
         json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": selector()}})
     );
-    let clients = &seen(&setup, "service local").await["spec"];
+    let clients = &object_json(&setup, "service local").await["spec"];
     let http = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": "client", "appProtocol": "http"}]);
     assert_has(clients, &json!({"type": "ClusterIP", "selector": selector(), "ports": http}));
-    let workers = &seen(&setup, "service local-workers").await["spec"];
+    let workers = &object_json(&setup, "service local-workers").await["spec"];
     let dialled =
         json!([{"name": "workers", "port": 8081, "protocol": "TCP", "targetPort": "workers", "appProtocol": "http"}]);
     let headless =
@@ -168,7 +168,7 @@ async fn objects_have_shapes_enforced_by_cluster() {
 async fn assert_owned(setup: &Setup) {
     let uid = setup.providers.get(LOCAL).await.expect("it is there").uid();
     let kinds = "service,serviceaccount,deployment,pdb,networkpolicy,secret";
-    let found = seen(setup, &format!("{kinds} --selector modelrelay.io/provider=local")).await;
+    let found = object_json(setup, &format!("{kinds} --selector modelrelay.io/provider=local")).await;
     let items = found["items"].as_array().expect("a list");
     let mut names: Vec<String> = Vec::new();
     for item in items {
@@ -212,14 +212,14 @@ async fn network_settings_of_spec_reach_objects() {
         },
     }))
     .await;
-    let service = seen(&setup, "service local").await;
+    let service = object_json(&setup, "service local").await;
     assert_eq!(service["metadata"]["annotations"]["example.com/lb"], "internal");
     let ports = service["spec"]["ports"].as_array().expect("ports");
     let ports: Vec<_> = ports.iter().map(|port| (&port["name"], &port["port"], &port["targetPort"])).collect();
     let wanted = (json!("http"), json!("workers"), json!(8000), json!(8081), json!("client"));
     assert_eq!(ports, [(&wanted.0, &wanted.2, &wanted.4), (&wanted.1, &wanted.3, &wanted.1)]);
     assert_eq!(service["spec"]["type"], "NodePort");
-    let policy = seen(&setup, "networkpolicy local-relay").await;
+    let policy = object_json(&setup, "networkpolicy local-relay").await;
     let ingress = &policy["spec"]["ingress"];
     assert_eq!(ingress[1]["from"], json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]));
     let monitoring = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}});
@@ -235,7 +235,7 @@ async fn network_settings_of_spec_reach_objects() {
 #[tokio::test]
 async fn relay_has_rights_only_with_api_keys() {
     let setup = at_zero(&json!({"requireApiKeys": true})).await;
-    let role = seen(&setup, "role local-relay").await;
+    let role = object_json(&setup, "role local-relay").await;
     let rule = json!({
         "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["local-api-keys"], "verbs": ["get", "update", "patch"],
     });

@@ -1,6 +1,6 @@
 //! A working Provider and a disabled one, from the user's view.
 
-use modelrelay_cluster::{PATIENCE, manifests, poll_for, traffic::Traffic};
+use modelrelay_cluster::{TEST_TIMEOUT, manifests, poll_for, traffic::Traffic};
 use serde_json::{Value, json};
 
 use super::setup::{LOCAL, Setup};
@@ -10,7 +10,7 @@ async fn empty_spec_becomes_ready_and_serves() {
     let setup = Setup::empty().await;
     setup.provide(&json!({})).await;
     setup.namespace.apply(&[manifests::worker_pool("llama", &manifests::demo_pool(LOCAL))]).await;
-    let patience = PATIENCE.as_secs();
+    let patience = TEST_TIMEOUT.as_secs();
     setup.namespace.kubectl(&format!("wait --for=condition=Ready --timeout={patience}s provider/local")).await;
     setup.namespace.kubectl(&format!("wait --for=condition=Ready --timeout={patience}s workerpool/llama")).await;
     setup.answers(None).await;
@@ -33,13 +33,13 @@ async fn table(setup: &Setup, arguments: &str) -> Vec<Vec<String>> {
 /// Waits for a table of one row, whose last cell is an age.
 async fn wait_for_row(setup: &Setup, arguments: &str, wanted: &[&str]) {
     let mut last = Vec::new();
-    let seen = poll_for(PATIENCE, async || {
+    let seen = poll_for(TEST_TIMEOUT, async || {
         last = table(setup, arguments).await;
         let row = last.get(1).and_then(|row| row.split_last());
         row.is_some_and(|(age, row)| is_age(age) && row == wanted).then_some(())
     });
     let seen = seen.await;
-    assert!(seen.is_some(), "waited {PATIENCE:?} in vain for {wanted:?} and an age; last seen: {last:?}");
+    assert!(seen.is_some(), "waited {TEST_TIMEOUT:?} in vain for {wanted:?} and an age; last seen: {last:?}");
 }
 
 fn is_age(text: &str) -> bool {
@@ -79,12 +79,12 @@ async fn disabled_provider_reports_it_and_loses_nothing() {
     setup.patch(&json!({"enabled": false})).await;
     setup.reason("Ready", "False", "Disabled").await;
     setup.condition("Programmed", "True").await;
-    let refused = setup.ask("/v1/chat/completions", &[]).await;
+    let refused = setup.send_request("/v1/chat/completions", &[]).await;
     let error = &refused.json()["error"];
     assert_eq!((refused.status, refused.header("x-should-retry")), (503, "false"), "{refused:?}");
     assert_eq!((&error["type"], &error["code"]), (&json!("service_unavailable_error"), &json!("provider_disabled")));
     assert_eq!((&error["message"], error.get("param")), (&json!("Provider is currently disabled"), Some(&Value::Null)));
-    let refused = setup.ask("/v1/messages", &[("anthropic-version", "2023-06-01")]).await;
+    let refused = setup.send_request("/v1/messages", &[("anthropic-version", "2023-06-01")]).await;
     let body = refused.json();
     assert_eq!(
         (refused.status, &body["type"], &body["error"]["type"]),

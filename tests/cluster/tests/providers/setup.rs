@@ -8,7 +8,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
 };
 use modelrelay_cluster::{
-    Cluster, Namespace, PATIENCE,
+    Cluster, Namespace, TEST_TIMEOUT,
     http::{Reply, fetch},
     manifests,
     traffic::Traffic,
@@ -95,7 +95,7 @@ impl Setup {
     }
 
     /// Sends one request to the Service.
-    pub(crate) async fn ask(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+    pub(crate) async fn send_request(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
         let service = self.namespace.service_address(LOCAL).await;
         let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
         fetch(service, &format!("POST {path}"), headers, &body).await.expect("the Service answers")
@@ -123,7 +123,7 @@ impl Setup {
         let bearer = format!("Bearer {key}");
         let what = format!("{status} for that key from Pod {}", relay.name_any());
         // A kubelet without the annotation would take up to a minute.
-        wait_until(&what, PATIENCE / 4, async || {
+        wait_until(&what, TEST_TIMEOUT / 4, async || {
             let reply = fetch(address, "GET /v1/models", &[("authorization", &bearer)], &Value::Null).await;
             reply.is_ok_and(|reply| reply.status == status)
         })

@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use k8s_openapi::api::core::v1;
 use modelrelay_cluster::traffic::Traffic;
-use modelrelay_cluster::{Cluster, PATIENCE, wait_until};
+use modelrelay_cluster::{Cluster, TEST_TIMEOUT, wait_until};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -53,7 +53,7 @@ impl Outside {
         let backend = free_address();
         let probe = free_address();
         let backend_process = start(&["demo", "--listen", &backend.to_string()], &[]);
-        wait_until("the backend", PATIENCE, async || TcpStream::connect(backend).await.is_ok()).await;
+        wait_until("the backend", TEST_TIMEOUT, async || TcpStream::connect(backend).await.is_ok()).await;
         let settings = BTreeMap::from([
             ("PROXY_URL", format!("http://{}:8081", stack.service.ip())),
             ("PROVIDER_NAME", PROVIDER.to_owned()),

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1;
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 use modelrelay_cluster::traffic::Traffic;
-use modelrelay_cluster::{Cluster, PATIENCE, manifests, wait_until};
+use modelrelay_cluster::{Cluster, TEST_TIMEOUT, manifests, wait_until};
 use serde_json::{Value, json};
 
 use super::stack::{POOL, POOL_PODS, PROVIDER, Stack, provider};
@@ -26,7 +26,7 @@ async fn scaling_down_removes_idle_pods_and_cuts_nothing() {
     let runs = |provider: &DynamicObject| provider.data["status"]["inFlight"] == 1;
     stack.namespace.wait_for(&stack.providers(), PROVIDER, "status.inFlight 1", runs).await;
     stack.namespace.kubectl(&format!("scale workerpool {POOL} --replicas 1")).await;
-    wait_until("one Pod left", PATIENCE, async || stack.namespace.pods(POOL_PODS).await.len() == 1).await;
+    wait_until("one Pod left", TEST_TIMEOUT, async || stack.namespace.pods(POOL_PODS).await.len() == 1).await;
     assert_eq!(stack.namespace.pod_names(POOL_PODS).await, busy, "a busy Pod had to go, idle ones stayed");
     // By chance alone, it would be spared one time in three.
     let left = stack.namespace.pods(POOL_PODS).await.swap_remove(0);
@@ -53,7 +53,7 @@ async fn rollout_on_single_gpu_node_completes() {
     traffic.wait_for_underway(1).await;
     let patch = json!({"spec": {"template": {"metadata": {"annotations": {"changed": "yes"}}}}}).to_string();
     stack.namespace.kubectl(&format!("patch workerpool {POOL} --type merge --patch")).arg(patch).await;
-    wait_until("a new Pod", PATIENCE, async || {
+    wait_until("a new Pod", TEST_TIMEOUT, async || {
         let now = stack.namespace.pod_names(POOL_PODS).await;
         !now.is_empty() && now.iter().all(|pod| !before.contains(pod))
     })

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1;
 use kube::ResourceExt;
 use modelrelay_cluster::process::kill_process;
 use modelrelay_cluster::traffic::Running;
-use modelrelay_cluster::{PATIENCE, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
 use serde_json::json;
 
 use super::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
@@ -40,7 +40,7 @@ async fn killed_relay_breaks_only_its_own_requests() {
     let [victim, survivor] = pods.as_slice() else { panic!("there should be two relays") };
     kill_process(victim, |command| command.starts_with("/modelrelay-relay"));
     let came_back = async || restarts_of(&stack, &victim.name_any()).await == Some(1);
-    wait_until("the killed relay's restart", PATIENCE, came_back).await;
+    wait_until("the killed relay's restart", TEST_TIMEOUT, came_back).await;
     stack.wait_for_workers(2, 2).await;
     traffic.wait_for_answers(CLIENTS).await;
     expect_only_losses_of(&stack, &traffic, survivor).await;
@@ -64,7 +64,7 @@ async fn killed_relay_breaks_only_its_own_requests() {
 async fn expect_only_losses_of(stack: &Stack, traffic: &Running, survivor: &v1::Pod) {
     let counts = traffic.counts();
     counts.expect_no_final_failure();
-    let stats = stack.ask(survivor, "/admin/stats").await.expect("the other relay answers");
+    let stats = stack.admin_get(survivor, "/admin/stats").await.expect("the other relay answers");
     let ended = stats["providers"]["local"]["requests"].as_object().expect("requests by outcome").clone();
     let answered_alone = ended.keys().all(|outcome| outcome == "ok");
     assert!(answered_alone, "the relay that was not killed failed requests: {ended:?}; clients saw {counts}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1;
 use kube::api::DynamicObject;
 use modelrelay_cluster::traffic::Traffic;
-use modelrelay_cluster::{PATIENCE, wait_until};
+use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
 use serde_json::json;
 
 use super::stack::{Backends, CLIENTS, PROVIDER, Stack, expect_no_failure};
@@ -40,7 +40,7 @@ async fn rotating_and_revoking_worker_secret_fails_no_request() {
         let now = self::links(&stack).await;
         now.len() == links.len() && now.iter().all(|link| !links.contains(link))
     };
-    wait_until("links made with the new secret", PATIENCE, relinked).await;
+    wait_until("links made with the new secret", TEST_TIMEOUT, relinked).await;
     stack.wait_for_workers(2, 2).await;
     stack
         .namespace

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1;
 use kube::{Api, api::DynamicObject};
 use modelrelay_cluster::http::fetch;
 use modelrelay_cluster::traffic::{Running, Traffic};
-use modelrelay_cluster::{Cluster, Namespace, PATIENCE, manifests, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, TEST_TIMEOUT, manifests, wait_until};
 use serde_json::{Value, json};
 
 /// The Provider.
@@ -99,7 +99,7 @@ impl Stack {
     /// Waits until there is this number of relays, all linked to the same workers, this many, none of which is
     /// draining.
     pub(crate) async fn wait_for_workers(&self, relays: usize, workers: usize) {
-        wait_until(&format!("the same {workers} workers at each of {relays} relays"), PATIENCE, async || {
+        wait_until(&format!("the same {workers} workers at each of {relays} relays"), TEST_TIMEOUT, async || {
             let views = self.relays().await;
             let known: BTreeSet<BTreeSet<String>> = views.iter().map(RelayView::staying_workers).collect();
             views.len() == relays
@@ -114,7 +114,7 @@ impl Stack {
     pub(crate) async fn relays(&self) -> Vec<RelayView> {
         let mut views = Vec::new();
         for pod in self.namespace.pods(RELAY_PODS).await {
-            if let Some(state) = self.ask(&pod, "/admin/state").await {
+            if let Some(state) = self.admin_get(&pod, "/admin/state").await {
                 views.push(RelayView { state });
             }
         }
@@ -122,7 +122,7 @@ impl Stack {
     }
 
     /// Returns the response of one relay's admin port.
-    pub(crate) async fn ask(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
+    pub(crate) async fn admin_get(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
         let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
         let token = format!("Bearer {}", self.admin_token);
         let headers = [("authorization", token.as_str())];

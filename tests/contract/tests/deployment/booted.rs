@@ -51,7 +51,7 @@ async fn with_relay() -> Option<(Machine, String)> {
 
 /// Starts a stream of the slow model, and waits for its first piece.
 async fn begin_stream(machine: &Machine, key: &str) -> Process {
-    let stream = machine.spawn_client(&ask(key, "slow", true));
+    let stream = machine.spawn_client(&request_command(key, "slow", true));
     stream.wait_for_line("data: {").await;
     assert!(!stream.log().contains("[DONE]"), "it has ended already");
     stream
@@ -63,7 +63,7 @@ async fn is_whole(mut stream: Process) {
     assert!(stream.log().contains("data: [DONE]"), "{}", stream.log().dump());
 }
 
-fn ask(key: &str, model: &str, stream: bool) -> String {
+fn request_command(key: &str, model: &str, stream: bool) -> String {
     // A stream lasts some seconds, however slow the machine is.
     let content = if stream { "and so on ".repeat(10) } else { "hello".to_owned() };
     let body = json!({"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]});
@@ -75,7 +75,7 @@ fn ask(key: &str, model: &str, stream: bool) -> String {
 
 /// Sends a request, which waits until a worker connects, and checks its response.
 async fn answers(machine: &Machine, key: &str, model: &str) {
-    let said = machine.run(&ask(key, model, false)).await;
+    let said = machine.run(&request_command(key, model, false)).await;
     let answer: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
     assert_eq!(answer["model"], model, "{said}");
 }

@@ -59,16 +59,16 @@ impl Machine {
                 return Some(Some(pid.trim().to_owned()));
             }
             let has_ended = self.supervisor.try_wait().is_ok_and(|status| status.is_some());
-            (has_ended || !self.said().is_empty()).then_some(None)
+            (has_ended || !self.log_text().is_empty()).then_some(None)
         });
         match started.await.flatten() {
             Some(pid) => self.pid = pid,
-            None => return Err(self.said().trim().replace('\n', "; ")),
+            None => return Err(self.log_text().trim().replace('\n', "; ")),
         }
         Ok(())
     }
 
-    fn said(&self) -> String {
+    fn log_text(&self) -> String {
         let mut said = String::new();
         let log = std::fs::File::open(self.folder.path().join("log"));
         let _ = log.and_then(|mut log| log.read_to_string(&mut said));
@@ -120,7 +120,11 @@ impl Drop for Machine {
         drop(self.supervisor.stdin.take());
         let status = self.supervisor.wait();
         if !self.pid.is_empty() && !std::thread::panicking() {
-            assert!(status.is_ok_and(|status| status.success()), "the machine is not cleared away: {}", self.said());
+            assert!(
+                status.is_ok_and(|status| status.success()),
+                "the machine is not cleared away: {}",
+                self.log_text()
+            );
         }
     }
 }

@@ -9,7 +9,7 @@ use modelrelay_harness::process::{Process, Spawn, on_path};
 use modelrelay_harness::relay::Relay;
 use modelrelay_harness::tls::Certificates;
 use modelrelay_harness::worker_process::{Stack, WorkerProcess, wait_for_model};
-use modelrelay_harness::{PATIENCE, cannot_run, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, cannot_run, poll_until};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -165,7 +165,7 @@ fn free_address() -> SocketAddr {
 
 async fn wait_until_open(address: SocketAddr, proxy: &Process) {
     let is_open = async || tokio::net::TcpStream::connect(address).await.is_ok();
-    poll_until(PATIENCE, "a proxy that listens", proxy.log(), is_open).await;
+    poll_until(TEST_TIMEOUT, "a proxy that listens", proxy.log(), is_open).await;
 }
 
 async fn whole_requests_streams_and_addresses_pass(kind: Kind) {

@@ -61,7 +61,7 @@ async fn body_over_limit_is_rejected_unforwarded() {
     let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "p".repeat(32 << 20));
     let reply = stack.relay.fetch(Request::new("POST", "/v1/completions").body(body)).await;
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (413, &json!("request_too_large")));
-    assert_eq!(stack.backend.times_asked("/v1/completions"), 0);
+    assert_eq!(stack.backend.request_count("/v1/completions"), 0);
 }
 
 #[tokio::test]

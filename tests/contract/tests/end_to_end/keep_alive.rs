@@ -2,7 +2,7 @@
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::worker_process::Stack;
-use modelrelay_harness::{PATIENCE, cannot_run, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, cannot_run, poll_until};
 use serde_json::json;
 
 /// Linux only: a row for each IPv4 connection.
@@ -32,9 +32,9 @@ async fn relay_and_worker_probe_their_idle_connections() {
     let all_probe = |timers: Vec<String>| !timers.is_empty() && timers.iter().all(|timer| timer == KEEP_ALIVE);
     let log = stack.relay.log();
     // The client's connection, and the worker's.
-    poll_until(PATIENCE, "probes of the relay", log, async || all_probe(timers(|local, _| port_of(local, relay))))
+    poll_until(TEST_TIMEOUT, "probes of the relay", log, async || all_probe(timers(|local, _| port_of(local, relay))))
         .await;
-    poll_until(PATIENCE, "probes of the worker to its backend", log, async || {
+    poll_until(TEST_TIMEOUT, "probes of the worker to its backend", log, async || {
         all_probe(timers(|_, remote| port_of(remote, backend)))
     })
     .await;

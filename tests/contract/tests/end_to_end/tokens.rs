@@ -57,7 +57,7 @@ async fn token_renewal_fails_no_request() {
     call.end_stream().await;
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
     relay.wait_for_workers(1).await;
-    kubernetes.take_back(&first);
+    kubernetes.revoke(&first);
     let seen = kubernetes.reviewed().len();
     eventually("the second token was reviewed again", &relay, || async { kubernetes.reviewed().len() > seen + 2 })
         .await;
@@ -80,7 +80,7 @@ async fn worker_of_deleted_pod_logs_rejection_reason() {
     let token = kubernetes.token(GPU, "modelrelay", AN_HOUR);
     renew(directory.path(), &token);
     let worker = worker_of(&relay, &backend, directory.path()).await;
-    kubernetes.take_back(&token);
+    kubernetes.revoke(&token);
     relay.log().wait_for_line("the worker's token is no longer valid").await;
     let told = worker.process.wait_for_line("the relay rejected the worker token (401)").await;
     assert!(told.contains("WARN"), "{told}");

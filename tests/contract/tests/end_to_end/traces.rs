@@ -5,12 +5,12 @@ mod collector;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::fake_relay::{Ack, Ask};
+use modelrelay_harness::fake_relay::{Ack, RequestSpec};
 use modelrelay_harness::process::Process;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::Certificates;
 use modelrelay_harness::worker_process::{Rig, Stack, WorkerBuilder, WorkerProcess};
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::{Value, json};
 
 use collector::{Collector, Span};
@@ -51,7 +51,7 @@ fn exporting_to(address: &str) -> RelayBuilder {
 }
 
 /// Sends a request, lets the backend respond, and returns the trace headers that it received.
-async fn ask(stack: &mut Stack, request: Request, answer: &Value) -> (Option<String>, Option<String>) {
+async fn exchange(stack: &mut Stack, request: Request, answer: &Value) -> (Option<String>, Option<String>) {
     let client = stack.relay.begin(request);
     let call = stack.backend.call().await;
     let header = |name| call.head.header(name).map(str::to_owned);
@@ -73,7 +73,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     let mut stack = exporting(&collector.http.url()).await;
     let request = chat().header("traceparent", parent(TRACE, "01")).header("tracestate", "vendor=1");
     let usage = json!({"usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}});
-    let (told, state) = ask(&mut stack, request, &usage).await;
+    let (told, state) = exchange(&mut stack, request, &usage).await;
     let spans = collector.trace(TRACE, 4).await;
 
     let server = only(&spans, "POST /v1/chat/completions");
@@ -118,7 +118,7 @@ async fn malformed_parent_is_ignored_and_starts_new_trace() {
     let mut stack = exporting(&collector.http.url()).await;
     let malformed = format!("00-{}-{CLIENT_SPAN}-01", TRACE.to_uppercase());
     let request = chat().header("traceparent", malformed).header("tracestate", "vendor=1");
-    let (told, state) = ask(&mut stack, request, &json!({})).await;
+    let (told, state) = exchange(&mut stack, request, &json!({})).await;
     let told = told.expect("a traceparent");
     let trace = told.split('-').nth(1).expect("a trace").to_owned();
     assert!(!trace.eq_ignore_ascii_case(TRACE), "{told}");
@@ -131,11 +131,11 @@ async fn malformed_parent_is_ignored_and_starts_new_trace() {
 async fn unsampled_parent_is_passed_on_and_exports_nothing() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
-    let (told, _) = ask(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
+    let (told, _) = exchange(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
     let told = told.expect("a traceparent");
     assert!(told.starts_with(&format!("00-{OTHER_TRACE}-")) && told.ends_with("-00"), "{told}");
     assert!(!told.contains(CLIENT_SPAN), "{told}");
-    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    exchange(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
     collector.trace(TRACE, 4).await;
     let others: Vec<Span> = collector.spans().into_iter().filter(|span| span.trace != TRACE).collect();
     assert!(others.is_empty(), "{others:#?}");
@@ -261,15 +261,18 @@ async fn stream_protocol_violation_marks_span_as_failed() {
     let url = collector.http.url();
     let exporting = |worker: WorkerBuilder| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1);
     let mut rig = Rig::with(&Ack::core1(), 1, exporting).await;
-    let more = Ask::chat("m").header("traceparent", &parent(TRACE, "01")).body(b"twenty bytes of body").claiming(10);
-    let asked = rig.link.ask(&more);
+    let more =
+        RequestSpec::chat("m").header("traceparent", &parent(TRACE, "01")).body(b"twenty bytes of body").claiming(10);
+    let asked = rig.link.send_request(&more);
     assert!(rig.link.reply(&asked).await.error_code().is_some());
     let spans = collector.trace_with(TRACE, "forward m").await;
     let forward = only(&spans, "forward m");
     assert_eq!((forward.is_error, &*forward.attribute("error.type")), (true, "body"));
     assert_eq!(forward.attribute("modelrelay.outcome"), "body");
     // A request that the relay cancels is not an error.
-    let asked = rig.link.ask_head(&Ask::chat("m").header("traceparent", &parent(OTHER_TRACE, "01")).claiming(10));
+    let asked = rig
+        .link
+        .send_request_head(&RequestSpec::chat("m").header("traceparent", &parent(OTHER_TRACE, "01")).claiming(10));
     rig.link.cancel(&asked.id, "client_disconnect");
     let spans = collector.trace_with(OTHER_TRACE, "forward m").await;
     let forward = only(&spans, "forward m");
@@ -291,17 +294,17 @@ async fn no_secret_is_exported() {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": PLANTED[0]}]});
     let request = Request::post(&format!("/v1/chat/completions?key={}", PLANTED[3]), &body);
     let request = request.bearer(PLANTED[2]).header("traceparent", parent(TRACE, "01"));
-    ask(&mut stack, request, &json!({"content": PLANTED[1]})).await;
+    exchange(&mut stack, request, &json!({"content": PLANTED[1]})).await;
     collector.trace(TRACE, 4).await;
     let broken = Request::new("POST", "/v1/chat/completions").body(format!("{{\"model\": \"m\", {}", PLANTED[0]));
     let broken = broken.bearer(PLANTED[2]).header("traceparent", parent(OTHER_TRACE, "01"));
     stack.relay.fetch(broken).await.with_status(400);
     collector.trace(OTHER_TRACE, 1).await;
-    assert!(collector.was_told("modelrelay.outcome"), "the search finds what is there");
+    assert!(collector.has_received("modelrelay.outcome"), "the search finds what is there");
     for planted in PLANTED.into_iter().chain([modelrelay_harness::relay::WORKER_SECRET]) {
-        assert!(!collector.was_told(planted), "{planted} was exported");
+        assert!(!collector.has_received(planted), "{planted} was exported");
     }
-    let sent = collector.http.seen();
+    let sent = collector.http.received_heads();
     assert!(sent.iter().all(|head| head.header("x-api-key") == Some(COLLECTOR_KEY)), "{sent:?}");
     for log in [stack.relay.log().lines().join("\n"), stack.worker.log()] {
         assert!(!log.contains(COLLECTOR_KEY), "{log}");
@@ -339,7 +342,7 @@ async fn without_endpoint_headers_pass_and_no_exporter_starts() {
     // With exporting enabled, the thread is found under its name, which it sets itself.
     let process = relay.process();
     let is_started = async || threads(process).iter().any(|name| name.contains("OpenTelemetry"));
-    poll_until(PATIENCE, "a thread of OpenTelemetry", process.log(), is_started).await;
+    poll_until(TEST_TIMEOUT, "a thread of OpenTelemetry", process.log(), is_started).await;
 }
 
 #[tokio::test]
@@ -357,17 +360,17 @@ async fn sdk_disabled_variable_turns_tracing_off() {
     stack.worker.process.wait_exit().await;
     stack.relay.process().terminate().await;
     stack.relay.process().wait_exit().await;
-    assert_eq!(collector.http.seen().len(), 0, "the collector was asked");
+    assert_eq!(collector.http.received_heads().len(), 0, "the collector was asked");
 }
 
 /// Checks that a client's headers reach the backend unchanged, well-formed or not.
 async fn assert_untouched(stack: &mut Stack) {
     for value in [parent(TRACE, "01"), "nonsense".to_owned()] {
         let request = chat().header("traceparent", &value).header("tracestate", "vendor=1, other");
-        let told = ask(stack, request, &json!({})).await;
+        let told = exchange(stack, request, &json!({})).await;
         assert_eq!(told, (Some(value), Some("vendor=1, other".to_owned())));
     }
-    assert_eq!(ask(stack, chat(), &json!({})).await, (None, None));
+    assert_eq!(exchange(stack, chat(), &json!({})).await, (None, None));
 }
 
 fn threads(process: &Process) -> Vec<String> {
@@ -387,9 +390,9 @@ async fn batches_are_compressed_if_configured() {
         |worker| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1).env(gzip.0, gzip.1),
     )
     .await;
-    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    exchange(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
     collector.trace(TRACE, 4).await;
-    let batches = collector.http.seen();
+    let batches = collector.http.received_heads();
     assert!(batches.iter().all(|head| head.header("content-encoding") == Some("gzip")), "{batches:?}");
 }
 
@@ -403,7 +406,7 @@ async fn remaining_spans_are_exported_at_shutdown() {
         |worker| worker.arg("--otlp-endpoint").arg(&endpoint).env(far.0, far.1),
     )
     .await;
-    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    exchange(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
     stack.worker.terminate().await;
     stack.worker.process.wait_exit().await;
     stack.relay.process().terminate().await;
@@ -421,14 +424,14 @@ async fn variable_overrides_trace_endpoint_of_worker_file() {
     let file = || config.to_string_lossy().into_owned();
     say(&collector.http.url());
     let mut stack = Stack::with(|relay| relay, |worker| worker.env("WORKER_CONFIG", file()).env(SOON.0, SOON.1)).await;
-    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    exchange(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
     collector.trace(TRACE, 2).await;
 
     say(&away.url());
     let url = collector.http.url();
     let of_both = |worker: WorkerBuilder| worker.env("WORKER_CONFIG", file()).env(ENDPOINT, &url).env(SOON.0, SOON.1);
     let mut stack = Stack::with(|relay| relay, of_both).await;
-    ask(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "01")), &json!({})).await;
+    exchange(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "01")), &json!({})).await;
     collector.trace(OTHER_TRACE, 2).await;
 
     say(wrong);

@@ -23,7 +23,7 @@ async fn worker_killed_before_first_byte_is_replaced() {
     stack.relay.wait_for_workers(2).await;
     stack.worker.process.kill().await;
     assert_eq!(client.reply().await.with_status(200).json(), json!({"by": "the other"}));
-    assert_eq!(other.times_asked(CHAT), 1);
+    assert_eq!(other.request_count(CHAT), 1);
 }
 
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn killed_in_the_middle(path: &str) -> String {
     response.read_until("first").await;
     stack.worker.process.kill().await;
     let reply = response.read_to_end().await;
-    assert_eq!(stack.backend.times_asked(path), 1, "a request was sent again after its first byte");
+    assert_eq!(stack.backend.request_count(path), 1, "a request was sent again after its first byte");
     reply.broken_stream()
 }
 

@@ -69,7 +69,7 @@ async fn is_answered(relay: &Relay, worker: &mut FakeWorker) {
 }
 
 /// Sends `request` up to each of `offsets` and disconnects. Only complete requests may reach the worker.
-async fn vanish_while_asking(
+async fn disconnect_mid_request(
     relay: &Relay,
     worker: &mut FakeWorker,
     request: &[u8],
@@ -103,7 +103,7 @@ async fn warm() -> (Relay, FakeWorker, usize) {
 async fn client_disconnect_at_any_request_byte_leaks_nothing() {
     let (relay, mut worker, descriptors) = warm().await;
     for request in [request(10), chunked_request()] {
-        vanish_while_asking(&relay, &mut worker, &request, 0..=request.len()).await;
+        disconnect_mid_request(&relay, &mut worker, &request, 0..=request.len()).await;
         eprintln!("vanished at each of {} bytes", request.len());
     }
     nothing_is_left(&relay, descriptors).await;
@@ -118,7 +118,7 @@ async fn client_disconnect_during_large_request_leaks_nothing() {
     let offsets = (0..SAMPLES)
         .map(|at| (at * 65_537 + at * at * 4_099) % request.len())
         .chain([request.len() - 1, request.len()]);
-    vanish_while_asking(&relay, &mut worker, &request, offsets).await;
+    disconnect_mid_request(&relay, &mut worker, &request, offsets).await;
     nothing_is_left(&relay, descriptors).await;
     is_answered(&relay, &mut worker).await;
 }
@@ -131,7 +131,7 @@ async fn read_exactly(stream: &mut TcpStream, count: usize, log: &Log) -> Vec<u8
 }
 
 /// Sends a request, which gets two events of an endless stream.
-async fn ask_for_a_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream, Job) {
+async fn open_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream, Job) {
     let mut stream = TcpStream::connect(relay.addr()).await.expect("the relay accepts connections");
     stream.write_all(&request(10)).await.expect("the relay reads");
     let job = worker.expect_request().await;
@@ -143,7 +143,7 @@ async fn ask_for_a_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream,
 
 /// Does so, reads `count` bytes and disconnects.
 async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usize) {
-    let (mut stream, job) = ask_for_a_stream(relay, worker).await;
+    let (mut stream, job) = open_stream(relay, worker).await;
     read_exactly(&mut stream, count, relay.log()).await;
     drop(stream);
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
@@ -151,7 +151,7 @@ async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usi
 
 /// Returns the length of that response.
 async fn answer_length(relay: &Relay, worker: &mut FakeWorker) -> usize {
-    let (mut stream, job) = ask_for_a_stream(relay, worker).await;
+    let (mut stream, job) = open_stream(relay, worker).await;
     let mut text = Vec::new();
     while !text.ends_with(b"data: two\n\n\r\n") {
         text.extend(read_exactly(&mut stream, 1, relay.log()).await);

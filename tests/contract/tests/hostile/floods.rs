@@ -164,12 +164,12 @@ async fn take_all(mut worker: FakeWorker, taken: mpsc::UnboundedSender<usize>) {
 }
 
 /// Sends requests until it is dropped; returns the duration of the slowest.
-fn keep_asking(mut neighbour: Neighbour) -> (JoinHandle<Duration>, mpsc::Sender<()>) {
+fn keep_requesting(mut neighbour: Neighbour) -> (JoinHandle<Duration>, mpsc::Sender<()>) {
     let (stop, mut stopped) = mpsc::channel(1);
     let asking = tokio::spawn(async move {
         let mut slowest = Duration::ZERO;
         while stopped.try_recv().is_err() {
-            slowest = slowest.max(neighbour.ask().await);
+            slowest = slowest.max(neighbour.send_request().await);
         }
         slowest
     });
@@ -196,7 +196,7 @@ async fn flood_of_bodies_does_not_delay_neighbour() {
     let relay = Relay::builder().config(config()).start().await;
     let (sender, mut taken) = mpsc::unbounded_channel();
     let worker = tokio::spawn(take_all(relay.core1_worker(&["m"], 4).await, sender));
-    let (asking, stop) = keep_asking(Neighbour::of(&relay).await);
+    let (asking, stop) = keep_requesting(Neighbour::of(&relay).await);
     for flood in json_floods().into_iter().chain(form_floods()).chain(bombs()) {
         send(&relay, &flood, &mut taken).await;
     }

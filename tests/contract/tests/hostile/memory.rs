@@ -46,11 +46,11 @@ impl Site {
     /// Checks that clients that read receive responses, whole and streamed.
     async fn check_honest(&mut self) {
         let Self { relay, honest, .. } = self;
-        let pending = ask(relay, "honest", false);
+        let pending = begin_request(relay, "honest", false);
         let job = honest.expect_request().await;
         honest.answer(&job, &json!({"fine": true})).await;
         assert_eq!(pending.reply().await.with_status(200).json()["fine"], true);
-        let pending = ask(relay, "honest", true);
+        let pending = begin_request(relay, "honest", true);
         let job = honest.expect_request().await;
         honest.start_stream(&job, "data: 1\n\n").await;
         honest.end_stream(&job).await;
@@ -72,7 +72,7 @@ async fn held(relay: &Relay) -> usize {
     held as usize
 }
 
-fn ask(relay: &Relay, model: &str, stream: bool) -> Pending {
+fn begin_request(relay: &Relay, model: &str, stream: bool) -> Pending {
     let body = json!({"model": model, "messages": [], "stream": stream});
     relay.begin(Request::post("/v1/chat/completions", &body).small_receive_buffer())
 }
@@ -86,7 +86,7 @@ fn check_overloaded(reply: &Reply) {
 async fn dispatched(relay: &Relay, worker: &mut FakeWorker, model: &str, count: usize) -> (Vec<Pending>, Vec<Job>) {
     let (mut pending, mut jobs) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        pending.push(ask(relay, model, model == STREAMED));
+        pending.push(begin_request(relay, model, model == STREAMED));
         jobs.push(worker.expect_request().await);
     }
     (pending, jobs)
@@ -113,7 +113,7 @@ async fn answer_whole(relay: &Relay, workers: usize, bytes: usize) -> Vec<Pendin
     let (mut unread, body) = (Vec::new(), "x".repeat(bytes));
     for _ in 0..workers {
         let mut worker = relay.worker(&["whole"], 1).await;
-        unread.push(ask(relay, "whole", false));
+        unread.push(begin_request(relay, "whole", false));
         let job = worker.expect_request().await;
         worker.complete(&job.id, 200, Map::new(), &body).await;
         worker.vanish();

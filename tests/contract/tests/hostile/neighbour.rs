@@ -29,7 +29,7 @@ impl Neighbour {
     }
 
     /// Returns the duration of one request.
-    pub(crate) async fn ask(&mut self) -> Duration {
+    pub(crate) async fn send_request(&mut self) -> Duration {
         let asked = Instant::now();
         let response = self.connection.send(Request::post("/v1/chat/completions", &json!({"model": MODEL}))).await;
         assert_eq!(response.read_to_end().await.with_status(200).json()["answer"], 42);
@@ -37,10 +37,10 @@ impl Neighbour {
     }
 
     /// Returns the 99th percentile and the maximum of this number of requests.
-    pub(crate) async fn ask_often(&mut self, times: usize) -> (Duration, Duration) {
+    pub(crate) async fn send_requests(&mut self, times: usize) -> (Duration, Duration) {
         let mut waits = Vec::new();
         for _ in 0..times {
-            waits.push(self.ask().await);
+            waits.push(self.send_request().await);
         }
         waits.sort();
         (waits[times * 99 / 100], waits[times - 1])

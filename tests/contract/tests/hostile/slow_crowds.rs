@@ -75,7 +75,7 @@ async fn two_thousand_slow_headers_do_not_delay_others() {
     }
     let relay = Relay::start().await;
     let mut neighbour = Neighbour::of(&relay).await;
-    let before = neighbour.ask_often(QUESTIONS).await;
+    let before = neighbour.send_requests(QUESTIONS).await;
     let memory = relay.usage().resident_bytes;
     let mut crowd = Vec::new();
     for _ in 0..CROWD {
@@ -83,14 +83,14 @@ async fn two_thousand_slow_headers_do_not_delay_others() {
     }
     let enough = Arc::new(AtomicBool::new(false));
     let crowd = tokio::spawn(dribble(crowd, Arc::clone(&enough)));
-    let beside = neighbour.ask_often(QUESTIONS).await;
+    let beside = neighbour.send_requests(QUESTIONS).await;
     enough.store(true, Ordering::Relaxed);
     let (crowd, rounds) = crowd.await.expect("the crowd does not panic");
     assert!(rounds > 0, "no byte was sent beside the questions");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
     check("slow headers", before, beside, cost, CROWD as u64 * HEADER_BYTES);
     drop(crowd);
-    neighbour.ask().await;
+    neighbour.send_request().await;
 }
 
 /// Sends each request of the crowd one window of its response, without an end.
@@ -137,7 +137,7 @@ async fn two_thousand_slow_readers_do_not_delay_others() {
     }
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "4000").start().await;
     let mut neighbour = Neighbour::of(&relay).await;
-    let before = neighbour.ask_often(QUESTIONS).await;
+    let before = neighbour.send_requests(QUESTIONS).await;
     let memory = relay.usage().resident_bytes;
     let (mut responses, worker) = readers(&relay).await;
     let slowly = tokio::spawn(async move {
@@ -149,7 +149,7 @@ async fn two_thousand_slow_readers_do_not_delay_others() {
         }
         responses
     });
-    let beside = neighbour.ask_often(QUESTIONS).await;
+    let beside = neighbour.send_requests(QUESTIONS).await;
     let responses = slowly.await.expect("everybody had something to read");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
     check("slow readers", before, beside, cost, CROWD as u64 * READER_BYTES);
@@ -158,5 +158,5 @@ async fn two_thousand_slow_readers_do_not_delay_others() {
     relay
         .eventually("all are gone", || async { relay.admin_json("/admin/requests").await["requests"] == json!([]) })
         .await;
-    neighbour.ask().await;
+    neighbour.send_request().await;
 }

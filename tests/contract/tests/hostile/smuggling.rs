@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 
 use modelrelay_harness::relay::Relay;
 
-use cases::{CASES, Case, Verdict};
-use recorder::{Door, Oracle, Seen, Talk, record_worker, talk};
+use cases::{CASES, Case, Reaction};
+use recorder::{Door, ForwardedRequest, Oracle, Talk, record_worker, talk};
 
 /// The complete result of one case with one program.
 #[derive(Debug)]
 struct Outcome {
     talk: Talk,
-    seen: Vec<Seen>,
+    seen: Vec<ForwardedRequest>,
 }
 
 /// Sends every case to one program, all at once, each over its own connection.
@@ -32,7 +32,7 @@ async fn run(door: &Door) -> Vec<Talk> {
     ended
 }
 
-fn outcomes(talks: Vec<Talk>, mut seen: BTreeMap<usize, Vec<Seen>>) -> Vec<Outcome> {
+fn outcomes(talks: Vec<Talk>, mut seen: BTreeMap<usize, Vec<ForwardedRequest>>) -> Vec<Outcome> {
     let outcome = |(number, talk)| Outcome { talk, seen: seen.remove(&number).unwrap_or_default() };
     talks.into_iter().enumerate().map(outcome).collect()
 }
@@ -53,7 +53,7 @@ async fn oracle_outcomes(name: &str) -> Option<Vec<Outcome>> {
 }
 
 /// True if everything in `few` is in `many`, in that order.
-fn is_among(few: &[Seen], many: &[Seen]) -> bool {
+fn is_among(few: &[ForwardedRequest], many: &[ForwardedRequest]) -> bool {
     let mut many = many.iter();
     few.iter().all(|one| many.any(|other| other == one))
 }
@@ -61,7 +61,7 @@ fn is_among(few: &[Seen], many: &[Seen]) -> bool {
 /// Returns the faults in the relay's outcome of one case.
 fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<String> {
     let mut faults = Vec::new();
-    let verdict = Verdict::of(relay.talk.status, relay.talk.closed, &relay.seen);
+    let verdict = Reaction::of(relay.talk.status, relay.talk.closed, &relay.seen);
     if verdict != case.relay {
         faults.push(format!("expected {:?}, got {verdict:?}", case.relay));
     }
@@ -87,7 +87,7 @@ async fn requests_are_parsed_like_nginx_and_haproxy() {
     for (number, case) in CASES.iter().enumerate() {
         let beside: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
         let shown =
-            |outcome: &Outcome| format!("{:?}", Verdict::of(outcome.talk.status, outcome.talk.closed, &outcome.seen));
+            |outcome: &Outcome| format!("{:?}", Reaction::of(outcome.talk.status, outcome.talk.closed, &outcome.seen));
         let others: Vec<_> = beside.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
         eprintln!("{}: relay {}, {}", case.name, shown(&relay[number]), others.join(", "));
         faults.extend(judge(case, &relay[number], &beside).into_iter().map(|fault| format!("{}: {fault}", case.name)));

@@ -20,7 +20,7 @@ fn children_of(pid: u32) -> Vec<u32> {
 #[tokio::test]
 async fn sigterm_ends_backend_too() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
-    let asked = rig.link.ask(&chat("a"));
+    let asked = rig.link.send_request(&chat("a"));
     assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
     let supervisors = children_of(rig.worker.process.pid().expect("it runs"));
     let children: Vec<u32> = supervisors.iter().flat_map(|pid| children_of(*pid)).collect();
@@ -41,7 +41,7 @@ async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
     let model = json!({"id": "a", "expectModel": "demo", "command": ["sh", "-c", script]});
     let slots = json!([{"id": "gpu0", "driver": "process", "models": [model]}]);
     let mut rig = Rig::with(&Ack::old(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
-    let asked = rig.link.ask(&chat("a"));
+    let asked = rig.link.send_request(&chat("a"));
     assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
     (rig, folder)
 }
@@ -94,7 +94,7 @@ async fn child_processes_inherit_neither_secrets_nor_notify_socket() {
     assert_eq!(String::from_utf8_lossy(&said[..length]).trim(), "READY=1");
 
     let mut link = relay.accept_with(&Ack::old()).await;
-    let asked = link.ask(&chat("a"));
+    let asked = link.send_request(&chat("a"));
     assert_eq!(link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
     let worker = worker.process.pid().expect("it runs");
     let children = descendants_of(worker);
@@ -169,7 +169,7 @@ pub(crate) async fn gone(children: &[u32]) {
 async fn sigterm_lets_stream_end_before_its_backend() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = crate::rig::ask_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
+    let asked = crate::rig::request_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
     rig.link.part(&asked).await;
     rig.worker.terminate().await;
     rig.link.expect("drain").await;

@@ -13,7 +13,7 @@ use crate::rig::{LONG, Rig, chat, demand, gate, slots1};
 const SECRET: &str = "hf_dont_tell_anybody";
 
 fn key_of(backend: &FakeBackend, path: &str) -> Option<String> {
-    let seen = backend.seen();
+    let seen = backend.received_heads();
     let last = seen.iter().rev().find(|head| head.path() == path)?;
     let key = last.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("authorization"))?;
     Some(String::from_utf8_lossy(&key.1).into_owned())
@@ -37,7 +37,7 @@ async fn backend_key_is_sent_and_reloaded_without_restart() {
             rig.worker.process.wait_for_line("worker.yaml applied").await;
         }
         let ask = chat("m").header("authorization", "Bearer of-the-client");
-        let asked = rig.link.ask(&ask);
+        let asked = rig.link.send_request(&ask);
         assert_eq!(rig.link.reply(&asked).await.status, 200);
         let shown = Some(format!("Bearer {key}"));
         assert_eq!(key_of(&backend, "/v1/chat/completions"), shown);
@@ -69,7 +69,7 @@ async fn output_of_dying_backend_stays_on_worker() {
             let slots = slots.unwrap_or_default().to_string();
             assert!(!slots.contains(SECRET), "{slots}");
         }
-        let asked = rig.link.ask(&chat("m"));
+        let asked = rig.link.send_request(&chat("m"));
         let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
         let told = format!("{:?} {}", reply.end, String::from_utf8_lossy(&reply.body));
         assert!(told.contains("could not be loaded") && !told.contains(SECRET), "{told}");

@@ -36,7 +36,7 @@ async fn drain_is_reverted_after_backend_of_slot_returns() {
     rig.link = rig.relay.accept_with(&slots1()).await;
     demand(&rig.link, "m", 1);
     gate(&mut rig.link, "m").await;
-    let asked = rig.link.ask(&chat("m"));
+    let asked = rig.link.send_request(&chat("m"));
     assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
 }
 
@@ -44,7 +44,7 @@ async fn drain_is_reverted_after_backend_of_slot_returns() {
 async fn lost_resident_is_adopted_when_its_backend_returns() {
     let mut backend = FakeBackend::start().await;
     let mut rig = serving(&backend).await;
-    let asked = rig.link.ask(&chat("m"));
+    let asked = rig.link.send_request(&chat("m"));
     assert_eq!(rig.link.reply(&asked).await.status, 200);
     demand(&rig.link, "m", 0);
     backend.refuse().await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::children::{descendants_of, gone};
-use crate::rig::{Rig, Slot, ask_once_loaded, demand, gate, slots1, stream, text};
+use crate::rig::{Rig, Slot, demand, gate, request_once_loaded, slots1, stream, text};
 
 /// Long enough for everything that has to end, and shorter than a driver's own timeouts.
 const SOON: Duration = Duration::from_secs(20);
@@ -69,7 +69,7 @@ async fn load(rig: &mut Rig, model: &str) {
 async fn sigterm_while_draining_ends_stream_and_prevents_loads() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     rig.link.send(&json!({"type": "command", "op_id": "1", "command": "unload", "model": "a"}));
     reaches(&mut rig, "draining").await;

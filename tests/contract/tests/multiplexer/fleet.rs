@@ -249,7 +249,7 @@ async fn begun_response_is_never_requested_again() {
     // The next one goes there; the first would have too.
     assert_eq!(relay.fetch(chat("a")).await.with_status(200).json()["worker"], "two");
     assert_eq!(
-        (two.backend.times_asked(CHAT), one.backend.times_asked(CHAT)),
+        (two.backend.request_count(CHAT), one.backend.request_count(CHAT)),
         (1, 1),
         "sent again after its first byte"
     );

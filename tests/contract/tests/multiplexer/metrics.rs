@@ -65,7 +65,7 @@ async fn scrape() -> Scrape {
     }
     // Requests are held only for relays that do not support slots.
     let mut held = Rig::start(&Ack::old(), &Slot::default()).await;
-    let asked = held.link.ask(&rig::chat("a"));
+    let asked = held.link.send_request(&rig::chat("a"));
     assert_eq!(held.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
     let held = held.worker.probe("/metrics").await.body;
     let held: Vec<_> = held.lines().filter(|line| line.contains("_hold_seconds")).collect();
@@ -112,7 +112,7 @@ fn queries() -> Vec<String> {
 }
 
 /// Returns each use of a metric: its name and its matchers.
-fn asked() -> Vec<(String, Vec<Matcher>)> {
+fn metric_uses() -> Vec<(String, Vec<Matcher>)> {
     let mut asked = Vec::new();
     for query in queries() {
         // The names of recorded series contain colons.
@@ -145,7 +145,7 @@ async fn documented_and_queried_metrics_are_in_real_scrape() {
         scrape["modelrelay_worker_gpu_time_share"].iter().map(|it| &*it["activity"]).collect();
     assert_eq!(activities, BTreeSet::from(["idle", "serving", "swapping"]));
 
-    let asked = asked();
+    let asked = metric_uses();
     assert!(asked.len() > 30, "the queries are not found: {asked:?}");
     // Prometheus adds the labels of the target.
     let added = ["namespace", "pod", "job"];

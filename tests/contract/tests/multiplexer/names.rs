@@ -2,7 +2,7 @@
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend, Head};
-use modelrelay_harness::fake_relay::{Ack, Ask};
+use modelrelay_harness::fake_relay::{Ack, RequestSpec};
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::{Value, json};
@@ -139,7 +139,7 @@ async fn relays_without_slots_may_use_any_name() {
         let mut rig = Rig::with(&ack, &yaml(&qwen, &b)).await;
         assert_eq!(rig.link.registration["models"], json!(["b", "qwen", "bee", "claude-sonnet-4-5", "qwen3"]));
         for (model, name) in [("qwen3", "Qwen/Qwen3-8B"), ("bee", "b"), ("qwen", "Qwen/Qwen3-8B")] {
-            let asked = rig.link.ask(&Ask::chat(model).body(chat(model).to_string().as_bytes()));
+            let asked = rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes()));
             let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
             assert_eq!((reply.status, &reply.json()["model"]), (200, &json!(name)), "{}", reply.end);
         }
@@ -155,7 +155,7 @@ async fn worker_reports_names_sharing_one_gate() {
     rig.link.send(&json!({"type": "demand", "models": [entry("qwen3"), entry("claude-sonnet-4-5")]}));
     assert_eq!(gate(&mut rig.link, "qwen").await, 2);
     let asked = ["qwen3", "claude-sonnet-4-5", "qwen"]
-        .map(|model| rig.link.ask(&Ask::chat(model).body(chat(model).to_string().as_bytes())));
+        .map(|model| rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes())));
     for asked in &asked[..2] {
         assert_eq!(rig.link.reply_within(LONG, asked).await.expect("an answer").status, 200);
     }

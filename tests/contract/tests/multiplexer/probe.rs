@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, Slot, ask_once_loaded, chat, slots1};
+use crate::rig::{Rig, Slot, chat, request_once_loaded, slots1};
 
 #[tokio::test]
 async fn health_and_metrics_report_resident() {
@@ -10,7 +10,7 @@ async fn health_and_metrics_report_resident() {
     for path in ["/livez", "/readyz", "/backendz"] {
         assert_eq!(rig.worker.probe(path).await.status, 200, "{path}");
     }
-    let asked = ask_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
     assert_eq!(rig.link.reply(&asked).await.status, 200);
     let health = rig.worker.probe("/healthz").await.json();
     let slot = &health["slots"][0];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::fake_relay::{Ack, Ask, Asked, FakeRelay, RelayLink, Reply};
+use modelrelay_harness::fake_relay::{Ack, FakeRelay, RelayLink, Reply, RequestSpec, SentRequest};
 use modelrelay_harness::process::path_of;
 use modelrelay_harness::secrecy::PROMPT;
 use modelrelay_harness::worker_process::{WorkerBuilder, WorkerProcess};
@@ -89,13 +89,13 @@ impl Rig {
 }
 
 /// A chat request for this model; its backend calls it `demo`.
-pub(crate) fn chat(model: &str) -> Ask {
-    Ask::chat(model).body(body(false).to_string().as_bytes())
+pub(crate) fn chat(model: &str) -> RequestSpec {
+    RequestSpec::chat(model).body(body(false).to_string().as_bytes())
 }
 
 /// A streamed request with a dozen words or more.
-pub(crate) fn stream(model: &str) -> Ask {
-    Ask::stream(model).body(body(true).to_string().as_bytes())
+pub(crate) fn stream(model: &str) -> RequestSpec {
+    RequestSpec::stream(model).body(body(true).to_string().as_bytes())
 }
 
 fn body(is_streaming: bool) -> Value {
@@ -122,10 +122,10 @@ pub(crate) async fn gate(link: &mut RelayLink, model: &str) -> u64 {
 }
 
 /// Has the model loaded, and sends one request to it.
-pub(crate) async fn ask_once_loaded(link: &mut RelayLink, ask: &Ask, model: &str) -> Asked {
+pub(crate) async fn request_once_loaded(link: &mut RelayLink, ask: &RequestSpec, model: &str) -> SentRequest {
     demand(link, model, 1);
     gate(link, model).await;
-    let asked = link.ask(ask);
+    let asked = link.send_request(ask);
     demand(link, model, 0);
     asked
 }

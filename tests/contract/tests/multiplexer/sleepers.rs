@@ -2,7 +2,7 @@
 
 use modelrelay_harness::fake_relay::FakeRelay;
 use modelrelay_harness::process::{Process, Spawn};
-use modelrelay_harness::{PATIENCE, poll_for};
+use modelrelay_harness::{TEST_TIMEOUT, poll_for};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -22,7 +22,7 @@ impl Engine {
         drop(listener);
         let process = Spawn::program("fake-engine").arg(kind).arg(model).arg(port.to_string()).start();
         let engine = Self { port, _process: process };
-        let is_up = poll_for(PATIENCE, async || exchange(port, "GET", "/v1/models", "").await).await;
+        let is_up = poll_for(TEST_TIMEOUT, async || exchange(port, "GET", "/v1/models", "").await).await;
         assert!(is_up.is_some(), "the engine of {model} listens");
         engine
     }
@@ -47,7 +47,7 @@ impl Engine {
     }
 
     async fn until_page(&self, path: &str, part: &str) {
-        let came = poll_for(PATIENCE, async || self.page(path).await.contains(part).then_some(())).await;
+        let came = poll_for(TEST_TIMEOUT, async || self.page(path).await.contains(part).then_some(())).await;
         assert!(came.is_some(), "{path} shows {part}");
     }
 }

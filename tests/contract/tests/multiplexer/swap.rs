@@ -3,13 +3,13 @@
 use modelrelay_harness::fake_relay::Ack;
 use serde_json::json;
 
-use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1, stream, text};
+use crate::rig::{LONG, Rig, Slot, chat, demand, gate, granted, request_once_loaded, slots1, stream, text};
 
 #[tokio::test]
 async fn demand_loads_model_and_other_demand_swaps_it() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     for model in ["a", "b", "a"] {
-        let asked = ask_once_loaded(&mut rig.link, &chat(model), model).await;
+        let asked = request_once_loaded(&mut rig.link, &chat(model), model).await;
         let reply = rig.link.reply(&asked).await;
         assert_eq!(reply.status, 200, "{model}: {}", reply.end);
         let resident =
@@ -24,13 +24,13 @@ async fn demand_loads_model_and_other_demand_swaps_it() {
 async fn stream_ends_whole_before_its_model_is_unloaded() {
     let slot = Slot { delay: "300ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     demand(&rig.link, "b", 1);
     let reply = rig.link.reply(&asked).await;
     assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
     gate(&mut rig.link, "b").await;
-    let asked = rig.link.ask(&chat("b"));
+    let asked = rig.link.send_request(&chat("b"));
     assert_eq!(rig.link.reply(&asked).await.status, 200);
 }
 
@@ -38,7 +38,7 @@ async fn stream_ends_whole_before_its_model_is_unloaded() {
 async fn gate_closes_before_last_response_lets_swap_begin() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     demand(&rig.link, "b", 1);
     let reply = rig.link.reply(&asked).await;
@@ -52,7 +52,7 @@ async fn gate_closes_before_last_response_lets_swap_begin() {
 async fn stream_outlasting_drain_is_severed_with_reason() {
     let slot = Slot { knobs: "minResidency: 1ms\n  drainTimeout: 200ms", delay: "2s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     demand(&rig.link, "b", 1);
     let reply = rig.link.reply_within(LONG, &asked).await.expect("the stream is ended");
@@ -65,7 +65,7 @@ async fn stream_outlasting_drain_is_severed_with_reason() {
 async fn cancelled_request_releases_its_lease_immediately() {
     let slot = Slot { delay: "1s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     demand(&rig.link, "b", 1);
     rig.link.cancel(&asked.id, "client_disconnect");
@@ -76,7 +76,7 @@ async fn cancelled_request_releases_its_lease_immediately() {
 async fn link_broken_during_swap_receives_current_slot_state() {
     let slot = Slot { delay: "1s", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
     rig.link.part(&asked).await;
     let order = json!({"type": "command", "op_id": "1", "command": "unload", "model": "a"});
     rig.link.send(&order);
@@ -86,7 +86,7 @@ async fn link_broken_during_swap_receives_current_slot_state() {
     rig.link = rig.relay.accept_with(&slots1()).await;
     rig.link.message_within(LONG, "slots", |slots| slots["slots"][0]["state"] == "empty").await.expect("unloaded");
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
-    let asked = ask_once_loaded(&mut rig.link, &stream("b"), "b").await;
+    let asked = request_once_loaded(&mut rig.link, &stream("b"), "b").await;
     rig.link.part(&asked).await;
 }
 
@@ -99,11 +99,11 @@ async fn two_relays_share_resident_and_either_can_swap() {
     assert!(gate(&mut rig.link, "a").await > 0);
     gate(&mut second, "a").await;
     for link in [&mut rig.link, &mut second] {
-        let asked = link.ask(&chat("a"));
+        let asked = link.send_request(&chat("a"));
         assert_eq!(link.reply(&asked).await.status, 200);
     }
     demand(&rig.link, "a", 0);
-    let asked = ask_once_loaded(&mut second, &chat("b"), "b").await;
+    let asked = request_once_loaded(&mut second, &chat("b"), "b").await;
     assert_eq!(second.reply(&asked).await.status, 200);
     let shut = rig.link.message_within(LONG, "grant", |grant| granted(grant, "a").is_none()).await;
     assert!(shut.is_some(), "the first relay must hear that its model has gone");

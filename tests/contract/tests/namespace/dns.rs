@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use modelrelay_harness::{
     client::Request,
     fake_backend::{Answer, FakeBackend},
-    fake_relay::{Ack, Ask, FakeRelay, RelayLink},
+    fake_relay::{Ack, FakeRelay, RelayLink, RequestSpec},
     relay::{Relay, WORKER_SECRET},
     worker_process::{WorkerProcess, wait_for_model},
 };
@@ -55,7 +55,7 @@ async fn pair(namespace: &Namespace, addresses: &[&str]) -> Pair {
 }
 
 async fn serves(link: &mut RelayLink, backend: &mut FakeBackend) {
-    let asked = link.ask(&Ask::chat("m"));
+    let asked = link.send_request(&RequestSpec::chat("m"));
     backend.call().await.answer_json(200, &json!({"ok": true})).await;
     assert_eq!(link.reply(&asked).await.status, 200);
 }

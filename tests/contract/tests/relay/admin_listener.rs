@@ -30,7 +30,7 @@ impl Site {
         Self { relay, admin, cookie }
     }
 
-    async fn ask(&self, request: Request) -> Reply {
+    async fn send_request(&self, request: Request) -> Reply {
         request.fetch(self.admin, self.relay.log()).await
     }
 
@@ -43,9 +43,9 @@ impl Site {
 async fn logged_in_page_can_send_test_requests() {
     let site = Site::start(Relay::builder()).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
-    let session = site.ask(site.as_page("GET", "/dashboard/session")).await.with_status(200).json();
+    let session = site.send_request(site.as_page("GET", "/dashboard/session")).await.with_status(200).json();
     assert_eq!(session["clients_elsewhere"], true);
-    let listed = site.ask(site.as_page("GET", "/v1/models")).await.with_status(200).json();
+    let listed = site.send_request(site.as_page("GET", "/v1/models")).await.with_status(200).json();
     assert_eq!(listed["data"][0]["id"], "m");
     // A browser adds the credentials of a proxy in front of the relay, which no backend must see.
     let asked = site.as_page("POST", CHAT).header("authorization", "Basic dXNlcjpwYXNz").body(ASKED);
@@ -64,26 +64,26 @@ async fn client_routes_on_admin_listener_require_login() {
     // The routes do not exist for programs, whatever credentials they send.
     let wrong_method = Request::get(CHAT);
     for request in [Request::new("POST", CHAT).body(ASKED), Request::get("/v1/models"), wrong_method] {
-        let _ = site.ask(request.clone()).await.with_status(404);
-        let _ = site.ask(request.bearer(ADMIN_TOKEN)).await.with_status(404);
+        let _ = site.send_request(request.clone()).await.with_status(404);
+        let _ = site.send_request(request.bearer(ADMIN_TOKEN)).await.with_status(404);
     }
     // Another site's page may send the cookie along, but not the custom header.
     let forged = Request::new("POST", CHAT).header("cookie", &site.cookie).body(ASKED);
-    assert!(site.ask(forged).await.with_status(403).text().contains("x-modelrelay-dashboard"));
+    assert!(site.send_request(forged).await.with_status(403).text().contains("x-modelrelay-dashboard"));
     // A cookie signed with a guess is treated as a login attempt.
     let tries = async || {
-        let metrics = site.ask(Request::get("/metrics")).await.with_status(200).text();
+        let metrics = site.send_request(Request::get("/metrics")).await.with_status(200).text();
         let line = metrics.lines().find(|line| line.starts_with("modelrelay_auth_failures_total{realm=\"admin\"}"));
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
     };
     let before = tries().await;
     let guess = site.cookie.replace('=', "=9");
     let guessed = Request::new("POST", CHAT).header("cookie", guess).header("x-modelrelay-dashboard", "1").body(ASKED);
-    let _ = site.ask(guessed).await.with_status(403);
+    let _ = site.send_request(guessed).await.with_status(403);
     assert_eq!(tries().await, before + 1.0);
     // It serves what the pages need, and is no second entrance for clients; nor is a login valid at the clients'
     // listener.
-    let _ = site.ask(site.as_page("POST", "/v1/embeddings").body(ASKED)).await.with_status(404);
+    let _ = site.send_request(site.as_page("POST", "/v1/embeddings").body(ASKED)).await.with_status(404);
     let _ = site.relay.fetch(site.as_page("GET", "/dashboard/session")).await.with_status(404);
     worker.expect_quiet().await;
 }
@@ -93,10 +93,10 @@ async fn login_does_not_replace_required_api_key() {
     let site = Site::start(Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
     let made = site.as_page("POST", "/admin/keys").body(json!({ "name": "test box" }).to_string());
-    let key = site.ask(made).await.with_status(201).json()["secret"].as_str().expect("a secret").to_owned();
-    let _ = site.ask(site.as_page("POST", CHAT).body(ASKED)).await.with_status(401);
-    let _ = site.ask(site.as_page("GET", "/v1/models")).await.with_status(401);
-    let _ = site.ask(Request::new("POST", CHAT).bearer(&key).body(ASKED)).await.with_status(404);
+    let key = site.send_request(made).await.with_status(201).json()["secret"].as_str().expect("a secret").to_owned();
+    let _ = site.send_request(site.as_page("POST", CHAT).body(ASKED)).await.with_status(401);
+    let _ = site.send_request(site.as_page("GET", "/v1/models")).await.with_status(401);
+    let _ = site.send_request(Request::new("POST", CHAT).bearer(&key).body(ASKED)).await.with_status(404);
     let asked = site.as_page("POST", CHAT).bearer(&key).body(ASKED).start(site.admin, site.relay.log());
     let job = worker.expect_request().await;
     assert_eq!(job.header("authorization"), None);

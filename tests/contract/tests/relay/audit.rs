@@ -14,7 +14,7 @@ async fn start() -> Relay {
 }
 
 /// An admin's request with a recognizable event.
-fn asked(method: &str, target: &str, id: &str) -> Request {
+fn admin_request(method: &str, target: &str, id: &str) -> Request {
     Request::new(method, target).bearer(ADMIN_TOKEN).header("x-request-id", id)
 }
 
@@ -34,7 +34,7 @@ async fn event(relay: &Relay, id: &str) -> Value {
 }
 
 /// Returns an event without its time, actor and request.
-fn said(event: &Value) -> Value {
+fn summary_of(event: &Value) -> Value {
     json!([event["action"], event["outcome"], event["status"], event["subject"]])
 }
 
@@ -47,11 +47,11 @@ async fn each_change_is_audited_in_file_and_log() {
     let waiting = relay.begin(chat("m").header("x-request-id", "victim"));
     relay.wait_for_queue_depth("local", 1).await;
 
-    let made = asked("POST", "/admin/keys", "q-create").body(json!({"name": "laptop"}).to_string());
+    let made = admin_request("POST", "/admin/keys", "q-create").body(json!({"name": "laptop"}).to_string());
     let made = relay.fetch(made).await.with_status(201).json();
     let (key, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
     let order = json!({"command": "load", "model": "m"}).to_string();
-    let order = asked("POST", &format!("/admin/workers/{id}/command"), "q-command").body(order);
+    let order = admin_request("POST", &format!("/admin/workers/{id}/command"), "q-command").body(order);
     let op = relay.fetch(order).await.with_status(202).json()["op_id"].as_str().unwrap().to_owned();
     for (method, target, request, status, action, subject) in [
         ("POST", format!("/admin/workers/{id}/refresh"), "q-refresh", 202, "worker.refresh", id.as_str()),
@@ -59,15 +59,15 @@ async fn each_change_is_audited_in_file_and_log() {
         ("DELETE", format!("/admin/keys/{key}"), "q-revoke", 204, "key.revoke", key),
         ("POST", format!("/admin/workers/{id}/drain"), "q-drain", 202, "worker.drain", id.as_str()),
     ] {
-        let _ = relay.fetch(asked(method, &target, request)).await.with_status(status);
-        assert_eq!(said(&event(&relay, request).await), json!([action, "ok", status, subject]));
+        let _ = relay.fetch(admin_request(method, &target, request)).await.with_status(status);
+        assert_eq!(summary_of(&event(&relay, request).await), json!([action, "ok", status, subject]));
     }
     let created = event(&relay, "q-create").await;
-    assert_eq!(said(&created), json!(["key.create", "ok", 201, key]));
+    assert_eq!(summary_of(&created), json!(["key.create", "ok", 201, key]));
     assert_eq!(created["client"], "127.0.0.1");
     assert!(created["time"].as_str().is_some_and(|time| time.ends_with('Z') && time.len() == 24), "{created}");
     let command = event(&relay, "q-command").await;
-    assert_eq!(said(&command), json!(["worker.command", "ok", 202, id]));
+    assert_eq!(summary_of(&command), json!(["worker.command", "ok", 202, id]));
     assert_eq!(command["detail"], format!("load model=m mode=drain op_id={op}"));
     assert_eq!(waiting.reply().await.status, 503);
 
@@ -87,7 +87,7 @@ async fn reads_are_not_audited() {
     for path in ["/admin/workers", "/admin/keys", "/admin/state", "/admin/stats", "/admin/requests", "/metrics"] {
         let _ = relay.admin("GET", path).await.with_status(200);
     }
-    let _ = relay.fetch(asked("POST", "/admin/keys", "last").body("{\"name\":\"k\"}")).await.with_status(201);
+    let _ = relay.fetch(admin_request("POST", "/admin/keys", "last").body("{\"name\":\"k\"}")).await.with_status(201);
     event(&relay, "last").await;
     assert_eq!(events(&relay, "audit.jsonl").len(), 1);
 }
@@ -100,7 +100,7 @@ async fn refused_login_is_audited_with_forwarded_address() {
     let wrong = wrong.header("x-forwarded-for", "203.0.113.9");
     assert_eq!(relay.fetch(wrong).await.status, 403);
     let refused = event(&relay, "guess").await;
-    assert_eq!(said(&refused), json!(["login", "refused", 403, null]));
+    assert_eq!(summary_of(&refused), json!(["login", "refused", 403, null]));
     assert_eq!(refused["client"], "203.0.113.9");
     assert!(!relay.read_file("audit.jsonl").contains("guessed-token"));
 }
@@ -117,8 +117,8 @@ async fn failed_changes_are_audited_without_unknown_targets() {
         ("POST", "/admin/requests/none/cancel".to_owned(), "q-3", 404, "request.cancel"),
         ("POST", "/admin/keys".to_owned(), "q-4", 400, "key.create"),
     ] {
-        let _ = relay.fetch(asked(method, &target, request)).await.with_status(status);
-        assert_eq!(said(&event(&relay, request).await), json!([action, "refused", status, null]));
+        let _ = relay.fetch(admin_request(method, &target, request)).await.with_status(status);
+        assert_eq!(summary_of(&event(&relay, request).await), json!([action, "refused", status, null]));
     }
     assert!(!relay.read_file("audit.jsonl").contains(secret) && !relay.log().contains(secret), "a key was written");
 }
@@ -127,9 +127,9 @@ async fn failed_changes_are_audited_without_unknown_targets() {
 async fn unstorable_key_is_audited_as_failure() {
     let relay =
         Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").env("API_KEYS_FILE", "absent/keys.json").start().await;
-    let make = asked("POST", "/admin/keys", "q-full").body("{\"name\":\"k\"}");
+    let make = admin_request("POST", "/admin/keys", "q-full").body("{\"name\":\"k\"}");
     let _ = relay.fetch(make).await.with_status(503);
-    assert_eq!(said(&event(&relay, "q-full").await), json!(["key.create", "failed", 503, null]));
+    assert_eq!(summary_of(&event(&relay, "q-full").await), json!(["key.create", "failed", 503, null]));
 }
 
 #[tokio::test]
@@ -137,9 +137,9 @@ async fn audit_file_is_private_and_appended_to() {
     let relay = start().await;
     let mode = std::fs::metadata(relay.path("audit.jsonl")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let _ = relay.fetch(asked("POST", "/admin/keys", "first").body("{\"name\":\"k\"}")).await.with_status(201);
+    let _ = relay.fetch(admin_request("POST", "/admin/keys", "first").body("{\"name\":\"k\"}")).await.with_status(201);
     let relay = relay.restart().await;
-    let _ = relay.fetch(asked("POST", "/admin/keys", "second").body("{\"name\":\"k\"}")).await.with_status(201);
+    let _ = relay.fetch(admin_request("POST", "/admin/keys", "second").body("{\"name\":\"k\"}")).await.with_status(201);
     event(&relay, "second").await;
     event(&relay, "first").await;
 }
@@ -147,10 +147,10 @@ async fn audit_file_is_private_and_appended_to() {
 #[tokio::test]
 async fn moved_audit_file_is_recreated() {
     let relay = start().await;
-    let _ = relay.fetch(asked("POST", "/admin/keys", "before").body("{\"name\":\"k\"}")).await.with_status(201);
+    let _ = relay.fetch(admin_request("POST", "/admin/keys", "before").body("{\"name\":\"k\"}")).await.with_status(201);
     event(&relay, "before").await;
     std::fs::rename(relay.path("audit.jsonl"), relay.path("audit.jsonl.1")).unwrap();
-    let _ = relay.fetch(asked("POST", "/admin/keys", "after").body("{\"name\":\"k\"}")).await.with_status(201);
+    let _ = relay.fetch(admin_request("POST", "/admin/keys", "after").body("{\"name\":\"k\"}")).await.with_status(201);
     relay.eventually("a new file", || async { relay.path("audit.jsonl").exists() }).await;
     event(&relay, "after").await;
     let mode = std::fs::metadata(relay.path("audit.jsonl")).unwrap().permissions().mode();
@@ -161,7 +161,8 @@ async fn moved_audit_file_is_recreated() {
 async fn full_disk_fails_no_action_and_is_counted() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "/dev/full").start().await;
     for request in ["one", "two"] {
-        let _ = relay.fetch(asked("POST", "/admin/keys", request).body("{\"name\":\"k\"}")).await.with_status(201);
+        let _ =
+            relay.fetch(admin_request("POST", "/admin/keys", request).body("{\"name\":\"k\"}")).await.with_status(201);
         relay.log().wait_for_line(&format!("request_id=\"{request}\"")).await;
     }
     let lost = || async { relay.metric("modelrelay_audit_write_failures_total").await == 2.0 };

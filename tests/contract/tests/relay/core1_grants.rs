@@ -172,7 +172,7 @@ async fn worker_with_one_link_receives_no_demand() {
     let _waiting = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
     worker.expect_quiet().await;
-    assert_eq!(worker.demands_seen(), 0);
+    assert_eq!(worker.unread_demands(), 0);
 }
 
 #[tokio::test]
@@ -186,5 +186,5 @@ async fn older_worker_receives_neither_demand_nor_credit() {
     worker.answer(&job, &json!({})).await;
     let _ = first.reply().await.with_status(200);
     worker.expect_request().await;
-    assert_eq!(worker.demands_seen(), 0);
+    assert_eq!(worker.unread_demands(), 0);
 }

@@ -19,15 +19,15 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-async fn ask(relay: &Relay, args: &[&str]) -> Output {
+async fn run_command(relay: &Relay, args: &[&str]) -> Output {
     let mut command = command(args);
     command.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
     within("the command's end", relay.log(), command.output()).await.expect("it starts")
 }
 
 /// Returns the output of a command that succeeds.
-async fn told(relay: &Relay, args: &[&str]) -> String {
-    let output = ask(relay, args).await;
+async fn output_of(relay: &Relay, args: &[&str]) -> String {
+    let output = run_command(relay, args).await;
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it writes text")
 }
@@ -56,12 +56,12 @@ async fn status_shows_load_and_problems() {
     wait_for_model(&relay, "nobodys", false).await;
     let _waiting = relay.begin(chat("nobodys"));
     relay.wait_for_queue_depth("local", 1).await;
-    let status = told(&relay, &["status"]).await;
+    let status = output_of(&relay, &["status"]).await;
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
     assert!(status.contains("- 1 waiting for nobodys: no worker serves it"), "{status}");
-    let both: Value = serde_json::from_str(&told(&relay, &["status", "--output", "json"]).await).expect("JSON");
+    let both: Value = serde_json::from_str(&output_of(&relay, &["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }
 
@@ -71,13 +71,13 @@ async fn commands_list_workers_and_cancel_requests() {
     let mut worker = relay.core1_worker(&["m", "n"], 4).await;
     let running = relay.begin(chat("m").header("x-request-id", "one"));
     worker.expect_request().await;
-    let workers = told(&relay, &["workers"]).await;
+    let workers = output_of(&relay, &["workers"]).await;
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
-    let requests = told(&relay, &["requests"]).await;
+    let requests = output_of(&relay, &["requests"]).await;
     assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
-    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
+    assert_eq!(output_of(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
-    let missing = failure(&ask(&relay, &["requests", "cancel", "../keys"]).await);
+    let missing = failure(&run_command(&relay, &["requests", "cancel", "../keys"]).await);
     assert_eq!(missing, "modelrelay-relay: the relay returned 404: no live request has this id\n");
 }
 
@@ -85,17 +85,17 @@ async fn commands_list_workers_and_cancel_requests() {
 async fn commands_create_list_and_revoke_keys() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let made =
-        told(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
+        output_of(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
     let made: Value = serde_json::from_str(&made).expect("JSON");
     assert_eq!((&made["models"][1], &made["max_in_flight"]), (&"n".into(), &2.into()));
     let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
     relay.log().secrets().plant(secret);
-    let shown = told(&relay, &["keys", "create", "phone"]).await;
+    let shown = output_of(&relay, &["keys", "create", "phone"]).await;
     assert!(shown.starts_with("mr-") && shown.contains("created for phone; the secret is shown only once"), "{shown}");
-    let keys = told(&relay, &["keys"]).await;
+    let keys = output_of(&relay, &["keys"]).await;
     assert_eq!(line(&keys, id)[1..4], ["laptop", "good", "-"], "{keys}");
-    assert_eq!(told(&relay, &["keys", "revoke", id]).await, format!("key {id} revoked\n"));
-    assert_eq!(line(&told(&relay, &["keys"]).await, id)[2], "revoked");
+    assert_eq!(output_of(&relay, &["keys", "revoke", id]).await, format!("key {id} revoked\n"));
+    assert_eq!(line(&output_of(&relay, &["keys"]).await, id)[2], "revoked");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn drain_waits_until_worker_is_gone() {
     drop(worker);
     let ended = within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played disconnected\n");
-    let missing = failure(&ask(&relay, &["drain", "hand-played"]).await);
+    let missing = failure(&run_command(&relay, &["drain", "hand-played"]).await);
     assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
 }
 
@@ -126,7 +126,7 @@ async fn drain_waits_until_worker_is_gone() {
 async fn drain_warns_that_older_worker_returns() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
-    let said = told(&relay, &["drain", "hand-played"]).await;
+    let said = output_of(&relay, &["drain", "hand-played"]).await;
     assert!(said.starts_with("worker hand-played disconnected; its older version"), "{said}");
     assert!(said.contains("stop its process"), "{said}");
 }
@@ -154,9 +154,9 @@ async fn ca_file_is_trusted_over_tls() {
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).start().await;
     let file = certificates.ca_file();
-    let status = told(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
+    let status = output_of(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
     assert!(status.contains("is running"), "{status}");
-    let said = failure(&ask(&relay, &["status"]).await);
+    let said = failure(&run_command(&relay, &["status"]).await);
     assert!(said.contains("cannot reach the relay"), "{said}");
 }
 
@@ -214,9 +214,9 @@ async fn token_file_of_windows_editor_is_read() {
     let file = folder.path().join("token");
     std::fs::write(&file, format!("\u{feff}{ADMIN_TOKEN}\r\n")).unwrap();
     let file = file.to_str().unwrap();
-    let status = told(&relay, &["status", "--token-file", file]).await;
+    let status = output_of(&relay, &["status", "--token-file", file]).await;
     assert!(status.contains("is running"), "{status}");
-    let said = failure(&ask(&relay, &["status", "--token-file", &format!("{file}s")]).await);
+    let said = failure(&run_command(&relay, &["status", "--token-file", &format!("{file}s")]).await);
     assert!(said.contains("(--token-file)") && said.contains("cannot read the file"), "{said}");
 }
 
@@ -224,10 +224,10 @@ async fn token_file_of_windows_editor_is_read() {
 async fn relay_url_may_have_path() {
     let relay = Relay::builder().env("PUBLIC_URL", "https://host.example/llm").start().await;
     for path in ["/llm", "/llm/", "/"] {
-        let status = told(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
+        let status = output_of(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
         assert!(status.contains("is running"), "{status}");
     }
-    let elsewhere = failure(&ask(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
+    let elsewhere = failure(&run_command(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
     assert!(elsewhere.contains("returned 404"), "{elsewhere}");
 }
 
@@ -247,7 +247,7 @@ async fn command_connects_through_environment_proxy() {
     let args = ["--url", "https://relay.example", "--ca-file", ca_file.to_str().unwrap()];
     let output = through("https_proxy", &url, &args).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let asked = proxy.asked().await;
+    let asked = proxy.next_request().await;
     assert!(asked.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{asked}");
     assert!(asked.to_lowercase().contains("proxy-authorization: basic "), "{asked}");
 
@@ -272,5 +272,5 @@ async fn loopback_and_no_proxy_addresses_bypass_proxy() {
     assert!(failure(&direct).contains("cannot reach the relay at http://relay.invalid/: "), "{}", failure(&direct));
     assert!(proxy.is_unused());
     failure(&through("ALL_PROXY", &proxy_url, &excepted).await);
-    assert!(proxy.asked().await.starts_with("GET http://relay.invalid/admin/state HTTP/1.1\r\n"));
+    assert!(proxy.next_request().await.starts_with("GET http://relay.invalid/admin/state HTTP/1.1\r\n"));
 }

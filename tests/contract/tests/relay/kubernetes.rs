@@ -57,12 +57,12 @@ impl Pod {
         Self { _kubernetes: kubernetes, config, admin, _keys: keys, relay, admin_addr, worker_addr }
     }
 
-    async fn ask(&self, to: SocketAddr, target: &str) -> Reply {
+    async fn admin_get(&self, to: SocketAddr, target: &str) -> Reply {
         Request::get(target).bearer(ADMIN).fetch(to, self.relay.log()).await
     }
 
     async fn state(&self) -> Value {
-        self.ask(self.admin_addr, "/admin/state").await.with_status(200).json()
+        self.admin_get(self.admin_addr, "/admin/state").await.with_status(200).json()
     }
 }
 
@@ -88,13 +88,13 @@ async fn each_listener_serves_its_routes_and_probes() {
     {
         for at in [client, pod.admin_addr, pod.worker_addr] {
             let expected = if at == served_at { 200 } else { 404 };
-            assert_eq!(pod.ask(at, target).await.status, expected, "{target} at {at}");
+            assert_eq!(pod.admin_get(at, target).await.status, expected, "{target} at {at}");
         }
     }
     for at in [client, pod.admin_addr] {
-        assert_eq!(pod.ask(at, "/livez").await.status, 200);
+        assert_eq!(pod.admin_get(at, "/livez").await.status, 200);
         // No worker is connected yet.
-        assert_eq!(pod.ask(at, "/readyz").await.status, 503);
+        assert_eq!(pod.admin_get(at, "/readyz").await.status, 503);
     }
     for at in [client, pod.admin_addr] {
         assert_eq!(pod.relay.dial().to(at).secret("first").refused().await.status, 404);
@@ -102,7 +102,7 @@ async fn each_listener_serves_its_routes_and_probes() {
     let mut worker = pod.relay.dial().to(pod.worker_addr).secret("first").open().await;
     assert_eq!(worker.register_core1(&["m"], 1).await["relay_count"], 2);
     worker.grant(1).await;
-    assert_eq!(pod.ask(pod.admin_addr, "/readyz").await.status, 200);
+    assert_eq!(pod.admin_get(pod.admin_addr, "/readyz").await.status, 200);
     let pending = pod.relay.begin(chat("m"));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;
@@ -133,7 +133,7 @@ async fn swapped_admin_token_is_applied() {
     pod.admin.show(&data(&[("token", "another-admin-token")]));
     pod.relay
         .eventually("the old token is refused", || async {
-            pod.ask(pod.admin_addr, "/admin/state").await.status == 403
+            pod.admin_get(pod.admin_addr, "/admin/state").await.status == 403
         })
         .await;
     let reply = Request::get("/admin/state").bearer("another-admin-token").fetch(pod.admin_addr, pod.relay.log()).await;

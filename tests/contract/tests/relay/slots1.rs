@@ -33,7 +33,7 @@ async fn slots_and_gates_without_capability_are_ignored() {
     let mut message = core1_registration(&["a", "b"], 4, &new_instance_id());
     message["slots"] = json!([slot("gpu0", "quarantined", &["a", "b"])]);
     worker.register_with(message).await;
-    worker.say_slots(&[slot("gpu0", "quarantined", &["a", "b"])]).await;
+    worker.send_slots(&[slot("gpu0", "quarantined", &["a", "b"])]).await;
     worker.send(&json!({"type": "grant", "slots": 1, "others": 0, "capacity": 1, "links": 1, "models": []})).await;
     let pending = relay.begin(chat("b"));
     let job = worker.expect_request().await;
@@ -238,16 +238,16 @@ async fn invalid_slots_are_refused_without_harm() {
         vec![slot("gpu0", "empty", &[&long])],
         vec![slot(&long, "empty", &["a"])],
     ];
-    worker.say_slots(&[slot("good", "empty", &["a"])]).await;
+    worker.send_slots(&[slot("good", "empty", &["a"])]).await;
     for slots in nonsense {
-        worker.say_slots(&slots).await;
+        worker.send_slots(&slots).await;
     }
     worker.expect_quiet().await;
     let listed = relay.workers().await.remove(0);
     assert_eq!(listed["slots"][0]["id"], "good", "the last that made sense: {listed}");
     let logged = relay.log().wait_for_line("invalid slot report").await;
     assert!(logged.contains("65 slots"), "with the reason: {logged}");
-    worker.say_slots(&[slot("", "empty", &["a"])]).await;
+    worker.send_slots(&[slot("", "empty", &["a"])]).await;
     worker.expect_quiet().await;
     assert_eq!(relay.log().count_of("invalid slot report"), 1, "once a minute, however often they come");
     worker.open_gates(&[("a", 4)]).await;

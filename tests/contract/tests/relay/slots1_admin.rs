@@ -41,7 +41,7 @@ async fn slots_are_listed_as_reported() {
     }
     assert!(listed["models"][1]["retry_ms"].as_u64().is_some_and(|left| left <= 4_000), "{listed}");
     assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has none");
-    worker.say_slots(&[slot("gpu7", "loading", &["a"])]).await;
+    worker.send_slots(&[slot("gpu7", "loading", &["a"])]).await;
     worker.expect_quiet().await;
     assert_eq!(relay.workers().await[0]["slots"][0]["id"], "gpu7");
 }
@@ -103,8 +103,8 @@ async fn last_failure_of_slot_outlives_its_back_off() {
     assert_eq!(told("/admin/state").await, json!(null));
     let words = "x".repeat(900);
     let backoff = failed(slot("gpu0", "backoff", &["a", "b"]), "b", "insufficient_memory", &words, 2_000);
-    worker.say_slots(&[backoff]).await;
-    worker.say_slots(std::slice::from_ref(&empty)).await;
+    worker.send_slots(&[backoff]).await;
+    worker.send_slots(std::slice::from_ref(&empty)).await;
     worker.expect_quiet().await;
     let failure = told("/admin/state").await;
     assert_eq!((&failure["model"], &failure["code"]), (&json!("b"), &json!("insufficient_memory")), "{failure}");
@@ -119,11 +119,11 @@ async fn last_failure_of_slot_outlives_its_back_off() {
     assert_eq!(told("/admin/state").await["model"], "b");
     let mut ready = empty.clone();
     (ready["state"], ready["resident"]) = (json!("ready"), json!("a"));
-    newer.say_slots(std::slice::from_ref(&ready)).await;
+    newer.send_slots(std::slice::from_ref(&ready)).await;
     newer.expect_quiet().await;
     assert_eq!(told("/admin/state").await["model"], "b", "another model is resident");
     ready["resident"] = json!("b");
-    newer.say_slots(&[ready]).await;
+    newer.send_slots(&[ready]).await;
     newer.expect_quiet().await;
     assert_eq!(told("/admin/state").await, json!(null));
 }
@@ -166,16 +166,16 @@ async fn order_reaches_worker_and_result_reaches_admin() {
         );
         assert_eq!((&command["slot"], &command["mode"]), (&slot, &json!(mode)), "{command}");
         assert_eq!(operation(&relay, &op).await, json!({"done": false, "ok": false}));
-        worker.say_done(&op, None).await;
+        worker.send_command_result(&op, None).await;
         worker.expect_quiet().await;
         assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": true}));
     }
     let op = order(&relay, &id, &json!({"command": "load", "model": "a"})).await;
     worker.expect("command").await;
-    worker.say_done(&op, Some("others wait for b")).await;
+    worker.send_command_result(&op, Some("others wait for b")).await;
     worker.expect_quiet().await;
     assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": false, "error": "others wait for b"}));
-    worker.say_done(&op, None).await;
+    worker.send_command_result(&op, None).await;
     worker.expect_quiet().await;
     assert_eq!(operation(&relay, &op).await["ok"], false, "the first word counts");
 }
@@ -196,11 +196,11 @@ async fn order_outlives_link_that_carried_it() {
     registration["succeeds"] = json!([ack["relay_id"]]);
     newer.register_with(registration).await;
     newer.expect_quiet().await;
-    older.say_done(&reported_early, None).await;
+    older.send_command_result(&reported_early, None).await;
     older.expect_quiet().await;
     newer.open_gates(&[("a", 1)]).await;
     older.vanish();
-    newer.say_done(&reported_late, None).await;
+    newer.send_command_result(&reported_late, None).await;
     newer.expect_quiet().await;
     for op in [reported_late, reported_early] {
         assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": true}));
@@ -227,8 +227,8 @@ async fn other_workers_cannot_end_order() {
     let mut other = relay.slots1_worker(&["a"]).await;
     let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
     worker.expect("command").await;
-    other.say_done(&op, None).await;
-    other.say_done("op-made-up", None).await;
+    other.send_command_result(&op, None).await;
+    other.send_command_result("op-made-up", None).await;
     other.expect_quiet().await;
     assert_eq!(operation(&relay, &op).await["done"], false);
 }

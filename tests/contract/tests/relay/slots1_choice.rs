@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::support::{anthropic_error, chat, check_instant, messages, openai_error};
 
 /// Fails if the worker received any demand.
-async fn check_told_nothing(worker: &mut FakeWorker) {
+async fn check_no_demand(worker: &mut FakeWorker) {
     worker.expect_quiet().await;
-    assert_eq!(worker.demands_seen(), 0);
+    assert_eq!(worker.unread_demands(), 0);
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn demand_goes_to_one_worker_at_once() {
     assert!(entry["oldest_ms"].is_u64() && entry["sum_ms"].is_u64(), "{demand}");
     let _two = relay.begin(chat("b"));
     near.expect_demand("b", 2).await;
-    check_told_nothing(&mut far).await;
+    check_no_demand(&mut far).await;
 }
 
 #[tokio::test]
@@ -46,10 +46,10 @@ async fn failed_load_tries_another_worker_then_ends_requests() {
     let openai = relay.begin(chat("a"));
     let anthropic = relay.begin(messages("a"));
     one.expect_demand("a", 2).await;
-    one.say_slots(&[failed(empty.clone(), "a", "insufficient_memory", "needs 24 GiB, has 8 GiB", 9_000)]).await;
+    one.send_slots(&[failed(empty.clone(), "a", "insufficient_memory", "needs 24 GiB, has 8 GiB", 9_000)]).await;
     one.expect_demand("a", 0).await;
     two.expect_demand("a", 2).await;
-    two.say_slots(&[failed(empty.clone(), "a", "backend_unavailable", "no such file", 4_000)]).await;
+    two.send_slots(&[failed(empty.clone(), "a", "backend_unavailable", "no such file", 4_000)]).await;
     for pending in [openai, anthropic] {
         let reply = pending.reply().await;
         let message = if reply.json()["type"] == "error" {
@@ -62,7 +62,7 @@ async fn failed_load_tries_another_worker_then_ends_requests() {
     }
     let again = relay.fetch(chat("a")).await;
     openai_error(&again, 503, "service_unavailable_error", "backend_unavailable");
-    one.say_slots(&[empty]).await;
+    one.send_slots(&[empty]).await;
     one.expect_quiet().await;
     let _pending = relay.begin(chat("a"));
     one.expect_demand("a", 1).await;
@@ -90,7 +90,7 @@ async fn open_gate_is_preferred_to_load() {
     let job = open.expect_request().await;
     open.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
-    check_told_nothing(&mut empty).await;
+    check_no_demand(&mut empty).await;
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn worker_without_multiplexer_prevents_load_elsewhere() {
         let job = plain.expect_request().await;
         let second = relay.begin(chat("a"));
         relay.wait_for_queue_depth("local", 1).await;
-        check_told_nothing(&mut multiplexer).await;
+        check_no_demand(&mut multiplexer).await;
         plain.answer(&job, &json!({})).await;
         let _ = first.reply().await.with_status(200);
         plain.expect_request().await;
@@ -169,7 +169,7 @@ async fn relays_sharing_workers_choose_same_worker() {
         for link in pair {
             match last {
                 Some(model) => drop(link.expect_demand(model, 1).await),
-                None => check_told_nothing(link).await,
+                None => check_no_demand(link).await,
             }
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use modelrelay_harness::{
-    PATIENCE, poll_until,
+    TEST_TIMEOUT, poll_until,
     relay::Relay,
     usage::{Usage, may_open},
     worker::{FakeWorker, Frame},
@@ -132,7 +132,7 @@ async fn thousand_workers_cost_nothing_between_heartbeats() {
         let cpu = relay.usage().cpu;
         std::mem::replace(&mut before, cpu) == cpu
     };
-    poll_until(PATIENCE, "the relay to be idle", relay.log(), settled).await;
+    poll_until(TEST_TIMEOUT, "the relay to be idle", relay.log(), settled).await;
     let (start, first) = (Instant::now(), relay.usage());
     #[expect(clippy::disallowed_methods, reason = "the processor time of this interval is the subject")]
     tokio::time::sleep(QUIET).await;

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use modelrelay_harness::{
-    PATIENCE,
+    TEST_TIMEOUT,
     client::{Piece, Request},
     fake_backend::{Answer, Call, FakeBackend, sse},
     poll_for,
@@ -94,7 +94,7 @@ impl Traffic {
             let (now_up, now_down) = (self.moved.up.load(Ordering::Relaxed), self.moved.down.load(Ordering::Relaxed));
             (now_up >= up + bytes && now_down >= down + bytes).then_some(())
         };
-        poll_for(PATIENCE, have_moved).await.expect("the large bodies move");
+        poll_for(TEST_TIMEOUT, have_moved).await.expect("the large bodies move");
     }
 
     async fn chat(&mut self) -> Call {

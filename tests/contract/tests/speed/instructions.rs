@@ -16,7 +16,7 @@ use modelrelay_harness::{
 use serde_json::{Value, json};
 
 /// The timeout for a start and an end under valgrind, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The factor over the baseline that is considered a regression; compilers and libraries differ by less.
 const TOLERANCE: f64 = 1.15;
@@ -83,7 +83,7 @@ impl Rig {
         self.stream(&mut client, tokens).await;
         for process in [&mut self.worker, &mut self.relay] {
             process.terminate().await;
-            assert!(process.wait_exit_within(PATIENCE).await.success(), "{}", process.log().dump());
+            assert!(process.wait_exit_within(TEST_TIMEOUT).await.success(), "{}", process.log().dump());
         }
         Counted { relay: self.counts[0].count(), worker: self.counts[1].count() }
     }
@@ -128,7 +128,7 @@ fn chat(stream: bool) -> Request {
 /// Returns what follows `mark` in the program's output, once it is printed.
 async fn printed(process: &Process, mark: &str) -> String {
     let after = || process.log().lines().iter().find_map(|line| Some(line.split_once(mark)?.1.to_owned()));
-    let rest = poll_for(PATIENCE, async || after()).await;
+    let rest = poll_for(TEST_TIMEOUT, async || after()).await;
     let rest = rest.unwrap_or_else(|| panic!("{mark:?} was not printed\n{}", process.log().dump()));
     rest.split(' ').next().unwrap_or_default().to_owned()
 }

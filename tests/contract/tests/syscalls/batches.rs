@@ -3,7 +3,7 @@
 use modelrelay_harness::{
     client::Request,
     fake_backend::{FakeBackend, sse},
-    fake_relay::{Ack, Ask, FakeRelay},
+    fake_relay::{Ack, FakeRelay, RequestSpec},
     relay::Relay,
     trace::{Call, Trace},
     worker::{Job, response_piece},
@@ -87,7 +87,7 @@ async fn chunks_received_together_reach_relay_in_few_writes() {
     let mut fewest = usize::MAX;
     for _ in 0..ATTEMPTS {
         let before = recorded(&trace, "the link", link_sends).await;
-        let asked = link.ask(&Ask::chat("m"));
+        let asked = link.send_request(&RequestSpec::chat("m"));
         let mut call = backend.call().await;
         call.read_body().await;
         call.start_stream().await;

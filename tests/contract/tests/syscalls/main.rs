@@ -6,14 +6,14 @@ mod idle;
 mod nodelay;
 
 use modelrelay_harness::trace::{Call, Trace};
-use modelrelay_harness::{PATIENCE, poll_for};
+use modelrelay_harness::{TEST_TIMEOUT, poll_for};
 
 /// The calls that create, configure, use and close sockets.
 const SOCKETS: &str = "socket,accept4,connect,setsockopt,write,writev,sendto,sendmsg,close";
 
 /// Waits until `wanted` finds something in the record: strace writes asynchronously, with a short delay.
 async fn recorded<T>(trace: &Trace, what: &str, wanted: impl Fn(&[Call]) -> Option<T>) -> T {
-    let found = poll_for(PATIENCE, async || wanted(&trace.calls())).await;
+    let found = poll_for(TEST_TIMEOUT, async || wanted(&trace.calls())).await;
     found.unwrap_or_else(|| panic!("the trace does not show: {what}"))
 }
 

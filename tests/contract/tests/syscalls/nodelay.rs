@@ -77,7 +77,7 @@ async fn worker_sets_nodelay_on_dialled_and_accepted_connections() {
     let mut link = relay.accept_with(&Ack::core1()).await;
     link.ready(&["m"], 2).await;
     // Two at once: two connections to the backend, the second of which must be dialled for a request.
-    let asked = [(); 2].map(|()| link.ask(&modelrelay_harness::fake_relay::Ask::chat("m")));
+    let asked = [(); 2].map(|()| link.send_request(&modelrelay_harness::fake_relay::RequestSpec::chat("m")));
     let calls = [backend.call().await, backend.call().await];
     for call in calls {
         call.answer_json(200, &json!({})).await;

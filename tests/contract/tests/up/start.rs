@@ -64,7 +64,7 @@ async fn given_backend_is_used_without_search() {
     let ports = other.addr().port().to_string();
     let up = Up::start(&[("BACKEND_URL", &backend.url()), ("BACKEND_PORTS", &ports), ("WORKER_SECRET", "")]).await;
     assert!(up.curl_line().contains("\"model\":\"given\""));
-    assert_eq!(other.times_asked("/v1/models"), 0);
+    assert_eq!(other.request_count("/v1/models"), 0);
     up.stop().await;
 }
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use modelrelay_harness::process::Process;
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 
 use crate::rig::{NO_BACKEND, Up, spawn};
 
@@ -82,7 +82,7 @@ async fn killed_run_leaves_no_part_behind() {
     up.process.kill().await;
     let log = up.process.log();
     for part in parts {
-        poll_until(PATIENCE, "the part's end", log, async || !runs(&part)).await;
+        poll_until(TEST_TIMEOUT, "the part's end", log, async || !runs(&part)).await;
     }
 }
 

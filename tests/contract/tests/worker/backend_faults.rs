@@ -1,14 +1,14 @@
 //! Backends that reset, stall, or send wrong or invalid data: the one request fails, and no other is affected.
 
 use modelrelay_harness::fake_backend::{Call, sse};
-use modelrelay_harness::fake_relay::{Ask, Reply};
+use modelrelay_harness::fake_relay::{Reply, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 
 /// Sends a request, lets `play` break it, and checks that the link and the backend still work.
 async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     play(call).await;
@@ -43,7 +43,7 @@ async fn reset_within_head_may_be_retried_elsewhere() {
 #[tokio::test]
 async fn reset_during_stream_reports_error_after_received_bytes() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&sse("first")).await;
@@ -108,7 +108,7 @@ async fn endless_head_is_error() {
 #[tokio::test]
 async fn stalled_backend_does_not_delay_other_requests() {
     let mut rig = Rig::core1().await;
-    let stalled = rig.link.ask(&Ask::stream("m"));
+    let stalled = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&sse("first")).await;
@@ -122,7 +122,7 @@ async fn stalled_backend_does_not_delay_other_requests() {
 #[tokio::test]
 async fn reset_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.reset();
     assert_eq!(rig.link.reply(&asked).await.error_code(), Some("backend_reset"));
     rig.still_serves().await;
@@ -132,7 +132,7 @@ async fn reset_backend_stays_advertised() {
 async fn kept_connection_closed_by_backend_fails_no_request() {
     let mut rig = Rig::core1().await;
     for _ in 0..10 {
-        let asked = rig.link.ask(&Ask::chat("m"));
+        let asked = rig.link.send_request(&RequestSpec::chat("m"));
         let mut call = rig.backend.call().await;
         call.read_body().await;
         call.head(200, &[("content-length", "2")]).await;
@@ -146,7 +146,7 @@ async fn kept_connection_closed_by_backend_fails_no_request() {
 #[tokio::test]
 async fn idle_connection_closes_when_backend_closes_it() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.head(200, &[("content-length", "2")]).await;
@@ -159,7 +159,7 @@ async fn idle_connection_closes_when_backend_closes_it() {
 #[tokio::test]
 async fn error_contains_request_id_and_reason() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.reset();
     let end = rig.link.reply(&asked).await.end;
     assert_eq!(end["request_id"], json!(asked.id));
@@ -169,7 +169,7 @@ async fn error_contains_request_id_and_reason() {
 #[tokio::test]
 async fn length_of_absent_body_is_not_announced() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.write_raw(b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n").await;
@@ -182,7 +182,7 @@ async fn length_of_absent_body_is_not_announced() {
 #[tokio::test]
 async fn chunked_encoding_overrides_content_length() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     let head = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";

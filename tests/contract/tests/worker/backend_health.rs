@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
+use modelrelay_harness::fake_relay::{FakeRelay, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ async fn no_model_is_advertised_until_backend_is_healthy() {
 async fn refused_connection_withdraws_models_before_failing_request() {
     let mut rig = Rig::core1().await;
     rig.backend.refuse().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let reply = rig.link.reply(&asked).await;
     assert_eq!(reply.error_code(), Some("backend_unreachable"));
     let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
@@ -73,7 +73,7 @@ async fn recovered_backend_is_advertised_within_two_seconds() {
     let mut rig = Rig::core1().await;
     for _ in 0..2 {
         rig.backend.refuse().await;
-        rig.link.exchange(&Ask::chat("m")).await;
+        rig.link.exchange(&RequestSpec::chat("m")).await;
         rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
         rig.backend.reopen();
         let back = Instant::now();
@@ -86,10 +86,10 @@ async fn recovered_backend_is_advertised_within_two_seconds() {
 #[tokio::test]
 async fn request_at_dead_backend_leaves_neighbour_running() {
     let mut rig = Rig::core1().await;
-    let kept = rig.link.ask(&Ask::chat("m"));
+    let kept = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.backend.refuse().await;
-    let failed = rig.link.exchange(&Ask::chat("m")).await;
+    let failed = rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(failed.error_code(), Some("backend_unreachable"));
     call.answer_json(200, &json!("kept")).await;
     assert_eq!(rig.link.reply(&kept).await.json(), json!("kept"));
@@ -190,7 +190,7 @@ async fn each_change_of_condition_is_logged_once() {
 #[tokio::test]
 async fn loading_backend_error_may_be_retried_elsewhere() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.backend.set_healthy(false);
     call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
@@ -206,7 +206,7 @@ async fn healthy_backend_error_is_passed_on() {
     let mut rig = Rig::core1().await;
     for status in [500, 503] {
         let answer = Answer::json(status, &json!({"error": {"message": "out of memory"}}));
-        let reply = rig.answered(&Ask::chat("m"), &answer).await;
+        let reply = rig.answered(&RequestSpec::chat("m"), &answer).await;
         assert_eq!((reply.status, &reply.body), (status, &answer.body));
     }
     rig.still_serves().await;
@@ -215,7 +215,7 @@ async fn healthy_backend_error_is_passed_on() {
 #[tokio::test]
 async fn old_relay_receives_error_of_loading_backend() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.backend.set_healthy(false);
     call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
@@ -259,14 +259,14 @@ async fn silent_streams_of_closed_backend_are_aborted() {
     let mut backend = FakeBackend::start().await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker.env("MAX_CONCURRENCY", "3")).await;
     link.ready(&["m"], 3).await;
-    let silent = link.ask(&Ask::chat("m"));
+    let silent = link.send_request(&RequestSpec::chat("m"));
     let _held = backend.call().await;
-    link.ask(&Ask::chat("m"));
+    link.send_request(&RequestSpec::chat("m"));
     let mut call = backend.call().await;
     call.start_stream().await;
     backend.refuse().await;
     // Its refused connection withdraws the backend at once.
-    link.ask(&Ask::chat("m"));
+    link.send_request(&RequestSpec::chat("m"));
     let broken = async {
         let error = link.message_within(RECOVERY, "error", |error| error["request_id"] == *silent.id).await;
         error.expect("a request was broken off")

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::fake_relay::{Ack, Ask};
+use modelrelay_harness::fake_relay::{Ack, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 
@@ -12,7 +12,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 #[tokio::test]
 async fn cancel_before_first_byte_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     let cancelled = Instant::now();
@@ -24,7 +24,7 @@ async fn cancel_before_first_byte_reaches_backend_immediately() {
 #[tokio::test]
 async fn cancel_during_stream_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
@@ -37,7 +37,7 @@ async fn cancel_during_stream_reaches_backend_immediately() {
 #[tokio::test]
 async fn cancel_during_upload_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 32 << 20]));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 32 << 20]));
     let mut call = rig.backend.call().await;
     call.read_some(1 << 20).await;
     let cancelled = Instant::now();
@@ -49,13 +49,13 @@ async fn cancel_during_upload_reaches_backend_immediately() {
 async fn large_bodies_do_not_delay_cancel() {
     let mut rig = Rig::core1().await;
     let big = vec![b'b'; 32 << 20];
-    let upload = rig.link.ask(&Ask::chat("m").body(&big));
+    let upload = rig.link.send_request(&RequestSpec::chat("m").body(&big));
     let mut uploading = rig.backend.call().await;
     let uploading = tokio::spawn(async move {
         while uploading.read_some(1 << 16).await.is_some_and(|bytes| !bytes.is_empty()) {}
         uploading.answer_json(200, &json!("uploaded")).await;
     });
-    let download = rig.link.ask(&Ask::chat("m"));
+    let download = rig.link.send_request(&RequestSpec::chat("m"));
     let mut downloading = rig.backend.call().await;
     let downloading = tokio::spawn(async move {
         downloading.start_stream().await;
@@ -64,7 +64,7 @@ async fn large_bodies_do_not_delay_cancel() {
         }
         downloading.end_stream().await;
     });
-    let victim = rig.link.ask(&Ask::stream("m"));
+    let victim = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     let cancelled = Instant::now();
     rig.link.cancel(&victim.id, "client_disconnect");
@@ -79,7 +79,7 @@ async fn large_bodies_do_not_delay_cancel() {
 async fn cancelled_request_frees_its_slot_immediately() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..5 {
-        let asked = rig.link.ask(&Ask::chat("m"));
+        let asked = rig.link.send_request(&RequestSpec::chat("m"));
         let _never_answers = rig.backend.call().await;
         rig.link.cancel(&asked.id, "timeout");
         rig.still_serves().await;
@@ -89,9 +89,9 @@ async fn cancelled_request_frees_its_slot_immediately() {
 #[tokio::test]
 async fn cancel_affects_only_its_own_request() {
     let mut rig = Rig::core1().await;
-    let kept = rig.link.ask(&Ask::chat("m"));
+    let kept = rig.link.send_request(&RequestSpec::chat("m"));
     let kept_call = rig.backend.call().await;
-    let victim = rig.link.ask(&Ask::chat("m"));
+    let victim = rig.link.send_request(&RequestSpec::chat("m"));
     let mut victim_call = rig.backend.call().await;
     rig.link.cancel(&victim.id, "client_disconnect");
     victim_call.closed().await;
@@ -103,16 +103,16 @@ async fn cancel_affects_only_its_own_request() {
 async fn immediately_cancelled_request_leaves_nothing_behind() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..20 {
-        let asked = rig.link.ask(&Ask::chat("m"));
+        let asked = rig.link.send_request(&RequestSpec::chat("m"));
         rig.link.cancel(&asked.id, "client_disconnect");
     }
-    rig.still_serves_beside_leftovers().await;
+    rig.still_serves_with_leftovers().await;
 }
 
 #[tokio::test]
 async fn stream_sends_nothing_after_processed_cancel() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
@@ -132,7 +132,7 @@ async fn stream_sends_nothing_after_processed_cancel() {
 async fn known_and_unknown_cancel_reasons_are_accepted() {
     let mut rig = Rig::core1().await;
     for reason in ["client_disconnect", "timeout", "graceful_shutdown", "server_shutdown", "invented_tomorrow"] {
-        let asked = rig.link.ask(&Ask::chat("m"));
+        let asked = rig.link.send_request(&RequestSpec::chat("m"));
         let mut call = rig.backend.call().await;
         rig.link.cancel(&asked.id, reason);
         call.closed().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::fake_relay::{Ack, Ask, Asked, RelayLink};
+use modelrelay_harness::fake_relay::{Ack, RelayLink, RequestSpec, SentRequest};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ async fn registration_acknowledgement_precedes_every_grant() {
 #[tokio::test]
 async fn idle_slots_are_granted_to_every_link() {
     let (mut rig, mut second) = two_links(4).await;
-    let third_of_four = rig.link.ask(&Ask::chat("m"));
+    let third_of_four = rig.link.send_request(&RequestSpec::chat("m"));
     let _held = rig.backend.call().await;
     let grant = second.grant(3).await;
     assert_eq!((&grant["others"], &grant["capacity"], &grant["links"]), (&json!(1), &json!(4), &json!(2)));
@@ -60,7 +60,7 @@ async fn idle_slots_are_granted_to_every_link() {
 #[tokio::test]
 async fn load_of_other_links_is_reported() {
     let (mut rig, mut second) = two_links(4).await;
-    let asked = second.ask(&Ask::chat("m"));
+    let asked = second.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let grant = rig.link.expect_where("grant", |grant| grant["others"] == 1).await;
     assert_eq!(grant["slots"], 3);
@@ -72,9 +72,9 @@ async fn load_of_other_links_is_reported() {
 #[tokio::test]
 async fn request_over_capacity_is_rejected_immediately() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
-    let running = rig.link.ask(&Ask::chat("m"));
+    let running = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
-    let turned_away = rig.link.exchange(&Ask::chat("m")).await;
+    let turned_away = rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(turned_away.error_code(), Some("at_capacity"));
     held.answer_json(200, &json!("ran")).await;
     assert_eq!(rig.link.reply(&running).await.json(), json!("ran"));
@@ -84,9 +84,9 @@ async fn request_over_capacity_is_rejected_immediately() {
 #[tokio::test]
 async fn grant_precedes_refusal_explained_by_it() {
     let (mut rig, mut second) = two_links(1).await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let _held = rig.backend.call().await;
-    let refused = second.exchange(&Ask::chat("m")).await;
+    let refused = second.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(refused.error_code(), Some("at_capacity"));
     assert!(second.grant(0).await.seq < refused.end_seq);
 }
@@ -94,7 +94,7 @@ async fn grant_precedes_refusal_explained_by_it() {
 #[tokio::test]
 async fn grant_precedes_response_that_frees_slot() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     second.grant(0).await;
     demand(&second, 1);
@@ -110,7 +110,7 @@ async fn grant_precedes_response_that_frees_slot() {
 #[tokio::test]
 async fn single_slot_alternates_between_waiting_links() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&rig.link, 10);
     demand(&second, 10);
@@ -123,7 +123,7 @@ async fn single_slot_alternates_between_waiting_links() {
     for round in 0..6 {
         let link = if round % 2 == 0 { &mut second } else { &mut rig.link };
         link.grant(1).await;
-        let asked = link.ask(&Ask::chat("m"));
+        let asked = link.send_request(&RequestSpec::chat("m"));
         rig.backend.call().await.answer_json(200, &json!(round)).await;
         assert_eq!(link.reply(&asked).await.json(), json!(round));
     }
@@ -133,7 +133,7 @@ async fn single_slot_alternates_between_waiting_links() {
 async fn busy_relay_does_not_starve_other_one() {
     let (mut rig, mut second) = two_links(2).await;
     demand(&rig.link, 50);
-    let mut running: Vec<Asked> = (0..2).map(|_| rig.link.ask(&Ask::chat("m"))).collect();
+    let mut running: Vec<SentRequest> = (0..2).map(|_| rig.link.send_request(&RequestSpec::chat("m"))).collect();
     second.grant(0).await;
     demand(&second, 1);
     second.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
@@ -146,7 +146,7 @@ async fn busy_relay_does_not_starve_other_one() {
 #[tokio::test]
 async fn unused_granted_slot_passes_to_next_link() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&rig.link, 5);
     demand(&second, 5);
@@ -165,7 +165,7 @@ async fn unused_granted_slot_passes_to_next_link() {
 async fn closed_link_releases_its_slots_to_other() {
     let (mut rig, second) = two_links(2).await;
     let mut second = second;
-    second.ask(&Ask::chat("m"));
+    second.send_request(&RequestSpec::chat("m"));
     rig.link.grant(1).await;
     drop(second);
     let grant = rig.link.grant(2).await;
@@ -175,7 +175,7 @@ async fn closed_link_releases_its_slots_to_other() {
 #[tokio::test]
 async fn empty_demand_withdraws_previous_demand() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&second, 3);
     second.send(&json!({"type": "demand", "models": []}));
@@ -194,7 +194,7 @@ async fn finishing_link_receives_no_grant_despite_earlier_demand() {
     let (mut rig, mut second) = two_links(3).await;
     // The older link of a worker that moves: it holds a long response, and its relay last reported five waiting
     // requests.
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
     demand(&rig.link, 5);
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
@@ -203,10 +203,10 @@ async fn finishing_link_receives_no_grant_despite_earlier_demand() {
     rig.link.expect("pong").await;
     demand(&second, 5);
     second.expect_where("grant", |grant| grant["slots"] == 2 && grant["others"] == 1).await;
-    let _running = second.ask(&Ask::chat("m"));
+    let _running = second.send_request(&RequestSpec::chat("m"));
     let _held_too = rig.backend.call().await;
     for round in 0..4 {
-        let asked = second.ask(&Ask::chat("m"));
+        let asked = second.send_request(&RequestSpec::chat("m"));
         rig.backend.call().await.answer_json(200, &json!(round)).await;
         assert_eq!(second.reply(&asked).await.json(), json!(round));
     }

@@ -127,7 +127,7 @@ impl<'a> Dialogue<'a> {
     }
 
     /// Waits for a question.
-    async fn asks(&mut self, part: &str) -> &mut Self {
+    async fn expect_question(&mut self, part: &str) -> &mut Self {
         loop {
             if let Some(at) = self.said[self.read..].find(part) {
                 self.read += at + part.len();
@@ -156,24 +156,24 @@ async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     }
     let site = Site::new().await;
     let mut dialogue = Dialogue::begin(&site, &format!("$W connect --backend-ports {}", site.ports()));
-    dialogue.asks("The relay's address [http://127.0.0.1:8080]: ").await.answer("nonsense\n").await;
-    dialogue.asks("RELAY-URL: \"nonsense\" is not allowed").await;
-    dialogue.asks("The relay's address").await.answer("http://127.0.0.1:1\n").await;
-    dialogue.asks("cannot reach the relay at http://127.0.0.1:1").await;
-    dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
-    dialogue.asks("Worker secret of provider local").await.answer("planted-wrong-secret-9\n").await;
-    dialogue.asks("the relay rejected the worker secret (401)").await;
-    dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-    dialogue.asks("accepts this worker").await;
-    dialogue.asks(&format!("port {}: a ModelRelay relay, not a backend", site.relay.addr().port())).await;
-    dialogue.asks(&format!("1) {}  OpenAI-compatible: qwen", site.backend.url())).await;
-    dialogue.asks("Backend to use").await.answer("2\n").await;
-    dialogue.asks("no backend has number 2").await;
-    dialogue.asks("Backend to use").await.answer("\n").await;
-    dialogue.asks("concurrent requests [4]").await.answer("none\n").await;
-    dialogue.asks("MAX_CONCURRENCY (--max-concurrency): \"none\" is not allowed").await;
-    dialogue.asks("concurrent requests [4]").await.answer("3\n").await;
-    dialogue.asks("Display name of this worker").await.answer("Grace's box\n").await;
+    dialogue.expect_question("The relay's address [http://127.0.0.1:8080]: ").await.answer("nonsense\n").await;
+    dialogue.expect_question("RELAY-URL: \"nonsense\" is not allowed").await;
+    dialogue.expect_question("The relay's address").await.answer("http://127.0.0.1:1\n").await;
+    dialogue.expect_question("cannot reach the relay at http://127.0.0.1:1").await;
+    dialogue.expect_question("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
+    dialogue.expect_question("Worker secret of provider local").await.answer("planted-wrong-secret-9\n").await;
+    dialogue.expect_question("the relay rejected the worker secret (401)").await;
+    dialogue.expect_question("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.expect_question("accepts this worker").await;
+    dialogue.expect_question(&format!("port {}: a ModelRelay relay, not a backend", site.relay.addr().port())).await;
+    dialogue.expect_question(&format!("1) {}  OpenAI-compatible: qwen", site.backend.url())).await;
+    dialogue.expect_question("Backend to use").await.answer("2\n").await;
+    dialogue.expect_question("no backend has number 2").await;
+    dialogue.expect_question("Backend to use").await.answer("\n").await;
+    dialogue.expect_question("concurrent requests [4]").await.answer("none\n").await;
+    dialogue.expect_question("MAX_CONCURRENCY (--max-concurrency): \"none\" is not allowed").await;
+    dialogue.expect_question("concurrent requests [4]").await.answer("3\n").await;
+    dialogue.expect_question("Display name of this worker").await.answer("Grace's box\n").await;
     let (code, said) = dialogue.end().await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("modelrelay-worker --config worker.yaml"), "{said}");
@@ -194,7 +194,7 @@ async fn interrupt_at_hidden_prompt_restores_terminal() {
     let site = Site::new().await;
     let line = format!("trap : INT; $W connect {}; echo code $?; stty -a", site.relay.url());
     let mut dialogue = Dialogue::begin(&site, &line);
-    dialogue.asks("not echoed").await.answer("\x03").await;
+    dialogue.expect_question("not echoed").await.answer("\x03").await;
     let (_, said) = dialogue.end().await;
     assert!(said.contains("nothing was written") && said.contains("code 130"), "{said}");
     assert!(said.contains(" echo ") && !said.contains("-echo "), "{said}");
@@ -210,9 +210,9 @@ async fn terminal_overwrites_file_only_after_confirmation() {
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
     for (answer, code) in [("\n", 1), ("n\n", 1), ("y\n", 130)] {
         let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
-        dialogue.asks("worker.yaml already exists. Overwrite it? [y/N]").await.answer(answer).await;
+        dialogue.expect_question("worker.yaml already exists. Overwrite it? [y/N]").await.answer(answer).await;
         if code == 130 {
-            dialogue.asks("Worker secret").await.answer("\x03").await;
+            dialogue.expect_question("Worker secret").await.answer("\x03").await;
         }
         assert_eq!(dialogue.end().await.0, Some(code), "{answer:?}");
         assert_eq!(site.read("worker.yaml"), "relay: http://older\n", "nothing is written before all is known");
@@ -228,7 +228,11 @@ async fn confirmation_lists_every_file_to_be_replaced() {
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
     std::fs::write(site.path("worker.secret"), "older\n").unwrap();
     let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
-    dialogue.asks("worker.yaml and worker.secret already exist. Overwrite them? [y/N]").await.answer("n\n").await;
+    dialogue
+        .expect_question("worker.yaml and worker.secret already exist. Overwrite them? [y/N]")
+        .await
+        .answer("n\n")
+        .await;
     assert_eq!(dialogue.end().await.0, Some(1));
 }
 
@@ -243,12 +247,12 @@ async fn replacing_existing_secret_file_requires_confirmation() {
     let line = format!("$W connect {} --worker-secret-file mine --backend {}", site.relay.url(), site.backend.url());
     for (answer, code, kept) in [("n\n", 1, "older"), ("y\n", 0, WORKER_SECRET)] {
         let mut dialogue = Dialogue::begin(&site, &line);
-        dialogue.asks("the relay rejected the worker secret (401)").await;
-        dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-        dialogue.asks("worker.secret already exists. Overwrite it? [y/N]").await.answer(answer).await;
+        dialogue.expect_question("the relay rejected the worker secret (401)").await;
+        dialogue.expect_question("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+        dialogue.expect_question("worker.secret already exists. Overwrite it? [y/N]").await.answer(answer).await;
         if code == 0 {
-            dialogue.asks("concurrent requests [4]").await.answer("\n").await;
-            dialogue.asks("Display name of this worker").await.answer("\n").await;
+            dialogue.expect_question("concurrent requests [4]").await.answer("\n").await;
+            dialogue.expect_question("Display name of this worker").await.answer("\n").await;
         }
         let (ended, said) = dialogue.end().await;
         assert_eq!((ended, site.read("worker.secret").trim()), (Some(code), kept), "{said}");
@@ -266,9 +270,9 @@ async fn variables_overriding_answers_are_listed_for_unset() {
     let given =
         "PROXY_URL=http://127.0.0.1:1 WORKER_SECRET_FILE=mine MAX_CONCURRENCY=none WORKER_NAME=w LOG_LEVEL=info";
     let mut dialogue = Dialogue::begin(&site, &format!("{given} $W connect --backend {}", site.backend.url()));
-    dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
-    dialogue.asks("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
-    dialogue.asks("concurrent requests [4]").await.answer("2\n").await;
+    dialogue.expect_question("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
+    dialogue.expect_question("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.expect_question("concurrent requests [4]").await.answer("2\n").await;
     let (code, said) = dialogue.end().await;
     assert_eq!(code, Some(0), "{said}");
     let unset: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("unset ")).collect();

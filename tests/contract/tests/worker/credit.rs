@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use modelrelay_harness::fake_backend::Call;
-use modelrelay_harness::fake_relay::{Ask, Asked, Event, REQUEST_PIECE, RESPONSE_PIECE, RelayLink, WINDOW, piece};
+use modelrelay_harness::fake_relay::{
+    Event, REQUEST_PIECE, RESPONSE_PIECE, RelayLink, RequestSpec, SentRequest, WINDOW, piece,
+};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message as Frame;
@@ -24,7 +26,7 @@ async fn endless(rig: &mut Rig) -> tokio::task::JoinHandle<Call> {
 }
 
 /// Reads pieces until `bytes` have come.
-async fn receive(link: &mut RelayLink, asked: &Asked, bytes: u64) {
+async fn receive(link: &mut RelayLink, asked: &SentRequest, bytes: u64) {
     let mut got = 0;
     while got < bytes {
         got += link.part(asked).await.len() as u64;
@@ -42,7 +44,7 @@ async fn more_comes(link: &mut RelayLink) -> bool {
 async fn sent_bytes_never_exceed_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let _endless = endless(&mut rig).await;
     receive(&mut rig.link, &asked, WINDOW).await;
     assert!(!more_comes(&mut rig.link).await);
@@ -59,7 +61,7 @@ async fn sent_bytes_never_exceed_credit() {
 async fn request_may_set_smaller_window() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.ask(&Ask::stream("m").window(65_536));
+    let asked = rig.link.send_request(&RequestSpec::stream("m").window(65_536));
     let _endless = endless(&mut rig).await;
     receive(&mut rig.link, &asked, 65_536).await;
     assert!(!more_comes(&mut rig.link).await);
@@ -70,11 +72,11 @@ async fn request_may_set_smaller_window() {
 async fn stream_without_credit_slows_no_other() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let stuck = rig.link.ask(&Ask::stream("m"));
+    let stuck = rig.link.send_request(&RequestSpec::stream("m"));
     let _endless = endless(&mut rig).await;
     receive(&mut rig.link, &stuck, WINDOW).await;
     rig.still_serves().await;
-    let other = rig.link.ask(&Ask::stream("m"));
+    let other = rig.link.send_request(&RequestSpec::stream("m"));
     let _other = endless(&mut rig).await;
     receive(&mut rig.link, &other, WINDOW).await;
 }
@@ -83,7 +85,7 @@ async fn stream_without_credit_slows_no_other() {
 async fn stream_without_credit_stops_reading_from_its_backend() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.start_stream().await;
@@ -102,7 +104,7 @@ async fn body_continues_while_response_waits_for_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let body = vec![b'p'; 8 << 20];
-    let asked = rig.link.ask(&Ask::stream("m").body(&body));
+    let asked = rig.link.send_request(&RequestSpec::stream("m").body(&body));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&vec![b'x'; 2 * usize::try_from(WINDOW).expect("a small number")]).await;
@@ -114,7 +116,7 @@ async fn body_continues_while_response_waits_for_credit() {
 async fn stream_without_credit_can_be_cancelled() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let endless = endless(&mut rig).await;
     receive(&mut rig.link, &asked, WINDOW).await;
     rig.link.cancel(&asked.id, "client_disconnect");
@@ -125,7 +127,7 @@ async fn stream_without_credit_can_be_cancelled() {
 async fn request_credit_returns_as_backend_reads() {
     let mut rig = Rig::core1().await;
     let body = vec![b'p'; 8 << 20];
-    let asked = rig.link.ask(&Ask::chat("m").body(&body));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&body));
     let mut call = rig.backend.call().await;
     assert_eq!(call.read_body().await.len(), body.len());
     call.answer_json(200, &json!({})).await;
@@ -135,7 +137,7 @@ async fn request_credit_returns_as_backend_reads() {
 #[tokio::test]
 async fn backend_not_reading_limits_credit() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 64 << 20]));
     let _unread = rig.backend.call().await;
     let mut credited = 0;
     while let Some(credit) = rig.link.expect_within(QUIET * 3, "credit").await {
@@ -149,7 +151,7 @@ async fn backend_not_reading_limits_credit() {
 #[tokio::test]
 async fn upload_unread_by_its_backend_slows_no_other() {
     let mut rig = Rig::core1().await;
-    rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
+    rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 64 << 20]));
     let _unread = rig.backend.call().await;
     rig.still_serves().await;
 }
@@ -157,7 +159,7 @@ async fn upload_unread_by_its_backend_slows_no_other() {
 #[tokio::test]
 async fn overrunning_credit_fails_only_that_request() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask_head(&Ask::chat("m").claiming(64 << 20));
+    let asked = rig.link.send_request_head(&RequestSpec::chat("m").claiming(64 << 20));
     let _unread = rig.backend.call().await;
     for _ in 0..1024 {
         rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[b'p'; 65_536])));
@@ -170,10 +172,10 @@ async fn overrunning_credit_fails_only_that_request() {
 #[tokio::test]
 async fn body_exceeding_announced_length_fails_only_that_request() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m").body(b"twenty bytes of body").claiming(10));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(b"twenty bytes of body").claiming(10));
     let reply = rig.link.reply(&asked).await;
     assert!(reply.error_code().is_some(), "{}", reply.end);
-    rig.still_serves_beside_leftovers().await;
+    rig.still_serves_with_leftovers().await;
 }
 
 #[tokio::test]
@@ -190,7 +192,7 @@ async fn pieces_and_credit_for_unknown_streams_are_ignored() {
 #[tokio::test]
 async fn pieces_crossing_cancel_are_ignored() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask_head(&Ask::chat("m").claiming(100_000));
+    let asked = rig.link.send_request_head(&RequestSpec::chat("m").claiming(100_000));
     let mut call = rig.backend.call().await;
     rig.link.cancel(&asked.id, "client_disconnect");
     call.closed().await;
@@ -201,7 +203,7 @@ async fn pieces_crossing_cancel_are_ignored() {
 #[tokio::test]
 async fn pieces_after_response_are_ignored() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({})).await;
     rig.link.reply(&asked).await;
     rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, b"late")));
@@ -246,7 +248,7 @@ async fn text_message_over_one_megabyte_closes_with_1009() {
 async fn old_relay_may_send_large_text_messages() {
     let mut rig = Rig::old().await;
     let body = "p".repeat(8 << 20);
-    let asked = rig.link.ask(&Ask::chat("m").body(body.as_bytes()));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(body.as_bytes()));
     let mut call = rig.backend.call().await;
     assert!(call.read_body().await == body.as_bytes(), "the body was changed");
     call.answer_json(200, &json!({})).await;

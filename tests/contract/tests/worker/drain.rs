@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+use modelrelay_harness::fake_relay::{Ack, FakeRelay, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
 
@@ -38,7 +38,7 @@ async fn missing_barrier_does_not_delay_exit() {
 #[tokio::test]
 async fn running_request_is_finished_before_exit() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     rig.worker.terminate().await;
@@ -59,7 +59,7 @@ async fn request_crossing_drain_is_answered() {
     rig.backend.answer_with(|_, _| modelrelay_harness::fake_backend::Answer::new(200, &[], b"{}"));
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     barrier(&rig.link);
     let reply = rig.link.reply(&asked).await;
     assert!(reply.status == 200 || reply.error_code() == Some("draining"), "{}", reply.end);
@@ -69,7 +69,7 @@ async fn request_crossing_drain_is_answered() {
 #[tokio::test]
 async fn second_signal_ends_worker_immediately() {
     let mut rig = Rig::core1().await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let _never_answers = rig.backend.call().await;
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
@@ -92,7 +92,7 @@ async fn deadline_ends_worker_and_logs_severed_count() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
     let mut never_answered = Vec::new();
     for _ in 0..2 {
-        rig.link.ask(&Ask::chat("m"));
+        rig.link.send_request(&RequestSpec::chat("m"));
         never_answered.push(rig.backend.call().await);
     }
     rig.worker.terminate().await;
@@ -107,7 +107,7 @@ async fn deadline_ends_worker_and_logs_severed_count() {
 #[tokio::test]
 async fn restarting_relay_receives_responses_and_is_redialled() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "relay_shutdown", "drain_timeout_secs": 30}));
     assert!(!rig.link.closes_within(QUIET).await, "the link was closed under a running request");
@@ -132,7 +132,7 @@ async fn graceful_shutdown_without_reason_leads_to_redial() {
 #[tokio::test]
 async fn graceful_shutdown_of_old_relay_is_followed() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "maintenance", "drain_timeout_secs": 30}));
     call.answer_json(200, &json!("finished")).await;
@@ -144,7 +144,7 @@ async fn graceful_shutdown_of_old_relay_is_followed() {
 #[tokio::test]
 async fn admin_drain_leaves_worker_unlinked_and_running() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": 30}));
     rig.link.expect("drain").await;
@@ -176,7 +176,7 @@ async fn admin_drain_applies_to_every_link() {
 #[tokio::test]
 async fn drain_probe_blocks_until_idle_and_notifies_relay() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let worker = &rig.worker;
     let draining = worker.drain();
@@ -195,7 +195,7 @@ async fn drain_probe_blocks_until_idle_and_notifies_relay() {
 #[tokio::test]
 async fn drain_probe_waits_for_running_request() {
     let mut rig = Rig::core1().await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let _never_answers = rig.backend.call().await;
     let early = tokio::time::timeout(QUIET * 4, rig.worker.drain()).await;
     assert!(early.is_err(), "/drain answered under a running request: {early:?}");
@@ -264,7 +264,7 @@ async fn page_in_browser_cannot_drain() {
 #[tokio::test]
 async fn many_connections_do_not_end_waiting_hook() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let worker = &rig.worker;
     let told = async {
@@ -308,7 +308,7 @@ async fn kubelet_hook_drains_every_relay() {
 async fn relay_withholding_credit_is_notified_of_deadline() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
     rig.link.withhold_credit();
-    rig.link.ask(&Ask::stream("m").window(10));
+    rig.link.send_request(&RequestSpec::stream("m").window(10));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: more than ten bytes\n\n").await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay};
+use modelrelay_harness::fake_relay::{Ack, FakeRelay, RequestSpec};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::json;
 
@@ -56,7 +56,7 @@ fn ok() -> Answer {
 async fn every_client_route_is_forwarded_to_same_path() {
     let mut rig = Rig::core1().await;
     for route in ROUTES {
-        let asked = rig.link.ask(&Ask::post(route, "m").body(b"{\"model\":\"m\"}"));
+        let asked = rig.link.send_request(&RequestSpec::post(route, "m").body(b"{\"model\":\"m\"}"));
         let call = rig.backend.call().await;
         assert_eq!((call.head.method.as_str(), call.head.target.as_str()), ("POST", route));
         call.answer(&ok()).await;
@@ -67,7 +67,7 @@ async fn every_client_route_is_forwarded_to_same_path() {
 #[tokio::test]
 async fn stored_response_is_fetched_with_bodiless_get() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::post("/v1/responses/resp_1", "m").method("GET"));
+    let asked = rig.link.send_request(&RequestSpec::post("/v1/responses/resp_1", "m").method("GET"));
     let mut call = rig.backend.call().await;
     assert_eq!((call.head.method.as_str(), call.head.target.as_str()), ("GET", "/v1/responses/resp_1"));
     assert!(call.read_body().await.is_empty());
@@ -79,11 +79,11 @@ async fn stored_response_is_fetched_with_bodiless_get() {
 async fn unlisted_path_never_reaches_backend() {
     let mut rig = Rig::core1().await;
     for path in BAD_PATHS {
-        let reply = rig.link.exchange(&Ask::chat("m").path(path)).await;
+        let reply = rig.link.exchange(&RequestSpec::chat("m").path(path)).await;
         assert_eq!(reply.error_code(), Some("bad_path"), "{path:?}: {}", reply.end);
     }
     rig.still_serves().await;
-    let targets: Vec<_> = rig.backend.seen().into_iter().filter(|head| head.method == "POST").collect();
+    let targets: Vec<_> = rig.backend.received_heads().into_iter().filter(|head| head.method == "POST").collect();
     assert_eq!(targets.len(), 1, "{targets:#?}");
 }
 
@@ -91,7 +91,7 @@ async fn unlisted_path_never_reaches_backend() {
 async fn query_string_is_kept_unchanged() {
     let mut rig = Rig::core1().await;
     let target = "/v1/messages?beta=true&q=%20y+z&empty=";
-    let asked = rig.link.ask(&Ask::chat("m").path(target));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").path(target));
     let call = rig.backend.call().await;
     assert_eq!(call.head.target, target);
     call.answer(&ok()).await;
@@ -104,7 +104,7 @@ async fn path_in_backend_url_is_prefix() {
     let base = format!("{}/engine/", backend.url());
     let _worker = WorkerProcess::builder().relay(relay.url()).backend(base).start().await;
     let mut link = relay.accept_registered(&["core1"]).await;
-    let asked = link.ask(&Ask::chat("m"));
+    let asked = link.send_request(&RequestSpec::chat("m"));
     let call = backend.call().await;
     assert_eq!(call.head.target, "/engine/v1/chat/completions");
     call.answer(&ok()).await;
@@ -144,8 +144,8 @@ async fn only_listed_headers_reach_backend() {
         ("x-hop", "1"),
     ];
     let mut rig = Rig::core1().await;
-    let ask = LISTED.iter().chain(&UNLISTED).fold(Ask::chat("m"), |ask, (key, value)| ask.header(key, value));
-    let asked = rig.link.ask(&ask);
+    let ask = LISTED.iter().chain(&UNLISTED).fold(RequestSpec::chat("m"), |ask, (key, value)| ask.header(key, value));
+    let asked = rig.link.send_request(&ask);
     let mut call = rig.backend.call().await;
     for (key, value) in LISTED {
         assert_eq!(call.head.header(key), Some(value), "{key}");
@@ -167,7 +167,9 @@ async fn relay_adds_request_headers_except_connection_headers() {
     let named = REFUSED.into_iter().chain(["x-tenant", "user-agent"]);
     let ack = Ack { request_headers: named.clone().collect(), ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker).await;
-    let asked = rig.link.ask(&named.chain(["x-other"]).fold(Ask::chat("m"), |ask, name| ask.header(name, "planted")));
+    let asked = rig
+        .link
+        .send_request(&named.chain(["x-other"]).fold(RequestSpec::chat("m"), |ask, name| ask.header(name, "planted")));
     let call = rig.backend.call().await;
     let is_planted = |name: &str| call.head.header(name) == Some("planted");
     assert!(is_planted("x-tenant") && is_planted("user-agent") && !is_planted("x-other"));
@@ -179,7 +181,7 @@ async fn relay_adds_request_headers_except_connection_headers() {
 #[tokio::test]
 async fn compressed_responses_are_never_requested() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("accept-encoding"), None);
     call.answer(&ok()).await;
@@ -189,15 +191,16 @@ async fn compressed_responses_are_never_requested() {
 #[tokio::test]
 async fn client_backend_key_is_forwarded_unlike_api_key() {
     let mut rig = Rig::core1().await;
-    let theirs = Ask::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let asked = rig.link.ask(&theirs);
+    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let asked = rig.link.send_request(&theirs);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer sk-theirs"));
     assert_eq!(call.head.header("x-api-key"), Some("ak-theirs"));
     call.answer(&ok()).await;
     rig.link.reply(&asked).await;
-    let ours = Ask::chat("m").header("authorization", "Bearer mr-id-secret").header("x-api-key", "mr-id-secret");
-    let asked = rig.link.ask(&ours);
+    let ours =
+        RequestSpec::chat("m").header("authorization", "Bearer mr-id-secret").header("x-api-key", "mr-id-secret");
+    let asked = rig.link.send_request(&ours);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), None);
     assert_eq!(call.head.header("x-api-key"), None);
@@ -211,15 +214,19 @@ async fn configured_backend_key_replaces_client_key() {
     std::fs::write(file.path(), "backend-key\n").expect("a writable file");
     let settings = |worker: WorkerBuilder| worker.file("BACKEND_API_KEY_FILE", file.path()).models("*");
     let mut rig = Rig::with(&Ack::core1(), 1, settings).await;
-    let theirs = Ask::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let asked = rig.link.ask(&theirs);
+    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let asked = rig.link.send_request(&theirs);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer backend-key"));
     assert_eq!(call.head.header("x-api-key"), None);
     call.answer(&ok()).await;
     rig.link.reply(&asked).await;
-    let listing =
-        rig.backend.seen().into_iter().find(|head| head.path() == "/v1/models").expect("the models were asked for");
+    let listing = rig
+        .backend
+        .received_heads()
+        .into_iter()
+        .find(|head| head.path() == "/v1/models")
+        .expect("the models were asked for");
     assert_eq!(listing.header("authorization"), Some("Bearer backend-key"));
 }
 
@@ -228,8 +235,8 @@ async fn request_body_of_any_bytes_arrives_exactly() {
     let mut rig = Rig::core1().await;
     let body: Vec<u8> = (0..300_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let multipart =
-        Ask::post("/v1/audio/transcriptions", "m").header("content-type", "multipart/form-data; boundary=xYz");
-    let asked = rig.link.ask(&multipart.body(&body));
+        RequestSpec::post("/v1/audio/transcriptions", "m").header("content-type", "multipart/form-data; boundary=xYz");
+    let asked = rig.link.send_request(&multipart.body(&body));
     let mut call = rig.backend.call().await;
     assert_eq!(call.head.header("content-type"), Some("multipart/form-data; boundary=xYz"));
     assert!(call.read_body().await == body, "the body was changed");
@@ -243,7 +250,7 @@ async fn statuses_bodies_and_content_types_pass_verbatim() {
     for status in [200, 201, 202, 299, 400, 401, 403, 404, 409, 413, 418, 422, 429, 500, 501, 502, 503, 504, 599] {
         let body = format!("not even JSON: {status} \u{1f600}\u{0}");
         let answer = Answer::new(status, &[("content-type", "text/x-odd")], body.as_bytes());
-        let reply = rig.answered(&Ask::chat("m"), &answer).await;
+        let reply = rig.answered(&RequestSpec::chat("m"), &answer).await;
         assert!(reply.is_complete(), "{}", reply.end);
         assert_eq!(reply.status, status);
         assert_eq!(reply.header("content-type"), Some("text/x-odd"));
@@ -254,7 +261,7 @@ async fn statuses_bodies_and_content_types_pass_verbatim() {
 #[tokio::test]
 async fn failing_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
-    rig.answered(&Ask::chat("m"), &Answer::json(500, &json!({"error": "broken"}))).await;
+    rig.answered(&RequestSpec::chat("m"), &Answer::json(500, &json!({"error": "broken"}))).await;
     rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     rig.link.expect("pong").await;
     let withdrawn = rig.link.message_within(Duration::ZERO, "models_update", |update| update["models"] == json!([]));
@@ -267,10 +274,11 @@ async fn redirects_are_passed_and_not_followed() {
     let mut rig = Rig::core1().await;
     for status in [301, 302, 303, 307, 308] {
         let location = format!("{}/v1/completions", rig.backend.url());
-        let reply = rig.answered(&Ask::chat("m"), &Answer::new(status, &[("location", &location)], b"elsewhere")).await;
+        let reply =
+            rig.answered(&RequestSpec::chat("m"), &Answer::new(status, &[("location", &location)], b"elsewhere")).await;
         assert_eq!((reply.status, reply.header("location")), (status, Some(location.as_str())));
     }
-    assert_eq!(rig.backend.times_asked("/v1/completions"), 0);
+    assert_eq!(rig.backend.request_count("/v1/completions"), 0);
 }
 
 #[tokio::test]
@@ -278,7 +286,7 @@ async fn repeated_response_headers_stay_repeated() {
     let mut rig = Rig::core1().await;
     let answer =
         Answer::new(200, &[("set-cookie", "a=1"), ("x-odd", "1"), ("set-cookie", "b=2"), ("x-odd", "2")], b"{}");
-    let reply = rig.answered(&Ask::chat("m"), &answer).await;
+    let reply = rig.answered(&RequestSpec::chat("m"), &answer).await;
     assert_eq!(reply.header_values("set-cookie"), ["a=1", "b=2"]);
     assert_eq!(reply.header_values("x-odd"), ["1", "2"]);
 }
@@ -294,7 +302,7 @@ async fn hop_by_hop_response_headers_are_dropped() {
         ("x-hop", "1"),
         ("x-kept", "yes"),
     ];
-    let reply = rig.answered(&Ask::chat("m"), &Answer::new(200, &hops, b"{}")).await;
+    let reply = rig.answered(&RequestSpec::chat("m"), &Answer::new(200, &hops, b"{}")).await;
     assert_eq!(reply.header("x-kept"), Some("yes"));
     for name in
         ["connection", "keep-alive", "proxy-authenticate", "trailer", "x-hop", "content-length", "transfer-encoding"]
@@ -306,7 +314,7 @@ async fn hop_by_hop_response_headers_are_dropped() {
 #[tokio::test]
 async fn known_content_length_is_announced() {
     let mut rig = Rig::core1().await;
-    let reply = rig.answered(&Ask::chat("m"), &Answer::new(200, &[], b"12345")).await;
+    let reply = rig.answered(&RequestSpec::chat("m"), &Answer::new(200, &[], b"12345")).await;
     let start = reply.start.expect("a response_start");
     assert!(start.get("content_length").is_none_or(|length| length == 5), "{start}");
 }
@@ -314,7 +322,7 @@ async fn known_content_length_is_announced() {
 #[tokio::test]
 async fn informational_responses_are_skipped() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.write_raw(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n").await;
@@ -326,7 +334,7 @@ async fn informational_responses_are_skipped() {
 #[tokio::test]
 async fn response_without_body_is_complete() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.head(204, &[]).await;
@@ -338,7 +346,7 @@ async fn response_without_body_is_complete() {
 #[tokio::test]
 async fn concurrent_requests_do_not_block_each_other() {
     let mut rig = Rig::core1().await;
-    let slow = rig.link.ask(&Ask::chat("m"));
+    let slow = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
     rig.still_serves().await;
     held.answer(&ok()).await;

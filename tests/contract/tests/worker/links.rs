@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+use modelrelay_harness::fake_relay::{Ack, FakeRelay, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message as Frame;
@@ -54,7 +54,7 @@ async fn worker_started_before_its_relay_connects() {
 #[tokio::test]
 async fn link_loss_aborts_its_requests_immediately() {
     let mut rig = Rig::core1().await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     let lost = Instant::now();
@@ -163,7 +163,7 @@ async fn half_open_relay_is_detected_within_three_heartbeats() {
 async fn half_open_relay_frees_backend() {
     let ack = Ack { heartbeat_ms: 300, ..Ack::core1() };
     let mut rig = Rig::with(&ack, 1, |worker| worker).await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     rig.link.freeze();
     call.closed().await;
@@ -190,14 +190,14 @@ async fn resumed_worker_executes_no_stale_socket_data() {
         rig.worker.process.signal("STOP").await;
         talking.abort();
         for _ in 0..4 {
-            rig.link.ask(&Ask::chat("m"));
+            rig.link.send_request(&RequestSpec::chat("m"));
         }
         #[expect(clippy::disallowed_methods, reason = "the worker must sleep longer than three heartbeats")]
         tokio::time::sleep(Duration::from_millis(800)).await;
         rig.worker.process.signal("CONT").await;
         rig.link = rig.relay.accept_with(&ack).await;
         rig.link.ready(&["m"], 4).await;
-        assert_eq!(rig.backend.times_asked("/v1/chat/completions"), 0, "in round {round}");
+        assert_eq!(rig.backend.request_count("/v1/chat/completions"), 0, "in round {round}");
     }
     rig.still_serves().await;
 }
@@ -218,7 +218,7 @@ async fn ping_is_answered_with_current_load() {
     let idle = rig.link.expect("pong").await;
     assert_eq!(idle["current_load"], 0);
     assert!(idle["timestamp_unix_ms"].is_u64(), "{}", idle.body);
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let _running = rig.backend.call().await;
     rig.link.send(&ping);
     assert_eq!(rig.link.expect("pong").await["current_load"], 1);
@@ -238,7 +238,7 @@ async fn reported_relay_count_determines_number_of_links() {
     let (mut rig, mut second) = two_links(4).await;
     rig.still_serves().await;
     second.grant(4).await;
-    let asked = second.ask(&Ask::chat("m"));
+    let asked = second.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({"by": "b"})).await;
     assert_eq!(second.reply(&asked).await.json(), json!({"by": "b"}));
 }
@@ -294,7 +294,7 @@ async fn duplicate_keeps_live_link_and_is_retried() {
 #[tokio::test]
 async fn losing_one_link_keeps_requests_of_other() {
     let (mut rig, second) = two_links(4).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     drop(second);
     rig.relay.accept_with(&relay_b()).await;
@@ -318,7 +318,7 @@ async fn every_address_behind_name_is_dialled() {
 async fn broken_message_closes_link_despite_missing_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    rig.link.ask(&Ask::stream("m").window(10));
+    rig.link.send_request(&RequestSpec::stream("m").window(10));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: more than ten bytes\n\n").await;

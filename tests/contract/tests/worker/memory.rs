@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use modelrelay_harness::fake_backend::Call;
-use modelrelay_harness::fake_relay::{Ack, Ask};
+use modelrelay_harness::fake_relay::{Ack, RequestSpec};
 use modelrelay_harness::usage::Usage;
 use modelrelay_harness::worker_process::Rig;
 
@@ -31,12 +31,12 @@ async fn unread_uploads_stay_within_budget() {
     let body = vec![b'p'; BODY_BYTES];
     let mut hung = Vec::new();
     for _ in 0..UPLOADS {
-        rig.link.ask(&Ask::chat("m").body(&body));
+        rig.link.send_request(&RequestSpec::chat("m").body(&body));
         hung.push(read_and_hang(rig.backend.call().await).await);
     }
     while rig.link.expect_within(QUIET, "credit").await.is_some() {}
     // 256 KiB for each, 4 MiB for all, and as much again for the allocator. With windows of 4 MiB it would be 64 MiB.
     let held = Usage::of(pid).resident_bytes.saturating_sub(before);
     assert!(held < 20 << 20, "{UPLOADS} unread uploads take {} KiB", held >> 10);
-    rig.still_serves_beside_leftovers().await;
+    rig.still_serves_with_leftovers().await;
 }

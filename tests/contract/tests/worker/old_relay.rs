@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::fake_backend::{Answer, sse};
-use modelrelay_harness::fake_relay::{Ack, Ask, Event, RelayLink};
+use modelrelay_harness::fake_relay::{Ack, Event, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ async fn only_seed_messages(link: &mut RelayLink) {
 async fn unary_response_is_one_response_complete() {
     let mut rig = Rig::old().await;
     let body = json!({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}});
-    let reply = rig.answered(&Ask::chat("m"), &Answer::json(200, &body)).await;
+    let reply = rig.answered(&RequestSpec::chat("m"), &Answer::json(200, &body)).await;
     assert_eq!((reply.status, reply.json()), (200, body));
     assert_eq!(reply.header("content-type"), Some("application/json"));
     assert!(reply.parts.is_empty(), "a unary answer in chunks");
@@ -41,7 +41,7 @@ async fn backend_error_passes_with_its_status() {
     let mut rig = Rig::old().await;
     for status in [400, 404, 429, 500, 503] {
         let answer = Answer::new(status, &[("content-type", "text/plain")], b"the backend's own words");
-        let reply = rig.answered(&Ask::chat("m"), &answer).await;
+        let reply = rig.answered(&RequestSpec::chat("m"), &answer).await;
         assert_eq!((reply.status, reply.body.as_slice()), (status, &b"the backend's own words"[..]));
     }
 }
@@ -49,7 +49,7 @@ async fn backend_error_passes_with_its_status() {
 #[tokio::test]
 async fn stream_becomes_chunks_and_completion() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     for data in ["one", "two"] {
@@ -66,7 +66,7 @@ async fn chunks_end_on_character_boundaries() {
     let mut rig = Rig::old().await;
     let body = sse("zażółć 🦙 \u{10ffff} ok");
     for cut in 1..body.len() {
-        let asked = rig.link.ask(&Ask::stream("m"));
+        let asked = rig.link.send_request(&RequestSpec::stream("m"));
         let mut call = rig.backend.call().await;
         call.start_stream().await;
         call.chunk(&body[..cut]).await;
@@ -95,7 +95,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 async fn stream_request_failing_at_backend_keeps_status() {
     let mut rig = Rig::old().await;
     let body = json!({"error": {"message": "no such thing"}});
-    let reply = rig.answered(&Ask::stream("m"), &Answer::json(404, &body)).await;
+    let reply = rig.answered(&RequestSpec::stream("m"), &Answer::json(404, &body)).await;
     assert_eq!((reply.status, reply.json()), (404, body));
     assert!(reply.parts.is_empty(), "the first chunk means 200 to this relay");
 }
@@ -104,7 +104,7 @@ async fn stream_request_failing_at_backend_keeps_status() {
 async fn unreachable_backend_leads_to_response_without_error_message() {
     let mut rig = Rig::old().await;
     rig.backend.refuse().await;
-    let reply = rig.link.exchange(&Ask::chat("m")).await;
+    let reply = rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(reply.status, 502);
     assert_eq!(reply.json()["error"]["code"], "backend_unreachable");
     assert_eq!(reply.json()["error"]["type"], "server_error");
@@ -115,7 +115,7 @@ async fn unreachable_backend_leads_to_response_without_error_message() {
 async fn failures_use_dialect_of_path() {
     let mut rig = Rig::old().await;
     rig.backend.refuse().await;
-    let reply = rig.link.exchange(&Ask::chat("m").path("/v1/messages")).await;
+    let reply = rig.link.exchange(&RequestSpec::chat("m").path("/v1/messages")).await;
     assert_eq!(reply.status, 502);
     assert_eq!((&reply.json()["type"], &reply.json()["error"]["type"]), (&json!("error"), &json!("api_error")));
 }
@@ -123,7 +123,7 @@ async fn failures_use_dialect_of_path() {
 #[tokio::test]
 async fn forbidden_path_leads_to_response_without_error_message() {
     let mut rig = Rig::old().await;
-    let reply = rig.link.exchange(&Ask::chat("m").path("/admin")).await;
+    let reply = rig.link.exchange(&RequestSpec::chat("m").path("/admin")).await;
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (502, &json!("bad_path")));
     only_seed_messages(&mut rig.link).await;
     rig.still_serves().await;
@@ -131,7 +131,7 @@ async fn forbidden_path_leads_to_response_without_error_message() {
 
 /// Breaks a stream by a reset of the backend after the first event; returns the last chunk and the completion.
 async fn broken_stream(rig: &mut Rig, path: &str) -> (String, Value) {
-    let asked = rig.link.ask(&Ask::stream("m").path(path));
+    let asked = rig.link.send_request(&RequestSpec::stream("m").path(path));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&sse("first")).await;
@@ -174,8 +174,9 @@ async fn broken_responses_stream_ends_with_nested_error_event() {
 #[tokio::test]
 async fn requests_over_capacity_wait_in_arrival_order() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
-    let asked: Vec<_> =
-        (0..4).map(|number| rig.link.ask(&Ask::chat("m").body(number.to_string().as_bytes()))).collect();
+    let asked: Vec<_> = (0..4)
+        .map(|number| rig.link.send_request(&RequestSpec::chat("m").body(number.to_string().as_bytes())))
+        .collect();
     for (number, asked) in asked.iter().enumerate() {
         let mut call = rig.backend.call().await;
         assert_eq!(call.read_body().await, number.to_string().as_bytes());
@@ -190,7 +191,7 @@ async fn requests_over_capacity_wait_in_arrival_order() {
 #[tokio::test]
 async fn cancelled_request_is_aborted_and_still_completed() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     rig.link.cancel(&asked.id, "client_disconnect");
@@ -202,9 +203,9 @@ async fn cancelled_request_is_aborted_and_still_completed() {
 #[tokio::test]
 async fn cancelled_waiting_request_completes_without_reaching_backend() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
-    let first = rig.link.ask(&Ask::chat("m"));
+    let first = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
-    let waiting = rig.link.ask(&Ask::chat("m").body(b"cancelled"));
+    let waiting = rig.link.send_request(&RequestSpec::chat("m").body(b"cancelled"));
     rig.link.cancel(&waiting.id, "timeout");
     assert!(rig.link.reply(&waiting).await.is_complete());
     held.answer_json(200, &json!("first")).await;
@@ -241,11 +242,11 @@ async fn whole_session_uses_only_seed_messages() {
 #[tokio::test]
 async fn request_crossing_withdrawal_is_served() {
     let mut rig = Rig::old().await;
-    let running = rig.link.ask(&Ask::chat("m"));
+    let running = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
     rig.worker.terminate().await;
     rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
-    let crossing = rig.link.ask(&Ask::chat("m"));
+    let crossing = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!("crossed")).await;
     assert_eq!(rig.link.reply(&crossing).await.json(), json!("crossed"));
     held.answer_json(200, &json!("finished")).await;
@@ -256,7 +257,7 @@ async fn request_crossing_withdrawal_is_served() {
 #[tokio::test]
 async fn query_string_is_part_of_endpoint_path() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.ask(&Ask::chat("m").path("/v1/messages?beta=true"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").path("/v1/messages?beta=true"));
     let call = rig.backend.call().await;
     assert_eq!(call.head.target, "/v1/messages?beta=true");
     call.answer_json(200, &json!({})).await;
@@ -273,9 +274,9 @@ async fn drain_pings_only_after_withdrawal() {
         Event::Ping(payload) => &payload[..] == b"drain",
         Event::Piece { .. } | Event::Closed { .. } => false,
     };
-    let first = rig.link.next_where(PATIENCE, told).await;
+    let first = rig.link.next_where(TEST_TIMEOUT, told).await;
     assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
-    assert!(matches!(rig.link.next_where(PATIENCE, told).await, Some(Event::Ping(_))));
+    assert!(matches!(rig.link.next_where(TEST_TIMEOUT, told).await, Some(Event::Ping(_))));
 }
 
 #[tokio::test]

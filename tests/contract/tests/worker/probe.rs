@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use modelrelay_harness::client::RawConnection;
 use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::fake_relay::RequestSpec;
 use modelrelay_harness::process::Spawn;
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -45,7 +45,7 @@ async fn unfinished_header_times_out_after_ten_seconds() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut endless = connect(&worker).await;
     endless.write("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: ").await;
-    let answer = endless.read_to_end_within(PATIENCE * 2).await;
+    let answer = endless.read_to_end_within(TEST_TIMEOUT * 2).await;
     assert_eq!(answer, "");
     assert_eq!(worker.probe("/livez").await.status, 200);
 }
@@ -67,9 +67,9 @@ async fn connections_without_request_do_not_block_probes() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
     // Before the timeout of any of them.
-    let probed = tokio::time::timeout(PATIENCE / 2, worker.probe("/livez")).await.expect("an answer");
+    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("an answer");
     assert_eq!(probed.status, 200);
-    assert_eq!(crowd[0].read_to_end_within(PATIENCE / 2).await, "", "the oldest gives way");
+    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest gives way");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
         assert!([200, 503].contains(&answer.status), "{}: {}", answer.status, answer.body);
         answer.status == status && answer.body.starts_with(words)
     };
-    poll_until(PATIENCE, &format!("{status} {words} of /backendz"), worker.process.log(), is_so).await;
+    poll_until(TEST_TIMEOUT, &format!("{status} {words} of /backendz"), worker.process.log(), is_so).await;
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn backendz_stays_ready_after_backend_loss() {
     let mut rig = Rig::core1().await;
     backendz(&rig.worker, 200, "ok").await;
     rig.backend.refuse().await;
-    rig.link.exchange(&Ask::chat("m")).await;
+    rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
     assert_eq!(rig.worker.probe("/backendz").await.status, 200, "an outage is the relay's matter, not a rollout's");
 }
@@ -185,7 +185,7 @@ async fn metrics_follow_events() {
     assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_max_concurrency").await, 4.0);
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 1.0);
     call.answer_json(200, &json!({"some": "bytes"})).await;
@@ -194,7 +194,7 @@ async fn metrics_follow_events() {
     assert!(rig.worker.metric("modelrelay_worker_forwarded_bytes_total").await >= 16.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_request_duration_seconds_count").await, 1.0);
     rig.backend.refuse().await;
-    rig.link.exchange(&Ask::chat("m")).await;
+    rig.link.exchange(&RequestSpec::chat("m")).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"connect\"").await, 1.0);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::fake_relay::{Ask, Certificates, FakeRelay, RelayLink};
+use modelrelay_harness::fake_relay::{Certificates, FakeRelay, RelayLink, RequestSpec};
 use modelrelay_harness::worker_process::WorkerProcess;
 use serde_json::json;
 use tempfile::TempDir;
@@ -77,7 +77,8 @@ async fn changed_capacity_is_granted_on_same_link() {
 async fn reduced_capacity_severs_no_running_request() {
     let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
     watched.link.ready(&["m"], 2).await;
-    let asked = [watched.link.ask(&Ask::chat("m")), watched.link.ask(&Ask::chat("m"))];
+    let asked =
+        [watched.link.send_request(&RequestSpec::chat("m")), watched.link.send_request(&RequestSpec::chat("m"))];
     let calls = [watched.backend.call().await, watched.backend.call().await];
     watched.change("models: [m]\nmaxConcurrency: 1");
     watched.link.expect_where("grant", |grant| grant["capacity"] == 1).await;
@@ -118,7 +119,7 @@ async fn changed_backend_is_used_without_restart() {
     watched.worker.process.wait_for_line("worker.yaml applied").await;
     // The models of the previous backend are withdrawn until the new one is known to be healthy.
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m"])).await;
-    let asked = watched.link.ask(&Ask::chat("m"));
+    let asked = watched.link.send_request(&RequestSpec::chat("m"));
     other.call().await.answer_json(200, &json!({"from": "the other"})).await;
     assert_eq!(watched.link.reply(&asked).await.json(), json!({"from": "the other"}));
 }
@@ -139,10 +140,10 @@ async fn backend_from_environment_overrides_changed_file() {
     replace(directory.path(), &text(&relay, &other, "models: [m, n]"));
     let update = link.expect("models_update").await;
     assert_eq!(update["models"], json!(["m", "n"]), "the models were withdrawn on the way");
-    let asked = link.ask(&Ask::chat("n"));
+    let asked = link.send_request(&RequestSpec::chat("n"));
     backend.call().await.answer_json(200, &json!({"from": "the first"})).await;
     assert_eq!(link.reply(&asked).await.json(), json!({"from": "the first"}));
-    assert_eq!(other.seen().len(), 0);
+    assert_eq!(other.received_heads().len(), 0);
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use modelrelay_harness::fake_relay::{Ack, Ask, Dial};
+use modelrelay_harness::fake_relay::{Ack, Dial, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
-use modelrelay_harness::{PATIENCE, poll_until};
+use modelrelay_harness::{TEST_TIMEOUT, poll_until};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
@@ -34,7 +34,7 @@ async fn next_dial(rig: &mut Rig, secret: &str) -> Dial {
 #[tokio::test]
 async fn new_link_replaces_old_one_which_finishes_requests() {
     let (mut rig, file) = rig(&Ack::core1()).await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
@@ -47,7 +47,7 @@ async fn new_link_replaces_old_one_which_finishes_requests() {
     // One request runs on the older link.
     newer.grant(3).await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
-    let other = newer.ask(&Ask::chat("m"));
+    let other = newer.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({"by": "newer"})).await;
     assert_eq!(newer.reply(&other).await.json(), json!({"by": "newer"}));
     call.chunk(b"data: 2\n\n").await;
@@ -90,7 +90,7 @@ async fn ending_older_link_does_not_end_new_one() {
     drop(std::mem::replace(&mut rig.link, newer));
     let worker = &rig.worker;
     let has_ended = async || worker.metric("modelrelay_worker_connected").await == 0.0;
-    poll_until(PATIENCE, "the end of the older link", worker.process.log(), has_ended).await;
+    poll_until(TEST_TIMEOUT, "the end of the older link", worker.process.log(), has_ended).await;
     rig.link.register(&Ack::core1()).await;
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
@@ -113,7 +113,7 @@ async fn balancer_leading_to_other_relay_is_dialled_again() {
 #[tokio::test]
 async fn old_link_of_seed_relay_receives_no_requests() {
     let (mut rig, file) = rig(&Ack::old()).await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     write(file.path(), "second-secret");
     let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
@@ -130,7 +130,7 @@ async fn old_link_of_seed_relay_receives_no_requests() {
 #[tokio::test]
 async fn draining_worker_does_not_move_links() {
     let (mut rig, file) = rig(&Ack::core1()).await;
-    rig.link.ask(&Ask::chat("m"));
+    rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.worker.terminate().await;
     rig.link.expect("drain").await;

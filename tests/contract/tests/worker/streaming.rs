@@ -1,7 +1,7 @@
 //! Responses that arrive in pieces, however the backend splits them.
 
 use modelrelay_harness::fake_backend::{Answer, sse};
-use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::fake_relay::RequestSpec;
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ async fn stream_is_exact_for_any_chunk_boundary() {
     let mut rig = Rig::core1().await;
     let body = events();
     for cut in 1..body.len() {
-        let asked = rig.link.ask(&Ask::stream("m"));
+        let asked = rig.link.send_request(&RequestSpec::stream("m"));
         let mut call = rig.backend.call().await;
         call.read_body().await;
         call.start_stream().await;
@@ -37,7 +37,7 @@ async fn stream_is_exact_for_any_chunk_boundary() {
 #[tokio::test]
 async fn each_event_is_forwarded_before_next_exists() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     for number in 0..50 {
@@ -51,7 +51,7 @@ async fn each_event_is_forwarded_before_next_exists() {
 #[tokio::test]
 async fn head_is_forwarded_before_first_body_byte() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     let start = rig.link.started(&asked).await;
@@ -65,7 +65,7 @@ async fn head_is_forwarded_before_first_body_byte() {
 #[tokio::test]
 async fn chunks_split_across_socket_writes_are_reassembled() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     for byte in
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nx-end: 1\r\n\r\n"
@@ -80,7 +80,7 @@ async fn chunks_split_across_socket_writes_are_reassembled() {
 #[tokio::test]
 async fn body_ending_with_its_connection_is_complete() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.head(200, &[("connection", "close")]).await;
@@ -95,7 +95,7 @@ async fn binary_responses_pass_exactly() {
     let mut rig = Rig::core1().await;
     let audio: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let answer = Answer::new(200, &[("content-type", "audio/mpeg")], &audio);
-    let reply = rig.answered(&Ask::chat("m").path("/v1/audio/speech"), &answer).await;
+    let reply = rig.answered(&RequestSpec::chat("m").path("/v1/audio/speech"), &answer).await;
     assert!(reply.body == audio, "the body was changed");
     assert_eq!(reply.header("content-type"), Some("audio/mpeg"));
 }
@@ -104,7 +104,7 @@ async fn binary_responses_pass_exactly() {
 async fn twenty_megabytes_pass_exactly() {
     let mut rig = Rig::core1().await;
     let body: Vec<u8> = (0..20_u32 << 20).map(|at| (at % 251) as u8).collect();
-    let asked = rig.link.ask(&Ask::chat("m"));
+    let asked = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let sent = body.clone();
     tokio::spawn(async move { call.answer(&Answer::new(200, &[], &sent)).await });
@@ -116,7 +116,7 @@ async fn twenty_megabytes_pass_exactly() {
 async fn event_of_one_megabyte_passes_exactly() {
     let mut rig = Rig::core1().await;
     let event = sse(&"ż".repeat(1 << 19));
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     let sent = event.clone();
     tokio::spawn(async move {
@@ -132,7 +132,7 @@ async fn parallel_streams_are_never_mixed() {
     let mut rig = Rig::core1().await;
     let mut asked = Vec::new();
     for _ in 0..4 {
-        asked.push(rig.link.ask(&Ask::stream("m")));
+        asked.push(rig.link.send_request(&RequestSpec::stream("m")));
     }
     let mut calls = Vec::new();
     for _ in 0..4 {
@@ -163,7 +163,7 @@ async fn parallel_streams_are_never_mixed() {
 async fn request_and_response_bodies_may_overlap() {
     let mut rig = Rig::core1().await;
     let body = vec![7_u8; 200_000];
-    let asked = rig.link.ask(&Ask::chat("m").body(&body));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&body));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"early").await;
@@ -177,7 +177,7 @@ async fn request_and_response_bodies_may_overlap() {
 #[tokio::test]
 async fn response_before_end_of_request_is_passed() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'x'; 8 << 20]));
+    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'x'; 8 << 20]));
     let mut call = rig.backend.call().await;
     call.head(413, &[("content-length", "9"), ("connection", "close")]).await;
     call.write_raw(b"too large").await;

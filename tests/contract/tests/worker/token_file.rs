@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use modelrelay_harness::fake_kubernetes::{AN_HOUR, made_up};
-use modelrelay_harness::fake_relay::{Ack, Ask, Dial, FakeRelay};
+use modelrelay_harness::fake_relay::{Ack, Dial, FakeRelay, RequestSpec};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::json;
 use tempfile::TempDir;
@@ -68,7 +68,7 @@ async fn renewed_token_opens_new_link_while_old_finishes() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     renew(directory.path(), token(1));
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| with_token(worker, &directory)).await;
-    let asked = rig.link.ask(&Ask::stream("m"));
+    let asked = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;

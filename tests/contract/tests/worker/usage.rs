@@ -1,7 +1,7 @@
 //! Token counts and response ids, read while forwarding in all three dialects.
 
 use modelrelay_harness::fake_backend::Answer;
-use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::fake_relay::RequestSpec;
 use modelrelay_harness::worker_process::Rig;
 use serde_json::{Value, json};
 
@@ -12,13 +12,13 @@ fn counts(prompt: u64, completion: u64) -> Value {
 /// Returns `response_complete` for a non-streamed response on this path.
 async fn unary(path: &str, body: &Value) -> Value {
     let mut rig = Rig::core1().await;
-    rig.answered(&Ask::chat("m").path(path), &Answer::json(200, body)).await.end
+    rig.answered(&RequestSpec::chat("m").path(path), &Answer::json(200, body)).await.end
 }
 
 /// Returns `response_complete` for a stream of these events, which the backend writes byte by byte.
 async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.ask(&Ask::stream("m").path(path));
+    let asked = rig.link.send_request(&RequestSpec::stream("m").path(path));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     let mut body = Vec::new();
@@ -129,7 +129,7 @@ async fn usage_within_response_text_is_ignored() {
 async fn malformed_json_response_passes_without_token_counts() {
     let mut rig = Rig::core1().await;
     let answer = Answer::new(200, &[("content-type", "application/json")], b"{\"usage\": {\"prompt_tokens\": ");
-    let reply = rig.answered(&Ask::chat("m"), &answer).await;
+    let reply = rig.answered(&RequestSpec::chat("m"), &answer).await;
     assert_eq!((reply.status, reply.body), (200, answer.body));
     assert!(reply.end.get("token_counts").is_none_or(Value::is_null), "{}", reply.end);
 }

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::connect;
-use crate::{PATIENCE, process::Log, within, within_for};
+use crate::{TEST_TIMEOUT, process::Log, within, within_for};
 
 /// Bytes over TCP, for requests that no HTTP client would send.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl RawConnection {
 
     /// Reads until the peer closes.
     pub async fn read_to_end(&mut self) -> String {
-        self.read_to_end_within(PATIENCE).await
+        self.read_to_end_within(TEST_TIMEOUT).await
     }
 
     /// The same as [`Self::read_to_end`], with a time that a rule specifies.

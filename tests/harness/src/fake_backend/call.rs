@@ -190,7 +190,7 @@ impl Call {
     /// # Panics
     /// If the connection is still open after ten seconds.
     pub async fn closed(&mut self) -> Instant {
-        let closed = tokio::time::timeout(super::PATIENCE, self.drain()).await;
+        let closed = tokio::time::timeout(super::TEST_TIMEOUT, self.drain()).await;
         closed.expect("the connection to the backend is still open after 10 s");
         Instant::now()
     }

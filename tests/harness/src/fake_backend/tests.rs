@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::{Answer, FakeBackend};
 
-async fn ask(stream: &mut TcpStream, request: &str, expected: &str) {
+async fn exchange(stream: &mut TcpStream, request: &str, expected: &str) {
     stream.write_all(request.as_bytes()).await.expect("an open connection");
     let mut got = Vec::new();
     while !String::from_utf8_lossy(&got).contains(expected) {
@@ -23,7 +23,7 @@ async fn ask(stream: &mut TcpStream, request: &str, expected: &str) {
 async fn one_connection_serves_housekeeping_and_scripted_inference() {
     let mut backend = FakeBackend::with_models(&["a"]).await;
     let mut stream = TcpStream::connect(backend.addr()).await.expect("a listening backend");
-    ask(&mut stream, "GET /v1/models HTTP/1.1\r\n\r\n", "{\"id\":\"a\"").await;
+    exchange(&mut stream, "GET /v1/models HTTP/1.1\r\n\r\n", "{\"id\":\"a\"").await;
     let playing = tokio::spawn(async move {
         for body in ["hello", "hello wide world"] {
             let mut call = backend.call().await;
@@ -32,26 +32,26 @@ async fn one_connection_serves_housekeeping_and_scripted_inference() {
         }
         backend
     });
-    ask(&mut stream, "POST /x?q HTTP/1.1\r\ncontent-length: 5\r\n\r\nhello", "{\"length\":5}").await;
+    exchange(&mut stream, "POST /x?q HTTP/1.1\r\ncontent-length: 5\r\n\r\nhello", "{\"length\":5}").await;
     let chunked = "POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nb\r\n wide world\r\n0\r\n\r\n";
-    ask(&mut stream, chunked, "{\"length\":16}").await;
+    exchange(&mut stream, chunked, "{\"length\":16}").await;
     let backend = playing.await.expect("the played calls");
-    assert_eq!((backend.times_asked("/x"), backend.times_asked("/v1/models")), (2, 1));
+    assert_eq!((backend.request_count("/x"), backend.request_count("/v1/models")), (2, 1));
     backend.answer_with(|_, body| Answer::new(418, &[], body));
-    ask(&mut stream, "POST /x HTTP/1.1\r\ncontent-length: 3\r\n\r\ntea", "content-length: 3\r\n\r\ntea").await;
+    exchange(&mut stream, "POST /x HTTP/1.1\r\ncontent-length: 3\r\n\r\ntea", "content-length: 3\r\n\r\ntea").await;
 }
 
 #[tokio::test]
 async fn refusing_backend_keeps_its_port() {
     let mut backend = FakeBackend::start().await;
     let mut idle = TcpStream::connect(backend.addr()).await.expect("a listening backend");
-    ask(&mut idle, "GET /health HTTP/1.1\r\n\r\n", "200").await;
+    exchange(&mut idle, "GET /health HTTP/1.1\r\n\r\n", "200").await;
     for _ in 0..3 {
         backend.refuse().await;
         assert!(TcpStream::connect(backend.addr()).await.is_err());
         backend.reopen();
         let mut stream = TcpStream::connect(backend.addr()).await.expect("a reopened backend");
-        ask(&mut stream, "GET /health HTTP/1.1\r\n\r\n", "200").await;
+        exchange(&mut stream, "GET /health HTTP/1.1\r\n\r\n", "200").await;
     }
     assert_eq!(idle.read(&mut [0; 8]).await.unwrap_or(0), 0, "an idle connection outlived the refusal");
 }

@@ -61,7 +61,7 @@ impl FakeKubernetes {
     ///
     /// # Panics
     /// If there is no such token.
-    pub fn take_back(&self, token: &str) {
+    pub fn revoke(&self, token: &str) {
         assert!(self.state().tokens.good.remove(token).is_some(), "no such token");
     }
 

@@ -9,7 +9,7 @@ use crate::secrecy::PROMPT;
 
 /// A request to be sent to a worker.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct RequestSpec {
     model: String,
     path: String,
     method: Option<String>,
@@ -22,7 +22,7 @@ pub struct Ask {
 
 /// A request that was sent.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct SentRequest {
     /// Its `request_id`.
     pub id: String,
     /// Its stream number; without `core1` only this side uses it.
@@ -48,7 +48,7 @@ pub struct Reply {
     pub end_seq: u64,
 }
 
-impl Ask {
+impl RequestSpec {
     /// Creates a chat completion for this model with a small prompt.
     #[must_use]
     pub fn chat(model: &str) -> Self {
@@ -123,7 +123,7 @@ impl Ask {
         Self { content_length: Some(content_length), ..self }
     }
 
-    fn message(&self, asked: &Asked, core1: bool) -> Value {
+    fn message(&self, asked: &SentRequest, core1: bool) -> Value {
         let mut message = json!({
             "type": "request",
             "request_id": asked.id,
@@ -187,8 +187,8 @@ impl Reply {
 impl RelayLink {
     /// Sends a request with its body, in the form of this link. The body is sent in the background as the worker returns
     /// credit.
-    pub fn ask(&mut self, ask: &Ask) -> Asked {
-        let asked = self.ask_head(ask);
+    pub fn send_request(&mut self, ask: &RequestSpec) -> SentRequest {
+        let asked = self.send_request_head(ask);
         if self.core1 && !ask.body.is_empty() {
             let (sender, stream, body) = (self.sender(), asked.stream, ask.body.clone());
             tokio::spawn(async move { sender.send_body(stream, &body).await });
@@ -197,16 +197,16 @@ impl RelayLink {
     }
 
     /// Sends only the `request` message.
-    pub fn ask_head(&mut self, ask: &Ask) -> Asked {
-        let asked = Asked { id: format!("request-{}", self.next), stream: self.next };
+    pub fn send_request_head(&mut self, ask: &RequestSpec) -> SentRequest {
+        let asked = SentRequest { id: format!("request-{}", self.next), stream: self.next };
         self.next += 1;
         self.send(&ask.message(&asked, self.core1));
         asked
     }
 
     /// Sends a request and waits for its whole response.
-    pub async fn exchange(&mut self, ask: &Ask) -> Reply {
-        let asked = self.ask(ask);
+    pub async fn exchange(&mut self, ask: &RequestSpec) -> Reply {
+        let asked = self.send_request(ask);
         self.reply(&asked).await
     }
 
@@ -214,13 +214,13 @@ impl RelayLink {
     ///
     /// # Panics
     /// If nothing arrives for ten seconds before its end, or the messages violate the protocol's order.
-    pub async fn reply(&mut self, asked: &Asked) -> Reply {
-        let found = self.reply_within(super::PATIENCE, asked).await;
+    pub async fn reply(&mut self, asked: &SentRequest) -> Reply {
+        let found = self.reply_within(super::TEST_TIMEOUT, asked).await;
         found.unwrap_or_else(|| panic!("the answer to {} stopped before its end", asked.id))
     }
 
     /// The whole response, or `None` if nothing arrives for `patience` before its end.
-    pub async fn reply_within(&mut self, patience: Duration, asked: &Asked) -> Option<Reply> {
+    pub async fn reply_within(&mut self, patience: Duration, asked: &SentRequest) -> Option<Reply> {
         let mut reply = Reply {
             start: None,
             status: 0,
@@ -252,7 +252,7 @@ impl RelayLink {
     }
 
     /// Waits for `response_start` of a request.
-    pub async fn started(&mut self, asked: &Asked) -> Value {
+    pub async fn started(&mut self, asked: &SentRequest) -> Value {
         self.expect_where("response_start", |start| start["request_id"] == json!(asked.id)).await.body
     }
 
@@ -260,13 +260,13 @@ impl RelayLink {
     ///
     /// # Panics
     /// If none arrives within ten seconds.
-    pub async fn part(&mut self, asked: &Asked) -> Vec<u8> {
+    pub async fn part(&mut self, asked: &SentRequest) -> Vec<u8> {
         let is_part = |event: &Event| match event {
             Event::Message(message) => message.kind() == "response_chunk" && belongs(event, asked),
             Event::Piece { .. } => belongs(event, asked),
             Event::Ping(_) | Event::Closed { .. } => false,
         };
-        match self.next_where(super::PATIENCE, is_part).await {
+        match self.next_where(super::TEST_TIMEOUT, is_part).await {
             Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
             Some(Event::Ping(_) | Event::Closed { .. }) | None => {
@@ -306,7 +306,7 @@ impl Reply {
     }
 }
 
-fn belongs(event: &Event, asked: &Asked) -> bool {
+fn belongs(event: &Event, asked: &SentRequest) -> bool {
     const ANSWERS: [&str; 4] = ["response_start", "response_chunk", "response_complete", "error"];
     match event {
         Event::Message(message) => ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id),

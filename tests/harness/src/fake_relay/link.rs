@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Message as Frame, Utf8Bytes};
 
 use super::piece::{self, REQUEST_PIECE, RESPONSE_PIECE};
-use super::{Ack, PATIENCE, WINDOW, Wire};
+use super::{Ack, TEST_TIMEOUT, WINDOW, Wire};
 
 /// The largest payload of a piece.
 const PIECE_BYTES: u64 = 65_536;
@@ -180,7 +180,7 @@ impl RelayLink {
     /// If the next one does not arrive within ten seconds.
     pub async fn websocket_pings(&mut self, count: usize) {
         for number in 0..count {
-            let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping(_))).await;
+            let ping = self.next_where(TEST_TIMEOUT, |event| matches!(event, Event::Ping(_))).await;
             assert!(ping.is_some(), "only {number} WebSocket pings");
         }
     }
@@ -209,7 +209,7 @@ impl RelayLink {
     /// # Panics
     /// As [`RelayLink::expect`].
     pub async fn expect_where(&mut self, kind: &str, wanted: impl Fn(&Value) -> bool) -> Message {
-        let found = self.message_within(PATIENCE, kind, wanted).await;
+        let found = self.message_within(TEST_TIMEOUT, kind, wanted).await;
         found.unwrap_or_else(|| panic!("no such {kind} within 10 s; unread: {}", self.unread()))
     }
 
@@ -240,7 +240,7 @@ impl RelayLink {
     /// # Panics
     /// If it is still open after ten seconds.
     pub async fn closed(&mut self) -> (Option<u16>, String) {
-        match self.next_where(PATIENCE, |event| matches!(event, Event::Closed { .. })).await {
+        match self.next_where(TEST_TIMEOUT, |event| matches!(event, Event::Closed { .. })).await {
             Some(Event::Closed { code, reason }) => (code, reason),
             other => panic!("the link is still open after 10 s: {other:?}"),
         }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message as Frame;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-use super::{Ack, Ask, FakeRelay, RESPONSE_PIECE, RelayLink, piece};
+use super::{Ack, FakeRelay, RESPONSE_PIECE, RelayLink, RequestSpec, piece};
 
 type Client = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -21,13 +21,13 @@ async fn registered(ack: &Ack) -> (Client, RelayLink, FakeRelay) {
         dial.upgrade().await
     });
     let (mut client, mut link) = (client.expect("an upgrade").0, link);
-    say(&mut client, json!({"type": "register", "models": ["m"], "protocol_version": "1"})).await;
+    send_frame(&mut client, json!({"type": "register", "models": ["m"], "protocol_version": "1"})).await;
     link.register(ack).await;
     assert_eq!(hear(&mut client).await["protocol_version"], "1");
     (client, link, relay)
 }
 
-async fn say(client: &mut Client, message: Value) {
+async fn send_frame(client: &mut Client, message: Value) {
     client.send(Frame::text(message.to_string())).await.expect("an open link");
 }
 
@@ -48,21 +48,21 @@ async fn hear_piece(client: &mut Client) -> Vec<u8> {
 #[tokio::test]
 async fn core1_exchange_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
-    let asked = link.ask(&Ask::chat("m").body(b"body").path("/v1/x?q=1"));
+    let asked = link.send_request(&RequestSpec::chat("m").body(b"body").path("/v1/x?q=1"));
     let request = hear(&mut client).await;
     assert_eq!((&request["content_length"], &request["stream"]), (&json!(4), &json!(1)));
     assert_eq!((&request["endpoint_path"], request.get("body")), (&json!("/v1/x?q=1"), None));
     assert_eq!(hear_piece(&mut client).await, b"\x01\x00\x00\x00\x00\x01body");
     let id = asked.id.clone();
-    say(&mut client, json!({"type": "grant", "slots": 4})).await;
-    say(
+    send_frame(&mut client, json!({"type": "grant", "slots": 4})).await;
+    send_frame(
         &mut client,
         json!({"type": "response_start", "request_id": id, "status_code": 201, "headers": [["a", "1"], ["a", "2"]]}),
     )
     .await;
     client.send(Frame::Binary(piece(RESPONSE_PIECE, 1, b"par"))).await.expect("an open link");
     client.send(Frame::Binary(piece(RESPONSE_PIECE, 1, b"ts"))).await.expect("an open link");
-    say(&mut client, json!({"type": "response_complete", "request_id": id})).await;
+    send_frame(&mut client, json!({"type": "response_complete", "request_id": id})).await;
     let reply = link.reply(&asked).await;
     assert_eq!((reply.status, reply.body.as_slice(), reply.parts.len()), (201, &b"parts"[..], 2));
     assert_eq!(reply.header_values("A"), ["1", "2"]);
@@ -73,25 +73,25 @@ async fn core1_exchange_is_assembled() {
 #[tokio::test]
 async fn request_body_waits_for_credit() {
     let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
-    link.ask(&Ask::chat("m").body(&[7; 262_144 + 10]));
+    link.send_request(&RequestSpec::chat("m").body(&[7; 262_144 + 10]));
     hear(&mut client).await;
     for _ in 0..4 {
         assert_eq!(hear_piece(&mut client).await.len(), 65_536 + 6);
     }
     assert!(tokio::time::timeout(Duration::from_millis(50), client.next()).await.is_err());
-    say(&mut client, json!({"type": "credit", "stream": 1, "bytes": 4})).await;
+    send_frame(&mut client, json!({"type": "credit", "stream": 1, "bytes": 4})).await;
     assert_eq!(hear_piece(&mut client).await.len(), 4 + 6);
-    say(&mut client, json!({"type": "credit", "stream": 1, "bytes": 100})).await;
+    send_frame(&mut client, json!({"type": "credit", "stream": 1, "bytes": 100})).await;
     assert_eq!(hear_piece(&mut client).await.len(), 6 + 6);
 }
 
 #[tokio::test]
 async fn exchange_without_core1_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::old()).await;
-    let asked = link.ask(&Ask::chat("m").body(b"body"));
+    let asked = link.send_request(&RequestSpec::chat("m").body(b"body"));
     assert_eq!(hear(&mut client).await["body"], "body");
-    say(&mut client, json!({"type": "response_chunk", "request_id": asked.id, "chunk": "a"})).await;
-    say(
+    send_frame(&mut client, json!({"type": "response_chunk", "request_id": asked.id, "chunk": "a"})).await;
+    send_frame(
         &mut client,
         json!({"type": "response_complete", "request_id": asked.id, "status_code": 200, "headers": {"k": "v"}}),
     )

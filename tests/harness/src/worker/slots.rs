@@ -50,12 +50,12 @@ impl FakeWorker {
     }
 
     /// Sends `slots`.
-    pub async fn say_slots(&mut self, slots: &[Value]) {
+    pub async fn send_slots(&mut self, slots: &[Value]) {
         self.send(&json!({"type": "slots", "slots": slots})).await;
     }
 
     /// Sends `command_result`.
-    pub async fn say_done(&mut self, op_id: &str, error: Option<&str>) {
+    pub async fn send_command_result(&mut self, op_id: &str, error: Option<&str>) {
         let mut result = json!({"type": "command_result", "op_id": op_id, "ok": error.is_none()});
         if let Some(error) = error {
             result["error"] = json!(error);

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{WorkerBuilder, WorkerProcess};
 use crate::fake_backend::{Answer, FakeBackend};
-use crate::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+use crate::fake_relay::{Ack, FakeRelay, RelayLink, RequestSpec};
 
 /// A registered worker that serves model `m`, and its two peers.
 pub struct Rig {
@@ -45,7 +45,7 @@ impl Rig {
     /// # Panics
     /// If they do not.
     pub async fn still_serves(&mut self) {
-        let asked = self.link.ask(&Ask::chat("m"));
+        let asked = self.link.send_request(&RequestSpec::chat("m"));
         self.backend.call().await.answer_json(200, &json!({"still": "here"})).await;
         let reply = self.link.reply(&asked).await;
         assert_eq!((reply.status, reply.json()), (200, json!({"still": "here"})));
@@ -55,8 +55,8 @@ impl Rig {
     ///
     /// # Panics
     /// If link or backend do not work.
-    pub async fn still_serves_beside_leftovers(&mut self) {
-        let asked = self.link.ask(&Ask::chat("m").path("/v1/completions"));
+    pub async fn still_serves_with_leftovers(&mut self) {
+        let asked = self.link.send_request(&RequestSpec::chat("m").path("/v1/completions"));
         loop {
             let call = self.backend.call().await;
             if call.head.path() == "/v1/completions" {
@@ -68,8 +68,8 @@ impl Rig {
     }
 
     /// Sends a request and lets the backend send this response.
-    pub async fn answered(&mut self, ask: &Ask, answer: &Answer) -> crate::fake_relay::Reply {
-        let asked = self.link.ask(ask);
+    pub async fn answered(&mut self, ask: &RequestSpec, answer: &Answer) -> crate::fake_relay::Reply {
+        let asked = self.link.send_request(ask);
         self.backend.call().await.answer(answer).await;
         self.link.reply(&asked).await
     }

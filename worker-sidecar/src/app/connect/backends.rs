@@ -39,21 +39,21 @@ pub struct FoundBackend {
 }
 
 /// Probes ports of this machine. A port without a listener yields nothing, any other a server or the reason why it is none.
-pub async fn look(ports: &[u16]) -> Vec<Result<FoundBackend, String>> {
+pub async fn discover(ports: &[u16]) -> Vec<Result<FoundBackend, String>> {
     let looks = ports.iter().map(|&port| async move {
         let dial = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         tokio::time::timeout(DIAL_TIMEOUT, dial).await.ok()?.ok()?;
         let url = Url::parse(&format!("http://127.0.0.1:{port}")).ok()?;
-        Some(look_at(url, None).await.map_err(|why| format!("port {port}: {why}")))
+        Some(probe_address(url, None).await.map_err(|why| format!("port {port}: {why}")))
     });
     join_all(looks).await.into_iter().flatten().collect()
 }
 
 /// Probes one server, by the list of models that a worker would read.
-pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<FoundBackend, String> {
+pub(super) async fn probe_address(url: Url, api_key: Option<Secret>) -> Result<FoundBackend, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
     let backend = Backend::new(settings, Arc::new(Trust::new(None)));
-    let (is_relay, listed) = tokio::join!(health::is_relay(&backend), health::look(&backend));
+    let (is_relay, listed) = tokio::join!(health::is_relay(&backend), health::listed_models(&backend));
     if is_relay {
         return Err("a ModelRelay relay, not a backend".to_owned());
     }
@@ -153,6 +153,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slow_relay_is_not_offered_as_backend() {
-        assert_eq!(look_at(slow_relay().await, None).await.unwrap_err(), "a ModelRelay relay, not a backend");
+        assert_eq!(probe_address(slow_relay().await, None).await.unwrap_err(), "a ModelRelay relay, not a backend");
     }
 }

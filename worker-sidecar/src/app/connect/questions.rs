@@ -47,7 +47,7 @@ impl<'a> Questions<'a> {
             runtime.spawn(async move {
                 if tokio::signal::ctrl_c().await.is_ok() {
                     terminal.restore();
-                    say("\nnothing was written");
+                    print_line("\nnothing was written");
                     std::process::exit(130);
                 }
             });
@@ -135,7 +135,7 @@ impl<'a> Questions<'a> {
             };
             let (text, url, trust) =
                 self.judged(("RELAY-URL", address.take()), "The relay's address", Some(USUAL_RELAY), reach)?;
-            if let Some(place) = self.let_in(&url, &trust, provider, &mut secret)? {
+            if let Some(place) = self.admit(&url, &trust, provider, &mut secret)? {
                 return Ok((text, place));
             }
         }
@@ -158,7 +158,7 @@ impl<'a> Questions<'a> {
     }
 
     /// Returns the secret with which the relay admits this worker; `None` if the relay's address has to change.
-    fn let_in(
+    fn admit(
         &self,
         url: &RelayUrl,
         trust: &Trust,
@@ -168,14 +168,14 @@ impl<'a> Questions<'a> {
         loop {
             let (secret, place) = match given.take() {
                 Some(given) => given,
-                None => self.ask_secret(provider)?,
+                None => self.prompt_secret(provider)?,
             };
             let credential = Credential::Secret(secret);
             let headers = self.args.relay_headers_file.clone().map(RelayHeaders::File).unwrap_or_default();
             let way = Way { headers: &headers, proxies: &Proxies::from_env(), trust };
             match self.runtime.block_on(try_dial(url, provider, &credential, &way)) {
                 Ok(()) => {
-                    say(&format!("The relay at {} accepts this worker.", url.address()));
+                    print_line(&format!("The relay at {} accepts this worker.", url.address()));
                     return Ok(Some(place));
                 }
                 Err(RelayRefusal::Credential(why)) => {
@@ -203,7 +203,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    fn ask_secret(&self, provider: &str) -> Result<(Secret, SecretPlace), String> {
+    fn prompt_secret(&self, provider: &str) -> Result<(Secret, SecretPlace), String> {
         let Some(terminal) = &self.terminal else {
             return Err(
                 "the worker secret is missing, and prompts are disabled: set WORKER_SECRET or --worker-secret-file"
@@ -211,10 +211,10 @@ impl<'a> Questions<'a> {
             );
         };
         loop {
-            let typed = terminal.ask_hidden(&format!("Worker secret of provider {provider} (not echoed)"))?;
+            let typed = terminal.prompt_hidden(&format!("Worker secret of provider {provider} (not echoed)"))?;
             match judge_secret(&typed) {
                 Ok(secret) => return Ok(secret),
-                Err(why) => say(&why),
+                Err(why) => print_line(&why),
             }
         }
     }
@@ -224,9 +224,9 @@ impl<'a> Questions<'a> {
         if self.args.backend.is_some() {
             return self.named_backend(None);
         }
-        let looks = self.runtime.block_on(backends::look(&self.args.backend_ports));
+        let looks = self.runtime.block_on(backends::discover(&self.args.backend_ports));
         let (found, odd): (Vec<_>, Vec<_>) = looks.into_iter().partition(Result::is_ok);
-        odd.into_iter().filter_map(Result::err).for_each(|why| say(&marked(&why)));
+        odd.into_iter().filter_map(Result::err).for_each(|why| print_line(&marked(&why)));
         let mut found: Vec<FoundBackend> = found.into_iter().flatten().collect();
         if self.terminal.is_none() {
             return match found.pop() {
@@ -239,11 +239,11 @@ impl<'a> Questions<'a> {
             };
         }
         if found.is_empty() {
-            say(&format!("{}; start one, or enter its address.", self.nothing_found()));
+            print_line(&format!("{}; start one, or enter its address.", self.nothing_found()));
             return self.named_backend(None);
         }
-        say("Backends on this machine:");
-        found.iter().enumerate().for_each(|(at, found)| say(&format!("  {}) {}", at + 1, found.line())));
+        print_line("Backends on this machine:");
+        found.iter().enumerate().for_each(|(at, found)| print_line(&format!("  {}) {}", at + 1, found.line())));
         self.named_backend(Some(found))
     }
 
@@ -263,12 +263,12 @@ impl<'a> Questions<'a> {
                 };
             }
             let url = given.backend_url().map_err(|error| error.to_string())?;
-            match self.runtime.block_on(backends::look_at(url.clone(), self.api_key()?)) {
+            match self.runtime.block_on(backends::probe_address(url.clone(), self.api_key()?)) {
                 Ok(found) => Ok(Ok(found)),
                 // It may be started later; the worker waits for it.
                 Err(why) => match &self.terminal {
                     Some(terminal) => {
-                        say(&format!("{url}: {}", marked(&why)));
+                        print_line(&format!("{url}: {}", marked(&why)));
                         if terminal.confirm("Use it anyway? The worker waits until it responds.")? {
                             Ok(Err(url))
                         } else {
@@ -276,7 +276,7 @@ impl<'a> Questions<'a> {
                         }
                     }
                     None => {
-                        say(&format!("{url}: {}; the worker waits until it responds", marked(&why)));
+                        print_line(&format!("{url}: {}; the worker waits until it responds", marked(&why)));
                         Ok(Err(url))
                     }
                 },
@@ -284,7 +284,7 @@ impl<'a> Questions<'a> {
         })?;
         match found {
             Ok(found) => {
-                say(&format!("Backend: {}", found.line()));
+                print_line(&format!("Backend: {}", found.line()));
                 self.chosen(found)
             }
             Err(url) => Ok(Chosen { url, engine: self.engine(Engine::OpenAi)?, at_once: USUAL_AT_ONCE }),
@@ -323,7 +323,7 @@ impl<'a> Questions<'a> {
         loop {
             let value = match given.take() {
                 Some(given) => given,
-                None => self.ask(setting, question, default)?,
+                None => self.prompt(setting, question, default)?,
             };
             match judge(Given { setting, value: &value }) {
                 Ok(judged) => return Ok(judged),
@@ -332,9 +332,9 @@ impl<'a> Questions<'a> {
         }
     }
 
-    fn ask(&self, setting: &str, question: &str, default: Option<&str>) -> Result<String, String> {
+    fn prompt(&self, setting: &str, question: &str, default: Option<&str>) -> Result<String, String> {
         match (&self.terminal, default) {
-            (Some(terminal), _) => terminal.ask(question, default),
+            (Some(terminal), _) => terminal.prompt(question, default),
             (None, Some(default)) if self.args.yes => Ok(default.to_owned()),
             (None, Some(default)) => {
                 Err(format!("{setting} is missing, and prompts are disabled: set it, or pass --yes for {default}"))
@@ -347,7 +347,7 @@ impl<'a> Questions<'a> {
     fn again(&self, why: &str) -> Result<(), String> {
         match &self.terminal {
             Some(_) => {
-                say(why);
+                print_line(why);
                 Ok(())
             }
             None => Err(why.to_owned()),
@@ -371,6 +371,6 @@ fn list(found: &[FoundBackend]) -> String {
 }
 
 #[allow(clippy::print_stderr)]
-fn say(line: &str) {
+fn print_line(line: &str) {
     eprintln!("{line}");
 }

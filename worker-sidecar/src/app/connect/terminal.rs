@@ -19,7 +19,7 @@ impl Terminal {
     }
 
     /// Reads a line, without surrounding blanks; the default if it is empty.
-    pub(super) fn ask(&self, question: &str, default: Option<&str>) -> Result<String, String> {
+    pub(super) fn prompt(&self, question: &str, default: Option<&str>) -> Result<String, String> {
         loop {
             let hint = default.map_or_else(String::new, |default| format!(" [{default}]"));
             let line = read_line(&format!("{question}{hint}: "))?;
@@ -32,7 +32,7 @@ impl Terminal {
     }
 
     /// Reads a line without echo.
-    pub(super) fn ask_hidden(&self, question: &str) -> Result<String, String> {
+    pub(super) fn prompt_hidden(&self, question: &str) -> Result<String, String> {
         self.modes.read_hidden(&format!("{question}: ")).map(|line| line.trim().to_owned())
     }
 

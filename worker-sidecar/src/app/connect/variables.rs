@@ -22,13 +22,16 @@ struct WrittenSettings {
 
 /// Returns the variables that would make a run of this file behave differently, or fail.
 pub(super) fn in_the_way(file: &Path) -> Vec<String> {
-    let Some(written) = asked(&Args { config: Some(file.to_owned()), ..Args::default() }) else { return Vec::new() };
-    let differs =
-        |variable: &String| asked(&settings::of_variable(variable, file)).is_none_or(|asked| asked != written);
+    let Some(written) = written_settings(&Args { config: Some(file.to_owned()), ..Args::default() }) else {
+        return Vec::new();
+    };
+    let differs = |variable: &String| {
+        written_settings(&settings::of_variable(variable, file)).is_none_or(|asked| asked != written)
+    };
     settings::flags().into_iter().map(|setting| setting.variable).filter(differs).collect()
 }
 
-fn asked(args: &Args) -> Option<WrittenSettings> {
+fn written_settings(args: &Args) -> Option<WrittenSettings> {
     let Settings { provider, name, live, .. } = Settings::check(args).ok()?;
     Some(WrittenSettings {
         provider,

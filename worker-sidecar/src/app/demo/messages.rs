@@ -19,7 +19,7 @@ pub(super) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let asked = asked(&body)?;
+    let asked = prompt_of(&body)?;
     let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
         .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     if limits.max_tokens.is_none() {
@@ -43,10 +43,10 @@ pub(super) async fn count_tokens(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    Ok(Json(json!({"input_tokens": tokens::count(&asked(&body)?.all)})))
+    Ok(Json(json!({"input_tokens": tokens::count(&prompt_of(&body)?.all)})))
 }
 
-fn asked(body: &Value) -> Result<Prompt, DemoError> {
+fn prompt_of(body: &Value) -> Result<Prompt, DemoError> {
     let mut asked =
         text_of_messages(&body["messages"]).map_err(|problem| DemoError::invalid(DIALECT, "messages", &problem))?;
     asked.all.push_str(&text_of_content(&body["system"]));

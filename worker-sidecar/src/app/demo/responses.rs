@@ -62,7 +62,7 @@ pub(super) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let asked = asked(&body)?;
+    let asked = prompt_of(&body)?;
     let limits = Limits::read(&body, &["max_output_tokens"], "stop")
         .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     let streamed = wants_stream(DIALECT, &body)?;
@@ -90,7 +90,7 @@ pub(super) async fn input_tokens(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let count = tokens::count(&asked(&body)?.all);
+    let count = tokens::count(&prompt_of(&body)?.all);
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
 }
 
@@ -111,7 +111,7 @@ fn no_such_response(code: &'static str) -> DemoError {
     DemoError::new(DIALECT, StatusCode::NOT_FOUND, code, "no response with this id is stored here")
 }
 
-fn asked(body: &Value) -> Result<Prompt, DemoError> {
+fn prompt_of(body: &Value) -> Result<Prompt, DemoError> {
     let input = &body["input"];
     let mut asked = match input.as_str() {
         Some(text) => Prompt::text(text),

@@ -110,7 +110,7 @@ impl Calls {
                 tracing::error!(?call, "a driver panicked");
                 call.panicked()
             });
-            tell(&mailbox, Event::Done { op, outcome });
+            send_event(&mailbox, Event::Done { op, outcome });
         }))
     }
 
@@ -149,7 +149,7 @@ impl Calls {
             let ended = AssertUnwindSafe(async { driver.driver().ended(&model).await }).catch_unwind();
             // A panic of the driver is no evidence of an end; the regular probes will detect one.
             if ended.await.is_ok() {
-                tell(&mailbox, Event::BackendDown { generation, cause: DownCause::Gone });
+                send_event(&mailbox, Event::BackendDown { generation, cause: DownCause::Gone });
             }
         }));
         self.watch = Some((generation, task));
@@ -223,7 +223,7 @@ impl SlotCall {
 }
 
 /// Sends an event to the slot, if its task still runs.
-fn tell(mailbox: &mpsc::WeakUnboundedSender<Message>, event: Event) {
+fn send_event(mailbox: &mpsc::WeakUnboundedSender<Message>, event: Event) {
     if let Some(mailbox) = mailbox.upgrade() {
         let _ = mailbox.send(Message::Event(event));
     }

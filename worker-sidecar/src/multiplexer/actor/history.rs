@@ -7,7 +7,7 @@ use modelrelay_protocol::message::{Slot, SlotState};
 use serde_json::{Value, json};
 
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{News, Swap};
+use crate::multiplexer::effect::{SlotEvent, Swap};
 use crate::multiplexer::machine::{DrainView, Machine, Requests};
 
 /// The number of failures that are remembered.
@@ -109,26 +109,26 @@ impl History {
         };
     }
 
-    pub(super) fn note(&mut self, news: &News) {
+    pub(super) fn note(&mut self, news: &SlotEvent) {
         match news {
-            News::SwapEnded(swap) => self.last_swap = Some(swap.clone()),
-            News::LoadFailed { model, error } => self.fail(model, error.to_string()),
-            News::WakeFailed { model, failure } => self.fail(model, format!("wake-up failed: {failure}")),
-            News::EvictFailed { model, detail } => self.fail(model, format!("unload failed: {detail}")),
-            News::MemoryNotFreed { model } => self.fail(model, "GPU memory not released".to_owned()),
-            News::Quarantined { model } => self.fail(model, "unload failed; slot quarantined".to_owned()),
-            News::BackendDown { model, leases, .. } => {
+            SlotEvent::SwapEnded(swap) => self.last_swap = Some(swap.clone()),
+            SlotEvent::LoadFailed { model, error } => self.fail(model, error.to_string()),
+            SlotEvent::WakeFailed { model, failure } => self.fail(model, format!("wake-up failed: {failure}")),
+            SlotEvent::EvictFailed { model, detail } => self.fail(model, format!("unload failed: {detail}")),
+            SlotEvent::MemoryNotFreed { model } => self.fail(model, "GPU memory not released".to_owned()),
+            SlotEvent::Quarantined { model } => self.fail(model, "unload failed; slot quarantined".to_owned()),
+            SlotEvent::BackendDown { model, leases, .. } => {
                 self.fail(model, format!("backend lost, with {leases} running requests"));
             }
-            News::SwapBegun { .. }
-            | News::SwapAborted { .. }
-            | News::Held { .. }
-            | News::Coalesced { .. }
-            | News::LingerHit { .. }
-            | News::LingerMiss { .. }
-            | News::ResidencyEnded { .. }
-            | News::Adopted { .. }
-            | News::MaxWaitInfeasible { .. } => {}
+            SlotEvent::SwapBegun { .. }
+            | SlotEvent::SwapAborted { .. }
+            | SlotEvent::Held { .. }
+            | SlotEvent::Coalesced { .. }
+            | SlotEvent::LingerHit { .. }
+            | SlotEvent::LingerMiss { .. }
+            | SlotEvent::ResidencyEnded { .. }
+            | SlotEvent::Adopted { .. }
+            | SlotEvent::MaxWaitInfeasible { .. } => {}
         }
     }
 

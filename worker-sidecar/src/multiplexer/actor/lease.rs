@@ -174,7 +174,7 @@ impl Lease {
     }
 
     /// Returns a report that the backend could not be reached, or closed the connection.
-    pub fn suspicion(&self) -> Option<ConnectFailureReport> {
+    pub fn failure_report(&self) -> Option<ConnectFailureReport> {
         let mailbox = self.mailbox.clone()?;
         Some(ConnectFailureReport { mailbox, generation: self.generation })
     }
@@ -200,7 +200,7 @@ impl Lease {
 
 impl ConnectFailureReport {
     /// Sends the report to the slot, which probes at once.
-    pub fn tell(self) {
+    pub fn send(self) {
         let _ = self.mailbox.send(Message::Event(Event::ConnectFailed { generation: self.generation }));
     }
 }

@@ -4,7 +4,7 @@
 //! "loading" follow, and "swap finished" states the duration of each step.
 
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{Effect, News, Swap};
+use crate::multiplexer::effect::{Effect, SlotEvent, Swap};
 use crate::multiplexer::machine::{Machine, Requests};
 
 /// Logs an effect that is about to change a backend.
@@ -19,16 +19,16 @@ pub(super) fn announce(slot: &str, effect: &Effect) {
 }
 
 /// Logs an event. `machine` provides the numbers of requests.
-pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
+pub(super) fn log(slot: &str, news: &SlotEvent, machine: &Machine) {
     match news {
-        News::SwapBegun { from, to, reason } => {
+        SlotEvent::SwapBegun { from, to, reason } => {
             let waiting = to.as_ref().map(|to| requests(machine, to).waiting);
             let running = from.as_ref().map(|from| requests(machine, from).leases);
             let (from, to, reason) = (from.as_deref(), to.as_deref(), reason.as_str());
             tracing::info!(slot, from, to, reason, waiting, running, "swap started");
         }
-        News::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap aborted"),
-        News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }) => tracing::info!(
+        SlotEvent::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap aborted"),
+        SlotEvent::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }) => tracing::info!(
             slot,
             from = from.as_deref(),
             to = to.as_deref(),
@@ -40,33 +40,35 @@ pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
             result = result.as_str(),
             "swap finished"
         ),
-        News::ResidencyEnded { model, lasted } => {
+        SlotEvent::ResidencyEnded { model, lasted } => {
             tracing::debug!(slot, model = &**model, lasted_ms = lasted.as_millis() as u64, "model stopped serving");
         }
-        News::Held { model, waited } => {
+        SlotEvent::Held { model, waited } => {
             tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request started");
         }
-        News::Coalesced { model } => tracing::debug!(slot, model = &**model, "request waits for a load in progress"),
-        News::LingerHit { model } => tracing::debug!(slot, model = &**model, "linger ended by a request"),
-        News::LingerMiss { model } => tracing::debug!(slot, model = &**model, "linger expired unused"),
-        News::LoadFailed { model, error } => {
+        SlotEvent::Coalesced { model } => {
+            tracing::debug!(slot, model = &**model, "request waits for a load in progress")
+        }
+        SlotEvent::LingerHit { model } => tracing::debug!(slot, model = &**model, "linger ended by a request"),
+        SlotEvent::LingerMiss { model } => tracing::debug!(slot, model = &**model, "linger expired unused"),
+        SlotEvent::LoadFailed { model, error } => {
             tracing::warn!(slot, model = &**model, %error, "model could not be loaded");
         }
-        News::WakeFailed { model, failure } => {
+        SlotEvent::WakeFailed { model, failure } => {
             tracing::warn!(slot, model = &**model, %failure, "model did not wake; restarting it");
         }
-        News::EvictFailed { model, detail } => {
+        SlotEvent::EvictFailed { model, detail } => {
             tracing::warn!(slot, model = &**model, detail, "model could not be unloaded");
         }
-        News::MemoryNotFreed { model } => tracing::warn!(slot, model = &**model, "GPU memory not released"),
-        News::Quarantined { model } => {
+        SlotEvent::MemoryNotFreed { model } => tracing::warn!(slot, model = &**model, "GPU memory not released"),
+        SlotEvent::Quarantined { model } => {
             tracing::error!(slot, model = &**model, "slot quarantined: its memory could not be freed");
         }
-        News::BackendDown { model, cause, leases } => {
+        SlotEvent::BackendDown { model, cause, leases } => {
             tracing::warn!(slot, model = &**model, ?cause, leases, "backend lost");
         }
-        News::Adopted { model } => tracing::info!(slot, model = &**model, "model was already loaded"),
-        News::MaxWaitInfeasible { model, cost } => tracing::warn!(
+        SlotEvent::Adopted { model } => tracing::info!(slot, model = &**model, "model was already loaded"),
+        SlotEvent::MaxWaitInfeasible { model, cost } => tracing::warn!(
             slot,
             model = &**model,
             swap_cost_ms = cost.as_millis() as u64,

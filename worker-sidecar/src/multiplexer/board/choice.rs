@@ -26,9 +26,9 @@ impl Inner {
     pub(super) fn choose(&self, relay: RelayKey, model: &Model, now: Instant) -> Option<usize> {
         self.slots_of(model).min_by_key(|slot| {
             let taken = self.taken(*slot, model);
-            let standing = self.standing(relay, *slot, model, taken, now);
+            let eligibility = self.eligibility(relay, *slot, model, taken, now);
             let is_elsewhere = !self.is_chosen(*slot, model);
-            (standing, is_elsewhere, taken, *slot)
+            (eligibility, is_elsewhere, taken, *slot)
         })
     }
 
@@ -38,7 +38,7 @@ impl Inner {
         let Some(view) = self.relays.get_mut(&relay) else { return };
         (view.demand, view.stated) = (demand, now);
         for (slot, models) in divided.into_iter().enumerate() {
-            self.tell_demand(relay, slot, models);
+            self.send_demand(relay, slot, models);
         }
     }
 
@@ -57,19 +57,19 @@ impl Inner {
             for (slot, models) in self.divide(relay, &demand, now).into_iter().enumerate() {
                 let part: BTreeSet<_> = models.iter().map(|stated| Model::clone(&stated.model)).collect();
                 if self.relays.get(&relay).is_some_and(|view| view.parts.get(slot) != Some(&part)) {
-                    self.tell_demand(relay, slot, models);
+                    self.send_demand(relay, slot, models);
                 }
             }
         }
     }
 
-    fn tell_demand(&mut self, relay: RelayKey, slot: usize, models: Vec<Demand>) {
+    fn send_demand(&mut self, relay: RelayKey, slot: usize, models: Vec<Demand>) {
         if let Some(view) = self.relays.get_mut(&relay) {
             view.parts.resize(self.slots.len(), BTreeSet::new());
             view.parts[slot] = models.iter().map(|stated| Model::clone(&stated.model)).collect();
         }
         if let Some(mailbox) = self.mailboxes.get(slot) {
-            mailbox.tell(Event::Demand { relay, models });
+            mailbox.send_event(Event::Demand { relay, models });
         }
     }
 
@@ -98,7 +98,7 @@ impl Inner {
         divided
     }
 
-    fn standing(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32, now: Instant) -> LoadEligibility {
+    fn eligibility(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32, now: Instant) -> LoadEligibility {
         let SlotView { snapshot, open, at } = &self.slots[slot];
         let Some(described) = snapshot.models.iter().find(|known| *known.id == **model) else {
             return LoadEligibility::Out;

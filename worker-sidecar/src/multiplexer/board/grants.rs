@@ -10,7 +10,7 @@ use crate::multiplexer::event::RelayKey;
 
 impl Inner {
     /// Sends its grant to each of these relays, if it differs from the last one.
-    pub(super) fn tell_grants(&mut self, which: impl Fn(Peer) -> bool) {
+    pub(super) fn send_grants(&mut self, which: impl Fn(Peer) -> bool) {
         let relays = self.relays.iter().filter(|(_, view)| which(view.peer));
         let grants: Vec<_> = relays.filter_map(|(key, view)| Some((*key, self.grant(*key, view)?))).collect();
         for (key, grant) in grants {

@@ -156,7 +156,7 @@ mod tests {
             let capabilities = driver.capabilities();
             assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");
             assert_eq!(driver.owns(&"m".into()), owns, "{driver:?}");
-            assert!(driver.tells_absence(), "{driver:?}");
+            assert!(driver.detects_absence(), "{driver:?}");
             // A sleeping engine's CUDA context, in bytes.
             let kept = if leaves == Left::Nothing { 0..=0 } else { 1400 << 20..=2 << 30 };
             assert!(kept.contains(&capabilities.returns.residual), "{driver:?}");

@@ -82,7 +82,7 @@ impl Hooks {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
-        if self.look(known).await.is_ok_and(|probed| probed.ready) {
+        if self.probe_target(known).await.is_ok_and(|probed| probed.ready) {
             return Ok(());
         }
         self.run(model, &known.model.load).await?;
@@ -119,14 +119,14 @@ impl Hooks {
         Ok(())
     }
 
-    async fn look(&self, known: &HookTarget) -> Result<Probed, DriverError> {
-        if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::gone()) }
+    async fn probe_target(&self, known: &HookTarget) -> Result<Probed, DriverError> {
+        if self.is_alive(known).await? { known.model.served.probe(&known.client).await } else { Ok(Probed::gone()) }
     }
 
     /// True if any of it exists, ready or not: an eviction must not be reported as complete too early.
     async fn is_there(&self, known: &HookTarget) -> Result<bool, DriverError> {
         if known.model.alive.is_none() {
-            let look = known.model.served.look(&known.client).await;
+            let look = known.model.served.probe(&known.client).await;
             return Ok(!matches!(look, Err(DriverError::Unreachable { .. })));
         }
         match self.is_alive(known).await {
@@ -200,7 +200,7 @@ impl Driver for Hooks {
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
-        Box::pin(async { self.look(self.find(model)?).await })
+        Box::pin(async { self.probe_target(self.find(model)?).await })
     }
 
     fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {

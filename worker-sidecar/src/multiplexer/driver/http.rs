@@ -73,33 +73,34 @@ impl Client {
     }
 
     /// Sends a GET request. One attempt, [`PROBE_TIMEOUT`].
-    pub async fn look(&self, path: &str) -> Result<Reply, DriverError> {
+    pub async fn get(&self, path: &str) -> Result<Reply, DriverError> {
         let url = self.target(path);
         within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, &[])).await
     }
 
-    /// Sends a query like [`look`](Self::look), for backends that require a POST.
-    pub async fn ask(&self, path: &str, body: &Value) -> Result<Reply, DriverError> {
+    /// Sends a query like [`get`](Self::get), for backends that require a POST.
+    pub async fn post_query(&self, path: &str, body: &Value) -> Result<Reply, DriverError> {
         let url = self.target(path);
         let checked = self.check_addresses().await?;
         within(PROBE_TIMEOUT, &url, self.exchange(Method::POST, &url, Some(body), &checked)).await
     }
 
-    /// Like [`look`](Self::look), for information that is required to continue: retried like [`tell`](Self::tell), and
-    /// after any 5xx.
-    pub async fn find_out(&self, path: &str) -> Result<Value, DriverError> {
-        persist(|| self.look(path), StatusCode::is_server_error).await?.accepted()?.json()
+    /// Like [`get`](Self::get), for information that is required to continue: retried like
+    /// [`post_retrying`](Self::post_retrying), and after any 5xx.
+    pub async fn get_json_retrying(&self, path: &str) -> Result<Value, DriverError> {
+        persist(|| self.get(path), StatusCode::is_server_error).await?.accepted()?.json()
     }
 
     /// Sends an idempotent command to the backend. A broken connection, a timeout, or a status for a temporary failure
     /// is retried three times; any other response is returned. That includes 500, which Ollama returns for a model that
     /// it cannot load.
-    pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
-        persist(|| self.tell_once(path, body), is_not_now).await
+    pub async fn post_retrying(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
+        persist(|| self.post_once(path, body), is_not_now).await
     }
 
-    /// Like [`tell`](Self::tell), without retries: if a repetition would do harm, or if the backend may be absent.
-    pub async fn tell_once(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
+    /// Like [`post_retrying`](Self::post_retrying), without retries: if a repetition would do harm, or if the backend
+    /// may be absent.
+    pub async fn post_once(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
         let url = self.target(path);
         let checked = self.check_addresses().await?;
         within(CALL_TIMEOUT, &url, self.exchange(Method::POST, &url, body, &checked)).await
@@ -114,7 +115,7 @@ impl Client {
     }
 
     /// Checks that requests that change the backend may be sent to its addresses.
-    pub async fn may_be_told(&self) -> Result<(), DriverError> {
+    pub async fn ensure_private_address(&self) -> Result<(), DriverError> {
         self.check_addresses().await.map(drop)
     }
 
@@ -306,7 +307,10 @@ mod tests {
     #[tokio::test]
     async fn forbidden_address_is_named_and_not_contacted() {
         let client = Client::new("http://169.254.169.254:80".parse().unwrap());
-        for error in [client.tell("/sleep", None).await.unwrap_err(), client.may_be_told().await.unwrap_err()] {
+        for error in [
+            client.post_retrying("/sleep", None).await.unwrap_err(),
+            client.ensure_private_address().await.unwrap_err(),
+        ] {
             assert!(matches!(error, DriverError::Forbidden { .. }), "{error}");
             assert!(error.to_string().contains("169.254.169.254"), "{error}");
         }
@@ -326,10 +330,10 @@ mod tests {
     #[tokio::test]
     async fn backend_failure_is_retried_three_times() {
         let (client, calls) = failing(1).await;
-        assert!(client.tell("/do", None).await.unwrap().status.is_success());
+        assert!(client.post_retrying("/do", None).await.unwrap().status.is_success());
         assert_eq!(calls.load(Ordering::Relaxed), 2);
         let (client, calls) = failing(9).await;
-        assert!(client.tell("/do", None).await.unwrap().accepted().is_err());
+        assert!(client.post_retrying("/do", None).await.unwrap().accepted().is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 4);
     }
 
@@ -352,7 +356,7 @@ mod tests {
     async fn refusal_is_returned_without_retry() {
         let (client, calls) = failing(0).await;
         assert!(matches!(
-            client.tell("/no", None).await.unwrap().accepted(),
+            client.post_retrying("/no", None).await.unwrap().accepted(),
             Err(DriverError::Refused { status: 404, .. })
         ));
         assert_eq!(calls.load(Ordering::Relaxed), 0);

@@ -37,7 +37,7 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 use api::{Api, Scale, is_absent};
 use known::{Known, LEAVE_ALONE};
-use pods::{Hopeless, Pod, Standing};
+use pods::{Pod, PodsState, StuckPod};
 use watch::Followed;
 
 /// A Deployment that was scaled up and down again before it had a Pod may still get one from a controller that lags behind.
@@ -130,10 +130,10 @@ impl KubernetesScale {
         let mut pods = Followed::new(&self.api, scale.selector);
         pods.change().await?;
         loop {
-            let url = match pods.standing() {
-                Standing::Ready(pod) => known.address(pod)?,
-                Standing::Hopeless(hopeless) => return Err(self.failure(known, &hopeless)),
-                Standing::Waiting(reason) => {
+            let url = match pods.pods_state() {
+                PodsState::Ready(pod) => known.address(pod)?,
+                PodsState::StuckPod(stuck) => return Err(self.failure(known, &stuck)),
+                PodsState::Waiting(reason) => {
                     *why = reason;
                     // Each load begins without a Pod; only a lasting reason is logged.
                     if let Ok(changed) = timeout(TELLING_AFTER, pods.change()).await {
@@ -247,7 +247,7 @@ impl KubernetesScale {
         }
     }
 
-    async fn look(&self, model: &Model) -> Result<Probed, DriverError> {
+    async fn probe_model(&self, model: &Model) -> Result<Probed, DriverError> {
         let known = self.find(model)?;
         let turn = known.life().turns;
         let asked = async {
@@ -260,39 +260,39 @@ impl KubernetesScale {
             // Requests go to the Pod without the API server: while that is unavailable, or denies access, the model is
             // not gone.
             (Err(error), Some(url)) => {
-                known.tell_refusal(&error);
-                return known.look_at(url).await;
+                known.log_refusal(&error);
+                return known.probe_at(url).await;
             }
             (asked, _) => asked?,
         };
         known.note_answer();
         if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {
             if known.life().is_lost(turn) {
-                known.tell(&self.api, 0);
+                known.log_external_scaling(&self.api, 0);
             }
             return Ok(Probed::gone());
         }
-        let pod = match pods::standing(list.pods.iter()) {
-            Standing::Ready(pod) if scale.replicas != 0 => pod,
-            Standing::Ready(_) | Standing::Hopeless(_) | Standing::Waiting(_) => return Ok(Probed::default()),
+        let pod = match pods::pods_state(list.pods.iter()) {
+            PodsState::Ready(pod) if scale.replicas != 0 => pod,
+            PodsState::Ready(_) | PodsState::StuckPod(_) | PodsState::Waiting(_) => return Ok(Probed::default()),
         };
         let url = known.address(pod)?;
-        let probed = known.look_at(url.clone()).await?;
+        let probed = known.probe_at(url.clone()).await?;
         if probed.ready {
             known.life().see(turn, url);
             if scale.replicas > 1 {
-                known.tell(&self.api, scale.replicas);
+                known.log_external_scaling(&self.api, scale.replicas);
             } else {
-                *known.told() = None;
+                *known.logged_replicas() = None;
             }
-            self.take_back_others(known);
+            self.scale_down_others(known);
         }
         Ok(probed)
     }
 
     /// Scales down models that a third party has scaled up next to a serving model: its slot holds one. Probes do not
     /// wait for this: a slow API server would make the resident seem silent.
-    fn take_back_others(&self, resident: &Arc<Known>) {
+    fn scale_down_others(&self, resident: &Arc<Known>) {
         let Ok(taking_back) = Arc::clone(&self.taking_back).try_acquire_owned() else { return };
         let others: Vec<_> = self.models.iter().filter(|known| !Arc::ptr_eq(known, resident)).collect();
         let number = others.len().min(OTHERS_PER_LOOK);
@@ -305,13 +305,13 @@ impl KubernetesScale {
             .map(|other| (Arc::clone(&self.api), Arc::clone(other)))
             .collect();
         drop(tokio::spawn(async move {
-            join_all(others.iter().map(|(api, other)| take_back(api, other))).await;
+            join_all(others.iter().map(|(api, other)| scale_down(api, other))).await;
             drop(taking_back);
         }));
     }
 
     /// A container that ran and ended is a different failure from one that was never started.
-    fn failure(&self, known: &Known, Hopeless { why, exit_code }: &Hopeless) -> DriverError {
+    fn failure(&self, known: &Known, StuckPod { why, exit_code }: &StuckPod) -> DriverError {
         let name = self.api.name(&known.deployment);
         match exit_code {
             Some(code) => DriverError::Ended { last_words: format!("exit code {code}: {name}: {why}") },
@@ -321,13 +321,13 @@ impl KubernetesScale {
 }
 
 /// Scales down a model that this slot should not serve now.
-async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
+async fn scale_down(api: &Arc<Api>, known: &Arc<Known>) {
     // A probe may outlast its moment: then a load has begun.
     if known.life().is_wanted {
         return;
     }
     let Ok(Scale { replicas: 1.., .. }) = api.scale(&known.deployment).await else {
-        *known.told() = None;
+        *known.logged_replicas() = None;
         return;
     };
     let (asked, other) = (Arc::clone(api), Arc::clone(known));
@@ -338,7 +338,7 @@ async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
         asked.set_scale(&other.deployment, 0, false).await.map(Some)
     });
     match taken_back.await {
-        Ok(Some(_)) => known.tell(api, 1),
+        Ok(Some(_)) => known.log_external_scaling(api, 1),
         Ok(None) => {}
         Err(error) => tracing::warn!(deployment = known.deployment, %error, "a second Deployment of a slot is running"),
     }
@@ -358,7 +358,7 @@ async fn until_lost(pods: &mut Followed<'_>, known: &Known, url: &Url) -> Result
     loop {
         pods.change().await?;
         let is_there =
-            matches!(pods.standing(), Standing::Ready(pod) if known.address(pod).is_ok_and(|now| now == *url));
+            matches!(pods.pods_state(), PodsState::Ready(pod) if known.address(pod).is_ok_and(|now| now == *url));
         if !is_there {
             return Ok(());
         }
@@ -383,7 +383,7 @@ impl Driver for KubernetesScale {
     }
 
     /// The check examines the API server, not the backend.
-    fn tells_absence(&self) -> bool {
+    fn detects_absence(&self) -> bool {
         false
     }
 
@@ -392,7 +392,7 @@ impl Driver for KubernetesScale {
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
-        Box::pin(self.look(model))
+        Box::pin(self.probe_model(model))
     }
 
     fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {

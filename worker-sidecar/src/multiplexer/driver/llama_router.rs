@@ -60,7 +60,7 @@ impl LlamaRouter {
     }
 
     async fn status(&self, model: &Model) -> Result<ModelStatus, DriverError> {
-        self.status_in(&self.client.find_out("/models").await?, model)
+        self.status_in(&self.client.get_json_retrying("/models").await?, model)
     }
 
     fn status_in(&self, list: &Value, model: &Model) -> Result<ModelStatus, DriverError> {
@@ -85,7 +85,7 @@ impl LlamaRouter {
             ModelStatus::Loaded => return Ok(()),
             ModelStatus::Loading | ModelStatus::Sleeping => {}
             ModelStatus::Unloaded { .. } => {
-                let told = self.tell("/models/load", model).await?;
+                let told = self.send_command("/models/load", model).await?;
                 // 400: it is already running, because another client loaded it first.
                 if told.status.as_u16() != 400 {
                     told.accepted()?;
@@ -108,16 +108,16 @@ impl LlamaRouter {
         DriverError::Unexpected { url, why }
     }
 
-    async fn tell(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
+    async fn send_command(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
         let (client, body) = (Arc::clone(&self.client), json!({"model": &**model}));
-        self.orders.run(async move { client.tell(path, Some(&body)).await }).await
+        self.orders.run(async move { client.post_retrying(path, Some(&body)).await }).await
     }
 
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         self.orders.settled().await;
         while !matches!(self.status(model).await?, ModelStatus::Unloaded { .. }) {
-            let told = self.tell("/models/unload", model).await?;
+            let told = self.send_command("/models/unload", model).await?;
             // 400: it was unloaded in the meantime.
             if told.status.as_u16() != 400 {
                 told.accepted()?;
@@ -164,8 +164,8 @@ impl Driver for LlamaRouter {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let list = self.client.look("/models").await?.accepted()?.json()?;
-            self.client.may_be_told().await?;
+            let list = self.client.get("/models").await?.accepted()?.json()?;
+            self.client.ensure_private_address().await?;
             self.status_in(&list, model).map(drop)
         })
     }
@@ -173,7 +173,7 @@ impl Driver for LlamaRouter {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let list = self.client.look("/models").await?.accepted()?.json()?;
+            let list = self.client.get("/models").await?.accepted()?.json()?;
             let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
             let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
             let ready = model_ids.iter().any(|id| **id == **model);

@@ -390,7 +390,7 @@ mod tests {
     }
 
     impl Hung {
-        async fn until_asked(&self) {
+        async fn until_called(&self) {
             while self.asked.load(Ordering::Relaxed) == 0 {
                 tokio::task::yield_now().await;
             }
@@ -401,7 +401,7 @@ mod tests {
     async fn concurrent_memory_queries_both_return_result() {
         let (release, meter, memory) = hung();
         let asked = async {
-            meter.until_asked().await;
+            meter.until_called().await;
             drop(release);
         };
         assert_eq!(tokio::join!(memory.free(), memory.free(), asked), (Some(7), Some(7), ()));
@@ -412,7 +412,7 @@ mod tests {
         let (release, meter, memory) = hung();
         // A paused clock stands still while a thread works, so the test advances it.
         let passing = async {
-            meter.until_asked().await;
+            meter.until_called().await;
             loop {
                 tokio::time::advance(METER_TIMEOUT / 2).await;
                 tokio::task::yield_now().await;

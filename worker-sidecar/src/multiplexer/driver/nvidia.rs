@@ -147,7 +147,7 @@ impl Program {
             return None;
         }
         *hung = None;
-        let mut child = self.ask(devices).ok()?;
+        let mut child = self.query(devices).ok()?;
         let Some(ended) = wait(&mut child, SMI_TIMEOUT) else {
             tracing::warn!(seconds = SMI_TIMEOUT.as_secs(), "GPU memory is unknown: nvidia-smi did not exit in time");
             let _ = child.kill();
@@ -159,7 +159,7 @@ impl Program {
         ended.success().then(|| sum_of_mebibytes(&lines))?
     }
 
-    fn ask(&self, devices: &[String]) -> io::Result<Child> {
+    fn query(&self, devices: &[String]) -> io::Result<Child> {
         let mut command = Command::new(&self.path);
         command.args(["--query-gpu=memory.free", "--format=csv,noheader,nounits"]);
         if !devices.is_empty() {

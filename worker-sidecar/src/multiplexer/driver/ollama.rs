@@ -66,7 +66,7 @@ impl Ollama {
     }
 
     async fn loaded(&self) -> Result<Vec<String>, DriverError> {
-        Ok(names(&self.client.find_out("/api/ps").await?))
+        Ok(names(&self.client.get_json_retrying("/api/ps").await?))
     }
 
     async fn is_loaded(&self, model: &Model) -> Result<bool, DriverError> {
@@ -84,12 +84,12 @@ impl Ollama {
 
     async fn keep_loaded(&self, model: &Model) -> Result<(), DriverError> {
         let keep = json!({"model": &**model, "keep_alive": -1, "stream": false});
-        let told = self.client.tell("/api/generate", Some(&keep)).await?;
+        let told = self.client.post_retrying("/api/generate", Some(&keep)).await?;
         let told = match told.status.as_u16() {
             // An embedding model cannot generate; it loads when it embeds.
             400 if told.text().contains("does not support generate") => {
                 let embed = json!({"model": &**model, "keep_alive": -1, "input": ""});
-                self.client.tell("/api/embed", Some(&embed)).await?
+                self.client.post_retrying("/api/embed", Some(&embed)).await?
             }
             _ => told,
         };
@@ -119,7 +119,7 @@ impl Ollama {
     async fn unload_what_is_there(&self, model: &Model) -> Result<(), DriverError> {
         while self.is_loaded(model).await? {
             let drop = json!({"model": &**model, "keep_alive": 0, "stream": false});
-            let told = self.client.tell("/api/generate", Some(&drop)).await?;
+            let told = self.client.post_retrying("/api/generate", Some(&drop)).await?;
             // Ollama returns "done_reason":"unload" at once, and unloads when its running requests have ended.
             let done: Value = told.accepted()?.json()?;
             tracing::trace!(model = &**model, reason = %done["done_reason"], "sent an unload request to Ollama");
@@ -159,14 +159,14 @@ impl Driver for Ollama {
         Box::pin(async {
             self.find(model)?;
             // Ollama accepts more names for its models than it lists.
-            self.client.ask("/api/show", &json!({"model": &**model})).await?.accepted().map(drop)
+            self.client.post_query("/api/show", &json!({"model": &**model})).await?.accepted().map(drop)
         })
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let model_ids = names(&self.client.look("/api/ps").await?.accepted()?.json()?);
+            let model_ids = names(&self.client.get("/api/ps").await?.accepted()?.json()?);
             let ready = model_ids.iter().any(|name| is_same(name, model));
             Ok(Probed { ready, gone: !ready, model_ids })
         })

@@ -45,7 +45,7 @@ impl Process {
     async fn start(&self, model: &Model) -> Result<(), DriverError> {
         let ProcessModel { served, launch, url } = self.find(model)?;
         if let Some(running) = self.children.alive(model)
-            && served.look(&client(served, url.as_ref(), &running)).await.is_ok_and(|probed| probed.ready)
+            && served.probe(&client(served, url.as_ref(), &running)).await.is_ok_and(|probed| probed.ready)
         {
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl Driver for Process {
         Box::pin(async {
             let ProcessModel { served, url, .. } = self.find(model)?;
             match self.children.alive(model) {
-                Some(running) => served.look(&client(served, url.as_ref(), &running)).await,
+                Some(running) => served.probe(&client(served, url.as_ref(), &running)).await,
                 None => Ok(Probed::gone()),
             }
         })

@@ -25,7 +25,7 @@ pub type Build = Box<dyn Fn(&SlotSettings) -> Result<Arc<dyn Driver>, SettingErr
 pub struct Roster {
     build: Build,
     capabilities: Capabilities,
-    tells_absence: bool,
+    detects_absence: bool,
     /// In the order of the configuration, removed models last. Never held over an await.
     entries: Mutex<Vec<RosterEntry>>,
 }
@@ -75,7 +75,7 @@ impl Roster {
     /// The models of a slot, all with one driver.
     pub fn new(slot: &SlotSettings, build: Build) -> Result<Self, SettingError> {
         let driver = build(slot)?;
-        let (capabilities, tells_absence) = (driver.capabilities(), driver.tells_absence());
+        let (capabilities, detects_absence) = (driver.capabilities(), driver.detects_absence());
         let entry = |model: &Model| RosterEntry {
             current: Assigned::new(slot, model, Arc::clone(&driver)),
             model: Model::clone(model),
@@ -83,7 +83,7 @@ impl Roster {
             is_removed: false,
         };
         let entries = Mutex::new(slot.models().map(entry).collect());
-        Ok(Self { build, capabilities, tells_absence, entries })
+        Ok(Self { build, capabilities, detects_absence, entries })
     }
 
     /// Applies new settings, whose driver is of the same kind. On an error, nothing is changed.
@@ -214,8 +214,8 @@ impl Driver for Roster {
         })
     }
 
-    fn tells_absence(&self) -> bool {
-        self.tells_absence
+    fn detects_absence(&self) -> bool {
+        self.detects_absence
     }
 
     fn set_load_timeout(&self, load_timeout: Duration) {

@@ -47,7 +47,7 @@ impl Served {
     }
 
     /// Probes once: is the server ready, and does it serve the right model? Returns an error if nothing listens.
-    pub async fn look(&self, client: &Client) -> Result<Probed, DriverError> {
+    pub async fn probe(&self, client: &Client) -> Result<Probed, DriverError> {
         let health = self.health(client).await?;
         if health == HealthCheck::Failed {
             return Ok(Probed::default());
@@ -65,7 +65,7 @@ impl Served {
 
     /// Checks that the server responds, ready or not: a sleeping or busy server does.
     pub async fn reach(&self, client: &Client) -> Result<(), DriverError> {
-        client.look(self.ready_path.unwrap_or(&self.health_path)).await.map(|_| ())
+        client.get(self.ready_path.unwrap_or(&self.health_path)).await.map(|_| ())
     }
 
     async fn health(&self, client: &Client) -> Result<HealthCheck, DriverError> {
@@ -81,7 +81,7 @@ impl Served {
     pub async fn become_ready(&self, client: &Client) -> Result<(), DriverError> {
         let (mut pause, mut last) = (FIRST_PAUSE, None);
         loop {
-            match self.look(client).await {
+            match self.probe(client).await {
                 Ok(Probed { ready: true, .. }) => return Ok(()),
                 Ok(Probed { model_ids, .. }) if !model_ids.is_empty() => {
                     return Err(DriverError::WrongModel { expected: self.expect.clone(), found: model_ids });
@@ -107,13 +107,13 @@ impl Served {
     /// Generates one token.
     pub async fn warm(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
-        client.tell("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
+        client.post_retrying("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
     /// Like [`warm`](Self::warm), without a retry.
     pub async fn warm_once(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
-        client.tell_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
+        client.post_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
     fn is_among(&self, ids: &[String]) -> bool {
@@ -143,7 +143,7 @@ enum HealthCheck {
 }
 
 async fn check(client: &Client, path: &str) -> Result<HealthCheck, DriverError> {
-    let reply = client.look(path).await?;
+    let reply = client.get(path).await?;
     if matches!(reply.status.as_u16(), 401 | 403) {
         return Err(reply.refusal());
     }
@@ -156,7 +156,7 @@ async fn check(client: &Client, path: &str) -> Result<HealthCheck, DriverError> 
 
 /// Returns the models that `GET /v1/models` lists.
 pub async fn model_ids(client: &Client) -> Result<Vec<String>, DriverError> {
-    let reply = client.look("/v1/models").await?.accepted()?;
+    let reply = client.get("/v1/models").await?.accepted()?;
     let list = reply.json()?;
     let models = list["data"].as_array().ok_or_else(|| reply.unexpected("no list of models"))?;
     Ok(models.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
@@ -225,9 +225,9 @@ mod tests {
     async fn server_without_list_is_judged_by_health() {
         let url = serve(Router::new().route("/health", get(async || "ok"))).await;
         let served = Served::new("m");
-        assert!(served.look(&served.client(url.clone())).await.unwrap().ready);
+        assert!(served.probe(&served.client(url.clone())).await.unwrap().ready);
         let other_path = Served { health_path: "/ready".to_owned(), ..served };
-        let error = other_path.look(&other_path.client(url)).await.unwrap_err();
+        let error = other_path.probe(&other_path.client(url)).await.unwrap_err();
         assert!(matches!(error, DriverError::Refused { status: 404, .. }), "{error}");
     }
 

@@ -28,8 +28,8 @@ use url::Url;
 use super::http::{Client, Reply};
 use super::key::Key;
 use super::launch::Launch;
+use super::persistent::{Server, Servers};
 use super::served::{HEALTH_PATH, Served};
-use super::standing::{Server, Servers};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -158,7 +158,7 @@ impl Server<Memory> {
         if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match self.served.look(&self.client).await {
+        match self.served.probe(&self.client).await {
             Err(error @ DriverError::Silent { .. }) => Err(self.unproven(&error.to_string())),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -182,21 +182,21 @@ impl Server<Memory> {
         if !self.state.is_released.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        obeyed(self.state.admin.tell_once("/resume_memory_occupation", Some(&everything())).await?)?;
+        obeyed(self.state.admin.post_once("/resume_memory_occupation", Some(&everything())).await?)?;
         if let Some(path) = &self.state.reload_from {
             let from = json!({"model_path": path});
-            obeyed(self.state.admin.tell("/update_weights_from_disk", Some(&from)).await?)?;
+            obeyed(self.state.admin.post_retrying("/update_weights_from_disk", Some(&from)).await?)?;
         }
-        obeyed(self.state.admin.tell("/continue_generation", Some(&json!({}))).await?)
+        obeyed(self.state.admin.post_retrying("/continue_generation", Some(&json!({}))).await?)
     }
 
     async fn release(&self) -> Result<(), DriverError> {
         if self.state.is_released.load(Ordering::Relaxed) {
             // It may have been ended while it slept.
-            return self.client.look("/v1/models").await.map(|_| ());
+            return self.client.get("/v1/models").await.map(|_| ());
         }
-        obeyed(self.state.admin.tell("/pause_generation", Some(&json!({}))).await?)?;
-        obeyed(self.state.admin.tell_once("/release_memory_occupation", Some(&everything())).await?)?;
+        obeyed(self.state.admin.post_retrying("/pause_generation", Some(&json!({}))).await?)?;
+        obeyed(self.state.admin.post_once("/release_memory_occupation", Some(&everything())).await?)?;
         self.state.is_released.store(true, Ordering::Relaxed);
         self.state.is_proven.store(true, Ordering::Relaxed);
         Ok(())
@@ -250,7 +250,7 @@ impl Driver for Sglang {
             if server.state.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::gone());
             }
-            let probed = server.served.look(&server.client).await;
+            let probed = server.served.probe(&server.client).await;
             // It may have been released in the meantime.
             if server.state.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::gone());

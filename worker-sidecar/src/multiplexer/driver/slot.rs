@@ -223,7 +223,7 @@ mod tests {
             self.told.lock().unwrap().push(format!("{verb} {model}"));
         }
 
-        fn told(&self) -> Vec<String> {
+        fn commands(&self) -> Vec<String> {
             std::mem::take(&mut *self.told.lock().unwrap())
         }
 
@@ -326,7 +326,7 @@ mod tests {
         let meter = Arc::new(Counts::default());
         let shows = Arc::new(Shows::default());
         SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::<Counts>::clone(&meter))).measure().await;
-        assert_eq!((meter.0.load(Ordering::Relaxed), shows.told()), (1, vec![]));
+        assert_eq!((meter.0.load(Ordering::Relaxed), shows.commands()), (1, vec![]));
     }
 
     #[tokio::test]
@@ -351,16 +351,16 @@ mod tests {
         ];
         let (shows, driver) = slot(looks.clone());
         assert!(matches!(driver.load(&"a".into(), LoadKind::Cold).await, Outcome::Loaded(Ok(()))));
-        assert_eq!(shows.told(), ["evict b", "evict e", "load a"]);
+        assert_eq!(shows.commands(), ["evict b", "evict e", "load a"]);
         driver.load(&"b".into(), LoadKind::Cold).await;
-        assert_eq!(shows.told(), ["load b"], "later loads follow evictions");
+        assert_eq!(shows.commands(), ["load b"], "later loads follow evictions");
 
         let shows = Arc::new(Shows { looks, is_stuck: true, ..Shows::default() });
         let driver = SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::new(Blind)));
         let outcome = driver.load(&"a".into(), LoadKind::Cold).await;
         let Outcome::Loaded(Err(LoadFailure::Driver(said))) = outcome else { panic!("{outcome:?}") };
         assert!(said.contains("model b") && said.contains("it stays"), "{said}");
-        assert_eq!(shows.told(), ["evict b", "force b"], "and nothing is loaded beside it");
+        assert_eq!(shows.commands(), ["evict b", "force b"], "and nothing is loaded beside it");
     }
 
     #[tokio::test]
@@ -377,9 +377,9 @@ mod tests {
         let (shows, driver) = slot(vec![("a", Ok(Probed::default())), ("b", ready())]);
         driver.load(&"b".into(), LoadKind::Cold).await;
         driver.force_evict(&"a".into()).await;
-        assert_eq!(shows.told(), ["evict a", "load b", "force a"]);
+        assert_eq!(shows.commands(), ["evict a", "load b", "force a"]);
         driver.load(&"b".into(), LoadKind::Cold).await;
-        assert_eq!(shows.told(), ["evict a", "load b"]);
+        assert_eq!(shows.commands(), ["evict a", "load b"]);
     }
 
     #[tokio::test]
@@ -390,6 +390,6 @@ mod tests {
         assert!(matches!(&outcome, Outcome::Preflight(Err(said)) if said.contains("stranger")), "{outcome:?}");
         assert!(matches!(driver.preflight(&"a".into(), None).await, Outcome::Preflight(Ok(_))));
         assert!(matches!(driver.force_evict(&stranger).await, Outcome::ForceEvicted(Ok(()))));
-        assert_eq!(shows.told(), Vec::<String>::new());
+        assert_eq!(shows.commands(), Vec::<String>::new());
     }
 }

@@ -60,7 +60,7 @@ impl Driver for StaticUrl {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             let (served, client) = self.find(model)?;
-            served.look(client).await
+            served.probe(client).await
         })
     }
 

@@ -21,8 +21,8 @@ use url::Url;
 
 use super::http::{Client, Reply};
 use super::launch::Launch;
+use super::persistent::{Server, Servers};
 use super::served::{self, Served, flag};
-use super::standing::{Server, Servers};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -115,7 +115,7 @@ impl VllmSleep {
         let rest = rest(&server.client).await.unwrap_or(Rest::Awake);
         if rest == Rest::Paused {
             // The sleep in progress would overtake a wake.
-            self.tell_to_sleep(server).await?;
+            self.send_sleep(server).await?;
         }
         if rest != Rest::Awake {
             server.state.has_slept.store(false, Ordering::Relaxed);
@@ -138,15 +138,15 @@ impl VllmSleep {
             wait_until_idle(client).await?;
         }
         // A sleeping server is included: an interrupted wake may have reclaimed some of its memory.
-        self.tell_to_sleep(server).await?;
+        self.send_sleep(server).await?;
         Ok(self.leaves())
     }
 
     /// Returns when the server has responded, which it does once its memory is released. This is not in the server's
     /// [`Sequence`](super::sequence::Sequence): it may wait for a request that only [`end`](Self::end) ends, and the
     /// next call joins it instead of waiting for it.
-    async fn tell_to_sleep(&self, server: &Server<Sleeper>) -> Result<(), DriverError> {
-        server.client.tell(&self.sleep_path("wait"), None).await?.accepted()?;
+    async fn send_sleep(&self, server: &Server<Sleeper>) -> Result<(), DriverError> {
+        server.client.post_retrying(&self.sleep_path("wait"), None).await?.accepted()?;
         server.confirm_asleep().await
     }
 
@@ -165,7 +165,7 @@ impl VllmSleep {
         }
         // The worker cannot kill this server. It can only abort its requests and put it to sleep.
         server.orders.settled().await;
-        let slept = match server.client.tell_once(&self.sleep_path("abort"), None).await.and_then(Reply::accepted) {
+        let slept = match server.client.post_once(&self.sleep_path("abort"), None).await.and_then(Reply::accepted) {
             Ok(_) => server.confirm_asleep().await,
             Err(error) => Err(error),
         };
@@ -198,7 +198,7 @@ async fn wake(client: &Client, level: Level) -> Result<(), DriverError> {
         Level::Two => {
             obeyed(client, "/wake_up?tags=weights").await?;
             let reload = json!({"method": "reload_weights"});
-            client.tell("/collective_rpc", Some(&reload)).await?.accepted()?;
+            client.post_retrying("/collective_rpc", Some(&reload)).await?.accepted()?;
             obeyed(client, "/wake_up?tags=kv_cache").await?;
             obeyed(client, "/reset_prefix_cache").await
         }
@@ -206,14 +206,14 @@ async fn wake(client: &Client, level: Level) -> Result<(), DriverError> {
 }
 
 async fn obeyed(client: &Client, path: &str) -> Result<(), DriverError> {
-    client.tell(path, None).await?.accepted().map(|_| ())
+    client.post_retrying(path, None).await?.accepted().map(|_| ())
 }
 
 async fn rest(client: &Client) -> Result<Rest, DriverError> {
     if !is_paused(client).await? {
         return Ok(Rest::Awake);
     }
-    let page = client.look("/metrics").await?.text();
+    let page = client.get("/metrics").await?.text();
     Ok(if has_released_memory(&page) { Rest::Asleep } else { Rest::Paused })
 }
 
@@ -228,7 +228,7 @@ fn has_released_memory(page: &str) -> bool {
 }
 
 async fn is_paused(client: &Client) -> Result<bool, DriverError> {
-    let reply = client.look("/is_sleeping").await?;
+    let reply = client.get("/is_sleeping").await?;
     if reply.status.as_u16() == 404 {
         let why = "404: start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned();
         return Err(DriverError::Unexpected { url: client.base().to_string(), why });
@@ -262,7 +262,7 @@ async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {
 }
 
 async fn busy(client: &Client) -> Result<u32, DriverError> {
-    let reply = client.look("/metrics").await?.accepted()?;
+    let reply = client.get("/metrics").await?.accepted()?;
     // Integers, written as floats.
     served::gauges(&reply.text(), &[RUNNING, WAITING])
         .map(|requests| requests as u32)
@@ -310,7 +310,7 @@ impl Driver for VllmSleep {
                 Rest::Asleep if self.level == Level::Two && !has_slept => Ok(Probed::default()),
                 Rest::Asleep => Ok(Probed::gone()),
                 Rest::Paused => Ok(Probed::default()),
-                Rest::Awake => server.served.look(&server.client).await,
+                Rest::Awake => server.served.probe(&server.client).await,
             }
         })
     }

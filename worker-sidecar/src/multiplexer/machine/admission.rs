@@ -6,7 +6,7 @@ use super::entry::{Entry, Waiter};
 use super::state::State;
 use super::{LeaseState, Machine};
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{Effect, LeaseEnd, News};
+use crate::multiplexer::effect::{Effect, LeaseEnd, SlotEvent};
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Arrival, Demand, RelayKey, RequestKey};
 
@@ -14,7 +14,7 @@ impl Machine {
     pub(super) fn handle_relay_joined(&mut self, relay: RelayKey, kind: LinkKind) {
         self.relays.insert(relay, kind);
         for entry in self.models.values_mut() {
-            entry.divider.add_link(relay, kind, self.now);
+            entry.allocator.add_link(relay, kind, self.now);
         }
     }
 
@@ -31,7 +31,7 @@ impl Machine {
     /// A link has sent something. If it let a slot pass for a model, it is considered waiting for it again.
     pub(super) fn handle_heard(&mut self, relay: RelayKey) {
         for entry in self.models.values_mut() {
-            entry.divider.on_message(relay, self.now);
+            entry.allocator.on_message(relay, self.now);
         }
     }
 
@@ -68,7 +68,7 @@ impl Machine {
         let admission = entry.handle_request(Waiter { at: *at, request: *request, relay: *relay }, kind, now);
         if admission == Admission::AtCapacity {
             if under_way {
-                self.news(News::Coalesced { model: model.clone() });
+                self.news(SlotEvent::Coalesced { model: model.clone() });
             }
             if kind == LinkKind::Granted {
                 return Err(SlotError::AtCapacity);
@@ -124,7 +124,7 @@ impl Machine {
         while let Some(waiter) = self.models.get_mut(&model).and_then(|entry| entry.next_held(self.now)) {
             self.lease(&model, waiter.relay, waiter.request);
             let waited = self.now.saturating_duration_since(waiter.at);
-            self.news(News::Held { model: model.clone(), waited });
+            self.news(SlotEvent::Held { model: model.clone(), waited });
         }
     }
 
@@ -137,7 +137,7 @@ impl Machine {
             let deaf = refused || entry.removed || entry.failing(self.now).is_some();
             let stated = demand.iter().find(|stated| stated.model == *model && !deaf);
             entry.handle_demand(relay, stated, self.now);
-            if entry.divider.awaited(relay) > 0 {
+            if entry.allocator.awaited(relay) > 0 {
                 note_wanted(entry, &mut self.state, self.now, &mut self.out);
             }
         }
@@ -155,7 +155,7 @@ impl Machine {
         let Some(lease) = self.leases.get_mut(&request).filter(|lease| !lease.unwanted) else { return };
         lease.unwanted = true;
         if let Some(entry) = self.models.get_mut(&lease.model) {
-            entry.divider.on_finished(lease.relay, self.now);
+            entry.allocator.on_finished(lease.relay, self.now);
         }
     }
 
@@ -164,7 +164,7 @@ impl Machine {
         let Some(lease) = self.leases.remove(&request) else { return };
         if let Some(entry) = self.models.get_mut(&lease.model) {
             if !lease.unwanted {
-                entry.divider.on_finished(lease.relay, self.now);
+                entry.allocator.on_finished(lease.relay, self.now);
             }
             if answered {
                 entry.failures = 0;
@@ -194,7 +194,7 @@ impl Machine {
         let leases = std::mem::take(&mut self.leases);
         for lease in leases.values().filter(|lease| !lease.unwanted) {
             if let Some(entry) = self.models.get_mut(&lease.model) {
-                entry.divider.on_finished(lease.relay, self.now);
+                entry.allocator.on_finished(lease.relay, self.now);
             }
         }
         u32::try_from(leases.len()).unwrap_or(u32::MAX)
@@ -261,6 +261,6 @@ fn note_wanted(entry: &mut Entry, state: &mut State, now: std::time::Instant, ou
         && resident.model == *entry.model()
         && std::mem::take(&mut resident.lingering)
     {
-        out.push(Effect::News(News::LingerHit { model: resident.model.clone() }));
+        out.push(Effect::SlotEvent(SlotEvent::LingerHit { model: resident.model.clone() }));
     }
 }

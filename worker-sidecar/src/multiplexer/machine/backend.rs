@@ -7,7 +7,7 @@ use super::state::{State, Then};
 use super::{Machine, Probe};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::RESYNC_INTERVAL;
-use crate::multiplexer::effect::{Effect, LeaseEnd, News};
+use crate::multiplexer::effect::{Effect, LeaseEnd, SlotEvent};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::{DownCause, Found, Generation, OpId};
 
@@ -129,7 +129,7 @@ impl Machine {
     /// A found model supersedes no order: an order for another model continues from here.
     fn adopt(&mut self, model: &Model) {
         let orders = std::mem::take(&mut self.pending);
-        self.news(News::Adopted { model: model.clone() });
+        self.news(SlotEvent::Adopted { model: model.clone() });
         self.begin_residency(model);
         self.reissue(orders);
     }
@@ -139,7 +139,7 @@ impl Machine {
         let Some(resident) = self.ready() else { return };
         let old = resident.model.clone();
         let leases = self.end_leases(LeaseEnd::BackendLost);
-        self.news(News::BackendDown { model: old.clone(), cause: DownCause::Gone, leases });
+        self.news(SlotEvent::BackendDown { model: old.clone(), cause: DownCause::Gone, leases });
         self.close_gate(&old);
         self.preflight = None;
         self.adopt(model);
@@ -174,7 +174,7 @@ impl Machine {
         self.preflight = None;
         self.close_gate(&model);
         let leases = self.end_leases(LeaseEnd::BackendLost);
-        self.news(News::BackendDown { model: model.clone(), cause, leases });
+        self.news(SlotEvent::BackendDown { model: model.clone(), cause, leases });
         self.set_asleep(&model, false);
         self.is_bereft = true;
         // A probe in progress examines the previous state.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use modelrelay_protocol::grants::{Admission, Divider, LinkKind};
+use modelrelay_protocol::grants::{Admission, LinkKind, SlotAllocator};
 
 use super::state::LastFailure;
 use crate::multiplexer::Model;
@@ -19,10 +19,10 @@ const OLDEST: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Entry {
     pub(super) config: ModelConfig,
     /// Divides the model's capacity among the relays; capacity 0 while the gate is closed.
-    pub(super) divider: Divider<RelayKey>,
+    pub(super) allocator: SlotAllocator<RelayKey>,
     /// Requests that wait here, oldest first.
     pub(super) held: Vec<Waiter>,
-    /// The ages of the requests that wait at each relay. The divider knows their number.
+    /// The ages of the requests that wait at each relay. The allocator knows their number.
     ages: BTreeMap<RelayKey, Ages>,
     pub(super) gate_open: bool,
     pub(super) costs: Costs,
@@ -79,7 +79,7 @@ impl Waiting {
 impl Entry {
     pub(super) fn new(config: ModelConfig) -> Self {
         Self {
-            divider: Divider::new(0),
+            allocator: SlotAllocator::new(0),
             held: Vec::new(),
             ages: BTreeMap::new(),
             gate_open: false,
@@ -121,18 +121,18 @@ impl Entry {
         self.config = config;
         self.removed = false;
         if self.gate_open {
-            self.divider.set_capacity(self.config.capacity, now);
+            self.allocator.set_capacity(self.config.capacity, now);
         }
     }
 
     pub(super) fn open_gate(&mut self, now: Instant) {
         self.gate_open = true;
-        self.divider.set_capacity(self.config.capacity, now);
+        self.allocator.set_capacity(self.config.capacity, now);
     }
 
     pub(super) fn close_gate(&mut self, now: Instant) {
         self.gate_open = false;
-        self.divider.set_capacity(0, now);
+        self.allocator.set_capacity(0, now);
     }
 
     /// Returns the waiting requests, here and at relays.
@@ -144,19 +144,19 @@ impl Entry {
         }
         for (relay, ages) in &self.ages {
             let passed = now.saturating_duration_since(ages.told);
-            waiting.add(self.divider.awaited(*relay), ages.oldest + passed, ages.mean + passed);
+            waiting.add(self.allocator.awaited(*relay), ages.oldest + passed, ages.mean + passed);
         }
         waiting
     }
 
     /// True if a request waits.
     pub(super) fn is_wanted(&self) -> bool {
-        !self.held.is_empty() || self.ages.keys().any(|relay| self.divider.awaited(*relay) > 0)
+        !self.held.is_empty() || self.ages.keys().any(|relay| self.allocator.awaited(*relay) > 0)
     }
 
     /// A request arrived. If it may not run and its relay cannot keep it, it waits here.
     pub(super) fn handle_request(&mut self, waiter: Waiter, kind: LinkKind, now: Instant) -> Admission {
-        let admission = self.divider.on_request(waiter.relay, now);
+        let admission = self.allocator.on_request(waiter.relay, now);
         if admission == Admission::AtCapacity {
             match kind {
                 LinkKind::Held => {
@@ -184,7 +184,7 @@ impl Entry {
             if seen.contains(&waiter.relay) {
                 continue;
             }
-            if self.divider.resume(waiter.relay, now) {
+            if self.allocator.resume(waiter.relay, now) {
                 return Some(self.held.remove(index));
             }
             seen.push(waiter.relay);
@@ -198,14 +198,14 @@ impl Entry {
             return false;
         };
         let waiter = self.held.remove(index);
-        self.divider.on_held_cancelled(waiter.relay, now);
+        self.allocator.on_held_cancelled(waiter.relay, now);
         true
     }
 
     /// A relay reported its waiting requests, possibly none.
     pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: Option<&Demand>, now: Instant) {
         let waiting = demand.map_or(0, |demand| demand.waiting);
-        self.divider.on_demand(relay, waiting, now);
+        self.allocator.on_demand(relay, waiting, now);
         match demand {
             Some(demand) if waiting > 0 => {
                 let oldest = demand.oldest.min(OLDEST);
@@ -221,21 +221,21 @@ impl Entry {
     /// Forgets the requests that wait at relays: the relays will report them again.
     pub(super) fn forget_demand(&mut self, now: Instant) {
         for relay in std::mem::take(&mut self.ages).into_keys() {
-            self.divider.on_demand(relay, 0, now);
+            self.allocator.on_demand(relay, 0, now);
         }
     }
 
     /// A relay sends no more requests over this link. Requests of this link that wait here have already arrived.
     pub(super) fn handle_leaving(&mut self, relay: RelayKey, now: Instant) {
         self.ages.remove(&relay);
-        self.divider.on_leaving(relay, now);
+        self.allocator.on_leaving(relay, now);
     }
 
     /// A link is gone.
     pub(super) fn remove_relay(&mut self, relay: RelayKey, now: Instant) {
         self.held.retain(|waiter| waiter.relay != relay);
         self.ages.remove(&relay);
-        self.divider.remove_link(relay, now);
+        self.allocator.remove_link(relay, now);
     }
 
     /// Removes all requests that wait here.
@@ -252,7 +252,7 @@ impl Entry {
     fn take_first(&mut self, count: usize, now: Instant) -> Vec<Waiter> {
         let taken: Vec<_> = self.held.drain(..count).collect();
         for waiter in &taken {
-            self.divider.on_held_cancelled(waiter.relay, now);
+            self.allocator.on_held_cancelled(waiter.relay, now);
         }
         taken
     }

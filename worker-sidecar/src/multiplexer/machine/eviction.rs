@@ -4,7 +4,7 @@ use super::Machine;
 use super::state::{Evicting, State, Step, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::EVICT_TIMEOUT;
-use crate::multiplexer::effect::{Effect, News, OrderError, SwapResult};
+use crate::multiplexer::effect::{Effect, OrderError, SlotEvent, SwapResult};
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::event::{Left, OpId};
 
@@ -50,10 +50,10 @@ impl Machine {
                 if let Some(entry) = self.models.get_mut(&evicting.model) {
                     entry.wakes_slowly = left == Left::Emptied;
                 }
-                self.look_at_memory(evicting);
+                self.check_memory(evicting);
             }
             Err(detail) => {
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.escalate(evicting);
             }
         }
@@ -63,9 +63,9 @@ impl Machine {
         let Some(evicting) = self.evicting(op) else { return };
         self.set_asleep(&evicting.model, false);
         match result {
-            Ok(()) => self.look_at_memory(evicting),
+            Ok(()) => self.check_memory(evicting),
             Err(detail) => {
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.quarantine(evicting.model);
             }
         }
@@ -90,7 +90,7 @@ impl Machine {
         match evicting.step {
             Step::Evict => {
                 let detail = "it timed out".to_owned();
-                self.news(News::EvictFailed { model: evicting.model.clone(), detail });
+                self.news(SlotEvent::EvictFailed { model: evicting.model.clone(), detail });
                 self.escalate(evicting);
             }
             Step::Force => self.quarantine(evicting.model),
@@ -99,7 +99,7 @@ impl Machine {
         true
     }
 
-    fn look_at_memory(&mut self, evicting: Evicting) {
+    fn check_memory(&mut self, evicting: Evicting) {
         let (since, forced) = (evicting.since, evicting.forced);
         self.confirm_memory(evicting.model, evicting.then);
         if let State::Evicting(evicting) = &mut self.state {
@@ -117,7 +117,7 @@ impl Machine {
     }
 
     fn memory_not_freed(&mut self, evicting: Evicting) {
-        self.news(News::MemoryNotFreed { model: evicting.model.clone() });
+        self.news(SlotEvent::MemoryNotFreed { model: evicting.model.clone() });
         if evicting.forced {
             self.quarantine(evicting.model);
         } else {
@@ -155,7 +155,7 @@ impl Machine {
 
     /// Puts the slot out of use. Requests do not wait for an operator.
     fn quarantine(&mut self, model: Model) {
-        self.news(News::Quarantined { model: model.clone() });
+        self.news(SlotEvent::Quarantined { model: model.clone() });
         self.end_swap(SwapResult::Quarantined);
         self.enter(State::Quarantined { model });
         self.fail_all_waiting(&SlotError::Quarantined);

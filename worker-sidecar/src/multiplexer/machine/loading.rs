@@ -7,7 +7,7 @@ use super::preflight::LoadRefusal;
 use super::state::{LastFailure, Loading, Resident, State, SwapRecord, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{FIRST_BACKOFF, LONGEST_BACKOFF, RESYNC_INTERVAL};
-use crate::multiplexer::effect::{Effect, News, OrderError, Swap, SwapResult};
+use crate::multiplexer::effect::{Effect, OrderError, SlotEvent, Swap, SwapResult};
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::OpId;
@@ -118,7 +118,7 @@ impl Machine {
         let rolling_back = matches!(self.state, State::RollingBack(_));
         let Loading { model, prior, kind, .. } = loading;
         if kind == LoadKind::Wake && !rolling_back {
-            self.news(News::WakeFailed { model: model.clone(), failure });
+            self.news(SlotEvent::WakeFailed { model: model.clone(), failure });
             // A killed backend no longer sleeps, so the next load is a cold one.
             self.force(model.clone(), Then::Load { model, prior });
             return;
@@ -150,7 +150,7 @@ impl Machine {
 
     /// Fails all requests and orders that wait for a model: one failure for all.
     pub(super) fn fail_load(&mut self, model: &Model, error: &SlotError) {
-        self.news(News::LoadFailed { model: model.clone(), error: error.clone() });
+        self.news(SlotEvent::LoadFailed { model: model.clone(), error: error.clone() });
         self.fail_waiting(model, error);
         self.fail_load_orders(model, &OrderError::Failed(error.clone()));
     }
@@ -162,7 +162,7 @@ impl Machine {
             None => Duration::ZERO,
         };
         let SwapRecord { from, to, reason, drain, evict, severed } = swap;
-        self.news(News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }));
+        self.news(SlotEvent::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }));
     }
 }
 

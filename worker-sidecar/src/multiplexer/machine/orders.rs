@@ -116,12 +116,12 @@ impl Machine {
             State::Stopping { .. } => return Err(OrderError::Stopping),
             State::Ready(resident) if resident.model == *model => {
                 self.depart(Target { model: None, reason: Reason::Order });
-                self.hurry(now);
+                self.expire_deadline(now);
             }
             // It is unloaded anyway, and is not loaded again if its successor is no longer wanted.
             State::Draining(draining) if draining.resident.model == *model => {
                 draining.target.reason = Reason::Order;
-                self.hurry(now);
+                self.expire_deadline(now);
             }
             State::Severing(severing) if severing.resident.model == *model => {}
             State::Evicting(evicting) if evicting.model == *model => {}
@@ -148,7 +148,7 @@ impl Machine {
     }
 
     /// Ends the time of running requests, if `now` is set.
-    fn hurry(&mut self, now: bool) {
+    fn expire_deadline(&mut self, now: bool) {
         if let State::Draining(Draining { deadline, .. }) = &mut self.state
             && now
         {
@@ -217,7 +217,7 @@ impl Machine {
                 None => {
                     let mut entry = Entry::new(model.clone());
                     for (relay, kind) in &self.relays {
-                        entry.divider.add_link(*relay, *kind, self.now);
+                        entry.allocator.add_link(*relay, *kind, self.now);
                     }
                     self.models.insert(model.id.clone(), entry);
                 }

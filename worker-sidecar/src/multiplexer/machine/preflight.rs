@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Machine;
 use super::state::{Preflight, State, SwapRecord, Target};
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{Effect, News, Reason};
+use crate::multiplexer::effect::{Effect, Reason, SlotEvent};
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::event::OpId;
 use crate::multiplexer::memory::{self, Reading, Size};
@@ -19,7 +19,7 @@ impl Machine {
             && let Some(entry) = self.models.get_mut(&model)
             && !std::mem::replace(&mut entry.warned, true)
         {
-            self.news(News::MaxWaitInfeasible { model: model.clone(), cost });
+            self.news(SlotEvent::MaxWaitInfeasible { model: model.clone(), cost });
         }
         let op = self.next_op();
         let deadline = self.after(super::QUESTION_TIMEOUT);
@@ -89,7 +89,7 @@ impl Machine {
                 evict: Duration::ZERO,
                 severed: 0,
             });
-            self.news(News::SwapBegun { from: None, to: Some(model.clone()), reason });
+            self.news(SlotEvent::SwapBegun { from: None, to: Some(model.clone()), reason });
             self.start_load(model, None);
         }
     }

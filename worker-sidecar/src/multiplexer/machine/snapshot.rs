@@ -128,11 +128,11 @@ impl Machine {
         !self.leases.is_empty()
     }
 
-    /// True if a message that concerns no slot may still change something: see [`Divider::is_listening`].
+    /// True if a message that concerns no slot may still change something: see [`SlotAllocator::is_listening`].
     ///
-    /// [`Divider::is_listening`]: modelrelay_protocol::grants::Divider::is_listening
+    /// [`SlotAllocator::is_listening`]: modelrelay_protocol::grants::SlotAllocator::is_listening
     pub fn is_listening(&self) -> bool {
-        self.models.values().any(|entry| entry.divider.is_listening())
+        self.models.values().any(|entry| entry.allocator.is_listening())
     }
 
     /// Returns the part of the snapshot whose changes are reported at once. It is rebuilt on every event, so it has no text.

@@ -7,7 +7,7 @@ use super::entry::Entry;
 use super::state::{Draining, Evicting, Severing, State, Step, SwapRecord, Target, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{EVICT_TIMEOUT, SEVER_GRACE};
-use crate::multiplexer::effect::{Effect, LeaseEnd, News, Reason};
+use crate::multiplexer::effect::{Effect, LeaseEnd, Reason, SlotEvent};
 use crate::multiplexer::estimate::prior;
 use crate::multiplexer::policy::{self, Candidate, Decision, Why};
 
@@ -167,12 +167,12 @@ impl Machine {
         let State::Ready(resident) = &self.state else { return };
         let mut resident = resident.clone();
         if std::mem::take(&mut resident.lingering) {
-            self.news(News::LingerMiss { model: resident.model.clone() });
+            self.news(SlotEvent::LingerMiss { model: resident.model.clone() });
         }
         self.preflight = None;
         self.close_gate(&resident.model);
         let (from, to) = (Some(resident.model.clone()), target.model.clone());
-        self.news(News::SwapBegun { from, to, reason: target.reason });
+        self.news(SlotEvent::SwapBegun { from, to, reason: target.reason });
         let deadline = self.after(self.config.knobs.drain_timeout);
         self.enter(State::Draining(Draining { resident, target, since: self.now, deadline }));
     }
@@ -223,7 +223,7 @@ impl Machine {
         let from = resident.model.clone();
         self.preflight = None;
         self.enter(State::Ready(resident));
-        self.news(News::SwapAborted { from: from.clone() });
+        self.news(SlotEvent::SwapAborted { from: from.clone() });
         self.open_gate(&from);
     }
 

@@ -24,7 +24,7 @@ impl Machine {
         let own = own.chain(questions.into_iter().flatten());
         let held = self.models.values().filter_map(|entry| entry.held.first());
         let budgets = held.map(|waiter| waiter.at + self.config.knobs.hold_budget);
-        let handed = self.models.values().filter_map(|entry| entry.divider.next_timeout());
+        let handed = self.models.values().filter_map(|entry| entry.allocator.next_timeout());
         let failures = self.models.values().filter_map(|entry| entry.failing(self.now)).map(|failure| failure.until);
         own.chain(budgets).chain(handed).chain(failures).chain(self.next_decision()).min()
     }
@@ -85,8 +85,8 @@ impl Machine {
     pub(super) fn expire_unused(&mut self) {
         let now = self.now;
         for entry in self.models.values_mut() {
-            if entry.divider.next_timeout().is_some_and(|due| due <= now) {
-                entry.divider.on_timeout(now);
+            if entry.allocator.next_timeout().is_some_and(|due| due <= now) {
+                entry.allocator.on_timeout(now);
             }
         }
     }

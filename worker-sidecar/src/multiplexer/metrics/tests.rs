@@ -41,9 +41,9 @@ fn each_slot_event_updates_its_own_metrics() {
         severed: 3,
         result: SwapResult::LoadFailed,
     };
-    let cases: [(News, &[&str]); 10] = [
+    let cases: [(SlotEvent, &[&str]); 10] = [
         (
-            News::SwapEnded(swap),
+            SlotEvent::SwapEnded(swap),
             &[
                 "severed_total 3",
                 r#"swap_phase_seconds_sum{phase="drain"} 1"#,
@@ -54,21 +54,24 @@ fn each_slot_event_updates_its_own_metrics() {
                 r#"swaps_total{from="a",reason="ttl",result="load_failed",to="none"} 1"#,
             ],
         ),
-        (News::SwapAborted { from: model() }, &["swaps_aborted_total 1"]),
+        (SlotEvent::SwapAborted { from: model() }, &["swaps_aborted_total 1"]),
         (
-            News::Held { model: model(), waited: two },
+            SlotEvent::Held { model: model(), waited: two },
             &[r#"hold_seconds_sum{model="a"} 2"#, r#"hold_seconds_count{model="a"} 1"#],
         ),
-        (News::Coalesced { model: model() }, &["coalesced_total 1"]),
-        (News::LingerHit { model: model() }, &["linger_hits_total 1"]),
-        (News::LingerMiss { model: model() }, &["linger_misses_total 1"]),
-        (News::LoadFailed { model: model(), error: SlotError::Draining }, &[r#"load_failures_total{model="a"} 1"#]),
-        (News::MemoryNotFreed { model: model() }, &["memory_not_freed_total 1"]),
+        (SlotEvent::Coalesced { model: model() }, &["coalesced_total 1"]),
+        (SlotEvent::LingerHit { model: model() }, &["linger_hits_total 1"]),
+        (SlotEvent::LingerMiss { model: model() }, &["linger_misses_total 1"]),
         (
-            News::ResidencyEnded { model: model(), lasted: two },
+            SlotEvent::LoadFailed { model: model(), error: SlotError::Draining },
+            &[r#"load_failures_total{model="a"} 1"#],
+        ),
+        (SlotEvent::MemoryNotFreed { model: model() }, &["memory_not_freed_total 1"]),
+        (
+            SlotEvent::ResidencyEnded { model: model(), lasted: two },
             &[r#"residency_seconds_sum{model="a"} 2"#, r#"residency_seconds_count{model="a"} 1"#],
         ),
-        (News::Quarantined { model: model() }, &[]),
+        (SlotEvent::Quarantined { model: model() }, &[]),
     ];
     for (news, expected) in cases {
         let page = Page::new();

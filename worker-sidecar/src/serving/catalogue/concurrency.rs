@@ -34,7 +34,7 @@ struct Props {
 }
 
 async fn total_slots(backend: &Backend) -> Option<u32> {
-    let mut answer = backend.ask("/props").await.ok()?;
+    let mut answer = backend.fetch("/props").await.ok()?;
     let body = answer.read_all(MAX_PROPS_BYTES).await.ok()?;
     serde_json::from_slice(&body).ok().map(|Props { total_slots }| total_slots)
 }

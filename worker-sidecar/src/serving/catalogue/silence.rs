@@ -53,7 +53,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    fn seen(serial: u64, pieces: u64) -> ResponseProgress {
+    fn progress(serial: u64, pieces: u64) -> ResponseProgress {
         let key = LinkRequestKey { id: "r".into(), stream: Some(1), serial };
         ResponseProgress { link: LinkId::default(), key, pieces }
     }
@@ -67,26 +67,26 @@ mod tests {
         let (mut silence, begin) = (Silence::default(), Instant::now());
         for seconds in 0..5 {
             let now = begin + Duration::from_secs(seconds);
-            assert!(silence.observe(vec![seen(1, 0), seen(2, seconds)], now).is_empty(), "{seconds}");
+            assert!(silence.observe(vec![progress(1, 0), progress(2, seconds)], now).is_empty(), "{seconds}");
         }
-        let silent = silence.observe(vec![seen(1, 0), seen(2, 5)], begin + LONGEST_SILENCE);
+        let silent = silence.observe(vec![progress(1, 0), progress(2, 5)], begin + LONGEST_SILENCE);
         assert_eq!(serials(&silent), [1]);
     }
 
     #[test]
     fn received_byte_restarts_silence() {
         let (mut silence, begin) = (Silence::default(), Instant::now());
-        silence.observe(vec![seen(1, 3)], begin);
-        silence.observe(vec![seen(1, 4)], begin + Duration::from_secs(4));
-        assert!(silence.observe(vec![seen(1, 4)], begin + Duration::from_secs(8)).is_empty());
-        assert_eq!(serials(&silence.observe(vec![seen(1, 4)], begin + Duration::from_secs(9))), [1]);
+        silence.observe(vec![progress(1, 3)], begin);
+        silence.observe(vec![progress(1, 4)], begin + Duration::from_secs(4));
+        assert!(silence.observe(vec![progress(1, 4)], begin + Duration::from_secs(8)).is_empty());
+        assert_eq!(serials(&silence.observe(vec![progress(1, 4)], begin + Duration::from_secs(9))), [1]);
     }
 
     #[test]
     fn returning_backend_restarts_silence() {
         let (mut silence, begin) = (Silence::default(), Instant::now());
-        silence.observe(vec![seen(1, 3)], begin);
+        silence.observe(vec![progress(1, 3)], begin);
         silence.clear();
-        assert!(silence.observe(vec![seen(1, 3)], begin + Duration::from_secs(9)).is_empty());
+        assert!(silence.observe(vec![progress(1, 3)], begin + Duration::from_secs(9)).is_empty());
     }
 }

@@ -17,7 +17,7 @@ pub(super) async fn come_back(drivers: &[Arc<SlotDriver>]) {
         let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));
         models.map(|model| (Arc::clone(driver), model)).collect::<Vec<_>>()
     };
-    let telling = drivers.iter().filter(|driver| driver.driver().tells_absence());
+    let telling = drivers.iter().filter(|driver| driver.driver().detects_absence());
     let watched: Vec<_> = telling.flat_map(strangers).collect();
     if watched.is_empty() {
         return std::future::pending().await;
@@ -69,7 +69,7 @@ mod tests {
     #[derive(Debug)]
     struct Restarted {
         answers: Mutex<VecDeque<Result<(), DriverError>>>,
-        tells_absence: bool,
+        detects_absence: bool,
         asked: Mutex<Vec<tokio::time::Instant>>,
     }
 
@@ -86,8 +86,8 @@ mod tests {
             None
         }
 
-        fn tells_absence(&self) -> bool {
-            self.tells_absence
+        fn detects_absence(&self) -> bool {
+            self.detects_absence
         }
 
         fn check<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
@@ -122,11 +122,11 @@ mod tests {
 
     /// Returns whether it is considered restarted within a minute, and the times of the checks.
     async fn watched(
-        tells_absence: bool,
+        detects_absence: bool,
         answers: impl IntoIterator<Item = Result<(), DriverError>>,
     ) -> (bool, Vec<Duration>) {
         let answers = Mutex::new(answers.into_iter().collect());
-        let driver = Arc::new(Restarted { answers, tells_absence, asked: Mutex::default() });
+        let driver = Arc::new(Restarted { answers, detects_absence, asked: Mutex::default() });
         let slot = Arc::new(SlotDriver::new(Arc::<Restarted>::clone(&driver), SlotMemory::new(Arc::new(Blind))));
         let began = tokio::time::Instant::now();
         let is_back = tokio::time::timeout(Duration::from_secs(60), come_back(&[slot])).await.is_ok();

@@ -71,9 +71,9 @@ fn now() -> Time {
 }
 
 /// Returns type, status and reason of each condition.
-fn conditions(spec: Value, look: &ClusterView, outcome: &ProviderOutcome) -> Vec<(String, String, String)> {
+fn conditions(spec: Value, view: &ClusterView, outcome: &ProviderOutcome) -> Vec<(String, String, String)> {
     let provider = provider(spec);
-    let status = status(&ProviderFacts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    let status = status(&ProviderFacts { provider: &provider, view, outcome }, &ProviderStatus::default(), &now());
     status.conditions.into_iter().map(|one| (one.type_, one.status, one.reason)).collect()
 }
 
@@ -99,20 +99,20 @@ fn relay_with_applied_configuration_serves() {
 
 #[test]
 fn first_pass_sets_every_condition() {
-    let look = ClusterView {
+    let view = ClusterView {
         relay_pods: Vec::new(),
         deployment: None,
         pools: Vec::new(),
         reported: None,
         reviewers: Default::default(),
     };
-    let found = conditions(json!({}), &look, &applied());
+    let found = conditions(json!({}), &view, &applied());
     assert_eq!(found, expect(("False", "NoRelayReady"), ("False", "WaitingForRelays"), ("True", "RollingOut"), FINE));
 }
 
 #[test]
 fn outdated_relay_is_named() {
-    let look = ClusterView {
+    let view = ClusterView {
         relay_pods: vec![pod("a", true), pod("b", true)],
         deployment: Some(deployment(2, 2)),
         reported: Some(reported(&[("a", "new"), ("b", "old")])),
@@ -120,7 +120,7 @@ fn outdated_relay_is_named() {
     };
     let provider = provider(json!({"relay": {"replicas": 2}}));
     let (outcome, before) = (applied(), ProviderStatus::default());
-    let status = status(&ProviderFacts { provider: &provider, look: &look, outcome: &outcome }, &before, &now());
+    let status = status(&ProviderFacts { provider: &provider, view: &view, outcome: &outcome }, &before, &now());
     let programmed = &status.conditions[1];
     assert_eq!(
         (programmed.status.as_str(), programmed.message.as_str()),
@@ -138,9 +138,9 @@ fn relay_refusing_configuration_reports_reason() {
         ..RelayReport::default()
     };
     let relays = [("a".to_owned(), Ok(refused))].into();
-    let look =
+    let view =
         ClusterView { reported: Some(Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })), ..serving() };
-    let found = conditions(json!({}), &look, &applied());
+    let found = conditions(json!({}), &view, &applied());
     let refused = "ConfigurationRefused";
     assert_eq!(found, expect(("True", "Serving"), ("False", refused), ("True", refused), FINE));
 }
@@ -190,8 +190,8 @@ fn stuck_rollout_stalls_while_relays_serve() {
     let condition = json!([{"type": "Progressing", "status": "False", "message": "timed out progressing"}]);
     changed.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
     changed.status.as_mut().unwrap().updated_replicas = Some(0);
-    let look = ClusterView { deployment: Some(deployment), ..serving() };
-    let found = conditions(json!({}), &look, &applied());
+    let view = ClusterView { deployment: Some(deployment), ..serving() };
+    let found = conditions(json!({}), &view, &applied());
     assert_eq!(found, expect(("True", "Serving"), APPLIED, FINE, ("True", "RolloutStuck")));
 }
 
@@ -199,14 +199,14 @@ fn stuck_rollout_stalls_while_relays_serve() {
 fn single_relay_uses_singular() {
     let messages = |wanted: i32, relays: &[&str], available: i32| {
         let hashes: Vec<(&str, &str)> = relays.iter().map(|name| (*name, "new")).collect();
-        let look = ClusterView {
+        let view = ClusterView {
             relay_pods: relays.iter().map(|name| pod(name, true)).collect(),
             deployment: Some(deployment(wanted, available)),
             reported: Some(reported(&hashes)),
             ..serving()
         };
         let (provider, outcome) = (provider(json!({"relay": {"replicas": wanted}})), applied());
-        let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
+        let facts = ProviderFacts { provider: &provider, view: &view, outcome: &outcome };
         let status = status(&facts, &ProviderStatus::default(), &now());
         status.conditions[..3].iter().map(|condition| condition.message.clone()).collect::<Vec<_>>()
     };
@@ -236,9 +236,9 @@ fn started(second: i64) -> Arc<Pod> {
 
 const UNREADY: &str = "Pod a: containers with unready status: [relay]";
 
-fn why_unready(spec: Value, look: &ClusterView, outcome: &ProviderOutcome) -> String {
+fn why_unready(spec: Value, view: &ClusterView, outcome: &ProviderOutcome) -> String {
     let provider = provider(spec);
-    let status = status(&ProviderFacts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    let status = status(&ProviderFacts { provider: &provider, view, outcome }, &ProviderStatus::default(), &now());
     status.conditions[0].message.strip_prefix(UNREADY).unwrap().to_owned()
 }
 
@@ -295,9 +295,9 @@ fn numbers_sum_relays_and_models_need_workers() {
         in_flight: 5,
         ..RelaySnapshot::default()
     };
-    let look = ClusterView { reported: Some(Arc::new(snapshot)), ..serving() };
+    let view = ClusterView { reported: Some(Arc::new(snapshot)), ..serving() };
     let (provider, outcome) = (provider(json!({"relay": {"service": {"port": 8000}}})), applied());
-    let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
+    let facts = ProviderFacts { provider: &provider, view: &view, outcome: &outcome };
     let status = status(&facts, &ProviderStatus::default(), &now());
     assert_eq!((status.workers, status.queue_depth, status.in_flight), (Some(2), Some(4), Some(5)));
     assert_eq!((status.models.as_slice(), status.model_count), (["m".to_owned()].as_slice(), Some(1)));
@@ -322,8 +322,8 @@ fn endpoints_show_scheme_and_omit_default_port() {
 
 #[test]
 fn same_facts_give_same_status() {
-    let (provider, look, outcome) = (provider(json!({})), serving(), applied());
-    let facts = ProviderFacts { provider: &provider, look: &look, outcome: &outcome };
+    let (provider, view, outcome) = (provider(json!({})), serving(), applied());
+    let facts = ProviderFacts { provider: &provider, view: &view, outcome: &outcome };
     let first = status(&facts, &ProviderStatus::default(), &now());
     let later = Time(Timestamp::from_second(99).unwrap());
     assert_eq!(status(&facts, &first, &later), first);

@@ -8,7 +8,7 @@ fn conditions(wanted: &[Wanted]) -> Vec<Condition> {
     merge(&[], wanted, Some(1), &Time(Timestamp::UNIX_EPOCH))
 }
 
-fn told(before: &[Wanted], after: &[Wanted]) -> Vec<(bool, String)> {
+fn events_between(before: &[Wanted], after: &[Wanted]) -> Vec<(bool, String)> {
     let told = changes(&conditions(before), &conditions(after));
     told.into_iter().map(|told| (told.is_warning, told.reason)).collect()
 }
@@ -16,8 +16,8 @@ fn told(before: &[Wanted], after: &[Wanted]) -> Vec<(bool, String)> {
 #[test]
 fn only_changes_cause_events() {
     let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
-    assert_eq!(told(&[], &ready), [(false, "Ready".to_owned())]);
-    assert_eq!(told(&ready, &ready), []);
+    assert_eq!(events_between(&[], &ready), [(false, "Ready".to_owned())]);
+    assert_eq!(events_between(&ready, &ready), []);
 }
 
 #[test]
@@ -25,18 +25,18 @@ fn disabled_provider_causes_no_warning() {
     let ready = [Wanted::new(READY, true, reasons::SERVING, "")];
     let off = [Wanted::new(READY, false, reasons::DISABLED, "")];
     let lost = [Wanted::new(READY, false, reasons::NO_RELAY_READY, "")];
-    assert_eq!(told(&ready, &off), [(false, "NotReady".to_owned())]);
-    assert_eq!(told(&ready, &lost), [(true, "NotReady".to_owned())]);
-    assert_eq!(told(&[], &lost), []);
+    assert_eq!(events_between(&ready, &off), [(false, "NotReady".to_owned())]);
+    assert_eq!(events_between(&ready, &lost), [(true, "NotReady".to_owned())]);
+    assert_eq!(events_between(&[], &lost), []);
 }
 
 #[test]
 fn stall_is_reported_once_per_reason() {
     let taken = [Wanted::new(STALLED, true, reasons::NAME_TAKEN, "")];
     let invalid = [Wanted::new(STALLED, true, reasons::INVALID_SPEC, "")];
-    assert_eq!(told(&[], &taken), [(true, "NameTaken".to_owned())]);
-    assert_eq!(told(&taken, &taken), []);
-    assert_eq!(told(&taken, &invalid), [(true, "InvalidSpec".to_owned())]);
+    assert_eq!(events_between(&[], &taken), [(true, "NameTaken".to_owned())]);
+    assert_eq!(events_between(&taken, &taken), []);
+    assert_eq!(events_between(&taken, &invalid), [(true, "InvalidSpec".to_owned())]);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn applied_and_refused_configurations_are_reported() {
     let waiting = [Wanted::new(PROGRAMMED, false, reasons::WAITING_FOR_RELAYS, "")];
     let applied = [Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, "")];
     let refused = [Wanted::new(PROGRAMMED, false, reasons::CONFIGURATION_REFUSED, "")];
-    assert_eq!(told(&waiting, &applied), [(false, "ConfigurationApplied".to_owned())]);
-    assert_eq!(told(&waiting, &refused), [(true, "ConfigurationRefused".to_owned())]);
-    assert_eq!(told(&applied, &waiting), []);
+    assert_eq!(events_between(&waiting, &applied), [(false, "ConfigurationApplied".to_owned())]);
+    assert_eq!(events_between(&waiting, &refused), [(true, "ConfigurationRefused".to_owned())]);
+    assert_eq!(events_between(&applied, &waiting), []);
 }

@@ -56,7 +56,7 @@ async fn workers_receive_new_value_before_old_one_expires() {
 }
 
 /// Adds a second relay Pod in this state, as a kubelet reports it.
-fn relay_beside(world: &mut World, state: Value) {
+fn add_relay_pod(world: &mut World, state: Value) {
     let started = Timestamp::now().to_string();
     let pod = json!({
         "metadata": {"name": "relay-2", "namespace": "llm", "labels": {"modelrelay.io/provider": "local"}},
@@ -80,7 +80,7 @@ async fn only_starting_relay_delays_rotation() {
         let mut world = World::new();
         world.changed(&provider(json!({}))).await.unwrap();
         let first = world.value("local-worker", "worker-secret");
-        relay_beside(&mut world, state.clone());
+        add_relay_pod(&mut world, state.clone());
         rotate(&mut world, "monday").await;
         assert_eq!(world.value("local-worker", "worker-secret") != first, rotates, "{state}");
         world.relay(&world.expected_hash());

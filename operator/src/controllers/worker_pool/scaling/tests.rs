@@ -18,7 +18,7 @@ impl Pool {
         Self { config: CONFIG, history: History::default(), now: Instant::now(), current, wakeable: true }
     }
 
-    fn look(&mut self, load: Option<Load>) -> ScalingDecision {
+    fn decide(&mut self, load: Option<Load>) -> ScalingDecision {
         let inputs = ScalingInputs { current: self.current, load, wakeable: self.wakeable };
         let decision = self.history.decide(self.now, &self.config, &inputs);
         self.current = decision.replicas;
@@ -29,7 +29,7 @@ impl Pool {
     fn watch(&mut self, seconds: u64, load: Option<Load>) -> i32 {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
-            self.look(load);
+            self.decide(load);
         }
         self.current
     }
@@ -46,17 +46,17 @@ fn incomplete(waiting: u64) -> Option<Load> {
 #[test]
 fn first_waiting_request_wakes_pool_at_zero() {
     let mut pool = Pool::at(0);
-    assert_eq!(pool.look(load(0, 0)).replicas, 0);
-    assert_eq!(pool.look(load(1, 0)), ScalingDecision { replicas: 1, why: Why::Load, next_look: None });
+    assert_eq!(pool.decide(load(0, 0)).replicas, 0);
+    assert_eq!(pool.decide(load(1, 0)), ScalingDecision { replicas: 1, why: Why::Load, next_decision: None });
 }
 
 #[test]
 fn replicas_follow_target_of_queued_and_running_requests() {
     let mut pool = Pool::at(1);
-    assert_eq!(pool.look(load(0, 16)).replicas, 1);
-    assert_eq!(pool.look(load(1, 16)).replicas, 2);
-    assert_eq!(pool.look(load(40, 24)).replicas, 4);
-    assert_eq!(pool.look(load(1_000_000, 0)).replicas, 8);
+    assert_eq!(pool.decide(load(0, 16)).replicas, 1);
+    assert_eq!(pool.decide(load(1, 16)).replicas, 2);
+    assert_eq!(pool.decide(load(40, 24)).replicas, 4);
+    assert_eq!(pool.decide(load(1_000_000, 0)).replicas, 8);
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn burst_within_delay_restarts_delay() {
 #[test]
 fn new_leader_holds_for_whole_delay() {
     let mut pool = Pool::at(5);
-    let first = pool.look(load(0, 0));
-    assert_eq!(first, ScalingDecision { replicas: 5, why: Why::Delay, next_look: Some(CONFIG.delay) });
+    let first = pool.decide(load(0, 0));
+    assert_eq!(first, ScalingDecision { replicas: 5, why: Why::Delay, next_decision: Some(CONFIG.delay) });
     assert_eq!(pool.watch(599, load(0, 0)), 5);
     assert_eq!(pool.watch(1, load(0, 0)), 0);
 }
@@ -106,7 +106,7 @@ fn observation_gap_restarts_delay() {
     let mut pool = Pool::at(3);
     pool.watch(500, load(0, 0));
     pool.now += Duration::from_secs(3600);
-    assert_eq!(pool.look(load(0, 0)).replicas, 3);
+    assert_eq!(pool.decide(load(0, 0)).replicas, 3);
     assert_eq!(pool.watch(599, load(0, 0)), 3);
     assert_eq!(pool.watch(1, load(0, 0)), 0);
 }
@@ -124,18 +124,21 @@ fn pool_without_known_models_does_not_sleep() {
     let mut pool = Pool::at(1);
     pool.wakeable = false;
     assert_eq!(pool.watch(2000, load(0, 0)), 1);
-    assert_eq!(pool.look(load(0, 0)).why, Why::ModelsUnknown);
+    assert_eq!(pool.decide(load(0, 0)).why, Why::ModelsUnknown);
     pool.current = 0;
-    assert_eq!(pool.look(load(0, 0)).replicas, 0);
+    assert_eq!(pool.decide(load(0, 0)).replicas, 0);
 }
 
 #[test]
 fn replicas_out_of_bounds_are_corrected_immediately() {
     let mut pool = Pool::at(20);
-    assert_eq!(pool.look(load(0, 0)), ScalingDecision { replicas: 8, why: Why::Bounds, next_look: Some(CONFIG.delay) });
+    assert_eq!(
+        pool.decide(load(0, 0)),
+        ScalingDecision { replicas: 8, why: Why::Bounds, next_decision: Some(CONFIG.delay) }
+    );
     pool.config.min = 2;
     pool.current = 0;
-    assert_eq!(pool.look(None), ScalingDecision { replicas: 2, why: Why::Bounds, next_look: None });
+    assert_eq!(pool.decide(None), ScalingDecision { replicas: 2, why: Why::Bounds, next_decision: None });
 }
 
 #[test]
@@ -186,7 +189,7 @@ proptest! {
             for _ in 0..seconds {
                 pool.now += Duration::from_secs(1);
                 let before = pool.current;
-                let after = pool.look(load).replicas;
+                let after = pool.decide(load).replicas;
                 prop_assert!((config.min..=config.max).contains(&after));
                 let need = load.map_or(before, |load| needed(&config, &load)).clamp(config.min, config.max);
                 let certain = load.is_some_and(|load| load.complete);

@@ -88,7 +88,7 @@ impl Case {
     }
 
     /// Returns Ready, Reconciling and Stalled as `T`, `F` or `U` each, and the reason of Ready.
-    fn verdict(&self) -> (String, String) {
+    fn ready_summary(&self) -> (String, String) {
         let status = self.status();
         let types: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
         assert_eq!(types, [READY, RECONCILING, STALLED]);
@@ -96,7 +96,7 @@ impl Case {
     }
 
     fn is(&self, letters: &str, reason: Reason) {
-        assert_eq!(self.verdict(), (letters.to_owned(), reason.as_str().to_owned()));
+        assert_eq!(self.ready_summary(), (letters.to_owned(), reason.as_str().to_owned()));
     }
 }
 

@@ -25,37 +25,37 @@ pub(super) fn change(scene: &Scene, change: &Value) {
 #[tokio::test]
 async fn worker_rights_precede_worker_and_end_with_driver() {
     let scene = Scene::new(&scaling("qwen"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let first = [CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, WORKERS, STATUS];
     assert_eq!(scene.writes(), written(&first));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), [""; 0], "nothing changed");
 
     change(&scene, &scaling("qwen-2"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let role = scene.server.lock().unwrap().objects[ROLE].clone();
     assert_eq!(role["rules"][0]["resourceNames"], json!(["qwen-2"]));
     scene.writes();
 
     let elsewhere = json!({"backend": {"url": "http://gpu:8000"}, "multiplexer": null});
     change(&scene, &elsewhere);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let taken: Vec<_> = [ROLE_BINDING, ROLE].map(|path| format!("DELETE {path}")).into();
     let writes = scene.writes();
     assert_eq!(writes, [written(&[CONFIG_MAP, WORKERS]), taken, written(&[STATUS])].concat());
     let account = scene.server.lock().unwrap().objects.contains_key(SERVICE_ACCOUNT);
     assert!(account, "without rights it harms nobody, and goes with the pool");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), [""; 0], "they are looked for once");
 }
 
 #[tokio::test]
 async fn undeletable_account_does_not_make_pool_forbidden() {
     let scene = Scene::new(&scaling("qwen"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.fail(Method::DELETE, SERVICE_ACCOUNT, 403, "serviceaccounts is forbidden: cannot delete");
     change(&scene, &json!({"backend": {"url": "http://gpu:8000"}, "multiplexer": null}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.condition("Stalled").0, "False");
 }
 
@@ -66,10 +66,10 @@ async fn foreign_account_is_neither_adopted_nor_deleted() {
         "template": null, "replicas": null, "standalone": {}, "backend": {"url": "http://gpu:8000"},
     }));
     scene.server.lock().unwrap().objects.insert(SERVICE_ACCOUNT.to_owned(), theirs);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[CONFIG_MAP, WORKERS, STATUS]));
     change(&scene, &scaling("qwen"));
-    scene.look().await.unwrap_err();
+    scene.reconcile().await.unwrap_err();
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "NameTaken".to_owned()));
 }
 
@@ -77,7 +77,7 @@ async fn foreign_account_is_neither_adopted_nor_deleted() {
 async fn missing_right_to_grant_is_reported() {
     let scene = Scene::new(&scaling("qwen"));
     scene.fail(Method::PATCH, ROLE, 403, "user is attempting to grant RBAC permissions not currently held");
-    scene.look().await.unwrap_err();
+    scene.reconcile().await.unwrap_err();
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "Forbidden".to_owned()));
     let made = scene.server.lock().unwrap().objects.contains_key(WORKERS);
     assert!(!made, "a worker that may do nothing is not started");
@@ -104,11 +104,11 @@ async fn failed_loads_and_slots_are_reported() {
         worker.slots = vec![slot.clone()];
     }
     scene.report(snapshot);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert!(scene.events().contains(&"LoadFailed".to_owned()));
     let status = scene.pool().status.clone().unwrap();
     assert_eq!((status.slot_count, status.quarantined), (Some(1), Some(0)));
     assert_eq!(status.slots[0].failure.as_ref().map(|failure| failure.message.as_str()), Some("no Pod"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.events(), [""; 0]);
 }

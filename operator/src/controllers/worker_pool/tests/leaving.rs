@@ -78,11 +78,11 @@ const NOON: i64 = 1_790_000_000;
 async fn dropped_deployment_is_scaled_down_after_former_worker() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let former = scene.worker_pod();
     scene.pods.apply_watcher_event(&watcher::Event::Apply(former.clone()));
     change(&scene, &scaling("llama"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.replicas(QWEN), 1, "requests may run on it until its worker is gone");
     assert_eq!(
         scene.may_scale(),
@@ -93,12 +93,12 @@ async fn dropped_deployment_is_scaled_down_after_former_worker() {
     scene.pods.apply_watcher_event(&watcher::Event::Delete(former));
     scene.pods.apply_watcher_event(&watcher::Event::Apply(scene.worker_pod()));
     scene.events();
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.may_scale()), (json!(0), json!(["llama"])));
     assert!(scene.events().contains(&"DeploymentReleased".to_owned()));
     // Scaling it from now on is the user's decision.
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.replicas(QWEN), 1);
 }
 
@@ -106,18 +106,18 @@ async fn dropped_deployment_is_scaled_down_after_former_worker() {
 async fn pool_at_zero_leaves_no_model_loaded() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let former = scene.worker_pod();
     scene.pods.apply_watcher_event(&watcher::Event::Apply(former.clone()));
     change(&scene, &json!({"replicas": 0}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.has(ROLE)), (json!(1), true), "its worker ends first");
     scene.pods.apply_watcher_event(&watcher::Event::Delete(former));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.has(ROLE), scene.has(ROLE_BINDING)), (json!(0), false, false));
 
     change(&scene, &json!({"replicas": 1}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert!(scene.has(ROLE) && scene.has(ROLE_BINDING) && scene.has(SERVICE_ACCOUNT));
 }
 
@@ -125,9 +125,9 @@ async fn pool_at_zero_leaves_no_model_loaded() {
 async fn removed_driver_scales_its_deployments_to_zero() {
     let scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     change(&scene, &json!({"backend": {"url": "http://gpu:8000"}, "multiplexer": null}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.has(ROLE)), (json!(0), false));
 }
 
@@ -135,16 +135,16 @@ async fn removed_driver_scales_its_deployments_to_zero() {
 async fn worker_of_other_driver_is_not_awaited() {
     let mut scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     let former = scene.worker_pod();
     scene.pods.apply_watcher_event(&watcher::Event::Apply(former.clone()));
     let slot = json!({"id": "gpu0", "driver": "static", "models": [{"id": "qwen", "url": "http://gpu:8000"}]});
     change(&scene, &json!({"multiplexer": {"slots": [slot]}}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.has(ROLE)), (json!(1), true), "the former worker ends first");
     scene.pods.apply_watcher_event(&watcher::Event::Delete(former));
     scene.pods.apply_watcher_event(&watcher::Event::Apply(scene.worker_pod()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.has(ROLE)), (json!(0), false));
 }
 
@@ -152,10 +152,10 @@ async fn worker_of_other_driver_is_not_awaited() {
 async fn deployment_moved_to_other_pool_is_left_alone() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.another("second", "qwen", 60);
     change(&scene, &scaling("llama"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((scene.replicas(QWEN), scene.may_scale()), (json!(1), json!(["llama"])));
 }
 
@@ -163,11 +163,11 @@ async fn deployment_moved_to_other_pool_is_left_alone() {
 async fn unscalable_deployment_does_not_block_pool() {
     let scene = Scene::new(&scaling("qwen"));
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.fail(Method::PATCH, QWEN_SCALE, 403, "deployments.apps \"qwen\" is forbidden");
     change(&scene, &scaling("llama"));
     scene.events();
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.may_scale(), json!(["llama"]));
     assert!(scene.events().contains(&"DeploymentNotReleased".to_owned()));
 }
@@ -176,7 +176,7 @@ async fn unscalable_deployment_does_not_block_pool() {
 async fn deployment_named_by_two_pools_belongs_to_older() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.another("first", "qwen", -60);
-    scene.look().await.unwrap_err();
+    scene.reconcile().await.unwrap_err();
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "InvalidSpec".to_owned()));
     let message = scene.message("Stalled");
     let expected =
@@ -186,7 +186,7 @@ async fn deployment_named_by_two_pools_belongs_to_older() {
 
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.another("second", "qwen", 60);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert!(scene.has(WORKERS));
 }
 
@@ -194,10 +194,10 @@ async fn deployment_named_by_two_pools_belongs_to_older() {
 async fn younger_pool_loses_right_to_contested_deployment() {
     let mut scene = Scene::new(&scaling("qwen")).dated();
     scene.run("qwen");
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert!(scene.has(ROLE_BINDING));
     scene.another("first", "qwen", -60);
-    scene.look().await.unwrap_err();
+    scene.reconcile().await.unwrap_err();
     assert!(!scene.has(ROLE) && !scene.has(ROLE_BINDING));
     assert_eq!(scene.replicas(QWEN), 1, "it is the other pool's");
 }
@@ -208,7 +208,7 @@ async fn modelrelay_deployment_is_not_accepted_as_model() {
     let labels = json!({"app.kubernetes.io/managed-by": names::MANAGED_BY});
     let own = serde_json::from_value(deployment("local-relay", &labels, 1)).unwrap();
     scene.deployments.apply_watcher_event(&watcher::Event::Apply(own));
-    scene.look().await.unwrap_err();
+    scene.reconcile().await.unwrap_err();
     assert_eq!(scene.condition("Stalled"), ("True".to_owned(), "InvalidSpec".to_owned()));
     assert!(scene.message("Stalled").contains("Deployment local-relay belongs to ModelRelay"));
 }

@@ -14,12 +14,12 @@ fn replicas(scene: &Scene) -> Value {
 async fn autoscaler_of_deployment_is_named_and_not_fought() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.events();
     for wanted in [4, 5, 4] {
         scaled_by(&scene, "kube-controller-manager", wanted);
-        scene.look().await.unwrap();
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
+        scene.reconcile().await.unwrap();
         assert_eq!(replicas(&scene), json!(wanted));
     }
     assert_eq!(scene.condition("Ready"), ("True".into(), "Serving".into()));
@@ -35,7 +35,7 @@ async fn autoscaler_of_deployment_is_named_and_not_fought() {
     );
     // The autoscaler then writes the pool's number.
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(3);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(3), "False".into()));
 }
 
@@ -43,14 +43,14 @@ async fn autoscaler_of_deployment_is_named_and_not_fought() {
 async fn user_scaling_deployment_is_corrected_and_reported() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.events();
     scaled_by(&scene, "kubectl", 7);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((replicas(&scene), scene.events()), (json!(2), vec!["ScalingConflict".to_owned()]));
     assert_eq!(scene.condition("Ready"), ("True".into(), "ScalingConflict".into()));
     scaled_by(&scene, "kubectl", 7);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(7), "True".into()), "two correct each other");
 }
 
@@ -77,7 +77,7 @@ fn successor(scene: &Scene) -> Arc<PoolContext> {
 async fn new_leader_leaves_fleet_to_its_autoscaler() {
     let scene = Scene::new(&json!({}));
     scene.report(serving());
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scaled_by(&scene, HPA, 8);
     // Each leader applies its own template.
     for (leader, image) in ["a", "b", "c"].into_iter().enumerate() {
@@ -96,7 +96,7 @@ async fn new_leader_leaves_fleet_to_its_autoscaler() {
 #[tokio::test]
 async fn shared_ownership_is_released_to_autoscaler() {
     let scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scaled_by(&scene, HPA, 8);
     {
         let mut server = scene.server.lock().unwrap();
@@ -112,10 +112,10 @@ async fn shared_ownership_is_released_to_autoscaler() {
 #[tokio::test]
 async fn stale_read_does_not_overwrite_autoscaler() {
     let scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scaled_by(&scene, HPA, 8);
     scene.server.lock().unwrap().race = Some((HPA, 6));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert!(scene.server.lock().unwrap().race.is_none(), "it was applied");
     assert_eq!(replicas(&scene), json!(6));
 }
@@ -124,9 +124,9 @@ async fn stale_read_does_not_overwrite_autoscaler() {
 #[tokio::test]
 async fn replicas_without_other_owner_are_kept() {
     let scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scaled_by(&scene, HPA, 8);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     {
         let mut server = scene.server.lock().unwrap();
         let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
@@ -135,7 +135,7 @@ async fn replicas_without_other_owner_are_kept() {
         deployment["metadata"]["managedFields"].as_array_mut().unwrap().retain(|entry| entry["manager"] != HPA);
         deployment["metadata"]["generation"] = json!(77);
     }
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!((replicas(&scene), owners(&scene)), (json!(8), vec!["modelrelay-operator".to_owned()]));
 }
 
@@ -157,7 +157,7 @@ async fn relays_are_polled_again_before_pods_are_removed() {
         RelaySnapshot { workers, ..serving() }
     };
     scene.report(busy("llama-1"));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     scene.writes();
     // A new report is requested and delivered.
     let (ctx, now) = (scene.shared.ctx.clone(), busy("llama-2"));
@@ -167,7 +167,7 @@ async fn relays_are_polled_again_before_pods_are_removed() {
         ctx.relays.keep("llm", "local", now);
     });
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     tokio::time::timeout(Duration::from_secs(1), relays).await.expect("the relays are asked").unwrap();
     assert_eq!(scene.writes()[..2], written(&["/api/v1/namespaces/llm/pods/llama-2", DEPLOYMENT]));
 }

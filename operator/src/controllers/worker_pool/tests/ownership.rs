@@ -9,7 +9,7 @@ use crate::resources::names;
 pub(super) fn apply(before: Option<&Value>, object: &mut Value) {
     let (had, applied) = (before.map(|before| &before["spec"]["replicas"]), object["spec"].get("replicas").cloned());
     let mut entries: Vec<Value> = before.map(entries).unwrap_or_default();
-    let ours = entries.iter().position(is_ours).map(|at| entries.remove(at));
+    let ours = entries.iter().position(is_operator_entry).map(|at| entries.remove(at));
     match &applied {
         Some(number) if had != Some(number) => entries.retain(|entry| !owns(entry)),
         Some(_) => {}
@@ -18,7 +18,7 @@ pub(super) fn apply(before: Option<&Value>, object: &mut Value) {
             object["spec"]["replicas"] = had.filter(|_| !is_given_up).cloned().unwrap_or(json!(1));
         }
     }
-    entries.push(ours_with(applied.is_some()));
+    entries.push(operator_entry(applied.is_some()));
     object["metadata"]["managedFields"] = json!(entries);
 }
 
@@ -29,7 +29,7 @@ pub(super) fn scale(object: &mut Value, manager: &str, number: i32, second: u64)
     }
     object["spec"]["replicas"] = json!(number);
     object["metadata"]["managedFields"] = json!([
-        ours_with(false),
+        operator_entry(false),
         {
             "manager": manager, "operation": "Update", "subresource": "scale",
             "time": format!("2026-01-01T00:00:{:02}Z", second % 60), "fieldsV1": {"f:spec": {"f:replicas": {}}},
@@ -43,7 +43,7 @@ pub(super) fn owners(object: &Value) -> Vec<String> {
     owning.map(|entry| entry["manager"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-fn ours_with(replicas: bool) -> Value {
+fn operator_entry(replicas: bool) -> Value {
     let mut fields = json!({"f:spec": {"f:template": {}}});
     if replicas {
         fields["f:spec"]["f:replicas"] = json!({});
@@ -55,7 +55,7 @@ fn entries(object: &Value) -> Vec<Value> {
     object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default()
 }
 
-fn is_ours(entry: &Value) -> bool {
+fn is_operator_entry(entry: &Value) -> bool {
     entry["manager"] == names::FIELD_MANAGER
 }
 

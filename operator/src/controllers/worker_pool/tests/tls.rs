@@ -21,7 +21,7 @@ fn dialled(scene: &Scene) -> (String, Option<String>) {
 #[tokio::test]
 async fn workers_follow_relay_tls_without_new_pods() {
     let mut scene = Scene::new(&json!({}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), ("dns+http://local-workers.llm.svc:8081".into(), None));
     scene.writes();
     let (certificate, key) = pair(&[HOST]);
@@ -31,7 +31,7 @@ async fn workers_follow_relay_tls_without_new_pods() {
         let mut entries = vec![("tls.crt", certificate.as_str()), ("tls.key", &key)];
         entries.extend(authority.map(|authority| ("ca.crt", authority.as_str())));
         put(&scene, &entries);
-        let next = scene.look().await.unwrap();
+        let next = scene.reconcile().await.unwrap();
         assert_eq!(dialled(&scene), ("dns+https://local-workers.llm.svc:8081".into(), authority.cloned()));
         assert_eq!(scene.writes(), written(&[CONFIG_MAP]), "backends were restarted");
         assert_eq!(next, Action::requeue(AUTHORITY_INTERVAL), "nobody tells of the next authority");
@@ -45,19 +45,19 @@ async fn workers_keep_configuration_while_tls_secret_is_unusable() {
     scene.certify();
     let plain = ("dns+http://local-workers.llm.svc:8081".to_owned(), None);
     let tls = ("dns+https://local-workers.llm.svc:8081".to_owned(), Some(certificate.clone()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), plain, "there is no Secret yet");
     put(&scene, &[("tls.crt", &certificate), ("tls.key", &key), ("ca.crt", &certificate)]);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), tls);
     put(&scene, &[("tls.crt", &certificate), ("tls.key", &pair(&[HOST]).1)]);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), tls, "relays keep the last good pair");
     // A recreated Provider finds its workers unchanged.
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), tls);
     scene.providers.apply_watcher_event(&watcher::Event::Apply(provider()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(dialled(&scene), plain);
 }

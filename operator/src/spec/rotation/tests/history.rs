@@ -107,7 +107,7 @@ impl World {
             }
             Op::Disown => self.known.own = None,
             Op::Read(relay) => self.relays[*relay] = self.newest.clone(),
-            Op::Look { writes } => self.look(*writes),
+            Op::Look { writes } => self.reconcile(*writes),
             Op::Wait(seconds) => self.pass(*seconds, *seconds),
             // A value that expired by the clock may be removed before the clock is corrected.
             Op::Jump(seconds) => self.pass(*seconds, (*seconds).max(0)),
@@ -120,7 +120,7 @@ impl World {
         self.promised.retain(|_, left| *left > 0);
     }
 
-    fn look(&mut self, writes: usize) {
+    fn reconcile(&mut self, writes: usize) {
         self.known.confirmed = self.relays.iter().all(|relay| relay.number == self.newest.number);
         let fresh = self.fresh("made");
         let plan = plan(at(self.clock), &self.known, &secret(&fresh));
@@ -212,7 +212,7 @@ proptest! {
     #[test]
     fn promises_hold_through_any_history(ops in prop::collection::vec(op(), 0..80)) {
         let mut world = World::default();
-        world.look(2);
+        world.reconcile(2);
         (0..RELAYS).for_each(|relay| world.apply(&Op::Read(relay)));
         for op in &ops {
             world.apply(op);
@@ -225,7 +225,7 @@ proptest! {
 
         world.known.own = None;
         world.pass(DAY + 3600, DAY + 3600);
-        world.look(2);
+        world.reconcile(2);
         prop_assert_eq!(world.newest.previous, [], "every old value ends");
     }
 }

@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::*;
 use crate::webhook::certs::keys;
 
-type Asked = Arc<Mutex<Vec<(String, Value)>>>;
+type RecordedRequests = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// Returns a client of an API server that responds with `answer(method and path, body)`, and the recorded requests.
-fn server(mut answer: impl FnMut(&str, &Value) -> (u16, Value) + Send + 'static) -> (Client, Asked) {
+fn server(mut answer: impl FnMut(&str, &Value) -> (u16, Value) + Send + 'static) -> (Client, RecordedRequests) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let asked = Asked::default();
+    let asked = RecordedRequests::default();
     let asking = Arc::clone(&asked);
     tokio::spawn(async move {
         while let Some((request, reply)) = handle.next_request().await {
@@ -109,17 +109,17 @@ fn manager<'a>(
 }
 
 /// Returns the write requests.
-fn writes(requests: &Asked) -> Vec<String> {
-    asked(requests).into_iter().filter(|what| !what.starts_with("GET")).collect()
+fn writes(requests: &RecordedRequests) -> Vec<String> {
+    recorded(requests).into_iter().filter(|what| !what.starts_with("GET")).collect()
 }
 
 /// Returns the body of the first request with this method.
-fn sent(requests: &Asked, method: &str) -> Value {
+fn sent(requests: &RecordedRequests, method: &str) -> Value {
     let requests = requests.lock().unwrap();
     requests.iter().find(|(what, _)| what.starts_with(method)).unwrap().1.clone()
 }
 
-fn asked(asked: &Asked) -> Vec<String> {
+fn recorded(asked: &RecordedRequests) -> Vec<String> {
     asked.lock().unwrap().iter().map(|(what, _)| what.clone()).collect()
 }
 
@@ -159,7 +159,7 @@ async fn publishing_changes_only_webhook_bundles() {
         .step(&mut ManagerState::default())
         .await
         .unwrap();
-    assert_eq!(asked(&requests), [format!("PATCH {CONFIGURATION}")]);
+    assert_eq!(recorded(&requests), [format!("PATCH {CONFIGURATION}")]);
     assert_eq!(
         sent(&requests, "PATCH"),
         json!([
@@ -187,7 +187,7 @@ async fn secret_of_faster_leader_is_adopted() {
         assert!(!manager.step(&mut ManagerState::default()).await.unwrap(), "nothing is left to do");
     }
     let [get, post, put] = [format!("GET {SECRETS}/cert"), format!("POST {SECRETS}"), format!("PUT {SECRETS}/cert")];
-    assert_eq!(asked(&requests), [post, get.clone(), put, get]);
+    assert_eq!(recorded(&requests), [post, get.clone(), put, get]);
 }
 
 #[tokio::test]
@@ -231,7 +231,7 @@ async fn foreign_secret_is_never_written() {
     theirs.metadata.labels = None;
     let manager = manager(&client, &settings, Some(theirs), Some(configuration(None)));
     assert!(!manager.step(&mut ManagerState::default()).await.unwrap());
-    assert_eq!(asked(&requests), Vec::<String>::new());
+    assert_eq!(recorded(&requests), Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,10 +244,10 @@ async fn rejected_write_is_not_retried_in_hot_loop() {
     let (_leads, leader) = watch::channel(true);
     let manager = run_manager(client, settings(), Policy::default(), leader);
     assert!(tokio::time::timeout(Duration::from_secs(600), manager).await.is_err());
-    let creations = asked(&requests).iter().filter(|what| what.starts_with("POST")).count();
+    let creations = recorded(&requests).iter().filter(|what| what.starts_with("POST")).count();
     // 2, 4, 8, 16, 32 and then 60 seconds apart.
     assert!((10..=16).contains(&creations), "{creations}");
-    let reads = asked(&requests).len() - creations;
+    let reads = recorded(&requests).len() - creations;
     assert!(reads < 150, "{reads} reads in ten minutes");
 }
 
@@ -257,7 +257,7 @@ async fn non_leader_sends_no_requests() {
     let (_leads, leader) = watch::channel(false);
     let manager = run_manager(client, settings(), Policy::default(), leader);
     assert!(tokio::time::timeout(Duration::from_secs(3600), manager).await.is_err());
-    assert_eq!(asked(&requests), Vec::<String>::new());
+    assert_eq!(recorded(&requests), Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]

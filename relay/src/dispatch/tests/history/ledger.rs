@@ -36,7 +36,7 @@ struct Account {
 
 impl Account {
     /// True if it receives demand reports.
-    fn is_told(&self) -> bool {
+    fn receives_demand(&self) -> bool {
         self.new.multiplexer.is_some() || self.new.core1 && self.grant.is_some_and(|grant| grant.links > 1)
     }
 }
@@ -127,7 +127,7 @@ impl Ledger {
             }
             Effect::Demand { worker, demand } => {
                 let account = self.worker(*worker);
-                assert!(account.is_told() && !account.draining, "nobody else is told");
+                assert!(account.receives_demand() && !account.draining, "nobody else is told");
                 let hurries = std::mem::take(&mut account.counted_down) && account.new.multiplexer.is_some();
                 assert!(hurries || account.told_at.is_none_or(|told| now >= told + PACE), "too often");
                 account.told_at = Some(now);
@@ -174,7 +174,7 @@ impl Ledger {
     pub(super) fn check_demand(&self, reference: &Reference, now: Duration, next_timeout: Option<Duration>) {
         let mut next = reference.next_timeout();
         for (key, account) in &self.workers {
-            if !account.is_told() || reference.workers[key].draining {
+            if !account.receives_demand() || reference.workers[key].draining {
                 continue;
             }
             let may_be_told = account.told_at.map_or(now, |told| told + PACE);

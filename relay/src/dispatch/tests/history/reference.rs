@@ -107,12 +107,12 @@ impl Reference {
     pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
         let mut waiting: BTreeMap<Model, u32> = BTreeMap::new();
         for key in self.queued().filter(|key| self.could_serve(worker, *key) && !self.passes_over(worker, *key)) {
-            if self.tells(worker, key) {
+            if self.reports_demand(worker, key) {
                 *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
             }
         }
         for (model, count) in &mut waiting {
-            *count = (*count).min(self.most_told(worker, model));
+            *count = (*count).min(self.max_demand(worker, model));
         }
         waiting
     }
@@ -221,7 +221,7 @@ impl Reference {
     }
 
     /// True if a request waits for a sound worker while one that fails its model has room.
-    pub(super) fn waits_beside_failing(&self) -> bool {
+    pub(super) fn waits_with_failing_worker(&self) -> bool {
         let passed_over = |request: RequestKey, key: WorkerKey| {
             self.has_room(key, &self.requests[&request].new.model) && self.passes_over(key, request)
         };
@@ -256,7 +256,7 @@ impl Reference {
             }
         }
         for key in self.queued().collect::<Vec<_>>() {
-            if let Some(failure) = self.hopeless(key) {
+            if let Some(failure) = self.unservable(key) {
                 self.fail(key, failure);
             }
         }
@@ -272,7 +272,7 @@ impl Reference {
         }
     }
 
-    fn hopeless(&self, key: RequestKey) -> Option<Failure> {
+    fn unservable(&self, key: RequestKey) -> Option<Failure> {
         let request = &self.requests[&key];
         if let Some(pin) = request.new.pin {
             let there = self.workers.get(&pin).filter(|worker| !worker.draining);
@@ -352,13 +352,13 @@ impl Reference {
                 .min_by_key(|(key, r)| (r.arrived + r.cold_waited + r.limits.request_timeout, **key));
             let Some((key, _)) = over else { return };
             let key = *key;
-            self.take_back(key, CancelReason::Timeout);
+            self.revoke(key, CancelReason::Timeout);
             self.fail(key, Failure::RequestTimeout);
             self.settle();
         }
     }
 
-    fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
+    fn revoke(&mut self, key: RequestKey, reason: CancelReason) {
         let request = self.request(key);
         let (worker, attempt) = (request.worker.take().unwrap(), request.attempts);
         self.workers.get_mut(&worker).unwrap().taken_back += 1;

@@ -33,7 +33,7 @@ impl Crowd {
     }
 
     /// Runs the clients for this time.
-    pub(super) fn ask(&mut self, fleet: &mut Fleet, time: Duration) {
+    pub(super) fn submit_due(&mut self, fleet: &mut Fleet, time: Duration) {
         let until = fleet.now + time;
         while fleet.now < until {
             self.0.iter_mut().for_each(|client| client.act(fleet));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use modelrelay_protocol::grants::{Admission, Divider, GrantValues, LinkKind};
+use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
 use crate::dispatch::tests::harness::{request, settings, worker};
@@ -64,7 +64,7 @@ enum State {
 /// A worker with one slot.
 pub(super) struct Node {
     state: State,
-    dividers: Vec<Divider<usize>>,
+    allocators: Vec<SlotAllocator<usize>>,
     granted: Vec<BTreeMap<usize, GrantValues>>,
     /// The last reported demand of each relay for models that are not loaded.
     wanted: Vec<BTreeMap<usize, u32>>,
@@ -153,7 +153,7 @@ impl Fleet {
         self.links[link] = Link::new(self.key());
         self.relay_at(r, Event::WorkerLost { worker, started: HashSet::new(), cause: LossCause::Disconnected });
         self.join(link);
-        self.tell(w, false);
+        self.send_changes(w, false);
     }
 
     pub(super) fn run(&mut self, time: Duration) {
@@ -180,9 +180,9 @@ impl Fleet {
         let slots = vec![self.nodes[w].slot(self.now)];
         new.multiplexer = Some(NewMultiplexer { instance: format!("node {w} of {}", self.seed).into(), slots });
         let now = self.instant();
-        self.nodes[w].dividers.iter_mut().for_each(|divider| divider.add_link(r, LinkKind::Granted, now));
+        self.nodes[w].allocators.iter_mut().for_each(|allocator| allocator.add_link(r, LinkKind::Granted, now));
         self.relay_at(r, Event::WorkerJoined(new));
-        self.tell(w, false);
+        self.send_changes(w, false);
     }
 
     /// Delivers the messages that have arrived by now, in either direction.
@@ -203,14 +203,14 @@ impl Fleet {
         let node = &mut self.nodes[w];
         match message {
             Down::Request { request, attempt, model } => {
-                let runs = node.serves(model) && node.dividers[model].on_request(r, now) == Admission::Run;
+                let runs = node.serves(model) && node.allocators[model].on_request(r, now) == Admission::Run;
                 if runs {
                     node.jobs.push(Job { relay: r, request, attempt, until });
-                    self.tell(w, false);
+                    self.send_changes(w, false);
                 } else {
                     // The state first, then its consequence for the request.
-                    self.tell(w, true);
-                    self.say(w, r, Up::Refused { request, attempt });
+                    self.send_changes(w, true);
+                    self.send_up(w, r, Up::Refused { request, attempt });
                 }
             }
             Down::Cancel { request, attempt } => {
@@ -220,7 +220,7 @@ impl Fleet {
                     node.jobs.remove(job);
                     node.finish(r, now);
                 }
-                self.tell(w, false);
+                self.send_changes(w, false);
             }
             Down::Demand(demand) => {
                 let before = node.all_wanted();
@@ -228,11 +228,11 @@ impl Fleet {
                     let waiting = demand.get(&model).copied().unwrap_or(0);
                     node.wanted[model].insert(r, waiting);
                     if node.serves(model) {
-                        node.dividers[model].on_demand(r, waiting, now);
+                        node.allocators[model].on_demand(r, waiting, now);
                     }
                 }
                 let moved = self.nodes[w].all_wanted() != before;
-                self.tell(w, moved);
+                self.send_changes(w, moved);
             }
         }
     }
@@ -261,26 +261,26 @@ impl Fleet {
         while let Some(done) = self.nodes[w].jobs.iter().position(|job| job.until <= self.now) {
             let Job { relay, request, attempt, .. } = self.nodes[w].jobs.remove(done);
             self.nodes[w].finish(relay, now);
-            self.tell(w, false);
-            self.say(w, relay, Up::Done { request, attempt });
+            self.send_changes(w, false);
+            self.send_up(w, relay, Up::Done { request, attempt });
         }
-        for divider in &mut self.nodes[w].dividers {
-            if divider.next_timeout().is_some_and(|due| due <= now) {
-                divider.on_timeout(now);
+        for allocator in &mut self.nodes[w].allocators {
+            if allocator.next_timeout().is_some_and(|due| due <= now) {
+                allocator.on_timeout(now);
             }
         }
         let moved = self.nodes[w].advance(self.now, now);
         let settled = self.nodes[w].note_idle(self.now);
-        self.tell(w, moved || settled);
+        self.send_changes(w, moved || settled);
     }
 
     /// Sends changes: gates to the relays concerned, slots to all after a step of the slot.
-    fn tell(&mut self, w: usize, moved: bool) {
+    fn send_changes(&mut self, w: usize, moved: bool) {
         let relays = self.relays.len();
         let node = &mut self.nodes[w];
         let mut concerned: HashSet<usize> = if moved { (0..relays).collect() } else { HashSet::new() };
-        for (model, divider) in node.dividers.iter_mut().enumerate() {
-            for (r, values) in divider.changes() {
+        for (model, allocator) in node.allocators.iter_mut().enumerate() {
+            for (r, values) in allocator.changes() {
                 node.granted[model].insert(r, values);
                 concerned.insert(r);
             }
@@ -288,14 +288,14 @@ impl Fleet {
         for r in (0..relays).filter(|r| concerned.contains(r)) {
             let gates = self.nodes[w].gates(r);
             let slot = self.nodes[w].slot(self.now);
-            self.say(w, r, Up::Gates(gates));
+            self.send_up(w, r, Up::Gates(gates));
             if moved {
-                self.say(w, r, Up::Slots(vec![slot]));
+                self.send_up(w, r, Up::Slots(vec![slot]));
             }
         }
     }
 
-    fn say(&mut self, w: usize, r: usize, message: Up) {
+    fn send_up(&mut self, w: usize, r: usize, message: Up) {
         let at = self.arrival();
         let link = &mut self.links[w * self.relays.len() + r];
         let last = link.up.back().map_or(Duration::ZERO, |(last, _)| *last);
@@ -379,7 +379,7 @@ impl Node {
     fn new() -> Self {
         Self {
             state: State::Empty,
-            dividers: MODELS.iter().map(|_| Divider::new(0)).collect(),
+            allocators: MODELS.iter().map(|_| SlotAllocator::new(0)).collect(),
             granted: vec![BTreeMap::new(); MODELS.len()],
             wanted: vec![BTreeMap::new(); MODELS.len()],
             failed_until: vec![Duration::ZERO; MODELS.len()],
@@ -397,13 +397,13 @@ impl Node {
 
     fn finish(&mut self, r: usize, now: Instant) {
         if let State::Ready { model, .. } | State::Draining { model, .. } = self.state {
-            self.dividers[model].on_finished(r, now);
+            self.allocators[model].on_finished(r, now);
         }
     }
 
     fn forget(&mut self, r: usize, now: Instant) {
         self.jobs.retain(|job| job.relay != r);
-        self.dividers.iter_mut().for_each(|divider| divider.remove_link(r, now));
+        self.allocators.iter_mut().for_each(|allocator| allocator.remove_link(r, now));
         self.wanted.iter_mut().for_each(|wanted| {
             wanted.remove(&r);
         });
@@ -460,9 +460,9 @@ impl Node {
                     return false;
                 }
                 for (r, waiting) in &mut self.wanted[model] {
-                    *waiting = self.dividers[model].waiting(*r);
+                    *waiting = self.allocators[model].waiting(*r);
                 }
-                self.dividers[model].set_capacity(0, instant);
+                self.allocators[model].set_capacity(0, instant);
                 self.state = State::Draining { model, to };
             }
             State::Draining { model, to } => {
@@ -494,14 +494,14 @@ impl Node {
         self.loads += 1;
         self.asleep[model] = false;
         self.state = State::Ready { model, since: now };
-        self.dividers[model].set_capacity(CAPACITY, instant);
+        self.allocators[model].set_capacity(CAPACITY, instant);
         for (r, waiting) in &self.wanted[model] {
-            self.dividers[model].on_demand(*r, *waiting, instant);
+            self.allocators[model].on_demand(*r, *waiting, instant);
         }
     }
 
     fn relays_wait_for(&self, model: usize) -> u32 {
-        self.wanted[model].keys().map(|r| self.dividers[model].waiting(*r)).sum()
+        self.wanted[model].keys().map(|r| self.allocators[model].waiting(*r)).sum()
     }
 
     fn slot(&self, now: Duration) -> Slot {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::TEST_TIMEOUT;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::relay::Relay;
@@ -10,7 +10,7 @@ use modelrelay_harness::worker_process::Stack;
 use serde_json::json;
 
 use super::collector::Collector;
-use super::{ENDPOINT, TRACE, ask, chat, exporting, exporting_relay, parent};
+use super::{ENDPOINT, TRACE, chat, exchange, exporting, exporting_relay, parent};
 
 #[tokio::test]
 async fn refusing_collector_causes_one_warning_per_outage() {
@@ -18,8 +18,8 @@ async fn refusing_collector_causes_one_warning_per_outage() {
     let mut stack = exporting(&collector.http.url()).await;
     let since = Instant::now();
     while collector.spans().is_empty() {
-        assert!(since.elapsed() < PATIENCE, "nothing was exported after the collector's return");
-        ask(&mut stack, chat(), &json!({})).await;
+        assert!(since.elapsed() < TEST_TIMEOUT, "nothing was exported after the collector's return");
+        exchange(&mut stack, chat(), &json!({})).await;
     }
     let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());
     let warnings = both.lines().filter(|line| line.contains("cannot export traces")).count();
@@ -43,7 +43,7 @@ async fn hanging_collector_delays_neither_requests_nor_exit() {
     // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     assert_unhindered(exporting(&hanging.url()).await).await;
-    assert!(hanging.times_asked("/v1/traces") > 0, "nobody asked it");
+    assert!(hanging.request_count("/v1/traces") > 0, "nobody asked it");
 }
 
 const DROPPED: &str = "modelrelay_trace_spans_dropped_total";
@@ -74,7 +74,7 @@ async fn every_span_refused_by_collector_is_counted() {
 
     let refusing = Collector::answering(|_| 503).await;
     let mut stack = exporting(&refusing.http.url()).await;
-    ask(&mut stack, chat(), &json!({})).await;
+    exchange(&mut stack, chat(), &json!({})).await;
     let counted = async || stack.worker.metric(&format!("{DROPPED_BY_WORKER}{{reason=\"export_failed\"}}")).await;
     stack.relay.eventually("the loss of two spans", || async { counted().await == 2.0 }).await;
     assert_eq!(stack.worker.metric(DROPPED_BY_WORKER).await, 2.0);
@@ -92,7 +92,7 @@ async fn every_span_dropped_by_full_queue_is_counted() {
     let relay = relay.start().await;
     // A batch is as large as the queue, and is exported at once when full.
     end_spans(&relay, 2).await;
-    relay.eventually("a batch under way", || async { hanging.times_asked("/v1/traces") == 1 }).await;
+    relay.eventually("a batch under way", || async { hanging.request_count("/v1/traces") == 1 }).await;
     end_spans(&relay, 5).await;
     assert_eq!(relay.metric(&format!("{DROPPED}{{reason=\"queue_full\"}}")).await, 3.0, "two of five had a place");
     assert_eq!(relay.metric(DROPPED).await, 3.0);
@@ -103,7 +103,7 @@ async fn assert_unhindered(mut stack: Stack) {
     const NEAR: Duration = Duration::from_secs(8);
     let since = Instant::now();
     for _ in 0..20 {
-        ask(&mut stack, chat(), &json!({})).await;
+        exchange(&mut stack, chat(), &json!({})).await;
     }
     assert!(since.elapsed() < NEAR, "20 requests took {:?}", since.elapsed());
     let since = Instant::now();

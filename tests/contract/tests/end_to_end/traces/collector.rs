@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use flate2::read::GzDecoder;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::{PATIENCE, poll_for};
+use modelrelay_harness::{TEST_TIMEOUT, poll_for};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -108,7 +108,7 @@ impl Collector {
 
     async fn trace_when(&self, id: &str, is_whole: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let of_trace = || self.spans().into_iter().filter(|span| span.trace == id).collect::<Vec<_>>();
-        let whole = poll_for(PATIENCE, async || Some(of_trace()).filter(|found| is_whole(found))).await;
+        let whole = poll_for(TEST_TIMEOUT, async || Some(of_trace()).filter(|found| is_whole(found))).await;
         whole.unwrap_or_else(|| panic!("trace {id} is not whole: {:#?}", of_trace()))
     }
 
@@ -118,7 +118,7 @@ impl Collector {
     }
 
     /// True if any batch contains these bytes.
-    pub(super) fn was_told(&self, text: &str) -> bool {
+    pub(super) fn has_received(&self, text: &str) -> bool {
         let taken = self.taken.lock().expect("what was taken");
         taken.raw.windows(text.len()).any(|window| window == text.as_bytes())
     }

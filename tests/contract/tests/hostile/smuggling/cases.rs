@@ -1,10 +1,10 @@
 //! The requests, and the relay's expected reaction to each.
 
-use super::recorder::Seen;
+use super::recorder::ForwardedRequest;
 
 /// A program's reaction to a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Reaction {
     /// It responded with this status, closed, and forwarded nothing, including the bytes that followed.
     Refuses(u16),
     /// It responded by itself, and parsed the bytes that followed as another request.
@@ -13,14 +13,14 @@ pub(super) enum Verdict {
     Passes,
     /// It forwarded something else: this number of requests.
     Other(usize),
-    /// As [`Verdict::Passes`], but it closed and read nothing of what followed.
+    /// As [`Reaction::Passes`], but it closed and read nothing of what followed.
     PassesAndCloses,
     /// It waits for more, whether or not it has responded (0 if not).
     Waits(u16),
 }
 
-impl Verdict {
-    pub(super) fn of(status: u16, closed: bool, seen: &[Seen]) -> Self {
+impl Reaction {
+    pub(super) fn of(status: u16, closed: bool, seen: &[ForwardedRequest]) -> Self {
         let bodies: Vec<_> = seen.iter().map(|seen| seen.body.as_str()).collect();
         match bodies.as_slice() {
             [] if closed => Self::Refuses(status),
@@ -38,7 +38,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// With the abbreviations of [`Case::bytes`].
     raw: &'static str,
-    pub(super) relay: Verdict,
+    pub(super) relay: Reaction,
     /// The programs that reject this, though the relay does not.
     pub(super) stricter: &'static [&'static str],
 }
@@ -72,11 +72,11 @@ impl Case {
     }
 }
 
-const fn case(name: &'static str, raw: &'static str, relay: Verdict) -> Case {
+const fn case(name: &'static str, raw: &'static str, relay: Reaction) -> Case {
     Case { name, raw, relay, stricter: &[] }
 }
 
-use Verdict::{Answers, Passes, PassesAndCloses, Refuses, Waits};
+use Reaction::{Answers, Passes, PassesAndCloses, Refuses, Waits};
 
 pub(super) const CASES: &[Case] = &[
     // Valid requests.

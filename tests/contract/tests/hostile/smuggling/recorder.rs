@@ -9,7 +9,7 @@ use std::{
 };
 
 use modelrelay_harness::{
-    PATIENCE, cannot_run, poll_until,
+    TEST_TIMEOUT, cannot_run, poll_until,
     process::{Process, Spawn, on_path},
     worker::{FakeWorker, Frame},
 };
@@ -25,13 +25,13 @@ const SILENCE: Duration = Duration::from_secs(2);
 
 /// A request that was forwarded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ForwardedRequest {
     /// Method and target, the target without scheme, host, fragment and repeated slashes.
     pub(super) line: String,
     pub(super) body: String,
 }
 
-impl Seen {
+impl ForwardedRequest {
     fn new(method: &str, target: &str, body: &[u8]) -> Self {
         let path = target.split_once("://").map_or(target, |(_, rest)| rest.find('/').map_or("/", |at| &rest[at..]));
         // No backend expects a fragment; nginx forwards it all the same.
@@ -44,10 +44,10 @@ impl Seen {
 
 /// Forwarded requests, by the number of the case, which each request carries as `case-NUMBER`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Recorded(Arc<Mutex<BTreeMap<usize, Vec<Seen>>>>);
+pub(super) struct Recorded(Arc<Mutex<BTreeMap<usize, Vec<ForwardedRequest>>>>);
 
 impl Recorded {
-    fn push(&self, head: &str, seen: Seen) {
+    fn push(&self, head: &str, seen: ForwardedRequest) {
         let number = head
             .split_once("case-")
             .and_then(|(_, rest)| rest.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok());
@@ -55,7 +55,7 @@ impl Recorded {
         self.0.lock().expect("nobody panics with it").entry(number).or_default().push(seen);
     }
 
-    pub(super) fn take(&self) -> BTreeMap<usize, Vec<Seen>> {
+    pub(super) fn take(&self) -> BTreeMap<usize, Vec<ForwardedRequest>> {
         std::mem::take(&mut self.0.lock().expect("nobody panics with it"))
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn record_worker(mut worker: FakeWorker) -> Recorded {
             let head = format!("{} {}", text("endpoint_path"), message["headers"]);
             // A worker receives a method only for the few paths with a different one.
             let method = message["method"].as_str().unwrap_or("POST");
-            to.push(&head, Seen::new(method, text("endpoint_path"), text("body").as_bytes()));
+            to.push(&head, ForwardedRequest::new(method, text("endpoint_path"), text("body").as_bytes()));
             worker.complete(text("request_id"), 200, Map::new(), "{}").await;
         }
     });
@@ -155,7 +155,7 @@ impl Oracle {
         let process = spawn.working_dir(folder.path()).start();
         let door = Door::Unix(socket);
         let is_open = async || open(&door).await.is_ok();
-        poll_until(PATIENCE, &format!("{name} to listen"), process.log(), is_open).await;
+        poll_until(TEST_TIMEOUT, &format!("{name} to listen"), process.log(), is_open).await;
         Some(Self { door, recorded, _process: process, _folder: folder })
     }
 
@@ -221,7 +221,7 @@ async fn record(recorded: Recorded) -> SocketAddr {
 }
 
 /// Returns one whole request, or `None` at the end of the connection and for an incomplete one.
-async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Seen)> {
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, ForwardedRequest)> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         if stream.read_line(&mut head).await.ok()? == 0 {
@@ -241,7 +241,7 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Seen
         (None, None) => Vec::new(),
     };
     let mut words = head.split(' ');
-    let seen = Seen::new(words.next()?, words.next()?, &body);
+    let seen = ForwardedRequest::new(words.next()?, words.next()?, &body);
     Some((head, seen))
 }
 

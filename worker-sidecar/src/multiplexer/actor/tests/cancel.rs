@@ -30,9 +30,9 @@ async fn cancelled_request_frees_capacity_before_lease_returns() {
 #[tokio::test(start_paused = true)]
 async fn gate_reopens_when_last_waiter_leaves_before_commit() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     pass(1.0).await;
     assert_eq!((stage.state().await, stage.told.granted("a")), (SlotState::Draining, None));
     drop(other);
@@ -46,7 +46,7 @@ async fn gate_reopens_when_last_waiter_leaves_before_commit() {
 async fn request_of_lost_link_fails_instead_of_waiting() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     pass(0.1).await;
     stage.mux.leave(stage.old);
     let ended = tokio::time::timeout(secs(1.0), other).await;
@@ -57,9 +57,9 @@ async fn request_of_lost_link_fails_instead_of_waiting() {
 #[tokio::test(start_paused = true)]
 async fn severing_swap_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     pass(31.0).await;
     assert_eq!(stage.state().await, SlotState::Severing);
     drop(other);
@@ -73,7 +73,7 @@ async fn severing_swap_completes_without_waiters() {
 #[tokio::test(start_paused = true)]
 async fn started_eviction_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     pass(0.5).await;
     assert_eq!(stage.state().await, SlotState::Evicting);
     drop(other);
@@ -86,7 +86,7 @@ async fn started_eviction_completes_without_waiters() {
 #[tokio::test(start_paused = true)]
 async fn load_completes_after_its_only_waiter_leaves() {
     let stage = Stage::new(&["a"]).await;
-    let arriving = stage.ask("a");
+    let arriving = stage.send_request("a");
     pass(1.0).await;
     drop(arriving);
     pass(2.0).await;
@@ -98,11 +98,11 @@ async fn load_completes_after_its_only_waiter_leaves() {
 #[tokio::test(start_paused = true)]
 async fn new_request_uses_abandoned_load() {
     let stage = Stage::new(&["a"]).await;
-    let arriving = stage.ask("a");
+    let arriving = stage.send_request("a");
     pass(1.0).await;
     drop(arriving);
     let began = tokio::time::Instant::now();
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     assert!(began.elapsed() < secs(1.1), "{:?}", began.elapsed());
     assert_eq!((stage.driver().log(), lease.generation()), (vec!["load a".to_owned()], 1));
 }
@@ -111,7 +111,7 @@ async fn new_request_uses_abandoned_load() {
 async fn dropped_future_cancels_its_request() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Never);
-    assert!(tokio::time::timeout(secs(5.0), stage.ask("a")).await.is_err());
+    assert!(tokio::time::timeout(secs(5.0), stage.send_request("a")).await.is_err());
     assert_eq!(stage.counts().await, (0, 0));
 }
 
@@ -119,9 +119,9 @@ async fn dropped_future_cancels_its_request() {
 #[tokio::test(start_paused = true)]
 async fn link_lost_during_swap_ends_its_requests() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let (first, second) = (stage.ask("b"), stage.ask("b"));
+    let (first, second) = (stage.send_request("b"), stage.send_request("b"));
     pass(1.0).await;
     assert_eq!((stage.state().await, stage.counts().await), (SlotState::Draining, (1, 2)));
     stage.mux.leave(stage.old);
@@ -132,7 +132,7 @@ async fn link_lost_during_swap_ends_its_requests() {
     // No request for b is left, and it was not too late.
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
     // Requests of a lost link are rejected and leave nothing behind.
-    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::AtCapacity);
+    assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::AtCapacity);
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,14 +169,14 @@ async fn link_returning_during_swap_receives_current_state() {
 #[tokio::test(start_paused = true)]
 async fn resident_removed_from_configuration_drains_and_unloads() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     assert!(stage.mux.reconfigure(config(&["b"]), &[]));
     pass(1.0).await;
     assert_eq!(stage.state().await, SlotState::Draining);
-    assert!(matches!(stage.ask("a").await.unwrap_err(), SlotError::UnknownModel { .. }));
+    assert!(matches!(stage.send_request("a").await.unwrap_err(), SlotError::UnknownModel { .. }));
     drop(running);
     pass(2.0).await;
     assert_eq!((stage.driver().log(), stage.resident().await), (vec!["evict a".to_owned()], None));
     assert_eq!(stage.mux.models(), ["b"]);
-    assert!(stage.ask("b").await.is_ok());
+    assert!(stage.send_request("b").await.is_ok());
 }

@@ -22,14 +22,14 @@ async fn backend_exit_during_load_fails_requests_at_once() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Fail(secs(0.5)));
     let began = Instant::now();
-    let (first, second) = tokio::join!(stage.ask("a"), stage.ask("a"));
+    let (first, second) = tokio::join!(stage.send_request("a"), stage.send_request("a"));
     assert_eq!(failure(first.unwrap_err()), LoadFailure::Exited("load a failed".to_owned()));
     assert_eq!(failure(second.unwrap_err()), LoadFailure::Exited("load a failed".to_owned()));
     assert_eq!(began.elapsed(), secs(0.5));
     pass(0.01).await;
     assert_eq!(stage.driver().log(), ["load a", "force a"]);
     // 22: and the next one fails fast, with the rest of the wait.
-    let error = stage.ask("a").await.unwrap_err();
+    let error = stage.send_request("a").await.unwrap_err();
     assert!(error.retry_after().is_some_and(|left| left > secs(1.9) && left < secs(2.0)), "{error:?}");
 }
 
@@ -40,7 +40,7 @@ async fn overdue_load_is_dropped_and_killed() {
         let stage = Stage::new(&["a"]).await;
         stage.driver().play("load a", play.clone());
         let began = Instant::now();
-        let asked = stage.ask("a").await;
+        let asked = stage.send_request("a").await;
         // The relay without a queue learns earlier that its request was held too long.
         assert!(matches!(asked.unwrap_err(), SlotError::HoldExpired { .. }));
         assert_eq!(began.elapsed(), secs(300.0));
@@ -66,9 +66,9 @@ async fn overdue_load_is_dropped_and_killed() {
 async fn requests_waiting_for_overdue_load_report_timeout() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Never);
-    let early = stage.ask("a");
+    let early = stage.send_request("a");
     pass(400.0).await;
-    let late = stage.ask("a");
+    let late = stage.send_request("a");
     assert!(early.await.is_err());
     assert_eq!(failure(late.await.unwrap_err()), LoadFailure::TimedOut(secs(600.0)));
 }
@@ -78,7 +78,7 @@ async fn hanging_eviction_is_followed_by_kill() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
     let began = Instant::now();
-    assert!(stage.ask("b").await.is_ok());
+    assert!(stage.send_request("b").await.is_ok());
     assert_eq!(stage.driver().log(), ["evict a", "dropped evict a", "force a", "load b"]);
     assert!(began.elapsed() >= secs(62.0) && began.elapsed() < secs(62.1), "{:?}", began.elapsed());
 }
@@ -88,9 +88,9 @@ async fn hanging_kill_quarantines_slot_until_operator_unloads() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Never);
     stage.driver().play("force a", Play::Never);
-    assert_eq!(stage.ask("b").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.send_request("b").await.unwrap_err(), SlotError::Quarantined);
     assert!(!stage.mux.is_ready());
-    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::Quarantined);
     assert_eq!(stage.driver().log(), ["evict a", "dropped evict a", "force a"]);
     let command = Command {
         op_id: "op".into(),
@@ -102,7 +102,7 @@ async fn hanging_kill_quarantines_slot_until_operator_unloads() {
     stage.mux.handle_command(stage.new, &command);
     pass(1.0).await;
     assert!(stage.told.results().iter().all(|result| result.ok && result.op_id == "op"));
-    assert!(stage.mux.is_ready() && stage.ask("b").await.is_ok());
+    assert!(stage.mux.is_ready() && stage.send_request("b").await.is_ok());
     assert_eq!(stage.driver().log(), ["dropped force a", "force a", "load b"]);
 }
 
@@ -110,10 +110,10 @@ async fn hanging_kill_quarantines_slot_until_operator_unloads() {
 async fn driver_panic_during_load_fails_load() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Panic);
-    let error = stage.ask("a").await.unwrap_err();
+    let error = stage.send_request("a").await.unwrap_err();
     assert_eq!(failure(error), LoadFailure::Driver("its driver panicked".to_owned()));
     pass(3.0).await;
-    assert!(stage.ask("a").await.is_ok());
+    assert!(stage.send_request("a").await.is_ok());
     assert_eq!(stage.driver().log(), ["load a", "dropped load a", "force a", "load a"]);
 }
 
@@ -122,22 +122,22 @@ async fn driver_panics_during_eviction_and_kill_quarantine_slot() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("evict a", Play::Panic);
     stage.driver().play("force a", Play::Panic);
-    assert_eq!(stage.ask("b").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.send_request("b").await.unwrap_err(), SlotError::Quarantined);
     assert_eq!(stage.state().await, SlotState::Quarantined);
 }
 
 #[tokio::test(start_paused = true)]
 async fn panic_in_slot_task_quarantines_slot() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     stage.command("1", "load", "b");
     pass(0.01).await;
-    let waiting = stage.ask("b");
+    let waiting = stage.send_request("b");
     pass(0.01).await;
     stage.driver().play("url", Play::Panic);
     drop(running);
     assert_eq!(waiting.await.unwrap_err(), SlotError::Quarantined);
-    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::Quarantined);
     let slot = stage.told.slots_now().slots.remove(0);
     assert_eq!((slot.state, slot.models[0].code.as_deref()), (SlotState::Quarantined, Some("slot_quarantined")));
     assert_eq!((stage.told.granted("a"), stage.told.granted("b"), stage.mux.is_ready()), (None, None, false));
@@ -149,7 +149,7 @@ async fn panic_in_slot_task_quarantines_slot() {
 #[tokio::test(start_paused = true)]
 async fn panicking_or_hanging_probe_is_inconclusive() {
     let stage = Stage::serving("a", &["a"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     stage.driver().play("probe", Play::Panic);
     stage.driver().play("probe", Play::Never);
     // 5 s and 10 s, and then it responds again.
@@ -161,12 +161,12 @@ async fn panicking_or_hanging_probe_is_inconclusive() {
 #[tokio::test(start_paused = true)]
 async fn exited_backend_is_reloaded_for_next_request() {
     let stage = Stage::serving("a", &["a"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     stage.driver().die("a");
     assert_eq!(lease.cancelled().await.error(), Some(SlotError::BackendLost));
     lease.release(false).await;
     pass(3.0).await;
-    assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
+    assert_eq!(stage.send_request("a").await.unwrap().generation(), 2);
 }
 
 /// The regular probe would find it within five seconds.
@@ -175,7 +175,7 @@ async fn exit_of_later_process_is_detected_at_once() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().die("a");
     pass(3.0).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     assert_eq!(lease.generation(), 2);
     stage.driver().die("a");
     let end = tokio::time::timeout(secs(0.1), lease.cancelled()).await.expect("it is heard at once");
@@ -195,9 +195,9 @@ async fn externally_unloaded_model_is_detected_within_five_seconds() {
 #[tokio::test(start_paused = true)]
 async fn refused_connection_triggers_immediate_probe() {
     let stage = Stage::serving("a", &["a"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     stage.driver().serve(None);
-    lease.suspicion().unwrap().tell();
+    lease.failure_report().unwrap().send();
     pass(0.01).await;
     assert_eq!(lease.cancelled().await.error(), Some(SlotError::BackendLost));
 }
@@ -205,11 +205,11 @@ async fn refused_connection_triggers_immediate_probe() {
 #[tokio::test(start_paused = true)]
 async fn backend_found_after_failed_connection_is_announced_again() {
     let stage = Stage::serving("a", &["a"]).await;
-    let lease = stage.ask("a").await.unwrap();
-    let suspicion = lease.suspicion().unwrap();
+    let lease = stage.send_request("a").await.unwrap();
+    let failure_report = lease.failure_report().unwrap();
     lease.release(false).await;
     assert_eq!(stage.told.announced(), [] as [Vec<Model>; 0]);
-    suspicion.tell();
+    failure_report.send();
     pass(0.01).await;
     assert_eq!(stage.told.announced(), [["a".into()]]);
     // A probe without a suspicion reports nothing.

@@ -18,7 +18,7 @@ async fn stop(stage: &Stage, timeout: f64) -> f64 {
 async fn assert_ended(stage: &Stage) {
     assert_eq!(stage.state().await, SlotState::Stopping);
     assert_eq!(stage.counts().await, (0, 0));
-    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Draining);
+    assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::Draining);
 }
 
 // 58
@@ -27,7 +27,7 @@ async fn idle_slot_stops_at_once_sparing_foreign_backend() {
     for resident in [false, true] {
         let stage = Stage::new(&["a", "b"]).await;
         if resident {
-            drop(stage.ask("a").await.unwrap());
+            drop(stage.send_request("a").await.unwrap());
         }
         stage.driver().log();
         assert!(stop(&stage, 30.0).await < 0.1);
@@ -50,7 +50,7 @@ async fn only_child_backends_are_stopped() {
 #[tokio::test(start_paused = true)]
 async fn running_requests_end_at_shutdown_timeout() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let (quick, slow) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
+    let (quick, slow) = (stage.send_request("a").await.unwrap(), stage.send_request("a").await.unwrap());
     let holders = async {
         pass(5.0).await;
         quick.release(true).await;
@@ -73,9 +73,9 @@ async fn slot_stops_during_each_swap_step() {
     ];
     for (state, after, busy) in steps {
         let stage = Stage::serving("a", &["a", "b"]).await;
-        let running = if busy { Some(stage.ask("a").await.unwrap()) } else { None };
+        let running = if busy { Some(stage.send_request("a").await.unwrap()) } else { None };
         pass(20.0).await;
-        let waiting = stage.ask("b");
+        let waiting = stage.send_request("b");
         pass(after).await;
         assert_eq!(stage.state().await, state);
         let holder = async {
@@ -96,7 +96,7 @@ async fn slot_stops_during_each_swap_step() {
 async fn slot_stops_during_backoff_and_quarantine() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Fail(secs(0.1)));
-    assert!(stage.ask("a").await.is_err());
+    assert!(stage.send_request("a").await.is_err());
     pass(0.1).await;
     assert_eq!(stage.state().await, SlotState::Backoff);
     assert!(stop(&stage, 3.0).await < 0.1);
@@ -105,7 +105,7 @@ async fn slot_stops_during_backoff_and_quarantine() {
     let stage = Stage::new(&["a"]).await;
     stage.driver().play("load a", Play::Fail(secs(0.1)));
     stage.driver().play("force a", Play::Fail(secs(0.1)));
-    assert!(stage.ask("a").await.is_err());
+    assert!(stage.send_request("a").await.is_err());
     pass(1.0).await;
     assert_eq!(stage.state().await, SlotState::Quarantined);
     assert!(stop(&stage, 3.0).await < 0.1);
@@ -116,7 +116,7 @@ async fn slot_stops_during_backoff_and_quarantine() {
 #[tokio::test(start_paused = true)]
 async fn child_backends_stop_concurrently_with_slot() {
     let stage = Stage::with(vec![config(&["a", "b"])], true).await;
-    drop(stage.ask("a").await.unwrap());
+    drop(stage.send_request("a").await.unwrap());
     stage.driver().log();
     for call in ["stop a", "stop b"] {
         stage.driver().play(call, Play::Done(secs(4.0)));
@@ -143,7 +143,7 @@ async fn unstoppable_child_is_killed_without_blocking_shutdown() {
 #[tokio::test(start_paused = true)]
 async fn slot_task_ends_with_its_last_handle() {
     let stage = Stage::serving("a", &["a"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     let Stage { mux, drivers, .. } = stage;
     drop(mux);
     pass(1.0).await;

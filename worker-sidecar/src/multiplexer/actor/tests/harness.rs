@@ -320,7 +320,7 @@ impl Stage {
     /// Creates a stage with this model resident and idle for ten seconds.
     pub(super) async fn serving(model: &str, models: &[&str]) -> Self {
         let stage = Self::new(models).await;
-        drop(stage.ask(model).await.unwrap());
+        drop(stage.send_request(model).await.unwrap());
         pass(10.0).await;
         stage.driver().log();
         stage
@@ -331,7 +331,7 @@ impl Stage {
     }
 
     /// Sends a request of the relay without capabilities.
-    pub(super) fn ask(&self, model: &str) -> PendingLease {
+    pub(super) fn send_request(&self, model: &str) -> PendingLease {
         self.mux.arrive(self.old, model, now())
     }
 

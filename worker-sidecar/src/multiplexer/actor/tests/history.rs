@@ -6,10 +6,10 @@ use super::harness::{LOAD, Play, Stage, pass};
 use crate::multiplexer::actor::Shares;
 
 #[tokio::test(start_paused = true)]
-async fn time_is_spent_serving_swapping_or_idle() {
+async fn time_splits_into_serving_swap_and_idle() {
     let stage = Stage::new(&["a", "b"]).await;
     pass(3.0).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     pass(5.0).await;
     drop(lease);
     pass(4.0).await;
@@ -29,7 +29,7 @@ async fn last_eight_failures_are_kept_newest_last() {
     let stage = Stage::new(&names).await;
     for model in &names {
         stage.driver().play(&format!("load {model}"), Play::Fail(LOAD));
-        assert!(stage.ask(model).await.is_err());
+        assert!(stage.send_request(model).await.is_err());
     }
     let report = stage.report().await;
     let failed: Vec<&str> = report.failures.iter().map(|failure| &*failure.model).collect();

@@ -16,7 +16,7 @@ use crate::multiplexer::event::RequestKey;
 #[tokio::test(start_paused = true)]
 async fn lease_names_its_backend_and_load() {
     let stage = Stage::new(&["a", "b"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     assert_eq!((lease.url().as_str(), lease.generation(), &**lease.model()), ("http://127.0.0.1:1/a", 1, "a"));
     assert_eq!(lease.key(), Some(&Secret::new(KEY)));
     assert_eq!(stage.driver().log(), ["load a"]);
@@ -26,7 +26,7 @@ async fn lease_names_its_backend_and_load() {
 #[tokio::test(start_paused = true)]
 async fn lease_is_released_when_holder_panics() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     assert_eq!(stage.counts().await, (1, 0));
     let holder = tokio::spawn(async move {
         let _lease = lease;
@@ -41,7 +41,7 @@ async fn lease_is_released_when_holder_panics() {
 #[tokio::test(start_paused = true)]
 async fn released_lease_is_not_released_again() {
     let stage = Stage::serving("a", &["a"]).await;
-    let (first, second) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
+    let (first, second) = (stage.send_request("a").await.unwrap(), stage.send_request("a").await.unwrap());
     first.release(true).await;
     assert_eq!(stage.counts().await, (1, 0));
     drop(second);
@@ -52,11 +52,11 @@ async fn released_lease_is_not_released_again() {
 #[tokio::test(start_paused = true)]
 async fn swap_waits_for_last_byte_of_stream() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let stream = stage.ask("a").await.unwrap();
+    let stream = stage.send_request("a").await.unwrap();
     // Past the quantum of a.
     pass(20.0).await;
     let began = Instant::now();
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     let streaming = async {
         for _ in 0..20 {
             pass(1.0).await;
@@ -72,7 +72,7 @@ async fn swap_waits_for_last_byte_of_stream() {
 #[tokio::test(start_paused = true)]
 async fn lease_for_vanished_caller_is_returned() {
     let stage = Stage::serving("a", &["a"]).await;
-    let arriving = stage.ask("a");
+    let arriving = stage.send_request("a");
     pass(1.0).await;
     assert_eq!(stage.counts().await, (1, 0), "the lease is on its way");
     drop(arriving);
@@ -84,7 +84,7 @@ async fn lease_for_vanished_caller_is_returned() {
 async fn request_cancelled_as_lease_arrives_leaves_nothing() {
     for before_the_load in [true, false] {
         let stage = Stage::new(&["a"]).await;
-        let arriving = stage.ask("a");
+        let arriving = stage.send_request("a");
         pass(if before_the_load { 0.5 } else { LOAD.as_secs_f64() }).await;
         drop(arriving);
         pass(5.0).await;
@@ -97,7 +97,7 @@ async fn request_cancelled_as_lease_arrives_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn due_swap_waits_for_lease_granted_simultaneously() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let (first, other) = (stage.ask("a"), stage.ask("b"));
+    let (first, other) = (stage.send_request("a"), stage.send_request("b"));
     // The result has not been received yet, but the lease is already in effect.
     pass(25.0).await;
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
@@ -111,9 +111,9 @@ async fn due_swap_waits_for_lease_granted_simultaneously() {
 #[tokio::test(start_paused = true)]
 async fn release_after_sever_spares_next_generation() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let laggard = stage.ask("a").await.unwrap();
+    let laggard = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let other = stage.ask("b").await.unwrap();
+    let other = stage.send_request("b").await.unwrap();
     assert_eq!(laggard.cancelled().await, LeaseEnd::Swap);
     assert_eq!(laggard.cancelled().await.error(), Some(SlotError::Severed));
     assert_eq!(stage.counts().await, (1, 0));
@@ -124,7 +124,7 @@ async fn release_after_sever_spares_next_generation() {
 }
 
 /// Returns the result of `look` at the very instant at which the future is woken.
-async fn seen_when_woken<T: Send + 'static>(
+async fn result_when_woken<T: Send + 'static>(
     mut future: std::pin::Pin<Box<dyn Future<Output = ()>>>,
     look: impl Fn() -> T + Send + Sync + 'static,
 ) -> T {
@@ -148,23 +148,23 @@ async fn grant_is_queued_before_release_completes() {
     let stage = Stage::serving("a", &["a"]).await;
     let mut leases = Vec::new();
     for _ in 0..4 {
-        leases.push(stage.ask("a").await.unwrap());
+        leases.push(stage.send_request("a").await.unwrap());
     }
     assert_eq!(stage.told.granted("a"), Some(0));
     assert_eq!(stage.send("a").await.unwrap_err(), SlotError::AtCapacity);
     let (release, told) = (leases.pop().unwrap().release(true), Arc::clone(&stage.told));
-    assert_eq!(seen_when_woken(Box::pin(release), move || told.granted("a")).await, Some(1));
+    assert_eq!(result_when_woken(Box::pin(release), move || told.granted("a")).await, Some(1));
     assert!(stage.send("a").await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn slot_update_is_sent_before_refusal() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let _running = stage.ask("a").await.unwrap();
+    let _running = stage.send_request("a").await.unwrap();
     assert_eq!(stage.told.slots_now().slots[0].wanted, 0);
     let (refused, told) = (stage.mux.arrive(stage.new, "b", now()), Arc::clone(&stage.told));
     let refused = async move { assert_eq!(refused.await.unwrap_err(), SlotError::AtCapacity) };
-    assert_eq!(seen_when_woken(Box::pin(refused), move || told.slots_now().slots[0].wanted).await, 1);
+    assert_eq!(result_when_woken(Box::pin(refused), move || told.slots_now().slots[0].wanted).await, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,10 +185,10 @@ async fn messages_of_link_are_handled_in_order() {
 async fn backend_without_address_is_probed_and_serves_nothing() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().serve(None);
-    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::BackendLost);
+    assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::BackendLost);
     // It is loaded again for the next request, once its back-off is over, because no request has completed.
     pass(3.0).await;
-    assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
+    assert_eq!(stage.send_request("a").await.unwrap().generation(), 2);
     assert_eq!(stage.driver().log(), ["force a", "load a"]);
 }
 

@@ -9,9 +9,9 @@ use super::harness::{LOAD, Play, Stage, pass};
 async fn swap_is_logged_from_start_to_end() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     listen();
-    let (running, second) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
+    let (running, second) = (stage.send_request("a").await.unwrap(), stage.send_request("a").await.unwrap());
     pass(20.0).await;
-    let others = [stage.ask("b"), stage.ask("b"), stage.ask("b")];
+    let others = [stage.send_request("b"), stage.send_request("b"), stage.send_request("b")];
     pass(1.0).await;
     drop((running, second));
     for other in others {
@@ -33,7 +33,7 @@ async fn forced_unload_is_logged_before_it_begins() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     listen();
     stage.driver().play("evict a", Play::Fail(LOAD));
-    drop(stage.ask("b").await.unwrap());
+    drop(stage.send_request("b").await.unwrap());
     let lines = logged();
     let said: Vec<_> = lines.iter().map(|line| (line["message"].as_str().unwrap(), line["model"].as_str())).collect();
     assert_eq!(

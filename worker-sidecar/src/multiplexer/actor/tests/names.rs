@@ -21,9 +21,13 @@ async fn stage() -> Stage {
 async fn request_by_alias_leases_its_model() {
     let stage = stage().await;
     assert_eq!(stage.mux.models(), ["a", "b", "x", "y"]);
-    let lease = stage.ask("x").await.unwrap();
+    let lease = stage.send_request("x").await.unwrap();
     assert_eq!((&**lease.model(), lease.slot()), ("a", 0));
-    let others = [stage.ask("a").await.unwrap(), stage.ask("y").await.unwrap(), stage.ask("x").await.unwrap()];
+    let others = [
+        stage.send_request("a").await.unwrap(),
+        stage.send_request("y").await.unwrap(),
+        stage.send_request("x").await.unwrap(),
+    ];
     assert_eq!(stage.driver().log(), ["load a"], "loaded once");
     assert!(matches!(stage.send("x").await, Err(SlotError::AtCapacity)), "one count for all names");
     drop((lease, others));
@@ -82,6 +86,6 @@ async fn aliases_change_while_slot_runs() {
     assert!(stage.mux.reconfigure(config, &[]));
     pass(0.1).await;
     assert_eq!(stage.mux.models(), ["a", "b", "x"]);
-    assert_eq!(&**stage.ask("x").await.unwrap().model(), "b");
-    assert!(matches!(stage.ask("y").await, Err(SlotError::UnknownModel { .. })));
+    assert_eq!(&**stage.send_request("x").await.unwrap().model(), "b");
+    assert!(matches!(stage.send_request("y").await, Err(SlotError::UnknownModel { .. })));
 }

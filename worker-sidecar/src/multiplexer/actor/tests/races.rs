@@ -19,9 +19,9 @@ use crate::multiplexer::slots::Multiplexer;
 #[tokio::test(start_paused = true)]
 async fn resident_dying_during_drain_is_replaced_without_eviction() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let waiting = stage.ask("b");
+    let waiting = stage.send_request("b");
     pass(1.0).await;
     assert_eq!(stage.state().await, SlotState::Draining);
     stage.driver().die("a");
@@ -37,7 +37,7 @@ async fn resident_dying_during_drain_is_replaced_without_eviction() {
 async fn target_dying_during_load_restores_former_resident() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     stage.driver().play("load b", Play::Fail(secs(1.0)));
-    assert!(matches!(stage.ask("b").await.unwrap_err(), SlotError::LoadFailed { .. }));
+    assert!(matches!(stage.send_request("b").await.unwrap_err(), SlotError::LoadFailed { .. }));
     pass(3.0).await;
     assert_eq!(stage.driver().log(), ["evict a", "load b", "force b", "load a"]);
     assert_eq!(stage.resident().await.as_deref(), Some("a"));

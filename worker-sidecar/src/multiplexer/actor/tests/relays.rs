@@ -14,7 +14,7 @@ use crate::multiplexer::event::RelayKey;
 async fn busy() -> (Stage, (Lease, Lease)) {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
-    let running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+    let running = (stage.send_request("b").await.unwrap(), stage.send_request("c").await.unwrap());
     (stage, running)
 }
 
@@ -71,7 +71,7 @@ async fn demand_keeps_its_slot_when_another_relay_leaves() {
             SlotConfig::new(id, models.iter().map(|model| ModelConfig::new(*model, 4)).collect())
         };
         let stage = Stage::with(vec![slot("gpu0", &["a", "b", "d"]), slot("gpu1", &["a", "c"])], false).await;
-        let _running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+        let _running = (stage.send_request("b").await.unwrap(), stage.send_request("c").await.unwrap());
         let (other, _) = join(&stage, Peer::Slots1);
         demand(&stage, other, "d", 1);
         demand(&stage, stage.new, "a", 1);
@@ -151,7 +151,7 @@ async fn served_demand_triggers_no_further_load() {
     demand(&stage, stage.new, "a", 1);
     pass(5.0).await;
     stage.send("a").await.unwrap().release(true).await;
-    drop(stage.ask("b").await.unwrap());
+    drop(stage.send_request("b").await.unwrap());
     pass(60.0).await;
     let slots = stage.mux.slots().slots;
     let residents: Vec<_> = slots.iter().map(|slot| slot.resident.as_deref()).collect();

@@ -24,7 +24,7 @@ async fn capacities_models_and_snapshots_are_merged() {
     assert_eq!((stage.mux.capacity(), stage.mux.models()), (12, vec!["a".to_owned(), "b".to_owned()]));
     let ids: Vec<_> = stage.mux.slots().slots.into_iter().map(|slot| slot.id).collect();
     assert_eq!(ids, ["gpu0", "gpu1"]);
-    drop((stage.ask("a").await.unwrap(), stage.ask("b").await.unwrap()));
+    drop((stage.send_request("a").await.unwrap(), stage.send_request("b").await.unwrap()));
     pass(1.0).await;
     let slots = stage.told.slots_now().slots;
     let residents: Vec<_> = slots.iter().map(|slot| slot.resident.as_deref()).collect();
@@ -61,7 +61,7 @@ async fn grants_of_model_in_two_slots_are_summed() {
 #[tokio::test(start_paused = true)]
 async fn lease_names_its_slot() {
     let stage = two().await;
-    assert_eq!((stage.ask("a").await.unwrap().slot(), stage.ask("b").await.unwrap().slot()), (0, 1));
+    assert_eq!((stage.send_request("a").await.unwrap().slot(), stage.send_request("b").await.unwrap().slot()), (0, 1));
 }
 
 async fn load_a_in_both(stage: &Stage) {
@@ -86,7 +86,7 @@ async fn held_requests_run_in_slots_with_capacity() {
     let stage = both_serve_a(1, 4).await;
     let mut leases = Vec::new();
     for _ in 0..5 {
-        let lease = tokio::time::timeout(Duration::from_secs(1), stage.ask("a")).await;
+        let lease = tokio::time::timeout(Duration::from_secs(1), stage.send_request("a")).await;
         leases.push(lease.expect("there is room for it").unwrap());
     }
     let held = |slot| leases.iter().filter(|lease| lease.slot() == slot).count();
@@ -126,7 +126,7 @@ async fn unserved_demand_makes_exactly_one_slot_load() {
     assert_eq!(logs, ["load a"]);
     // The same holds for three requests of a relay without a queue.
     let stage = two().await;
-    let _waiting = [stage.ask("a"), stage.ask("a"), stage.ask("a")];
+    let _waiting = [stage.send_request("a"), stage.send_request("a"), stage.send_request("a")];
     pass(5.0).await;
     let logs: Vec<_> = stage.drivers.iter().flat_map(|driver| driver.log()).collect();
     assert_eq!(logs, ["load a"]);
@@ -136,7 +136,7 @@ async fn unserved_demand_makes_exactly_one_slot_load() {
 async fn demand_stays_until_another_slot_is_nearer() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
-    let _running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+    let _running = (stage.send_request("b").await.unwrap(), stage.send_request("c").await.unwrap());
     let other = stage.mux.join(Peer::Slots1, Arc::new(Sink::default()));
     for relay in [stage.new, stage.new, other, stage.new, other] {
         stage.demand_of(relay, "a", 1);
@@ -150,12 +150,12 @@ async fn demand_stays_until_another_slot_is_nearer() {
 async fn longest_idle_slot_loads_first_and_pinned_last() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c"), slot("gpu2", "d")], false).await;
-    drop(stage.ask("b").await.unwrap());
+    drop(stage.send_request("b").await.unwrap());
     stage.command("pin", "pin", "b");
     pass(60.0).await;
-    drop(stage.ask("d").await.unwrap());
+    drop(stage.send_request("d").await.unwrap());
     pass(10.0).await;
-    drop(stage.ask("c").await.unwrap());
+    drop(stage.send_request("c").await.unwrap());
     pass(10.0).await;
     stage.demand("a", 1);
     pass(10.0).await;
@@ -173,7 +173,7 @@ async fn core1_relay_requests_run_or_wait_in_worker() {
     assert_eq!((grant.slots, grant.others, grant.capacity, grant.links), (12, 0, 12, 3));
     assert_eq!(grant.models, None);
     let lease = stage.mux.arrive(relay, "b", now()).await.unwrap();
-    let _other = stage.ask("b").await.unwrap();
+    let _other = stage.send_request("b").await.unwrap();
     assert_eq!((told.grant_now().others, lease.generation()), (1, 1));
     stage.mux.leave(stage.new);
     assert_eq!(told.grant_now().links, 2);
@@ -182,7 +182,7 @@ async fn core1_relay_requests_run_or_wait_in_worker() {
 #[tokio::test(start_paused = true)]
 async fn model_in_no_slot_is_refused_by_name() {
     let stage = two().await;
-    let error = stage.ask("c").await.unwrap_err();
+    let error = stage.send_request("c").await.unwrap_err();
     assert_eq!(error.to_string(), "no slot has model c; available: a, b");
 }
 
@@ -236,7 +236,7 @@ async fn models_wanted_together_load_in_separate_slots() {
     assert_eq!(targets(&stage), each);
     // Requests of a relay without a queue.
     let stage = three_of_three().await;
-    let _waiting = ["m", "n", "o"].map(|id| stage.ask(id));
+    let _waiting = ["m", "n", "o"].map(|id| stage.send_request(id));
     pass(0.1).await;
     assert_eq!(targets(&stage), each);
 }
@@ -257,7 +257,7 @@ async fn imminent_load_is_not_started_in_another_slot() {
 async fn models_wanted_together_spread_over_busy_slots() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, [own, "m", "n"].map(|id| ModelConfig::new(id, 4)).to_vec());
     let stage = Stage::with(vec![slot("gpu0", "a"), slot("gpu1", "b")], false).await;
-    let _running = (stage.ask("a").await.unwrap(), stage.ask("b").await.unwrap());
+    let _running = (stage.send_request("a").await.unwrap(), stage.send_request("b").await.unwrap());
     stage.mux.handle_demand(stage.new, &demand(&["m", "n"]));
     pass(0.1).await;
     let wanted: Vec<_> = stage.mux.slots().slots.iter().map(|slot| slot.wanted).collect();
@@ -268,7 +268,7 @@ async fn models_wanted_together_spread_over_busy_slots() {
 async fn waiting_demand_moves_to_newly_idle_slot() {
     let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
     let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
-    let (_running, ends) = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+    let (_running, ends) = (stage.send_request("b").await.unwrap(), stage.send_request("c").await.unwrap());
     stage.mux.handle_demand(stage.new, &demand(&["a"]));
     pass(0.1).await;
     let wanted = || stage.mux.slots().slots.iter().map(|slot| slot.wanted).collect::<Vec<_>>();
@@ -287,10 +287,10 @@ async fn waiting_demand_moves_to_newly_idle_slot() {
 #[tokio::test(start_paused = true)]
 async fn ending_worker_returns_held_requests_to_capable_relays() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let _running = stage.ask("a").await.unwrap();
+    let _running = stage.send_request("a").await.unwrap();
     let told = Arc::new(Sink::default());
     let relay = stage.mux.join(Peer::Core1, Arc::<Sink>::clone(&told));
-    let (asked, keeps) = (stage.mux.arrive(relay, "b", now()), stage.ask("b"));
+    let (asked, keeps) = (stage.mux.arrive(relay, "b", now()), stage.send_request("b"));
     let runs = stage.mux.arrive(relay, "a", now()).await.unwrap();
     stage.mux.give_back_held();
     let given_back = tokio::time::timeout(Duration::from_millis(100), asked).await;
@@ -309,7 +309,7 @@ async fn slot_snapshots_age_between_updates() {
     assert_eq!((after.since_ms - before.since_ms, after.idle_ms - before.idle_ms), (7000, 7000));
     // A busy slot stays busy, and the estimate shrinks until it is overdue.
     stage.driver().play("load b", Play::Never);
-    let _loads = stage.ask("b");
+    let _loads = stage.send_request("b");
     pass(0.1).await;
     let before = stage.mux.slots().slots.swap_remove(0);
     pass(0.5).await;

@@ -11,7 +11,7 @@ use crate::multiplexer::config::ModelConfig;
 #[tokio::test(start_paused = true)]
 async fn two_models_wanted_together_load_one_after_another() {
     let stage = Stage::new(&["a", "b"]).await;
-    let (first, second) = (stage.ask("a"), stage.ask("b"));
+    let (first, second) = (stage.send_request("a"), stage.send_request("b"));
     let serve = |arriving: PendingLease| async {
         let lease = arriving.await.unwrap();
         pass(1.0).await;
@@ -30,17 +30,17 @@ async fn request_at_idle_ttl_expiry_is_served() {
     let mut config = config(&["a"]);
     config.models[0] = ModelConfig { idle_ttl: Some(secs(60.0)), ..ModelConfig::new("a", 4) };
     let stage = Stage::with(vec![config], false).await;
-    stage.ask("a").await.unwrap().release(true).await;
+    stage.send_request("a").await.unwrap().release(true).await;
     let (_, idle) = (stage.driver().log(), tokio::time::Instant::now());
     tokio::time::sleep_until(idle + secs(60.0)).await;
-    let lease = stage.ask("a").await.unwrap();
+    let lease = stage.send_request("a").await.unwrap();
     // Whichever came first, the request is served, and the slot is not stuck.
     drop(lease);
     pass(59.0).await;
     assert_eq!(stage.resident().await.as_deref(), Some("a"));
     pass(5.0).await;
     assert_eq!((stage.resident().await, stage.state().await), (None, SlotState::Empty));
-    assert!(stage.ask("a").await.is_ok());
+    assert!(stage.send_request("a").await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,9 +86,9 @@ async fn order_results_return_to_forwarding_relay() {
 #[tokio::test(start_paused = true)]
 async fn swap_appears_in_health_and_metrics() {
     let stage = Stage::serving("a", &["a", "b"]).await;
-    let running = stage.ask("a").await.unwrap();
+    let running = stage.send_request("a").await.unwrap();
     pass(20.0).await;
-    let other = stage.ask("b");
+    let other = stage.send_request("b");
     pass(10.0).await;
     let slot = stage.mux.health().await["slots"][0].take();
     assert_eq!((&slot["state"], &slot["drain"]["leases"]), (&"draining".into(), &1.into()));

@@ -334,7 +334,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, relay: RelayKey, model: &str) {
+    fn send_request(&mut self, relay: RelayKey, model: &str) {
         let (patience, work) = (self.dice.wait(90_000), self.dice.wait(8_000));
         self.begun += 1;
         self.requests.spawn(request(self.mux.arrive(relay, model, now()), patience, work));
@@ -349,11 +349,11 @@ impl World {
     async fn act(&mut self) {
         let model = self.dice.model();
         match self.dice.below(40) {
-            0..=13 => self.ask(self.old, model),
+            0..=13 => self.send_request(self.old, model),
             14..=18 => self.demand(model),
             19..=22 => {
                 if self.told.granted(model).is_some_and(|slots| slots > 0) {
-                    self.ask(self.new, model);
+                    self.send_request(self.new, model);
                 }
             }
             23 => {

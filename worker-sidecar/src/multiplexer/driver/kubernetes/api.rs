@@ -85,7 +85,7 @@ struct Exchange {
 }
 
 /// One request, and how errors describe it.
-struct Ask<'a> {
+struct ApiRequest<'a> {
     method: Method,
     path: String,
     query: Vec<(&'a str, &'a str)>,
@@ -107,7 +107,7 @@ impl Api {
     }
 
     pub(super) async fn scale(&self, deployment: &str) -> Result<Scale, DriverError> {
-        let ask = self.ask(Method::GET, deployment, "get on deployments/scale");
+        let ask = self.scale_request(Method::GET, deployment, "get on deployments/scale");
         self.read_scale(ask).await
     }
 
@@ -118,7 +118,7 @@ impl Api {
         replicas: u32,
         is_rehearsal: bool,
     ) -> Result<Scale, DriverError> {
-        let mut ask = self.ask(Method::PATCH, deployment, "patch on deployments/scale");
+        let mut ask = self.scale_request(Method::PATCH, deployment, "patch on deployments/scale");
         ask.body = Some(json!({"spec": {"replicas": replicas}}).to_string());
         if is_rehearsal {
             ask.query.push(("dryRun", "All"));
@@ -137,14 +137,14 @@ impl Api {
         struct ListMeta {
             resource_version: String,
         }
-        let ask = self.ask_pods(selector, "list on pods");
+        let ask = self.pods_request(selector, "list on pods");
         let PodListBody { metadata, items } = self.read(ask).await?;
         Ok(PodList { pods: items, version: metadata.resource_version })
     }
 
     /// Watches for changes after `version`, for [`WATCH_SECONDS`].
     pub(super) async fn watch(&self, selector: &str, version: &str) -> Result<Watch, DriverError> {
-        let mut ask = self.ask_pods(selector, "watch on pods");
+        let mut ask = self.pods_request(selector, "watch on pods");
         let seconds = WATCH_SECONDS.to_string();
         ask.query.extend([("watch", "1"), ("resourceVersion", version), ("timeoutSeconds", &seconds)]);
         let until = Instant::now() + WATCH_PATIENCE;
@@ -158,18 +158,18 @@ impl Api {
         Err(self.refusal(&ask, status, &body))
     }
 
-    fn ask<'a>(&self, method: Method, deployment: &str, right: &'static str) -> Ask<'a> {
+    fn scale_request<'a>(&self, method: Method, deployment: &str, right: &'static str) -> ApiRequest<'a> {
         let path = format!("apis/apps/v1/namespaces/{}/deployments/{deployment}/scale", self.access.namespace());
-        Ask { method, path, query: Vec::new(), body: None, about: self.name(deployment), right }
+        ApiRequest { method, path, query: Vec::new(), body: None, about: self.name(deployment), right }
     }
 
-    fn ask_pods<'a>(&self, selector: &'a str, right: &'static str) -> Ask<'a> {
+    fn pods_request<'a>(&self, selector: &'a str, right: &'static str) -> ApiRequest<'a> {
         let path = format!("api/v1/namespaces/{}/pods", self.access.namespace());
         let about = format!("Pods with {selector} in namespace {}", self.access.namespace());
-        Ask { method: Method::GET, path, query: vec![("labelSelector", selector)], body: None, about, right }
+        ApiRequest { method: Method::GET, path, query: vec![("labelSelector", selector)], body: None, about, right }
     }
 
-    async fn read_scale(&self, ask: Ask<'_>) -> Result<Scale, DriverError> {
+    async fn read_scale(&self, ask: ApiRequest<'_>) -> Result<Scale, DriverError> {
         // The specification omits a zero.
         #[derive(Deserialize)]
         struct Object {
@@ -190,7 +190,7 @@ impl Api {
         Ok(Scale { replicas: spec.replicas, selector: status.selector })
     }
 
-    async fn read<T: for<'de> Deserialize<'de>>(&self, ask: Ask<'_>) -> Result<T, DriverError> {
+    async fn read<T: for<'de> Deserialize<'de>>(&self, ask: ApiRequest<'_>) -> Result<T, DriverError> {
         let url = self.url(&ask);
         let (status, body) = within(&url, async {
             let exchange = self.send(&ask, &url).await?;
@@ -204,7 +204,7 @@ impl Api {
             .map_err(|error| DriverError::Unexpected { url: url.to_string(), why: error.to_string() })
     }
 
-    fn url(&self, ask: &Ask<'_>) -> Url {
+    fn url(&self, ask: &ApiRequest<'_>) -> Url {
         let mut url = self.access.server().clone();
         url.set_path(&ask.path);
         if !ask.query.is_empty() {
@@ -213,7 +213,7 @@ impl Api {
         url
     }
 
-    async fn send(&self, ask: &Ask<'_>, url: &Url) -> Result<Exchange, DriverError> {
+    async fn send(&self, ask: &ApiRequest<'_>, url: &Url) -> Result<Exchange, DriverError> {
         let token = self.access.token().map_err(|why| silent(url, &why))?;
         let (host, port) = net::host_and_port(url);
         let trust = (url.scheme() == "https").then(|| self.access.trust());
@@ -249,7 +249,7 @@ impl Api {
         Ok(Exchange { answer, _connection: driving })
     }
 
-    fn refusal(&self, ask: &Ask<'_>, status: StatusCode, body: &[u8]) -> DriverError {
+    fn refusal(&self, ask: &ApiRequest<'_>, status: StatusCode, body: &[u8]) -> DriverError {
         let said = quote(body);
         let about = &ask.about;
         match status {
@@ -371,7 +371,7 @@ mod tests {
         let account = tempfile::tempdir().unwrap();
         let api = Api::new(Access::new("http://127.0.0.1:1".parse().unwrap(), account.path(), "llm"));
         let error = |status: u16| {
-            let ask = api.ask(Method::GET, "qwen", "get on deployments/scale");
+            let ask = api.scale_request(Method::GET, "qwen", "get on deployments/scale");
             api.refusal(&ask, StatusCode::from_u16(status).unwrap(), br#"{"message": "why"}"#)
         };
         for status in [401, 408, 409, 410, 429, 500, 503] {

@@ -26,7 +26,7 @@ pub(super) struct Known {
     /// Never held over an await.
     life: Mutex<Life>,
     /// The number of foreign replicas that was last logged. Never held over an await.
-    told: Mutex<Option<u32>>,
+    logged_replicas: Mutex<Option<u32>>,
     /// True if it was logged that the API server denies access to the model's state.
     is_refused: AtomicBool,
     /// Runs actions that must not be left half done.
@@ -53,7 +53,7 @@ impl Known {
             deployment,
             given: url,
             life: Mutex::default(),
-            told: Mutex::default(),
+            logged_replicas: Mutex::default(),
             is_refused: AtomicBool::new(false),
             orders: Sequence::default(),
         }
@@ -74,8 +74,8 @@ impl Known {
     }
 
     /// Probes its Pod. A Pod where nothing listens still exists, and holds its GPU.
-    pub(super) async fn look_at(&self, url: Url) -> Result<Probed, DriverError> {
-        match self.served.look(&self.served.client(url)).await {
+    pub(super) async fn probe_at(&self, url: Url) -> Result<Probed, DriverError> {
+        match self.served.probe(&self.served.client(url)).await {
             Err(DriverError::Unreachable { .. }) => Ok(Probed::default()),
             looked => looked,
         }
@@ -86,8 +86,8 @@ impl Known {
     }
 
     /// Logs once that a third party scales the Deployment.
-    pub(super) fn tell(&self, api: &Api, replicas: u32) {
-        if self.told().replace(replicas) == Some(replicas) {
+    pub(super) fn log_external_scaling(&self, api: &Api, replicas: u32) {
+        if self.logged_replicas().replace(replicas) == Some(replicas) {
             return;
         }
         let (model, deployment) = (&*self.served.id, api.name(&self.deployment));
@@ -112,7 +112,7 @@ impl Known {
     }
 
     /// Logs once that the API server denies this worker access to the model's state.
-    pub(super) fn tell_refusal(&self, error: &DriverError) {
+    pub(super) fn log_refusal(&self, error: &DriverError) {
         if !matches!(error, DriverError::Silent { .. }) && !self.is_refused.swap(true, Ordering::Relaxed) {
             tracing::warn!(deployment = self.deployment, %error, "cannot read the model's state from the API server; relying on its Pod");
         }
@@ -123,8 +123,8 @@ impl Known {
         self.is_refused.store(false, Ordering::Relaxed);
     }
 
-    pub(super) fn told(&self) -> MutexGuard<'_, Option<u32>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn logged_replicas(&self) -> MutexGuard<'_, Option<u32>> {
+        self.logged_replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::multiplexer::driver::DriverError;
 
 /// Reasons that waiting does not resolve, or only after a change of the Deployment. `ErrImagePull` is omitted: it is a
 /// first failure, and `ImagePullBackOff` follows it.
-const HOPELESS: [&str; 7] = [
+const STUCK_REASONS: [&str; 7] = [
     "CrashLoopBackOff",
     "ImagePullBackOff",
     "ErrImageNeverPull",
@@ -109,18 +109,18 @@ struct Terminated {
 
 /// The combined state of a Deployment's Pods.
 #[derive(Debug)]
-pub(super) enum Standing<'a> {
+pub(super) enum PodsState<'a> {
     /// This Pod is ready, and is not being deleted.
     Ready(&'a Pod),
     /// None is ready, and waiting will not change that.
-    Hopeless(Hopeless),
+    StuckPod(StuckPod),
     /// None is ready yet, for this reason.
     Waiting(String),
 }
 
 /// A Pod that will not become ready.
 #[derive(Debug)]
-pub(super) struct Hopeless {
+pub(super) struct StuckPod {
     /// Its name, and the kubelet's reason.
     pub(super) why: String,
     /// The exit code of its container, if it has run.
@@ -128,16 +128,16 @@ pub(super) struct Hopeless {
 }
 
 /// Returns the combined state of the Pods.
-pub(super) fn standing<'a>(pods: impl Iterator<Item = &'a Pod>) -> Standing<'a> {
+pub(super) fn pods_state<'a>(pods: impl Iterator<Item = &'a Pod>) -> PodsState<'a> {
     let pods: Vec<_> = pods.filter(|pod| pod.is_there()).collect();
     let staying: Vec<_> = pods.iter().copied().filter(|pod| !pod.is_leaving()).collect();
     if let Some(ready) = staying.iter().find(|pod| pod.is_ready()) {
-        return Standing::Ready(ready);
+        return PodsState::Ready(ready);
     }
-    if let Some(hopeless) = staying.iter().find_map(|pod| pod.hopeless()) {
-        return Standing::Hopeless(hopeless);
+    if let Some(stuck) = staying.iter().find_map(|pod| pod.stuck()) {
+        return PodsState::StuckPod(stuck);
     }
-    Standing::Waiting(match (staying.first(), pods.first()) {
+    PodsState::Waiting(match (staying.first(), pods.first()) {
         (Some(pod), _) => pod.waits_for(),
         (None, Some(leaving)) => format!("Pod {} is still terminating", leaving.metadata.name),
         (None, None) => "it has no Pod; run `kubectl describe` on it and its ReplicaSet for the reason".to_owned(),
@@ -183,13 +183,13 @@ impl Pod {
         self.status.init_container_statuses.iter().chain(&self.status.container_statuses)
     }
 
-    fn hopeless(&self) -> Option<Hopeless> {
+    fn stuck(&self) -> Option<StuckPod> {
         let waiting = |container: &&ContainerStatus| {
-            container.state.waiting.as_ref().is_some_and(|waiting| HOPELESS.contains(&&*waiting.reason))
+            container.state.waiting.as_ref().is_some_and(|waiting| STUCK_REASONS.contains(&&*waiting.reason))
         };
         let container = self.containers().find(waiting)?;
         let why = format!("Pod {}: {}", self.metadata.name, container.trouble()?);
-        Some(Hopeless { why, exit_code: container.last_state.terminated.as_ref().map(|ended| ended.exit_code) })
+        Some(StuckPod { why, exit_code: container.last_state.terminated.as_ref().map(|ended| ended.exit_code) })
     }
 
     fn waits_for(&self) -> String {
@@ -253,23 +253,23 @@ mod tests {
     }
 
     fn waiting(status: &Value) -> String {
-        match standing([pod(status)].iter()) {
-            Standing::Waiting(why) => why,
-            other @ (Standing::Ready(_) | Standing::Hopeless(_)) => panic!("{other:?}"),
+        match pods_state([pod(status)].iter()) {
+            PodsState::Waiting(why) => why,
+            other @ (PodsState::Ready(_) | PodsState::StuckPod(_)) => panic!("{other:?}"),
         }
     }
 
-    fn hopeless(status: &Value) -> Hopeless {
-        match standing([pod(status)].iter()) {
-            Standing::Hopeless(hopeless) => hopeless,
-            other @ (Standing::Ready(_) | Standing::Waiting(_)) => panic!("{other:?}"),
+    fn stuck(status: &Value) -> StuckPod {
+        match pods_state([pod(status)].iter()) {
+            PodsState::StuckPod(stuck) => stuck,
+            other @ (PodsState::Ready(_) | PodsState::Waiting(_)) => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn ready_pod_is_reached_at_first_container_port() {
         let pod = pod(&ready());
-        let Standing::Ready(found) = standing(std::iter::once(&pod)) else { panic!("it is ready") };
+        let PodsState::Ready(found) = pods_state(std::iter::once(&pod)) else { panic!("it is ready") };
         assert_eq!(found.address().unwrap().as_str(), "http://10.0.0.7:8000/");
         let v6 = serde_json::from_value::<Pod>(json!({
             "metadata": {"name": "p"}, "spec": {"containers": [{"ports": [{"containerPort": 1}]}]},
@@ -290,7 +290,7 @@ mod tests {
         let mut leaving = pod(&ready());
         leaving.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
         assert!(leaving.is_there());
-        let Standing::Waiting(why) = standing([leaving].iter()) else { panic!("it leaves") };
+        let PodsState::Waiting(why) = pods_state([leaving].iter()) else { panic!("it leaves") };
         assert_eq!(why, "Pod p is still terminating");
         let mut ended = pod(&json!({"phase": "Failed", "reason": "Evicted"}));
         assert!(!ended.is_there());
@@ -299,10 +299,10 @@ mod tests {
     }
 
     #[test]
-    fn crash_loop_is_hopeless_with_exit_code() {
+    fn crash_loop_fails_load_with_exit_code() {
         let state = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}});
         let last = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
-        let Hopeless { why, exit_code } = hopeless(&container(&state, &last));
+        let StuckPod { why, exit_code } = stuck(&container(&state, &last));
         assert_eq!(exit_code, Some(137));
         for part in ["exit code 137", "Pod p", "container vllm", "CrashLoopBackOff: back-off 10s", "OOMKilled"] {
             assert!(why.contains(part), "{part}: {why}");
@@ -310,12 +310,12 @@ mod tests {
     }
 
     #[test]
-    fn unavailable_image_is_hopeless_after_kubelet_backoff() {
+    fn unavailable_image_fails_load_after_kubelet_backoff() {
         let state = |reason: &str| json!({"waiting": {"reason": reason, "message": "image \"x\""}});
         let first = waiting(&container(&state("ErrImagePull"), &json!({})));
         assert_eq!(first, "Pod p: container vllm: ErrImagePull: image \"x\"");
         for reason in ["ImagePullBackOff", "ErrImageNeverPull", "CreateContainerConfigError"] {
-            let Hopeless { why, exit_code } = hopeless(&container(&state(reason), &json!({})));
+            let StuckPod { why, exit_code } = stuck(&container(&state(reason), &json!({})));
             assert!(exit_code.is_none() && why.contains(reason) && why.contains("image \"x\""), "{why}");
         }
     }
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(waiting(&ended(1)), "Pod p: container vllm: terminated with exit code 1: Error");
         assert_eq!(waiting(&ended(0)), "Pod p is not ready");
         assert_eq!(waiting(&json!({"phase": "Pending", "reason": "NodeLost"})), "Pod p: NodeLost");
-        let Standing::Waiting(why) = standing([].iter()) else { panic!("there is none") };
+        let PodsState::Waiting(why) = pods_state([].iter()) else { panic!("there is none") };
         assert!(why.contains("no Pod"), "{why}");
     }
 }

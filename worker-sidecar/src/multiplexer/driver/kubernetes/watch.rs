@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::api::{Api, PodChange, Watch};
-use super::pods::{self, Pod, Standing};
+use super::pods::{self, Pod, PodsState};
 use crate::multiplexer::driver::DriverError;
 
 /// The least time between two lists.
@@ -74,11 +74,11 @@ impl<'a> Followed<'a> {
         Some(self.pods.as_ref()?.values().filter(|pod| pod.is_there()).count())
     }
 
-    pub(super) fn standing(&self) -> Standing<'_> {
+    pub(super) fn pods_state(&self) -> PodsState<'_> {
         match (&self.pods, &self.trouble) {
-            (_, Some(trouble)) => Standing::Waiting(trouble.to_string()),
-            (Some(pods), None) => pods::standing(pods.values()),
-            (None, None) => Standing::Waiting("its Pods are not known yet".to_owned()),
+            (_, Some(trouble)) => PodsState::Waiting(trouble.to_string()),
+            (Some(pods), None) => pods::pods_state(pods.values()),
+            (None, None) => PodsState::Waiting("its Pods are not known yet".to_owned()),
         }
     }
 }

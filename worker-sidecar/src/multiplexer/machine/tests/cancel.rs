@@ -3,7 +3,7 @@
 use modelrelay_protocol::message::SlotState;
 
 use super::harness::{Call, NOTHING, Stage};
-use crate::multiplexer::effect::News;
+use crate::multiplexer::effect::SlotEvent;
 
 /// `a` serves request 1, request 2 waits for `b`, and the drain has begun.
 fn draining() -> Stage {
@@ -35,7 +35,7 @@ fn last_waiter_leaving_before_commit_aborts_swap() {
     s.arrive(3, "a");
     assert_eq!(s.cancel(2), ["open a", "lease r3 g1"]);
     assert_eq!(s.state(), SlotState::Ready);
-    assert!(s.news.contains(&News::SwapAborted { from: "a".into() }));
+    assert!(s.news.contains(&SlotEvent::SwapAborted { from: "a".into() }));
     assert_eq!(s.pass(60.0), NOTHING, "nobody is severed for a swap that does not happen");
 }
 

@@ -10,7 +10,7 @@ fn eta(s: &Stage, model: &str) -> Option<f64> {
 }
 
 /// `a` is idle. It took 2 s to load and 4 s to unload, `b` took 10 s and 1 s; `c` was never loaded.
-fn seen() -> Stage {
+fn measured() -> Stage {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     let swap = |s: &mut Stage, request, model: &str, evict, load| {
         s.arrive(request, model);
@@ -28,7 +28,7 @@ fn seen() -> Stage {
 
 /// `a` serves request 1, request 2 waits for `b`, and the drain has begun.
 fn draining() -> Stage {
-    let mut s = seen();
+    let mut s = measured();
     s.arrive(1, "a");
     s.arrive(2, "b");
     s.pass(120.0);
@@ -38,14 +38,14 @@ fn draining() -> Stage {
 
 #[test]
 fn idle_resident_serves_now_and_others_after_swap() {
-    let s = seen();
+    let s = measured();
     assert_eq!((eta(&s, "a"), eta(&s, "b")), (Some(0.0), Some(14.0)));
     assert_eq!(eta(&s, "c"), Some(10.0), "which is taken to load as fast as others on average");
 }
 
 #[test]
 fn next_model_waits_for_remaining_resident_quantum() {
-    let mut s = seen();
+    let mut s = measured();
     s.arrive(1, "a");
     s.arrive(2, "b");
     assert_eq!(eta(&s, "b"), Some(8.0 * 14.0 + 14.0));
@@ -56,7 +56,7 @@ fn next_model_waits_for_remaining_resident_quantum() {
 
 #[test]
 fn later_model_waits_for_turns_of_others() {
-    let mut s = seen();
+    let mut s = measured();
     s.arrive(1, "a");
     s.arrive(2, "b");
     s.pass(6.0);
@@ -104,7 +104,7 @@ fn each_swap_step_lowers_only_targets_eta() {
 
 #[test]
 fn stopping_slot_has_no_eta_unlike_empty_slot() {
-    let mut s = seen();
+    let mut s = measured();
     s.order(1, Order::Unload { model: "a".into(), now: false });
     s.finish_swap(0.0);
     assert_eq!((s.state(), eta(&s, "b")), (SlotState::Empty, Some(10.0)));

@@ -9,7 +9,7 @@ use modelrelay_protocol::message::{Slot, SlotState};
 
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
-use crate::multiplexer::effect::{Effect, LeaseEnd, News, Swap};
+use crate::multiplexer::effect::{Effect, LeaseEnd, SlotEvent, Swap};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::{
     Arrival, Demand, DownCause, Event, Found, Left, LinkKind, OpId, Order, OrderId, Outcome, RelayKey, RequestKey,
@@ -56,7 +56,7 @@ pub(super) struct Stage {
     pub(super) finds: Option<Found>,
     /// The number of requests that each relay may send, from its latest grant.
     pub(super) grants: BTreeMap<(RelayKey, String), u32>,
-    pub(super) news: Vec<News>,
+    pub(super) news: Vec<SlotEvent>,
     pub(super) changes: u32,
 }
 
@@ -146,7 +146,7 @@ impl Stage {
                 self.grants.insert((*relay, model.to_string()), values.slots);
             }
             Effect::CloseGate { model } => self.grants.retain(|(_, granted), _| **granted != **model),
-            Effect::News(news) => self.news.push(news.clone()),
+            Effect::SlotEvent(news) => self.news.push(news.clone()),
             Effect::Changed => self.changes += 1,
             Effect::Lease { .. }
             | Effect::Fail { .. }
@@ -341,7 +341,7 @@ impl Stage {
     /// Swaps that have ended.
     pub(super) fn swaps(&self) -> Vec<&Swap> {
         let ended =
-            self.news.iter().filter_map(|news| if let News::SwapEnded(swap) = news { Some(swap) } else { None });
+            self.news.iter().filter_map(|news| if let SlotEvent::SwapEnded(swap) = news { Some(swap) } else { None });
         ended.collect()
     }
 }
@@ -360,7 +360,7 @@ fn show(effect: &Effect) -> Option<String> {
         Effect::ForceEvict { model, .. } => format!("kill {model}"),
         Effect::CheckMemory { model, .. } => format!("memory of {model}"),
         Effect::Load { model, kind, .. } => format!("load {model} {kind:?}"),
-        Effect::Probe { .. } | Effect::Grant { .. } | Effect::Changed | Effect::News(_) => return None,
+        Effect::Probe { .. } | Effect::Grant { .. } | Effect::Changed | Effect::SlotEvent(_) => return None,
         Effect::StillServes { model } => format!("{model} still serves"),
         Effect::Discard { model } => format!("discard {model}"),
         Effect::Forget { model } => format!("forget {model}"),

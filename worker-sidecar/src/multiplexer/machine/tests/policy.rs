@@ -5,7 +5,7 @@ use modelrelay_protocol::message::SlotState;
 use super::harness::{NEW, NOTHING, Stage, config, secs};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{Knobs, Linger, ModelConfig, SlotConfig};
-use crate::multiplexer::effect::News;
+use crate::multiplexer::effect::SlotEvent;
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::Order;
 
@@ -95,11 +95,11 @@ fn idle_resident_lingers_when_requests_usually_return_soon() {
     assert_eq!(s.finish(1), NOTHING);
     s.pass(0.3);
     assert_eq!(s.arrive(3, "a"), ["lease r3 g1"]);
-    assert_eq!(s.news, [News::LingerHit { model: "a".into() }]);
+    assert_eq!(s.news, [SlotEvent::LingerHit { model: "a".into() }]);
     s.finish(3);
     assert_eq!(s.pass(0.5), ["preflight b"], "1.25 times the longest gap");
     s.fits();
-    assert!(s.news.contains(&News::LingerMiss { model: "a".into() }));
+    assert!(s.news.contains(&SlotEvent::LingerMiss { model: "a".into() }));
 }
 
 // 44
@@ -133,7 +133,7 @@ fn strict_alternation_costs_no_linger() {
         s.finish(round as u64);
     }
     assert_eq!(s.now, secs(20.0 * 2.4));
-    assert!(s.news.iter().all(|news| !matches!(news, News::LingerMiss { .. })));
+    assert!(s.news.iter().all(|news| !matches!(news, SlotEvent::LingerMiss { .. })));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn obsolete_linger_is_neither_hit_nor_miss() {
     s.arrive(3, "a");
     s.finish(3);
     s.pass(3.0);
-    assert!(!s.news.iter().any(|news| matches!(news, News::LingerHit { .. } | News::LingerMiss { .. })));
+    assert!(!s.news.iter().any(|news| matches!(news, SlotEvent::LingerHit { .. } | SlotEvent::LingerMiss { .. })));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn infeasible_max_wait_is_reported_without_shortening_quantum() {
     s.arrive(2, "b");
     assert_eq!(s.pass(29.9), NOTHING);
     assert_eq!(s.pass(0.1), ["preflight b"]);
-    assert!(s.news.contains(&News::MaxWaitInfeasible { model: "b".into(), cost: secs(10.0) }));
+    assert!(s.news.contains(&SlotEvent::MaxWaitInfeasible { model: "b".into(), cost: secs(10.0) }));
 }
 
 // 49

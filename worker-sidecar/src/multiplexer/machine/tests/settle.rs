@@ -2,7 +2,7 @@
 
 use super::harness::{NEW, NOTHING, Stage, config};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
-use crate::multiplexer::effect::News;
+use crate::multiplexer::effect::SlotEvent;
 
 // 27, a
 #[test]
@@ -99,7 +99,7 @@ fn further_requests_for_load_are_reported_as_coalesced() {
     s.fits();
     s.arrive(2, "a");
     s.arrive_from(NEW, 3, "a");
-    let coalesced = s.news.iter().filter(|news| matches!(news, News::Coalesced { .. }));
+    let coalesced = s.news.iter().filter(|news| matches!(news, SlotEvent::Coalesced { .. }));
     assert_eq!(coalesced.count(), 2);
 }
 

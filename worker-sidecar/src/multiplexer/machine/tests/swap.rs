@@ -4,7 +4,7 @@ use modelrelay_protocol::message::{SlotModelStatus, SlotState};
 
 use super::harness::{Call, NOTHING, Stage, config, secs};
 use crate::multiplexer::config::{Knobs, SlotConfig};
-use crate::multiplexer::effect::{News, Reason, SwapResult};
+use crate::multiplexer::effect::{Reason, SlotEvent, SwapResult};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::Outcome;
 use crate::multiplexer::machine::{DrainView, Jitter, Requests};
@@ -37,8 +37,12 @@ fn swap_runs_from_preflight_to_lease_in_order() {
     assert_eq!((s.state(), s.resident(), s.slot().generation), (SlotState::Ready, Some("b".into()), 2));
     let swaps = s.swaps();
     assert_eq!((swaps.len(), swaps[0].reason, swaps[0].load), (1, Reason::Idle, secs(7.0)));
-    let ended = s.news.iter().filter(|news| matches!(news, News::ResidencyEnded { .. })).collect::<Vec<_>>();
-    assert_eq!(ended, [&News::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }], "once, not with each state");
+    let ended = s.news.iter().filter(|news| matches!(news, SlotEvent::ResidencyEnded { .. })).collect::<Vec<_>>();
+    assert_eq!(
+        ended,
+        [&SlotEvent::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }],
+        "once, not with each state"
+    );
 }
 
 // 9, 10
@@ -236,7 +240,7 @@ fn no_load_starts_before_memory_is_freed() {
     assert_eq!(s.freed(false), ["kill a"], "what sleeps badly is killed");
     assert_eq!(s.killed(), ["memory of a"]);
     assert_eq!(s.freed(false), ["fail r1: slot_quarantined"]);
-    let lost = s.news.iter().filter(|news| matches!(news, News::MemoryNotFreed { .. }));
+    let lost = s.news.iter().filter(|news| matches!(news, SlotEvent::MemoryNotFreed { .. }));
     assert_eq!(lost.count(), 2);
 }
 

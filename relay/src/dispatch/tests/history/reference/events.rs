@@ -62,7 +62,7 @@ impl Reference {
                 self.shutting_down = true;
                 self.fail_queued(Failure::Draining);
                 for key in self.requests.keys().copied().collect::<Vec<_>>() {
-                    self.take_back(key, CancelReason::DrainDeadline);
+                    self.revoke(key, CancelReason::DrainDeadline);
                     self.fail(key, Failure::Draining);
                 }
             }
@@ -135,7 +135,7 @@ impl Reference {
         } else if !self.settings.enabled {
             Some(Failure::Disabled)
         } else {
-            self.hopeless(key)
+            self.unservable(key)
         };
         let no_place = || {
             let full = full && self.best_for(key).is_none();
@@ -170,7 +170,7 @@ impl Reference {
             return;
         };
         if stage == Stage::InFlight {
-            self.take_back(request, reason);
+            self.revoke(request, reason);
         }
         if reason == CancelReason::Admin {
             self.fail(request, Failure::CancelledByAdmin);
@@ -319,7 +319,7 @@ impl Reference {
         let Some(worker) = request.worker.filter(|_| request.new.pin.is_none() && request.requeues < 3) else { return };
         let except = request.silent.iter().copied().chain([worker]).collect();
         let Some(to) = self.best_except(key, &except).filter(|_| self.no_queue().is_none()) else { return };
-        self.take_back(key, CancelReason::Timeout);
+        self.revoke(key, CancelReason::Timeout);
         let request = self.request(key);
         request.requeues += 1;
         request.silent.insert(worker);

@@ -169,7 +169,7 @@ impl Reference {
     }
 
     /// Returns the assigned worker of each model.
-    pub(in super::super) fn asked(&self) -> impl Iterator<Item = (Model, WorkerKey)> {
+    pub(in super::super) fn assignments(&self) -> impl Iterator<Item = (Model, WorkerKey)> {
         self.choices.iter().map(|(model, choice)| (model.clone(), choice.worker))
     }
 
@@ -237,14 +237,14 @@ impl Reference {
     }
 
     /// True if a worker that could serve a request receives it as demand.
-    pub(super) fn tells(&self, worker: WorkerKey, request: RequestKey) -> bool {
+    pub(super) fn reports_demand(&self, worker: WorkerKey, request: RequestKey) -> bool {
         let new = &self.requests[&request].new;
         self.workers[&worker].is_open_for(&new.model)
             || new.pin == Some(worker)
             || self.choices.get(&new.model).is_some_and(|choice| choice.worker == worker)
     }
 
-    pub(super) fn most_told(&self, worker: WorkerKey, model: &Model) -> u32 {
+    pub(super) fn max_demand(&self, worker: WorkerKey, model: &Model) -> u32 {
         let multiplexer = self.workers[&worker].multiplexer.as_ref();
         let capacity = multiplexer.and_then(|multiplexer| multiplexer.gate(model)).map_or(0, |gate| gate.capacity);
         if capacity == 0 { u32::MAX } else { 2 * capacity }
@@ -315,7 +315,7 @@ impl Reference {
 
     /// Slots with demand for other models are treated as busy. Those models use the best free slots, in the order of
     /// their names.
-    fn beside(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
+    fn best_free_slot(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
         let known = &self.workers[&worker];
         let multiplexer = known.multiplexer.as_ref()?;
         let age = self.now - multiplexer.said_at;
@@ -342,7 +342,7 @@ impl Reference {
         near.into_iter().map(|(near, _)| near).min()
     }
 
-    fn is_asked_by_another_name(&self, worker: WorkerKey, model: &Model) -> bool {
+    fn is_assigned_under_other_name(&self, worker: WorkerKey, model: &Model) -> bool {
         let known = &self.workers[&worker];
         let id = |name: &Model| known.multiplexer.as_ref().map(|multiplexer| multiplexer.id(name));
         let is_another = |name: &Model| name != model && known.models.contains(name) && id(name) == id(model);
@@ -350,7 +350,7 @@ impl Reference {
     }
 
     /// True if a slot there has demand for the model, or is loading it anyway.
-    fn is_asked(&self, worker: WorkerKey, model: &Model) -> bool {
+    fn has_demand(&self, worker: WorkerKey, model: &Model) -> bool {
         let Some(multiplexer) = &self.workers[&worker].multiplexer else { return false };
         multiplexer.entries(model).any(|(slot, entry)| entry.wanted || is_there_or_coming(slot, &entry.id))
     }
@@ -360,7 +360,7 @@ impl Reference {
             let is_open = self.workers[&key].is_open_for(model);
             let could = !is_open && stranded.iter().any(|request| self.could_serve(key, *request));
             match self.word(key, model).filter(|_| could)? {
-                Word::Near(group, within) => Some((key, self.beside(key, model).unwrap_or((group, within)))),
+                Word::Near(group, within) => Some((key, self.best_free_slot(key, model).unwrap_or((group, within)))),
                 Word::Failed { .. } | Word::Leaving => None,
             }
         });
@@ -375,7 +375,7 @@ impl Reference {
                 let hash = self.workers[key].multiplexer.as_ref().unwrap().hash(model);
                 (
                     Some(*key) == overdue,
-                    !self.is_asked_by_another_name(*key, model),
+                    !self.is_assigned_under_other_name(*key, model),
                     *near,
                     std::cmp::Reverse(hash),
                     *key,
@@ -392,7 +392,7 @@ impl Reference {
             Some(kept) if self.just_told.is_none_or(|told| !self.workers[&told].models.contains(model)) => kept.worker,
             Some(kept) => {
                 let passed_over = self.passed_over.get(model).copied();
-                nearest(&|key| key == kept.worker || self.is_asked(key, model), passed_over)?
+                nearest(&|key| key == kept.worker || self.has_demand(key, model), passed_over)?
             }
             None => nearest(&|_| true, overdue)?,
         };

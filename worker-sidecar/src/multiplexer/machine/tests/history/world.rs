@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::message::SlotState;
 
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{Effect, News, Reason};
+use crate::multiplexer::effect::{Effect, Reason, SlotEvent};
 use crate::multiplexer::event::{Event, LinkKind, OpId, OrderId, RelayKey, RequestKey};
 use crate::multiplexer::machine::{Jitter, Machine};
 use crate::multiplexer::{config::SlotConfig, policy};
@@ -158,7 +158,7 @@ impl World {
         self.committed = false;
     }
 
-    fn ask(&mut self, op: OpId, call: Call) {
+    fn start_call(&mut self, op: OpId, call: Call) {
         if let Some(old) = self.call.replace((op, call)) {
             self.old_calls.push(old);
         }
@@ -197,28 +197,28 @@ impl World {
             }
             Effect::Preflight { op, model } => {
                 self.check_turn(*op, model);
-                self.ask(*op, Call::Preflight(model.clone()));
+                self.start_call(*op, Call::Preflight(model.clone()));
             }
             Effect::Evict { op, model } => {
                 self.committed = true;
                 self.check_nothing_runs();
-                self.ask(*op, Call::Evict(model.clone()));
+                self.start_call(*op, Call::Evict(model.clone()));
             }
             Effect::ForceEvict { op, model } => {
                 self.committed = true;
                 self.check_nothing_runs();
-                self.ask(*op, Call::Force(model.clone()));
+                self.start_call(*op, Call::Force(model.clone()));
             }
-            Effect::CheckMemory { op, .. } => self.ask(*op, Call::Memory),
+            Effect::CheckMemory { op, .. } => self.start_call(*op, Call::Memory),
             Effect::Load { op, model, .. } => {
                 assert!(self.occupied.is_empty(), "I1: {model} is loaded beside {:?}", self.occupied);
                 self.occupied.insert(model.clone());
                 self.check_nothing_runs();
-                self.ask(*op, Call::Load(model.clone()));
+                self.start_call(*op, Call::Load(model.clone()));
             }
             Effect::Probe { op, .. } => self.probe = Some(*op),
             Effect::OrderDone { id, .. } => assert!(self.orders.remove(id), "an order is answered once"),
-            Effect::News(news) => self.record_news(news),
+            Effect::SlotEvent(news) => self.record_news(news),
             Effect::Stopped => assert!(!std::mem::replace(&mut self.stopped, true)),
             Effect::StillServes { model } => {
                 assert_eq!(self.open.as_ref(), Some(model), "nobody is asked to come back in vain");
@@ -246,8 +246,8 @@ impl World {
         assert!(self.ended.insert(request), "{request:?} ended twice");
     }
 
-    fn record_news(&mut self, news: &News) {
-        let News::SwapBegun { from: Some(from), to: Some(to), reason } = news else { return };
+    fn record_news(&mut self, news: &SlotEvent) {
+        let SlotEvent::SwapBegun { from: Some(from), to: Some(to), reason } = news else { return };
         match reason {
             Reason::Idle => {
                 let busy = self.running.values().any(|running| running.model == *from && !running.told_to_end);
@@ -323,10 +323,10 @@ impl World {
             let counted = machine.leases.values().filter(|lease| {
                 lease.model == *entry.model() && self.relays.contains_key(&lease.relay) && !lease.unwanted
             });
-            assert_eq!(entry.divider.running() as usize, counted.count(), "I4: {} counts wrongly", entry.model());
+            assert_eq!(entry.allocator.running() as usize, counted.count(), "I4: {} counts wrongly", entry.model());
             let open = self.open.as_ref() == Some(entry.model());
             assert_eq!(entry.gate_open, open);
-            assert_eq!(entry.divider.capacity(), if open { entry.config.capacity } else { 0 });
+            assert_eq!(entry.allocator.capacity(), if open { entry.config.capacity } else { 0 });
         }
         self.check_quantum();
         let slot = machine.snapshot(self.instant());

@@ -29,7 +29,7 @@ pub const STALLS: [Stall; 5] = [Stall::Upload, Stall::Head, Stall::FirstByte, St
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct RequestSpec {
     /// Its number in all logs.
     pub nonce: u64,
     /// True for server-sent events, false for one JSON body.
@@ -46,7 +46,7 @@ pub struct Ask {
     pub stall: Option<Stall>,
 }
 
-impl Ask {
+impl RequestSpec {
     /// A stream of this number of events, one each `gap_ms`.
     #[must_use]
     pub fn stream(nonce: u64, pieces: u64, gap_ms: u64) -> Self {
@@ -187,17 +187,17 @@ mod tests {
 
     #[test]
     fn request_target_round_trips_through_backend() {
-        let ask = Ask::stream(7, 3, 10).stalling(Stall::End);
-        assert_eq!(Ask::parse(&ask.target()), Some(ask));
-        assert_eq!(Ask::parse("/health"), None);
+        let ask = RequestSpec::stream(7, 3, 10).stalling(Stall::End);
+        assert_eq!(RequestSpec::parse(&ask.target()), Some(ask));
+        assert_eq!(RequestSpec::parse("/health"), None);
     }
 
     #[test]
     fn plain_response_is_json_stream_ends_with_done() {
-        let plain = Ask { pieces: 3, ..Ask::plain(7, 0) }.expected();
+        let plain = RequestSpec { pieces: 3, ..RequestSpec::plain(7, 0) }.expected();
         let plain: serde_json::Value = serde_json::from_slice(&plain).expect("JSON");
         assert_eq!((plain["nonce"].as_u64(), plain["2"].as_str().map(str::len)), (Some(7), Some(100)));
-        let stream = String::from_utf8(Ask::stream(7, 3, 0).expected()).expect("text");
+        let stream = String::from_utf8(RequestSpec::stream(7, 3, 0).expected()).expect("text");
         assert!(stream.ends_with("}\n\ndata: [DONE]\n\n") && stream.matches("\n\n").count() == 5, "{stream}");
     }
 }

@@ -49,9 +49,9 @@ impl Setup {
     }
 
     /// Starts the machine.
-    pub fn start(self) -> Ours {
+    pub fn start(self) -> WorkerSimulation {
         let start = Instant::now();
-        let mut ours = Ours {
+        let mut ours = WorkerSimulation {
             machine: Machine::new(self.config, Jitter::Seeded(1), start),
             start,
             relay: self.relay,
@@ -74,7 +74,7 @@ impl Setup {
 
 /// The machine and its surroundings.
 #[derive(Debug)]
-pub struct Ours {
+pub struct WorkerSimulation {
     machine: Machine,
     start: Instant,
     relay: LinkKind,
@@ -90,7 +90,7 @@ pub struct Ours {
     refused: u32,
 }
 
-impl Ours {
+impl WorkerSimulation {
     /// Models that were unloaded.
     pub fn evictions(&self) -> u32 {
         self.evictions
@@ -170,7 +170,7 @@ impl Ours {
             | Effect::Forget { .. }
             | Effect::OrderDone { .. }
             | Effect::Changed
-            | Effect::News(_)
+            | Effect::SlotEvent(_)
             | Effect::Stopped => return,
         };
         self.handle(Event::Done { op: done.0, outcome: done.1 }, now, begin);
@@ -212,7 +212,7 @@ impl Ours {
     }
 }
 
-impl Scheduler for Ours {
+impl Scheduler for WorkerSimulation {
     fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>) {
         match self.relay {
             LinkKind::Held => self.arrived(id, model, now, now, begin),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{Body, Connection, HttpError};
 
 /// Sends a request on a connection of its own; `headers` are lines with their ends. Returns status and body.
-pub async fn ask(
+pub async fn send_request(
     to: SocketAddr,
     method: &str,
     path: &str,

@@ -40,7 +40,7 @@ async fn injected_pods_are_outdated_when_rendering_changes() {
             scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
         }
         json_patch::merge(&mut scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"], &change);
-        scene.look().await.unwrap();
+        scene.reconcile().await.unwrap();
         scene.pool().status.as_ref().and_then(|status| status.outdated)
     };
     for elsewhere in [json!({}), json!({"models": ["m"], "maxConcurrency": 3})] {
@@ -76,20 +76,20 @@ async fn gated_pods_are_released_when_pool_becomes_usable() {
         "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
     });
     scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
     assert_eq!(scene.events(), ["InvalidSpec"]);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.events(), ["PodsWaiting"]);
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.events(), [""; 0], "said once");
     change(&scene, json!({"spec": {"multiplexer": null}}));
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     // The webhook reads the status, so the Pod's successor must not be created before it is written.
     let freed = format!("DELETE {GATED}");
     assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
     // A Pod that was created meanwhile is released too.
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.writes(), [freed]);
 }
 
@@ -116,12 +116,12 @@ async fn foreign_deployment_without_pods_is_explained() {
     let theirs = json!([deployment("other", "another", "True"), deployment("fine", "llama", "False")]);
     let say = |items: Value| scene.server.lock().unwrap().objects.insert(DEPLOYMENTS.to_owned(), list(items));
     say(theirs.clone());
-    scene.look().await.unwrap();
+    scene.reconcile().await.unwrap();
     assert_eq!(scene.condition("Ready"), ("False".into(), "NoPods".into()));
     let mut with_ours = theirs.clone();
     with_ours.as_array_mut().unwrap().push(deployment("vllm", "llama", "True"));
     say(with_ours);
-    let again = scene.look().await.unwrap();
+    let again = scene.reconcile().await.unwrap();
     assert_eq!(scene.condition("Ready"), ("False".into(), "PodsNotCreated".into()));
     let status = scene.pool().status.clone().unwrap();
     assert_eq!(status.conditions[0].message, format!("Deployment vllm cannot create its Pods: {why}"));

@@ -11,7 +11,7 @@ const FAULT_BYTES: usize = 300;
 
 /// A persistent connection.
 #[derive(Debug)]
-pub struct Visitor {
+pub struct ClientConnection {
     connection: Connection,
     to: SocketAddr,
     header: &'static str,
@@ -58,7 +58,7 @@ impl Expected {
     }
 }
 
-impl Visitor {
+impl ClientConnection {
     /// Connects to `to`.
     pub async fn open(to: SocketAddr) -> Result<Self, Fault> {
         Self::open_with(to, "").await
@@ -70,7 +70,7 @@ impl Visitor {
     }
 
     /// Sends the prompt and reads the head of its response: a stream of `chunks` events, or a plain one for 0.
-    pub async fn ask(&mut self, prompt: &Prompt, chunks: u32) -> Result<Answer, Fault> {
+    pub async fn send_prompt(&mut self, prompt: &Prompt, chunks: u32) -> Result<Answer, Fault> {
         self.send(prompt).await?;
         self.answer(prompt.digest(), chunks).await
     }
@@ -115,7 +115,7 @@ impl Visitor {
 
 impl Answer {
     /// Waits for more and compares it; false at the end.
-    pub async fn more(&mut self, visitor: &mut Visitor) -> Result<bool, Fault> {
+    pub async fn more(&mut self, visitor: &mut ClientConnection) -> Result<bool, Fault> {
         if !self.more {
             return Ok(false);
         }

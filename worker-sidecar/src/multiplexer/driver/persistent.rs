@@ -95,7 +95,7 @@ impl<S> Servers<S> {
         if server.launch.is_none() {
             server.served.reach(&server.client).await?;
         }
-        server.client.may_be_told().await
+        server.client.ensure_private_address().await
     }
 
     /// Completes when the model's server ends, if it is a child process of the worker.

@@ -47,7 +47,7 @@ pub(super) fn log(slot: &str, news: &SlotEvent, machine: &Machine) {
             tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request started");
         }
         SlotEvent::Coalesced { model } => {
-            tracing::debug!(slot, model = &**model, "request waits for a load in progress")
+            tracing::debug!(slot, model = &**model, "request waits for a load in progress");
         }
         SlotEvent::LingerHit { model } => tracing::debug!(slot, model = &**model, "linger ended by a request"),
         SlotEvent::LingerMiss { model } => tracing::debug!(slot, model = &**model, "linger expired unused"),

@@ -15,7 +15,6 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
 
-// Race g
 #[tokio::test(start_paused = true)]
 async fn resident_dying_during_drain_is_replaced_without_eviction() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -32,7 +31,6 @@ async fn resident_dying_during_drain_is_replaced_without_eviction() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// Race h
 #[tokio::test(start_paused = true)]
 async fn target_dying_during_load_restores_former_resident() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -57,7 +55,6 @@ impl Meter for Gpu {
     }
 }
 
-// Race l
 #[tokio::test(start_paused = true)]
 async fn eviction_freeing_no_memory_leads_to_quarantine() {
     let config = config(&["a", "b"]);
@@ -76,7 +73,6 @@ async fn eviction_freeing_no_memory_leads_to_quarantine() {
     assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded beside what is left of a");
 }
 
-// Race p
 #[tokio::test(start_paused = true)]
 async fn relay_with_stale_resident_is_corrected() {
     let stage = Stage::serving("a", &["a", "b"]).await;

@@ -41,7 +41,6 @@ fn swap_runs_from_preflight_to_lease_in_order() {
     assert_eq!(ended, [&News::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }], "once, not with each state");
 }
 
-// 9, 10
 #[test]
 fn swap_waits_until_last_lease_ends() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -55,7 +54,6 @@ fn swap_waits_until_last_lease_ends() {
     assert_eq!(s.finish(2), ["evict a"]);
 }
 
-// 11
 #[test]
 fn drain_timeout_severs_only_remaining_leases() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -86,7 +84,6 @@ fn severed_lease_has_two_seconds_to_close() {
     assert_eq!(s.pass(0.1), ["evict a"]);
 }
 
-// 12
 #[test]
 fn drain_timeout_of_zero_severs_at_once() {
     let mut s = Stage::serving_with("a", with_drain_timeout(0.0));
@@ -96,7 +93,6 @@ fn drain_timeout_of_zero_severs_at_once() {
     assert_eq!(s.fits(), ["close a", "sever r1"]);
 }
 
-// 13
 #[test]
 fn request_for_draining_model_does_not_extend_drain() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -110,7 +106,6 @@ fn request_for_draining_model_does_not_extend_drain() {
     assert_eq!(s.finish(2), ["preflight a"], "and comes after");
 }
 
-// 14, 16
 #[test]
 fn oversized_model_never_disturbs_resident() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
@@ -126,7 +121,6 @@ fn oversized_model_never_disturbs_resident() {
     assert_eq!((told.status, told.code.as_deref()), (SlotModelStatus::Failed, Some("insufficient_memory")));
 }
 
-// 14, for a driver that cannot work
 #[test]
 fn failing_driver_never_disturbs_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -145,7 +139,6 @@ fn unanswered_preflight_fails_waiting_requests() {
     assert_eq!(s.pass(0.1), ["fail r1: backend_unavailable"]);
 }
 
-// 15
 #[test]
 fn resident_memory_is_credited_to_successor() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
@@ -194,7 +187,6 @@ fn sleeper_without_weights_has_load_timeout_to_wake() {
     assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
 }
 
-// 17
 #[test]
 fn failed_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -215,7 +207,6 @@ fn failed_eviction_escalates_to_kill_and_quarantine() {
     assert_eq!(s.pass(1000.0), NOTHING, "nobody but an operator gets it out of there");
 }
 
-// 17
 #[test]
 fn hanging_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -226,7 +217,6 @@ fn hanging_eviction_escalates_to_kill_and_quarantine() {
     assert_eq!(s.pass(60.0), ["fail r1: slot_quarantined"]);
 }
 
-// 18, l
 #[test]
 fn no_load_starts_before_memory_is_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -240,7 +230,6 @@ fn no_load_starts_before_memory_is_freed() {
     assert_eq!(lost.count(), 2);
 }
 
-// 19
 #[test]
 fn failed_load_restores_former_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -279,7 +268,6 @@ fn failed_load_without_rollback_leaves_slot_empty() {
     assert_eq!(s.state(), SlotState::Backoff);
 }
 
-// 20
 #[test]
 fn failed_rollback_leaves_slot_empty() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -300,7 +288,6 @@ fn failed_rollback_leaves_slot_empty() {
     assert_eq!(s.finish_swap(1.0), ["load c Cold", "open c", "lease r3 g2"]);
 }
 
-// 21
 #[test]
 fn failed_load_fails_all_waiters_without_retry() {
     let mut s = Stage::new(&["a"]);
@@ -315,7 +302,6 @@ fn failed_load_fails_all_waiters_without_retry() {
     assert_eq!(s.pass(100.0), NOTHING);
 }
 
-// 22
 #[test]
 fn request_for_failed_model_fails_fast_during_backoff() {
     let mut s = Stage::new(&["a"]);
@@ -373,7 +359,6 @@ fn backoff_jitter_shortens_by_at_most_one_quarter() {
     assert!(waits.first() < Some(&1600) && waits.last() > Some(&1900), "{waits:?}");
 }
 
-// 23
 #[test]
 fn another_model_loads_while_one_is_in_backoff() {
     let mut s = Stage::new(&["a", "b"]);
@@ -386,7 +371,6 @@ fn another_model_loads_while_one_is_in_backoff() {
     assert_eq!(s.finish_swap(1.0), ["load b Cold", "open b", "lease r2 g1"]);
 }
 
-// 24
 #[test]
 fn wrong_model_at_right_address_fails_load() {
     let mut s = Stage::new(&["a"]);
@@ -398,7 +382,6 @@ fn wrong_model_at_right_address_fails_load() {
     assert_eq!(told, "model a could not be loaded: its backend serves another model");
 }
 
-// 25
 #[test]
 fn backend_that_ends_while_loading_fails_at_once() {
     let mut s = Stage::new(&["a"]);
@@ -410,7 +393,6 @@ fn backend_that_ends_while_loading_fails_at_once() {
     assert_eq!(s.now, secs(0.2));
 }
 
-// 26
 #[test]
 fn overdue_load_is_killed_and_memory_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);

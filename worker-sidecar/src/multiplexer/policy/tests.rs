@@ -283,7 +283,7 @@ proptest! {
         let resident = scene.resident(&gaps, since, idle.filter(|idle| *idle <= since).map(secs));
         match scene.decide(&resident, &candidates) {
             Decision::Stay { recheck, lingering } => {
-                prop_assert!(recheck.is_some_and(|recheck| recheck > scene.now), "nobody waits for ever");
+                prop_assert!(recheck.is_some_and(|recheck| recheck > scene.now), "no request waits indefinitely");
                 prop_assert_eq!(lingering, resident.idle_since.is_some());
             }
             Decision::Leave { to, why: Why::Idle } => {
@@ -303,7 +303,7 @@ proptest! {
     #[test]
     fn oldest_overdue_candidate_is_picked_first(candidates in candidates()) {
         let scene = Scene::new();
-        let picked = pick(&scene.knobs, true, &candidates).expect("somebody waits");
+        let picked = pick(&scene.knobs, true, &candidates).expect("a request waits");
         let late = |index: usize| candidates[index].age > bound(&scene.knobs, true, &candidates, index);
         let oldest = (0..candidates.len()).filter(|index| late(*index)).map(|index| candidates[index].age).max();
         if let Some(oldest) = oldest {

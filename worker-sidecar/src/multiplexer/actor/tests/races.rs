@@ -26,7 +26,7 @@ async fn resident_dying_during_drain_is_replaced_without_eviction() {
     stage.driver().die("a");
     assert_eq!(running.cancelled().await.error(), Some(SlotError::BackendLost));
     assert_eq!(waiting.await.unwrap().generation(), 2);
-    assert_eq!(stage.driver().log(), ["load b"], "nobody unloads the dead");
+    assert_eq!(stage.driver().log(), ["load b"], "a dead backend is not unloaded");
     running.release(false).await;
     assert_eq!(stage.counts().await, (0, 0));
 }
@@ -70,7 +70,7 @@ async fn eviction_freeing_no_memory_leads_to_quarantine() {
     waiting.await.unwrap().release(true).await;
     pass(10.0).await;
     assert_eq!(mux.arrive(old, "b", now()).await.unwrap_err(), SlotError::Quarantined);
-    assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded beside what is left of a");
+    assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded next to what is left of a");
 }
 
 #[tokio::test(start_paused = true)]

@@ -34,7 +34,7 @@ fn last_waiter_leaving_before_commit_aborts_swap() {
     assert_eq!(s.cancel(2), ["open a", "lease r3 g1"]);
     assert_eq!(s.state(), SlotState::Ready);
     assert!(s.news.contains(&News::SwapAborted { from: "a".into() }));
-    assert_eq!(s.pass(60.0), NOTHING, "nobody is severed for a swap that does not happen");
+    assert_eq!(s.pass(60.0), NOTHING, "no request is severed for an aborted swap");
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn removed_target_is_not_loaded() {
     s.evicted();
     s.freed(true);
     s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
-    assert_eq!(s.loaded(), ["evict b"], "nobody is let in");
+    assert_eq!(s.loaded(), ["evict b"], "no request is admitted");
 }
 
 #[test]

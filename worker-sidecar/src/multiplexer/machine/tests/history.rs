@@ -233,7 +233,7 @@ impl World {
         self.handle(Event::Done { op, outcome });
         // Deadlines that have expired in the meantime may cause one more call, but not indefinitely many.
         let again = waited_for && self.call.as_ref().is_some_and(|(_, call)| *call == asked);
-        assert!(!again || !self.asked_again, "asked again and again what was just answered: {asked:?}");
+        assert!(!again || !self.asked_again, "requested repeatedly what was just answered: {asked:?}");
         if again && let Some((op, call)) = self.call.take() {
             self.asked_again = true;
             self.answer(op, call, false, false);

@@ -145,7 +145,7 @@ fn cancelled_request_frees_its_place_before_its_lease() {
     }
     assert_eq!(s.arrive(5, "a"), NOTHING);
     assert_eq!(s.cancel(2), ["lease r5 g1"]);
-    assert_eq!(s.cancel(2), NOTHING, "it is told twice where nobody took the lease");
+    assert_eq!(s.cancel(2), NOTHING, "a second cancellation has no effect");
     s.arrive(6, "b");
     for request in [1, 3, 4, 5] {
         assert_eq!(s.finish(request), NOTHING);

@@ -112,7 +112,7 @@ fn no_linger_while_crowd_waits_for_another_model() {
         s.arrive(request, "c");
     }
     assert_eq!(s.finish(1), ["preflight b"], "for b alone it would");
-    assert_eq!(s.fits(), ["close a", "evict a"], "and it is asked once");
+    assert_eq!(s.fits(), ["close a", "evict a"], "and the preflight runs once");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn swap_whose_queue_has_become_empty_is_skipped() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "b");
     s.cancel(1);
-    assert_eq!(s.fits(), NOTHING, "nobody wants b any more");
+    assert_eq!(s.fits(), NOTHING, "no request waits for b any more");
     s.arrive(2, "b");
     s.fits();
     s.arrive(3, "a");
@@ -85,7 +85,7 @@ fn swap_whose_queue_has_become_empty_is_skipped() {
     s.finish(2);
     s.cancel(3);
     s.finish_swap(1.0);
-    assert_eq!(s.resident(), Some("b".into()), "nor did anybody swap back for nobody");
+    assert_eq!(s.resident(), Some("b".into()), "nor did the slot swap back without a request");
 }
 
 #[test]

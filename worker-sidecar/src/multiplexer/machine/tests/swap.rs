@@ -204,7 +204,7 @@ fn failed_eviction_escalates_to_kill_and_quarantine() {
     assert_eq!(s.state(), SlotState::Quarantined);
     assert_eq!(s.arrive(2, "a"), ["fail r2: slot_quarantined"]);
     assert_eq!(s.swaps()[0].result, SwapResult::Quarantined);
-    assert_eq!(s.pass(1000.0), NOTHING, "nobody but an operator gets it out of there");
+    assert_eq!(s.pass(1000.0), NOTHING, "only an administrator ends the quarantine");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn request_for_failed_model_fails_fast_during_backoff() {
         let changes = s.changes;
         assert_eq!(s.pass(0.5), NOTHING);
         assert_eq!(s.slot().models.remove(0).status, SlotModelStatus::Unloaded);
-        assert_eq!(s.changes, changes + 1, "and relays are told that it may be tried again");
+        assert_eq!(s.changes, changes + 1, "and relays learn that it may be tried again");
     }
 }
 
@@ -424,7 +424,7 @@ fn sleeping_model_is_woken_or_started_cold() {
     assert_eq!(s.freed(true), ["load a Wake"]);
     assert_eq!(s.pass(60.0), ["kill a"], "waking may take a minute, not ten");
     assert_eq!(s.killed(), ["memory of a"]);
-    assert_eq!(s.freed(true), ["load a Cold"], "and nobody was told that it failed");
+    assert_eq!(s.freed(true), ["load a Cold"], "and no failure was reported");
     assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
     assert_eq!(s.slot().models[0].status, SlotModelStatus::Resident);
 }

@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(
             of("|  |"),
             "|  | one at a time, p50 ms | CPU µs/req | first token p50 ms |",
-            "what nobody has is left out"
+            "rows without a value are left out"
         );
         assert_eq!(of("| direct"), "| direct (the backend itself) | 0.100 | (7.0) | – |");
         assert_eq!(of("| **modelrelay**"), "| **modelrelay** (relay and worker) 0.1.0 | 0.200 | 7.0 | 1.50 |");

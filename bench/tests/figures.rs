@@ -237,7 +237,7 @@ fn impossible_load_never_disturbs_resident() {
     let mut clients = Kind::Saturated.clients(1);
     let outcome = run(clients.as_mut(), &mut scheduler, LENGTH);
     assert_eq!((scheduler.evictions(), scheduler.loads(), scheduler.severed()), (0, 1, 0));
-    assert_eq!(scheduler.refused(), 60, "each of them is told at once");
+    assert_eq!(scheduler.refused(), 60, "each of them is rejected at once");
     let alone = Policy::Rival(Rule::StickyUntilIdle).simulate(Kind::Saturated, secs(3.0), 1);
     assert_eq!(outcome.done_of(0), alone.done_of(0), "and the resident has noticed nothing");
 }

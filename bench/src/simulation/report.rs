@@ -75,7 +75,7 @@ pub fn cell(policy: Policy, kind: Kind, load: Duration) -> Cell {
 /// The table that compares policies, as Markdown.
 pub fn policies() -> String {
     let mut text = String::from(
-        "| clients | load | arrival order | immediate + batch | sticky until idle | **ours** |\n|---|---|---|---|---|---|\n",
+        "| clients | load | arrival order | immediate + batch | sticky until idle | **ModelRelay** |\n|---|---|---|---|---|---|\n",
     );
     for kind in Kind::ALL {
         for (index, secs) in LOADS.into_iter().enumerate() {

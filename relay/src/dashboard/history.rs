@@ -197,7 +197,7 @@ mod tests {
         let second = tell(&[("ok", 6), ("cancelled", 2), ("client_error", 1), ("queue_full", 4)], 45);
         assert_eq!((second.requests, second.errors, second.tokens_out), (2, 1, 5));
         let anew = tell(&[("ok", 1)], 0);
-        assert_eq!((anew.requests, anew.errors, anew.tokens_out), (0, 0, 0), "a provider that was made anew");
+        assert_eq!((anew.requests, anew.errors, anew.tokens_out), (0, 0, 0), "a provider that was created again");
     }
 
     #[test]

@@ -265,7 +265,6 @@ mod tests {
         }
     }
 
-    // 50, as far as it is the error's; that the frame is written and the body aborted is the forwarding's.
     #[test]
     fn severed_stream_is_reported_in_both_dialects() {
         let error = SlotError::Severed.api_error();

@@ -208,7 +208,6 @@ mod tests {
         average.value().expect("a sample")
     }
 
-    // 49
     #[test]
     fn cost_average_follows_slowly_and_skips_outlier() {
         assert_eq!(average(&[10]), secs(10));
@@ -219,7 +218,6 @@ mod tests {
         assert_eq!(average(&[10, 600, 600]), secs(187), "twice in a row is no accident");
     }
 
-    // 49
     #[test]
     fn cold_loads_do_not_change_wake_cost() {
         let mut costs = Costs::default();

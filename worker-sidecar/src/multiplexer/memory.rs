@@ -96,7 +96,6 @@ mod tests {
         Size { declared: Some(bytes), measured: None }
     }
 
-    // 15
     #[test]
     fn resident_memory_is_credited() {
         let reading = Reading { free: Some(20), held: Some(80), ..Reading::default() };

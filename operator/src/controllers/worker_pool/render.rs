@@ -233,7 +233,7 @@ mod tests {
             let second = second(part, change.clone());
             assert!(second.anew, "{change}");
             let hash = |of: &Rendered| of.template["metadata"]["annotations"][names::SLOTS_HASH_ANNOTATION].clone();
-            assert_ne!(hash(&second), hash(&first), "{change}: and Pods that run are told from new ones");
+            assert_ne!(hash(&second), hash(&first), "{change}: the hash distinguishes running Pods from new ones");
         }
     }
 

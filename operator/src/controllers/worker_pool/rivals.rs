@@ -5,7 +5,7 @@
 //! Deployment's `managedFields`: a writer that changes the number takes the field over from the operator, until the
 //! operator applies its own number again. A new leader, which has no memory, has no other source. Two programs that
 //! correct each other would restart backends indefinitely, so:
-//! - Another writer's number is corrected once. If the correction is undone within [`PEACE`], their number stays until
+//! - Another writer's number is corrected once. If the correction is undone within [`PEACE`], that number stays until
 //!   that time has passed without another write.
 //! - An autoscaler's number stays from the start: it would undo any correction within seconds. It stays until the pool
 //!   requests another number, as it does when the autoscaler is pointed at the pool, as it should be.

@@ -36,7 +36,10 @@ fn each_refusal_names_its_field() {
             json!({"relay": {"service": {"loadBalancerClass": "x"}}}),
             "spec.relay.service.loadBalancerClass: requires type",
         ),
-        (json!({"relay": {"service": {"port": 8081, "workers": true}}}), "spec.relay.service.port: 8081 is the port for workers"),
+        (
+            json!({"relay": {"service": {"port": 8081, "workers": true}}}),
+            "spec.relay.service.port: 8081 is the port for workers",
+        ),
         (
             json!({"workerSecretRef": {"name": "local-worker", "key": "k"}}),
             "spec.workerSecretRef.name: local-worker is reserved",

@@ -39,7 +39,7 @@ fn demand_for_unserved_model_goes_to_one_worker() {
     assert_eq!(p.submit(1, "a").len(), 1);
     assert_eq!(p.pass(1.0), NOTHING);
     p.submit(2, "a");
-    assert_eq!(p.pass(1.0), NOTHING, "the first change was told at once");
+    assert_eq!(p.pass(1.0), NOTHING, "the first change was reported at once");
 }
 
 #[test]

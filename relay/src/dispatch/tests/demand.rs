@@ -55,7 +55,7 @@ fn dispatched_request_updates_reported_demand() {
     p.submit(1, "m");
     p.submit(2, "m");
     p.pass(1.0);
-    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1", "demand w1: m 1 1000 1000"], "the last state is always told");
+    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1", "demand w1: m 1 1000 1000"], "the last state is reported");
     assert_eq!(p.pass(1.0), NOTHING);
     assert_eq!(p.submit(3, "m"), ["demand w1: m 2 2000 2000"]);
 }

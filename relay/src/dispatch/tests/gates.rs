@@ -213,7 +213,7 @@ fn other_models_gate_does_not_retry_failed_request() {
     p.submit(1, "a");
     p.fail(1, AttemptFailure::BackendReset);
     p.gates(1, &[("a", 4), ("b", 4)]);
-    assert_eq!(p.dispatch.in_flight(), 0, "a did not become ready anew");
+    assert_eq!(p.dispatch.in_flight(), 0, "a did not become ready again");
     p.gates(1, &[("b", 4)]);
     p.gates(1, &[("a", 4), ("b", 4)]);
     assert_eq!(p.dispatch.in_flight(), 1);
@@ -289,11 +289,11 @@ fn failed_request_waits_for_other_load_while_cold() {
     p.submit(1, "a");
     p.pass(10.0);
     p.fail(1, AttemptFailure::BackendReset);
-    assert_eq!(p.next_timeout(), Some(secs(70.0)), "until another is asked");
+    assert_eq!(p.next_timeout(), Some(secs(70.0)), "until another worker is chosen");
     p.pass(50.0);
     assert_eq!(p.dispatch.queue_len(), 1);
     p.drain(2);
-    assert_eq!(p.next_timeout(), Some(secs(80.0)), "nobody is left to load it, so it waits for the one that failed it");
+    assert_eq!(p.next_timeout(), Some(secs(80.0)), "no other worker can load it, so it waits for the one that failed");
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn demand_for_open_model_stops_at_double_capacity() {
     }
     assert_eq!(p.pass(1.0), ["demand w1: a 7 50 350"]);
     p.submit(8, "a");
-    assert_eq!(p.pass(1.0), NOTHING, "told at once");
+    assert_eq!(p.pass(1.0), NOTHING, "reported at once");
     p.submit(9, "a");
     p.submit(10, "a");
     assert_eq!(p.pass(1.0), NOTHING);

@@ -82,7 +82,7 @@ fn alias_keeps_chosen_worker_despite_nearer_one() {
     p.join_slots(1, &["a", "x"], vec![also(idle(&["b", "a"], 9_000), "a", &["x"])]);
     assert_eq!(p.submit(1, "a"), ["demand w1: a 1 0 0"]);
     p.join_slots(2, &["a", "x"], vec![also(empty(&["a"]), "a", &["x"])]);
-    assert_eq!(p.submit(2, "x"), NOTHING, "it was told a moment ago");
+    assert_eq!(p.submit(2, "x"), NOTHING, "it was reported a moment ago");
     assert_eq!(p.pass(1.0), ["demand w1: a 1 50 50, x 1 50 50"]);
     // If one worker can no longer load the model, the other one is assigned.
     p.slots(1, vec![failed(also(idle(&["b", "a"], 9_000), "a", &["x"]), "a", "backend_unavailable", None)]);
@@ -170,7 +170,7 @@ fn alias_becomes_id_when_all_workers_agree() {
     p.lose(2, &[]);
     assert_eq!(&*p.dispatch.counted_as("x"), "a");
     p.models(1, &["x"]);
-    assert_eq!(&*p.dispatch.counted_as("x"), "x", "nobody may ask for the id");
+    assert_eq!(&*p.dispatch.counted_as("x"), "x", "no client may request the id");
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Slots with their tasks, on the runtime's clock and with a driver that the test plays. Numbers in comments are those
-//! of the list of tests that a multiplexer has to pass, letters those of its races.
+//! Slots with their tasks, on the runtime's clock and with a driver that the test plays.
 
 #![expect(
     clippy::disallowed_methods,

@@ -466,7 +466,6 @@ mod tests {
         }
     }
 
-    // 15
     #[tokio::test]
     async fn free_memory_is_unknown_with_unmeasured_resident() {
         let (_, memory, _) = slot();

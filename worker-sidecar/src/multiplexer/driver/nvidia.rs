@@ -262,7 +262,7 @@ mod tests {
     fn reclaimable_page_cache_is_free_memory() {
         let group = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(group.path().join(name), text).unwrap();
-        assert_eq!(free_in_group(group.path()), None, "nobody knows");
+        assert_eq!(free_in_group(group.path()), None, "the value is unknown");
         write("memory.max", "100\n");
         write("memory.current", "90\n");
         assert_eq!(free_in_group(group.path()), Some(10));

@@ -360,7 +360,7 @@ mod tests {
         let outcome = driver.load(&"a".into(), LoadKind::Cold).await;
         let Outcome::Loaded(Err(LoadFailure::Driver(said))) = outcome else { panic!("{outcome:?}") };
         assert!(said.contains("model b") && said.contains("it stays"), "{said}");
-        assert_eq!(shows.commands(), ["evict b", "force b"], "and nothing is loaded beside it");
+        assert_eq!(shows.commands(), ["evict b", "force b"], "and nothing is loaded next to it");
     }
 
     #[tokio::test]

@@ -1,5 +1,4 @@
-//! Behaviours of a slot, as short scenarios. A number before a test is the requirement's, a letter the race's, in the
-//! multiplexer's specification.
+//! Behaviours of a slot, as short scenarios.
 
 mod cancel;
 mod config;

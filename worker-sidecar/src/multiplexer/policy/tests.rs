@@ -71,7 +71,6 @@ fn quantum_is_eight_costs_within_max_wait() {
     assert_eq!(quantum(&short, secs(10)), secs(50), "the rest is needed for the swap itself");
 }
 
-// 48
 #[test]
 fn quantum_is_at_least_three_costs() {
     let knobs = Knobs { max_wait: Some(secs(1)), ..Knobs::default() };
@@ -89,7 +88,6 @@ fn quantum_is_at_least_minimum_residency() {
     assert_eq!(quantum(&Knobs { min_residency: secs(60), ..Knobs::default() }, secs(3)), secs(60));
 }
 
-// 41
 #[test]
 fn busy_resident_stays_until_its_quantum_ends() {
     let scene = Scene::new();
@@ -130,7 +128,6 @@ fn resident_stays_while_no_request_waits() {
 
 // The linger.
 
-// 44
 #[test]
 fn linger_is_used_when_requests_usually_return_soon() {
     let scene = Scene::new();
@@ -144,7 +141,6 @@ fn linger_is_used_when_requests_usually_return_soon() {
     assert_eq!(leaves(decision), Some((0, Why::Idle)));
 }
 
-// 45
 #[test]
 fn strict_alternation_costs_no_linger() {
     let scene = Scene::new();
@@ -153,7 +149,6 @@ fn strict_alternation_costs_no_linger() {
     assert_eq!(linger(&scene.knobs, &resident, &[scene.candidate(1, 0, 10)], secs(10)), Duration::ZERO);
 }
 
-// 44
 #[test]
 fn linger_that_pays_too_rarely_is_not_used() {
     let scene = Scene::new();
@@ -188,7 +183,6 @@ fn linger_needs_three_gaps_and_has_upper_limit() {
     assert_eq!(linger(&scene.knobs, &scene.resident(&two_seconds, 2, None), &[], secs(4)), millis(2500));
 }
 
-// 44
 #[test]
 fn no_linger_when_waiters_exceed_usual_concurrency() {
     let scene = Scene::new();
@@ -224,7 +218,6 @@ fn pick_maximises_waiting_time_per_swap_second() {
     assert_eq!(pick(&[scene.candidate(1, 10, 5), scene.candidate(4, 3, 20)]), Some(0), "but at four times the cost");
 }
 
-// 46
 #[test]
 fn oldest_of_equals_and_overdue_models_come_first() {
     let scene = Scene::new();
@@ -290,7 +283,7 @@ proptest! {
         let resident = scene.resident(&gaps, since, idle.filter(|idle| *idle <= since).map(secs));
         match scene.decide(&resident, &candidates) {
             Decision::Stay { recheck, lingering } => {
-                prop_assert!(recheck.is_some_and(|recheck| recheck > scene.now), "nobody waits for ever");
+                prop_assert!(recheck.is_some_and(|recheck| recheck > scene.now), "no request waits indefinitely");
                 prop_assert_eq!(lingering, resident.idle_since.is_some());
             }
             Decision::Leave { to, why: Why::Idle } => {
@@ -310,7 +303,7 @@ proptest! {
     #[test]
     fn oldest_overdue_candidate_is_picked_first(candidates in candidates()) {
         let scene = Scene::new();
-        let picked = pick(&scene.knobs, true, &candidates).expect("somebody waits");
+        let picked = pick(&scene.knobs, true, &candidates).expect("a request waits");
         let late = |index: usize| candidates[index].age > bound(&scene.knobs, true, &candidates, index);
         let oldest = (0..candidates.len()).filter(|index| late(*index)).map(|index| candidates[index].age).max();
         if let Some(oldest) = oldest {

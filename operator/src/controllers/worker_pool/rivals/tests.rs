@@ -120,7 +120,7 @@ fn autoscaler_keeps_replicas_until_pool_requests_others() {
     // It was pointed at the pool, and writes there.
     assert_eq!(looks.at(86_430, None, 6, 5), settled(HPA));
     assert_eq!(looks.at(86_431, None, 5, 5), settled(HPA));
-    assert_eq!(looks.at(90_000, None, 5, 7), None, "the pool's next number is nobody else's");
+    assert_eq!(looks.at(90_000, None, 5, 7), None, "the pool's next number belongs to no other manager");
 }
 
 #[test]

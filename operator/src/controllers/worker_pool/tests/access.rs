@@ -44,9 +44,9 @@ async fn worker_rights_precede_worker_and_end_with_driver() {
     let writes = scene.writes();
     assert_eq!(writes, [written(&[CONFIG_MAP, WORKERS]), taken, written(&[STATUS])].concat());
     let account = scene.server.lock().unwrap().objects.contains_key(SERVICE_ACCOUNT);
-    assert!(account, "without rights it harms nobody, and goes with the pool");
+    assert!(account, "without rights it is harmless, and is deleted with the pool");
     scene.reconcile().await.unwrap();
-    assert_eq!(scene.writes(), [""; 0], "they are looked for once");
+    assert_eq!(scene.writes(), [""; 0], "they are looked up once");
 }
 
 #[tokio::test]

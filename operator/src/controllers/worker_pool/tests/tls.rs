@@ -34,7 +34,7 @@ async fn workers_follow_relay_tls_without_new_pods() {
         let next = scene.reconcile().await.unwrap();
         assert_eq!(dialled(&scene), ("dns+https://local-workers.llm.svc:8081".into(), authority.cloned()));
         assert_eq!(scene.writes(), written(&[CONFIG_MAP]), "backends were restarted");
-        assert_eq!(next, Action::requeue(AUTHORITY_INTERVAL), "nobody tells of the next authority");
+        assert_eq!(next, Action::requeue(AUTHORITY_INTERVAL), "no watch reports the next authority");
     }
 }
 

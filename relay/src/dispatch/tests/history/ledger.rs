@@ -194,7 +194,7 @@ impl Ledger {
     /// Checks that the unfinished requests are those of the reference: no request is lost, and none lingers.
     pub(super) fn check_alive(&self, alive: impl Iterator<Item = RequestKey>) {
         let mine = self.requests.keys().copied().filter(|key| !self.ended.contains(key));
-        assert!(mine.eq(alive), "somebody lost a request");
+        assert!(mine.eq(alive), "a request was lost");
     }
 
     fn end(&mut self, request: RequestKey) {

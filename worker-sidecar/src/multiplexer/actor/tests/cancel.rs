@@ -26,7 +26,6 @@ async fn cancelled_request_frees_capacity_before_lease_returns() {
     assert_eq!(stage.send("a").await.unwrap_err(), SlotError::AtCapacity, "it makes room once");
 }
 
-// Race e, while draining; race o
 #[tokio::test(start_paused = true)]
 async fn gate_reopens_when_last_waiter_leaves_before_commit() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -53,7 +52,7 @@ async fn request_of_lost_link_fails_instead_of_waiting() {
     assert!(matches!(ended, Ok(Err(SlotError::AtCapacity))), "{ended:?}");
 }
 
-// Race e, while severing: a request that was cancelled is already lost, so there is no way back.
+// A request that was cancelled is already lost, so there is no way back.
 #[tokio::test(start_paused = true)]
 async fn severing_swap_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -69,7 +68,6 @@ async fn severing_swap_completes_without_waiters() {
     assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("b"), (0, 0)));
 }
 
-// Race e, while evicting
 #[tokio::test(start_paused = true)]
 async fn started_eviction_completes_without_waiters() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -82,7 +80,6 @@ async fn started_eviction_completes_without_waiters() {
     assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("b"), (0, 0)));
 }
 
-// 33; race e, while loading
 #[tokio::test(start_paused = true)]
 async fn load_completes_after_its_only_waiter_leaves() {
     let stage = Stage::new(&["a"]).await;
@@ -94,7 +91,6 @@ async fn load_completes_after_its_only_waiter_leaves() {
     assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("a"), (0, 0)));
 }
 
-// 34
 #[tokio::test(start_paused = true)]
 async fn new_request_uses_abandoned_load() {
     let stage = Stage::new(&["a"]).await;
@@ -115,7 +111,6 @@ async fn dropped_future_cancels_its_request() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// 54
 #[tokio::test(start_paused = true)]
 async fn link_lost_during_swap_ends_its_requests() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -146,7 +141,6 @@ async fn leaving_relays_demand_is_dropped_but_requests_complete() {
     assert!(tokio::time::timeout(secs(60.0), running.cancelled()).await.is_err());
 }
 
-// Race n
 #[tokio::test(start_paused = true)]
 async fn link_returning_during_swap_receives_current_state() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -165,7 +159,6 @@ async fn link_returning_during_swap_receives_current_state() {
     assert_eq!(stage.told.granted("b"), None);
 }
 
-// Race m
 #[tokio::test(start_paused = true)]
 async fn resident_removed_from_configuration_drains_and_unloads() {
     let stage = Stage::serving("a", &["a", "b"]).await;

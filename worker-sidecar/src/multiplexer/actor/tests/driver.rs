@@ -16,7 +16,6 @@ fn failure(error: SlotError) -> LoadFailure {
     failure
 }
 
-// 25
 #[tokio::test(start_paused = true)]
 async fn backend_exit_during_load_fails_requests_at_once() {
     let stage = Stage::new(&["a"]).await;
@@ -28,12 +27,11 @@ async fn backend_exit_during_load_fails_requests_at_once() {
     assert_eq!(began.elapsed(), secs(0.5));
     pass(0.01).await;
     assert_eq!(stage.driver().log(), ["load a", "force a"]);
-    // 22: and the next one fails fast, with the rest of the wait.
+    // The next request fails fast, with the rest of the wait.
     let error = stage.send_request("a").await.unwrap_err();
     assert!(error.retry_after().is_some_and(|left| left > secs(1.9) && left < secs(2.0)), "{error:?}");
 }
 
-// 26; race f
 #[tokio::test(start_paused = true)]
 async fn overdue_load_is_dropped_and_killed() {
     for play in [Play::Never, Play::Done(secs(600.0)), Play::Done(secs(601.0))] {
@@ -61,7 +59,6 @@ async fn overdue_load_is_dropped_and_killed() {
     }
 }
 
-// 26
 #[tokio::test(start_paused = true)]
 async fn requests_waiting_for_overdue_load_report_timeout() {
     let stage = Stage::new(&["a"]).await;
@@ -182,7 +179,6 @@ async fn exit_of_later_process_is_detected_at_once() {
     assert_eq!(end.error(), Some(SlotError::BackendLost));
 }
 
-// 39
 #[tokio::test(start_paused = true)]
 async fn externally_unloaded_model_is_detected_within_five_seconds() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -191,7 +187,6 @@ async fn externally_unloaded_model_is_detected_within_five_seconds() {
     assert_eq!(stage.state().await, SlotState::Empty);
 }
 
-// 40
 #[tokio::test(start_paused = true)]
 async fn refused_connection_triggers_immediate_probe() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -217,7 +212,6 @@ async fn backend_found_after_failed_connection_is_announced_again() {
     assert_eq!(stage.told.announced().len(), 1);
 }
 
-// Race k
 #[tokio::test(start_paused = true)]
 async fn immediate_unload_order_kills_running_load() {
     let stage = Stage::new(&["a", "b"]).await;

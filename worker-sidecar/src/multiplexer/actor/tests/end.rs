@@ -21,7 +21,6 @@ async fn assert_ended(stage: &Stage) {
     assert_eq!(stage.send_request("a").await.unwrap_err(), SlotError::Draining);
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn idle_slot_stops_at_once_sparing_foreign_backend() {
     for resident in [false, true] {
@@ -38,7 +37,6 @@ async fn idle_slot_stops_at_once_sparing_foreign_backend() {
     }
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn only_child_backends_are_stopped() {
     let stage = Stage::with(vec![config(&["a", "foreign-b"])], true).await;
@@ -46,7 +44,6 @@ async fn only_child_backends_are_stopped() {
     assert_eq!(stage.driver().log(), ["stop a"]);
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn running_requests_end_at_shutdown_timeout() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -62,7 +59,6 @@ async fn running_requests_end_at_shutdown_timeout() {
     assert_ended(&stage).await;
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn slot_stops_during_each_swap_step() {
     let steps = [
@@ -91,7 +87,6 @@ async fn slot_stops_during_each_swap_step() {
     }
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn slot_stops_during_backoff_and_quarantine() {
     let stage = Stage::new(&["a"]).await;
@@ -112,7 +107,6 @@ async fn slot_stops_during_backoff_and_quarantine() {
     assert_ended(&stage).await;
 }
 
-// 58
 #[tokio::test(start_paused = true)]
 async fn child_backends_stop_concurrently_with_slot() {
     let stage = Stage::with(vec![config(&["a", "b"])], true).await;

@@ -22,7 +22,6 @@ async fn lease_names_its_backend_and_load() {
     assert_eq!(stage.driver().log(), ["load a"]);
 }
 
-// 4
 #[tokio::test(start_paused = true)]
 async fn lease_is_released_when_holder_panics() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -37,7 +36,6 @@ async fn lease_is_released_when_holder_panics() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// 5
 #[tokio::test(start_paused = true)]
 async fn released_lease_is_not_released_again() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -48,7 +46,6 @@ async fn released_lease_is_not_released_again() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// 7
 #[tokio::test(start_paused = true)]
 async fn swap_waits_for_last_byte_of_stream() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -68,7 +65,6 @@ async fn swap_waits_for_last_byte_of_stream() {
     assert_eq!(&**lease.unwrap().model(), "b");
 }
 
-// 8, race b
 #[tokio::test(start_paused = true)]
 async fn lease_for_vanished_caller_is_returned() {
     let stage = Stage::serving("a", &["a"]).await;
@@ -79,7 +75,6 @@ async fn lease_for_vanished_caller_is_returned() {
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// Race d
 #[tokio::test(start_paused = true)]
 async fn request_cancelled_as_lease_arrives_leaves_nothing() {
     for before_the_load in [true, false] {
@@ -93,7 +88,6 @@ async fn request_cancelled_as_lease_arrives_leaves_nothing() {
     }
 }
 
-// Race a
 #[tokio::test(start_paused = true)]
 async fn due_swap_waits_for_lease_granted_simultaneously() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -107,7 +101,6 @@ async fn due_swap_waits_for_lease_granted_simultaneously() {
     assert_eq!(other.await.unwrap().generation(), 2);
 }
 
-// Race c
 #[tokio::test(start_paused = true)]
 async fn release_after_sever_spares_next_generation() {
     let stage = Stage::serving("a", &["a", "b"]).await;

@@ -15,7 +15,6 @@ use crate::multiplexer::error::SlotError;
 use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
 
-// Race g
 #[tokio::test(start_paused = true)]
 async fn resident_dying_during_drain_is_replaced_without_eviction() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -27,12 +26,11 @@ async fn resident_dying_during_drain_is_replaced_without_eviction() {
     stage.driver().die("a");
     assert_eq!(running.cancelled().await.error(), Some(SlotError::BackendLost));
     assert_eq!(waiting.await.unwrap().generation(), 2);
-    assert_eq!(stage.driver().log(), ["load b"], "nobody unloads the dead");
+    assert_eq!(stage.driver().log(), ["load b"], "a dead backend is not unloaded");
     running.release(false).await;
     assert_eq!(stage.counts().await, (0, 0));
 }
 
-// Race h
 #[tokio::test(start_paused = true)]
 async fn target_dying_during_load_restores_former_resident() {
     let stage = Stage::serving("a", &["a", "b"]).await;
@@ -57,7 +55,6 @@ impl Meter for Gpu {
     }
 }
 
-// Race l
 #[tokio::test(start_paused = true)]
 async fn eviction_freeing_no_memory_leads_to_quarantine() {
     let config = config(&["a", "b"]);
@@ -73,10 +70,9 @@ async fn eviction_freeing_no_memory_leads_to_quarantine() {
     waiting.await.unwrap().release(true).await;
     pass(10.0).await;
     assert_eq!(mux.arrive(old, "b", now()).await.unwrap_err(), SlotError::Quarantined);
-    assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded beside what is left of a");
+    assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded next to what is left of a");
 }
 
-// Race p
 #[tokio::test(start_paused = true)]
 async fn relay_with_stale_resident_is_corrected() {
     let stage = Stage::serving("a", &["a", "b"]).await;

@@ -84,11 +84,11 @@ async fn demand_keeps_its_slot_when_another_relay_leaves() {
         }
         demand(&stage, stage.new, "a", 1);
         pass(0.1).await;
-        assert_eq!(wanted(&stage), [0, 1], "it is not asked of another slot anew");
+        assert_eq!(wanted(&stage), [0, 1], "it is not requested of another slot again");
         stage.mux.handle_demand(stage.new, &Demand { models: Vec::new() });
         demand(&stage, stage.new, "a", 1);
         pass(0.1).await;
-        assert_eq!(wanted(&stage), [1, 0], "nothing is left of what the other had asked of the first");
+        assert_eq!(wanted(&stage), [1, 0], "the first slot keeps nothing of the other relay's demand");
     }
 }
 
@@ -155,5 +155,5 @@ async fn served_demand_triggers_no_further_load() {
     pass(60.0).await;
     let slots = stage.mux.slots().slots;
     let residents: Vec<_> = slots.iter().map(|slot| slot.resident.as_deref()).collect();
-    assert_eq!(residents, [Some("b"), None], "nobody waits for a any more");
+    assert_eq!(residents, [Some("b"), None], "no request waits for a any more");
 }

@@ -7,7 +7,6 @@ use super::harness::{Stage, config, pass, secs};
 use crate::multiplexer::actor::PendingLease;
 use crate::multiplexer::config::ModelConfig;
 
-// Race j
 #[tokio::test(start_paused = true)]
 async fn two_models_wanted_together_load_one_after_another() {
     let stage = Stage::new(&["a", "b"]).await;
@@ -24,7 +23,6 @@ async fn two_models_wanted_together_load_one_after_another() {
     assert_eq!(stage.driver().log(), ["load a", "evict a", "load b"]);
 }
 
-// Race i
 #[tokio::test(start_paused = true)]
 async fn request_at_idle_ttl_expiry_is_served() {
     let mut config = config(&["a"]);

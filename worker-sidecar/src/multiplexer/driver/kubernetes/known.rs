@@ -172,7 +172,7 @@ mod tests {
         let mut life = Life::default();
         life.see(life.turns, url());
         assert_eq!((life.found.as_ref(), life.is_wanted), (Some(&url()), true));
-        assert!(life.is_lost(life.turns), "somebody took it away");
+        assert!(life.is_lost(life.turns), "it was taken away");
         assert_eq!((life.found.as_ref(), life.is_wanted), (None, false));
         assert!(!life.is_lost(life.turns), "nothing was there");
     }

@@ -69,7 +69,7 @@ async fn play(played: Played) -> (Arc<Played>, LlamaRouter) {
 }
 
 async fn in_time<T>(call: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(5), call).await.expect("it does not wait for ever")
+    tokio::time::timeout(Duration::from_secs(5), call).await.expect("it does not wait indefinitely")
 }
 
 /// Returns the result of a load of `a`, and the calls that the router received.

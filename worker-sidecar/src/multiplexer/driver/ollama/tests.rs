@@ -33,7 +33,7 @@ async fn silent_server_error_names_address_within_timeout() {
     let driver = Ollama::new(url.parse().unwrap(), vec!["tiny".into()]);
     let model = "tiny".into();
     let checking = tokio::time::timeout(Duration::from_secs(20), driver.check(&model));
-    let error = checking.await.expect("it does not wait for ever").unwrap_err().to_string();
+    let error = checking.await.expect("it does not wait indefinitely").unwrap_err().to_string();
     assert!(error.contains(&url) && error.contains("/api/show"), "{error}");
 }
 
@@ -135,5 +135,5 @@ async fn abandoned_load_is_unloaded_before_eviction_completes() {
     ollama.force_evict(&model).await.unwrap();
     assert_eq!(played.loaded(), Vec::<String>::new());
     let told = played.told.lock().unwrap().clone();
-    assert_eq!(told, ["generate tiny -1", "generate tiny 0"], "it was there, and was told to go");
+    assert_eq!(told, ["generate tiny -1", "generate tiny 0"], "it was loaded, and then unloaded");
 }

@@ -16,7 +16,6 @@ fn draining() -> Stage {
     s
 }
 
-// 31, o
 #[test]
 fn cancelled_waiter_is_taken_out_and_never_leased() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -28,7 +27,6 @@ fn cancelled_waiter_is_taken_out_and_never_leased() {
     assert_eq!(s.finish(2), NOTHING);
 }
 
-// 32, e
 #[test]
 fn last_waiter_leaving_before_commit_aborts_swap() {
     let mut s = draining();
@@ -36,10 +34,9 @@ fn last_waiter_leaving_before_commit_aborts_swap() {
     assert_eq!(s.cancel(2), ["open a", "lease r3 g1"]);
     assert_eq!(s.state(), SlotState::Ready);
     assert!(s.news.contains(&SlotEvent::SwapAborted { from: "a".into() }));
-    assert_eq!(s.pass(60.0), NOTHING, "nobody is severed for a swap that does not happen");
+    assert_eq!(s.pass(60.0), NOTHING, "no request is severed for an aborted swap");
 }
 
-// 32, e
 #[test]
 fn demand_withdrawn_before_commit_aborts_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -103,7 +100,6 @@ fn cancel_during_severing_changes_nothing() {
     assert_eq!(s.drop_lease(1), ["evict a"]);
 }
 
-// 33, e
 #[test]
 fn load_completes_when_waiter_leaves_after_commit() {
     let mut s = draining();
@@ -115,7 +111,6 @@ fn load_completes_when_waiter_leaves_after_commit() {
     assert_eq!(s.resident(), Some("b".into()));
 }
 
-// 34, e
 #[test]
 fn request_during_abandoned_load_uses_its_result() {
     let mut s = Stage::new(&["a"]);

@@ -7,7 +7,6 @@ use crate::multiplexer::config::ModelConfig;
 use crate::multiplexer::event::{Event, Order, Outcome};
 use crate::multiplexer::memory::Reading;
 
-// 60, m
 #[test]
 fn removed_resident_drains_and_unloads() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -27,7 +26,6 @@ fn removed_resident_drains_and_unloads() {
     assert_eq!(s.arrive(7, "c"), ["preflight c"]);
 }
 
-// 60, m
 #[test]
 fn removed_target_is_not_loaded() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -53,7 +51,7 @@ fn removed_target_is_not_loaded() {
     s.evicted();
     s.freed(true);
     s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
-    assert_eq!(s.loaded(), ["evict b"], "nobody is let in");
+    assert_eq!(s.loaded(), ["evict b"], "no request is admitted");
 }
 
 #[test]
@@ -147,7 +145,6 @@ fn never_loaded_model_is_forgotten_at_once() {
     assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["forget b"]);
 }
 
-// 60
 #[test]
 fn new_capacity_and_models_apply_at_once() {
     let mut s = Stage::serving("a", &["a"]);

@@ -6,7 +6,6 @@ use super::harness::{NOTHING, OLD, Stage, config};
 use crate::multiplexer::config::{Knobs, SlotConfig};
 use crate::multiplexer::event::{DownCause, Event, Found};
 
-// 36
 #[test]
 fn resident_dying_idle_is_reloaded_for_next_request() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -19,7 +18,6 @@ fn resident_dying_idle_is_reloaded_for_next_request() {
     assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r1 g2"]);
 }
 
-// 36
 #[test]
 fn resident_dying_before_first_response_backs_off() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -31,7 +29,6 @@ fn resident_dying_before_first_response_backs_off() {
     assert_eq!(s.arrive(2, "a"), ["preflight a"]);
 }
 
-// 37
 #[test]
 fn dying_resident_ends_leases_and_reloads_for_waiters() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -79,7 +76,6 @@ fn hanging_backend_is_killed_before_memory_is_reused() {
     assert_eq!(s.freed(true), ["preflight b"]);
 }
 
-// 38, g
 #[test]
 fn resident_dying_during_drain_skips_eviction() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -92,7 +88,6 @@ fn resident_dying_during_drain_skips_eviction() {
     assert_eq!(s.loaded(), ["open b", "lease r2 g2"]);
 }
 
-// 38
 #[test]
 fn resident_dying_while_severed_cancels_leases_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -133,7 +128,6 @@ fn exit_of_earlier_generation_is_ignored() {
     assert_eq!(s.down(2, DownCause::Gone), NOTHING, "it is being unloaded anyway");
 }
 
-// 39
 #[test]
 fn restarted_empty_backend_is_detected_within_five_seconds() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -142,7 +136,6 @@ fn restarted_empty_backend_is_detected_within_five_seconds() {
     assert_eq!(s.killed(), ["memory of a"]);
 }
 
-// 39, p
 #[test]
 fn externally_loaded_model_becomes_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -151,18 +144,17 @@ fn externally_loaded_model_becomes_resident() {
     s.finds = Some(Found::Serving("b".into()));
     assert_eq!(s.pass(5.0), ["cancel r1: BackendLost", "close a", "open b", "lease r2 g2"]);
     s.finds = Some(Found::Serving("stranger".into()));
-    assert_eq!(s.pass(5.0), ["close b", "cancel r2: BackendLost", "kill b"], "unless nobody knows it");
+    assert_eq!(s.pass(5.0), ["close b", "cancel r2: BackendLost", "kill b"], "an unknown model is ended");
 }
 
 #[test]
 fn model_loaded_before_start_becomes_resident() {
     let mut s = Stage::unstarted(SlotConfig { default: Some("a".into()), ..config(&["a", "b"]) });
     s.handle(Event::Started);
-    assert_eq!(s.arrive(1, "b"), NOTHING, "first it is looked at what is there");
+    assert_eq!(s.arrive(1, "b"), NOTHING, "the backend is probed first");
     assert_eq!(s.answer_probe(Found::Serving("b".into())), ["open b", "lease r1 g1"]);
 }
 
-// 40
 #[test]
 fn refused_connection_triggers_immediate_probe() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -221,10 +213,9 @@ fn silence_at_start_does_not_mean_empty_slot() {
         assert_eq!(s.answer_probe(Found::Silence), NOTHING);
         s.pass(1.0);
     }
-    assert_eq!(s.answer_probe(Found::Silence), ["preflight a"], "but not looked at for ever");
+    assert_eq!(s.answer_probe(Found::Silence), ["preflight a"], "but probing ends");
 }
 
-// 54, n
 #[test]
 fn link_lost_during_swap_ends_its_requests() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -241,10 +232,9 @@ fn link_lost_during_swap_ends_its_requests() {
     s.evicted();
     assert_eq!(s.handle(Event::RelayLost { relay: OLD }), NOTHING);
     s.freed(true);
-    assert_eq!(s.loaded(), ["open b"], "what was begun is ended, and told to whoever dials again");
+    assert_eq!(s.loaded(), ["open b"], "the load completes for relays that reconnect");
 }
 
-// 54, n
 #[test]
 fn drain_waits_for_connections_of_lost_link() {
     let knobs = Knobs { drain_timeout: super::harness::secs(20.0), ..Knobs::default() };
@@ -297,7 +287,7 @@ fn probe_begun_before_resident_died_is_ignored() {
     assert_eq!(s.answer_probe(Found::Serving("a".into())), NOTHING);
     assert_eq!(s.state(), SlotState::Empty);
     s.pass(5.0);
-    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a"], "it is looked again");
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a"], "the backend is probed again");
 }
 
 #[test]

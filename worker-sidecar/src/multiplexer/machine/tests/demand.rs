@@ -131,7 +131,7 @@ fn demand_for_failed_model_is_ignored() {
     s.demand(&[("a", 1, 1.0)]);
     assert_eq!(s.slot().wanted, 0);
     assert_eq!(s.pass(2.0), NOTHING);
-    assert_eq!(s.demand(&[("a", 1, 2.0)]), ["preflight a"], "it is stated anew once the relay is told");
+    assert_eq!(s.demand(&[("a", 1, 2.0)]), ["preflight a"], "demand is stated again after a report to the relay");
 }
 
 #[test]

@@ -1,8 +1,21 @@
 //! Random histories of a slot, played to the machine and to a world that knows the true state: the models on the
-//! device, the waiting requests, the leases. Whatever happens in whatever order, the invariants of the specification
-//! hold, and once everything works again, every request is served.
+//! device, the waiting requests, the leases. Whatever happens in whatever order, the invariants hold,
+//! and once everything works again, every request is served.
 //!
-//! Each assertion names its invariant. Not tested here: I6, that no driver call blocks the slot, which needs the actor
+//! Each assertion names its invariant:
+//!
+//! - I1: a model is loaded only once the memory of the others is free.
+//! - I2: each lease belongs to the current generation.
+//! - I3: a lease requires an open gate.
+//! - I4: every running request is counted, and each lease is released once.
+//! - I5: each request is leased, failed or cancelled, exactly once.
+//! - I7: a swap does not interrupt a model with work before its quantum is over.
+//! - I8: a model past its bound comes next, unless another has waited longer.
+//! - I9: a gate opens only for a model that was ready.
+//! - I10: the number of held requests of each relay is bounded.
+//! - I11: an eviction that has begun is not aborted.
+//!
+//! Not tested here: I6, that no driver call blocks the slot, which needs the actor
 //! and is tested by `actor::tests::world`, as is I1 with a driver that lies; and I12, that a request is not sent again
 //! once a byte of its response has been sent, which belongs to the forwarding.
 //!
@@ -220,7 +233,7 @@ impl World {
         self.handle(Event::Done { op, outcome });
         // Deadlines that have expired in the meantime may cause one more call, but not indefinitely many.
         let again = waited_for && self.call.as_ref().is_some_and(|(_, call)| *call == asked);
-        assert!(!again || !self.asked_again, "asked again and again what was just answered: {asked:?}");
+        assert!(!again || !self.asked_again, "requested repeatedly what was just answered: {asked:?}");
         if again && let Some((op, call)) = self.call.take() {
             self.asked_again = true;
             self.answer(op, call, false, false);

@@ -4,7 +4,6 @@ use super::harness::{NEW, NOTHING, OLD, Stage, config};
 use crate::multiplexer::config::{Knobs, SlotConfig};
 use crate::multiplexer::event::{DownCause, RequestKey};
 
-// 1
 #[test]
 fn request_for_resident_is_leased_at_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -13,7 +12,6 @@ fn request_for_resident_is_leased_at_once() {
     assert_eq!(s.machine.lease_of(RequestKey(1)), None);
 }
 
-// 2
 #[test]
 fn request_above_model_capacity_waits_for_lease() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -24,7 +22,6 @@ fn request_above_model_capacity_waits_for_lease() {
     assert_eq!(s.finish(2), ["lease r5 g1"]);
 }
 
-// 3
 #[test]
 fn refused_request_leaves_nothing_behind() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -37,7 +34,7 @@ fn refused_request_leaves_nothing_behind() {
     assert_eq!(s.machine.lease_of(RequestKey(2)), None);
 }
 
-// 4, as far as the slot is concerned: the guard that the panic drops releases it.
+// The guard that the panic drops releases the lease.
 #[test]
 fn lease_of_panicked_holder_is_released() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -48,7 +45,6 @@ fn lease_of_panicked_holder_is_released() {
     assert_eq!(s.drop_lease(3), ["lease r5 g1"]);
 }
 
-// 5
 #[test]
 fn second_release_frees_nothing() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -61,7 +57,6 @@ fn second_release_frees_nothing() {
     assert_eq!(s.arrive(6, "a"), NOTHING, "four run");
 }
 
-// 6, c
 #[test]
 fn release_after_sever_spares_next_generation() {
     let knobs = Knobs { drain_timeout: super::harness::secs(0.0), ..Knobs::default() };
@@ -86,7 +81,6 @@ fn release_after_sever_spares_next_generation() {
     assert_eq!(s.machine.lease_of(RequestKey(7)), Some(3));
 }
 
-// 8, b
 #[test]
 fn unwanted_lease_is_passed_to_next_request() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -117,7 +111,6 @@ fn request_of_departed_relay_is_refused() {
     assert_eq!(s.arrive(1, "a"), ["fail r1: at_capacity"]);
 }
 
-// 35
 #[test]
 fn no_request_outcome_leaks_capacity() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -152,7 +145,7 @@ fn cancelled_request_frees_its_place_before_its_lease() {
     }
     assert_eq!(s.arrive(5, "a"), NOTHING);
     assert_eq!(s.cancel(2), ["lease r5 g1"]);
-    assert_eq!(s.cancel(2), NOTHING, "it is told twice where nobody took the lease");
+    assert_eq!(s.cancel(2), NOTHING, "a second cancellation has no effect");
     s.arrive(6, "b");
     for request in [1, 3, 4, 5] {
         assert_eq!(s.finish(request), NOTHING);

@@ -289,7 +289,6 @@ fn ordered_load_continues_when_lost_backend_returns() {
     assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 1 done");
 }
 
-// 58
 #[test]
 fn stop_drains_running_requests_and_returns_waiting_ones() {
     let stop = || Event::Stop { timeout: secs(20.0) };
@@ -374,7 +373,6 @@ fn unload_during_swap_applies_to_current_resident() {
     }
 }
 
-// 58
 #[test]
 fn stop_succeeds_from_every_state_without_leftover_waiters() {
     for (state, mut s) in in_each_state() {

@@ -9,7 +9,6 @@ use crate::multiplexer::effect::SlotEvent;
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::Order;
 
-// 41
 #[test]
 fn busy_resident_stays_until_its_quantum_ends() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -22,7 +21,6 @@ fn busy_resident_stays_until_its_quantum_ends() {
     assert_eq!(s.pass(0.1), ["preflight b"]);
 }
 
-// 41
 #[test]
 fn each_target_waits_for_its_own_quantum() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -42,7 +40,6 @@ fn each_target_waits_for_its_own_quantum() {
     assert_eq!(lines, ["preflight b"], "49 s are more than the quantum for b, and less than that for c");
 }
 
-// 42
 #[test]
 fn saturated_resident_is_swapped_at_quantum_and_returns() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -61,7 +58,6 @@ fn saturated_resident_is_swapped_at_quantum_and_returns() {
     assert_eq!(s.finish_swap(2.0).last().unwrap(), "lease r8 g3");
 }
 
-// 43
 #[test]
 fn minimum_residency_never_idles_slot() {
     let knobs = Knobs { min_residency: secs(600.0), ..Knobs::default() };
@@ -88,7 +84,6 @@ fn with_gaps(gaps: &[f64]) -> Stage {
     s
 }
 
-// 44
 #[test]
 fn idle_resident_lingers_when_requests_usually_return_soon() {
     let mut s = with_gaps(&[0.4, 0.4, 0.4, 0.4]);
@@ -102,7 +97,6 @@ fn idle_resident_lingers_when_requests_usually_return_soon() {
     assert!(s.news.contains(&SlotEvent::LingerMiss { model: "a".into() }));
 }
 
-// 44
 #[test]
 fn no_linger_while_crowd_waits_for_another_model() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -118,10 +112,9 @@ fn no_linger_while_crowd_waits_for_another_model() {
         s.arrive(request, "c");
     }
     assert_eq!(s.finish(1), ["preflight b"], "for b alone it would");
-    assert_eq!(s.fits(), ["close a", "evict a"], "and it is asked once");
+    assert_eq!(s.fits(), ["close a", "evict a"], "and the preflight runs once");
 }
 
-// 45
 #[test]
 fn strict_alternation_costs_no_linger() {
     let mut s = Stage::new(&["a", "b"]);
@@ -188,7 +181,6 @@ fn fixed_linger_is_kept() {
     assert_eq!(s.pass(0.1), ["preflight b"]);
 }
 
-// 46
 #[test]
 fn model_with_longest_wait_loads_first() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -200,7 +192,6 @@ fn model_with_longest_wait_loads_first() {
     assert_eq!(s.finish(1), ["preflight c"]);
 }
 
-// 47
 #[test]
 fn pinned_model_is_never_unloaded_for_another() {
     let mut config = config(&["a", "b"]);
@@ -213,7 +204,6 @@ fn pinned_model_is_never_unloaded_for_another() {
     assert_eq!(s.order(7, Order::Unpin("a".into())), ["order 7 done", "preflight b"]);
 }
 
-// 47
 #[test]
 fn pin_before_commit_point_aborts_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -225,7 +215,6 @@ fn pin_before_commit_point_aborts_swap() {
     assert_eq!(s.order(1, Order::Pin("a".into())), ["order 1 done", "open a"]);
 }
 
-// 48
 #[test]
 fn infeasible_max_wait_is_reported_without_shortening_quantum() {
     let knobs = Knobs { max_wait: Some(secs(1.0)), min_residency: secs(1.0), ..Knobs::default() };
@@ -238,7 +227,6 @@ fn infeasible_max_wait_is_reported_without_shortening_quantum() {
     assert!(s.news.contains(&SlotEvent::MaxWaitInfeasible { model: "b".into(), cost: secs(10.0) }));
 }
 
-// 49
 #[test]
 fn wake_cost_ignores_failed_and_cold_loads() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -278,7 +266,6 @@ fn swap_cost_includes_unload_and_load() {
     assert_eq!(cost(1), 14_000, "4 s until a's memory is back, 10 s for b");
 }
 
-// 59, i
 #[test]
 fn idle_ttl_unloads_model_unless_request_arrives_first() {
     let mut config = config(&["a", "b"]);

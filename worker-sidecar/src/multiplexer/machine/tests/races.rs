@@ -11,7 +11,7 @@ use crate::multiplexer::event::{Event, Left, Outcome};
 fn lease_is_counted_before_any_swap_begins() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
-    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"], "the lease is there before anybody is told");
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"], "the lease exists before any report");
     assert_eq!(s.fits(), NOTHING, "so the swap that was about to begin sees it");
     assert_eq!(s.state(), SlotState::Ready);
 }

@@ -4,7 +4,6 @@ use super::harness::{NEW, NOTHING, Stage, config};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::effect::SlotEvent;
 
-// 27, a
 #[test]
 fn request_that_caused_load_is_served_first() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -19,7 +18,6 @@ fn request_that_caused_load_is_served_first() {
     assert_eq!(s.loaded(), ["open b", "lease r1 g2"], "in one step, whatever waits for c");
 }
 
-// 28
 #[test]
 fn all_waiters_for_model_precede_next_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -57,7 +55,6 @@ fn requests_are_served_in_first_arrival_order() {
     assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r6 g1", "lease r5 g1"]);
 }
 
-// 29
 #[test]
 fn two_waiting_models_are_both_served() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -73,13 +70,12 @@ fn two_waiting_models_are_both_served() {
     assert_eq!(s.swaps().len(), 2);
 }
 
-// 30
 #[test]
 fn swap_whose_queue_has_become_empty_is_skipped() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "b");
     s.cancel(1);
-    assert_eq!(s.fits(), NOTHING, "nobody wants b any more");
+    assert_eq!(s.fits(), NOTHING, "no request waits for b any more");
     s.arrive(2, "b");
     s.fits();
     s.arrive(3, "a");
@@ -89,7 +85,7 @@ fn swap_whose_queue_has_become_empty_is_skipped() {
     s.finish(2);
     s.cancel(3);
     s.finish_swap(1.0);
-    assert_eq!(s.resident(), Some("b".into()), "nor did anybody swap back for nobody");
+    assert_eq!(s.resident(), Some("b".into()), "nor did the slot swap back without a request");
 }
 
 #[test]

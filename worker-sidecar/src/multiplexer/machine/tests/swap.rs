@@ -45,7 +45,6 @@ fn swap_runs_from_preflight_to_lease_in_order() {
     );
 }
 
-// 9, 10
 #[test]
 fn swap_waits_until_last_lease_ends() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -59,7 +58,6 @@ fn swap_waits_until_last_lease_ends() {
     assert_eq!(s.finish(2), ["evict a"]);
 }
 
-// 11
 #[test]
 fn drain_timeout_severs_only_remaining_leases() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -90,7 +88,6 @@ fn severed_lease_has_two_seconds_to_close() {
     assert_eq!(s.pass(0.1), ["evict a"]);
 }
 
-// 12
 #[test]
 fn drain_timeout_of_zero_severs_at_once() {
     let mut s = Stage::serving_with("a", with_drain_timeout(0.0));
@@ -100,7 +97,6 @@ fn drain_timeout_of_zero_severs_at_once() {
     assert_eq!(s.fits(), ["close a", "sever r1"]);
 }
 
-// 13
 #[test]
 fn request_for_draining_model_does_not_extend_drain() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -114,7 +110,6 @@ fn request_for_draining_model_does_not_extend_drain() {
     assert_eq!(s.finish(2), ["preflight a"], "and comes after");
 }
 
-// 14, 16
 #[test]
 fn oversized_model_never_disturbs_resident() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
@@ -130,7 +125,6 @@ fn oversized_model_never_disturbs_resident() {
     assert_eq!((told.status, told.code.as_deref()), (SlotModelStatus::Failed, Some("insufficient_memory")));
 }
 
-// 14, for a driver that cannot work
 #[test]
 fn failing_driver_never_disturbs_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -149,7 +143,6 @@ fn unanswered_preflight_fails_waiting_requests() {
     assert_eq!(s.pass(0.1), ["fail r1: backend_unavailable"]);
 }
 
-// 15
 #[test]
 fn resident_memory_is_credited_to_successor() {
     let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
@@ -198,7 +191,6 @@ fn sleeper_without_weights_has_load_timeout_to_wake() {
     assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
 }
 
-// 17
 #[test]
 fn failed_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -216,10 +208,9 @@ fn failed_eviction_escalates_to_kill_and_quarantine() {
     assert_eq!(s.state(), SlotState::Quarantined);
     assert_eq!(s.arrive(2, "a"), ["fail r2: slot_quarantined"]);
     assert_eq!(s.swaps()[0].result, SwapResult::Quarantined);
-    assert_eq!(s.pass(1000.0), NOTHING, "nobody but an operator gets it out of there");
+    assert_eq!(s.pass(1000.0), NOTHING, "only an administrator ends the quarantine");
 }
 
-// 17
 #[test]
 fn hanging_eviction_escalates_to_kill_and_quarantine() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -230,7 +221,6 @@ fn hanging_eviction_escalates_to_kill_and_quarantine() {
     assert_eq!(s.pass(60.0), ["fail r1: slot_quarantined"]);
 }
 
-// 18, l
 #[test]
 fn no_load_starts_before_memory_is_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -244,7 +234,6 @@ fn no_load_starts_before_memory_is_freed() {
     assert_eq!(lost.count(), 2);
 }
 
-// 19
 #[test]
 fn failed_load_restores_former_resident() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -283,7 +272,6 @@ fn failed_load_without_rollback_leaves_slot_empty() {
     assert_eq!(s.state(), SlotState::Backoff);
 }
 
-// 20
 #[test]
 fn failed_rollback_leaves_slot_empty() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
@@ -304,7 +292,6 @@ fn failed_rollback_leaves_slot_empty() {
     assert_eq!(s.finish_swap(1.0), ["load c Cold", "open c", "lease r3 g2"]);
 }
 
-// 21
 #[test]
 fn failed_load_fails_all_waiters_without_retry() {
     let mut s = Stage::new(&["a"]);
@@ -319,7 +306,6 @@ fn failed_load_fails_all_waiters_without_retry() {
     assert_eq!(s.pass(100.0), NOTHING);
 }
 
-// 22
 #[test]
 fn request_for_failed_model_fails_fast_during_backoff() {
     let mut s = Stage::new(&["a"]);
@@ -337,7 +323,7 @@ fn request_for_failed_model_fails_fast_during_backoff() {
         let changes = s.changes;
         assert_eq!(s.pass(0.5), NOTHING);
         assert_eq!(s.slot().models.remove(0).status, SlotModelStatus::Unloaded);
-        assert_eq!(s.changes, changes + 1, "and relays are told that it may be tried again");
+        assert_eq!(s.changes, changes + 1, "and relays learn that it may be tried again");
     }
 }
 
@@ -377,7 +363,6 @@ fn backoff_jitter_shortens_by_at_most_one_quarter() {
     assert!(waits.first() < Some(&1600) && waits.last() > Some(&1900), "{waits:?}");
 }
 
-// 23
 #[test]
 fn another_model_loads_while_one_is_in_backoff() {
     let mut s = Stage::new(&["a", "b"]);
@@ -390,7 +375,6 @@ fn another_model_loads_while_one_is_in_backoff() {
     assert_eq!(s.finish_swap(1.0), ["load b Cold", "open b", "lease r2 g1"]);
 }
 
-// 24
 #[test]
 fn wrong_model_at_right_address_fails_load() {
     let mut s = Stage::new(&["a"]);
@@ -402,7 +386,6 @@ fn wrong_model_at_right_address_fails_load() {
     assert_eq!(told, "model a could not be loaded: its backend serves another model");
 }
 
-// 25
 #[test]
 fn backend_that_ends_while_loading_fails_at_once() {
     let mut s = Stage::new(&["a"]);
@@ -414,7 +397,6 @@ fn backend_that_ends_while_loading_fails_at_once() {
     assert_eq!(s.now, secs(0.2));
 }
 
-// 26
 #[test]
 fn overdue_load_is_killed_and_memory_freed() {
     let mut s = Stage::serving("a", &["a", "b"]);
@@ -446,7 +428,7 @@ fn sleeping_model_is_woken_or_started_cold() {
     assert_eq!(s.freed(true), ["load a Wake"]);
     assert_eq!(s.pass(60.0), ["kill a"], "waking may take a minute, not ten");
     assert_eq!(s.killed(), ["memory of a"]);
-    assert_eq!(s.freed(true), ["load a Cold"], "and nobody was told that it failed");
+    assert_eq!(s.freed(true), ["load a Cold"], "and no failure was reported");
     assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
     assert_eq!(s.slot().models[0].status, SlotModelStatus::Resident);
 }

@@ -173,12 +173,12 @@ impl World {
             }
             Effect::CancelLease { request, .. } => {
                 let running = self.running.get_mut(request).expect("a lease to be ended");
-                assert!(!running.told_to_end, "{request:?} was told twice");
+                assert!(!running.told_to_end, "{request:?} was cancelled twice");
                 running.told_to_end = true;
             }
             Effect::OpenGate { model } => {
                 assert_eq!(self.open.replace(model.clone()), None, "two gates are open");
-                assert_eq!(self.confirmed.as_ref(), Some(model), "I9: nobody has seen it ready");
+                assert_eq!(self.confirmed.as_ref(), Some(model), "I9: it was never ready");
                 assert!(!self.committed, "I11: there is no way back from an eviction");
                 // A gate that is opened again after an aborted drain begins no new residency.
                 if self.generation != self.machine.generation {
@@ -221,7 +221,7 @@ impl World {
             Effect::SlotEvent(news) => self.record_news(news),
             Effect::Stopped => assert!(!std::mem::replace(&mut self.stopped, true)),
             Effect::StillServes { model } => {
-                assert_eq!(self.open.as_ref(), Some(model), "nobody is asked to come back in vain");
+                assert_eq!(self.open.as_ref(), Some(model), "requests do not come back in vain");
             }
             Effect::Forget { model } => {
                 assert!(!self.occupied.contains(model), "{model} is forgotten while the slot may hold it");
@@ -272,7 +272,7 @@ impl World {
             return;
         }
         let (models, candidates) = self.machine.candidates();
-        let index = models.iter().position(|model| model == next).expect("nobody wants it");
+        let index = models.iter().position(|model| model == next).expect("a request waits for it");
         let resident = self.machine.state.resident();
         let draining = self.machine.state.name() == SlotState::Draining;
         let busy = resident.is_some_and(|resident| draining || resident.idle_since.is_none());
@@ -311,7 +311,7 @@ impl World {
         }
         for (request, running) in &self.running {
             let gone = !machine.leases.contains_key(request);
-            assert!(!gone || running.told_to_end, "I4: {request:?} runs and nobody counts it");
+            assert!(!gone || running.told_to_end, "I4: {request:?} runs and is not counted");
         }
         let held = machine.models.values().flat_map(|entry| {
             let model = entry.model();

@@ -89,8 +89,10 @@ impl<'a> Link<'a> {
 
     async fn serve(mut self, socket: WebSocketStream<TcpStream>, stop: &mut Stop) {
         let own = &self.plan.workers[self.number];
-        self.send_message(json!({"type": "register", "worker_name": format!("worker-{}", self.number), "models": own.models,
-            "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}));
+        self.send_message(
+            json!({"type": "register", "worker_name": format!("worker-{}", self.number), "models": own.models,
+            "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}),
+        );
         let (mut sink, mut stream) = socket.split();
         let mut heard = Instant::now();
         let mut ends: Option<Instant> = None;

@@ -94,50 +94,30 @@ impl Provider {
         } else {
             record.progress().end_wait(Instant::now());
         }
-        let error = self.error_for(state, &record, failure);
-        match failure {
-            Failure::QueueFull { .. } => warn!(request_id = record.spec.id, provider = %self.name, "queue full"),
-            Failure::QueueShareFull { .. } => {
-                warn!(request_id = record.spec.id, provider = %self.name, "queue share of a key full");
-            }
-            Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.spec.id, provider = %self.name, model = record.spec.logged_model(), "queue timeout");
-            }
-            Failure::RequeueExhausted => {
-                warn!(request_id = record.spec.id, provider = %self.name, attempts, "requeue exhausted");
-            }
-            Failure::RequestTimeout
-            | Failure::Disabled
-            | Failure::Deleted
-            | Failure::Draining
-            | Failure::BackendUnreachable
-            | Failure::SeveredBySwap
-            | Failure::LoadFailed { .. }
-            | Failure::ModelLoading { .. }
-            | Failure::ModelFailed { .. }
-            | Failure::WorkerTooOld { .. }
-            | Failure::AffinityLost
-            | Failure::CancelledByAdmin
-            | Failure::Fatal => {}
-        }
+        let error = self.explain(state, &record, failure, attempts);
         record.exchange.fail(error);
     }
 
-    fn error_for(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure) -> ApiError {
+    /// Returns the error for the client, and logs the failures that an operator can prevent.
+    fn explain(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure, attempts: u32) -> ApiError {
+        let request_id = record.spec.id.as_str();
         let secs = |secs: u32| Duration::from_secs(u64::from(secs));
         let from_worker = || record.progress().worker_error.clone();
         let model = &record.spec.model;
         match failure {
             Failure::QueueFull { retry_after_secs } => {
+                warn!(request_id, provider = %self.name, "queue full");
                 ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
                     .with_retry_after(secs(retry_after_secs))
             }
             Failure::QueueShareFull { percent } => {
+                warn!(request_id, provider = %self.name, "queue share of a key full");
                 let message =
                     format!("the API key's requests use their full {percent} percent of the queue (max_queue_percent)");
                 ApiError::new(ErrorKind::KeyLimit, message)
             }
             Failure::QueueTimeout { retry_after_secs } => {
+                warn!(request_id, provider = %self.name, model = record.spec.logged_model(), "queue timeout");
                 let mut message = "queue timeout: no worker available within deadline".to_owned();
                 if !state.core.worker_serves(model) {
                     message.push_str(&format!("; no worker serves {model}: see /v1/models"));
@@ -146,7 +126,10 @@ impl Provider {
                 ApiError::new(ErrorKind::QueueTimeout, message).with_retry_after(secs(retry_after_secs))
             }
             Failure::RequestTimeout => ApiError::new(ErrorKind::RequestTimeout, "request timeout"),
-            Failure::RequeueExhausted => ApiError::new(ErrorKind::RequeueExhausted, "requeue attempts exhausted"),
+            Failure::RequeueExhausted => {
+                warn!(request_id, provider = %self.name, attempts, "requeue exhausted");
+                ApiError::new(ErrorKind::RequeueExhausted, "requeue attempts exhausted")
+            }
             Failure::Disabled => ApiError::new(ErrorKind::ProviderDisabled, "Provider is currently disabled"),
             Failure::Deleted => ApiError::new(ErrorKind::ProviderDeleted, "Provider was deleted"),
             Failure::Draining => ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"),

@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// The least pause after a frame, as a multiple of the time that the frame took. Frames take long with very many workers, and are
 /// then less frequent.
-const MAX_SHARE: u32 = 10;
+const PAUSE_FACTOR: u32 = 10;
 /// The most changes that a page may be behind; a page that is further behind starts again with a snapshot.
 const BACKLOG: usize = 16;
 
@@ -106,7 +106,7 @@ async fn run_poll(dashboard: Arc<Dashboard>) {
         if looked.await.unwrap_or(false) {
             told_at = Instant::now();
         }
-        pause = INTERVAL.max(began.elapsed() * MAX_SHARE);
+        pause = INTERVAL.max(began.elapsed() * PAUSE_FACTOR);
     }
 }
 

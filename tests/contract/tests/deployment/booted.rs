@@ -53,7 +53,7 @@ async fn with_relay() -> Option<(Machine, String)> {
 async fn begin_stream(machine: &Machine, key: &str) -> Process {
     let stream = machine.spawn_client(&request_command(key, "slow", true));
     stream.wait_for_line("data: {").await;
-    assert!(!stream.log().contains("[DONE]"), "it has ended already");
+    assert!(!stream.log().contains("[DONE]"), "the stream has ended already");
     stream
 }
 
@@ -134,7 +134,7 @@ async fn documented_relay_and_worker_start_drain_and_restart() {
 fn web_modules() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web");
-    for script in std::fs::read_dir(scripts).expect("the pages are there").flatten() {
+    for script in std::fs::read_dir(scripts).expect("the pages exist").flatten() {
         if script.path().extension().is_some_and(|extension| extension == "js") {
             std::fs::copy(script.path(), folder.path().join(script.file_name())).expect("a folder that can be written");
         }
@@ -196,7 +196,7 @@ async fn worker_with_worker_yaml_lets_its_servers_finish() {
         .await;
     let typed = block(SERVICES, "LoadCredential=worker.yaml");
     let (of_any_worker, _) =
-        typed.split_once("\n# Only where the worker starts servers.").expect("the rest is for those");
+        typed.split_once("\n# Only where the worker starts servers.").expect("the rest is for such workers");
     let unit = "modelrelay-worker@gpu";
     let edited = edit_block("sudo systemctl edit modelrelay-worker@gpu", unit, of_any_worker);
     machine.run(&format!("cd /root\n{edited}")).await;

@@ -35,11 +35,11 @@ impl Machine {
         let programs = path_of("modelrelay-relay").parent().expect("it is in a folder").to_owned();
         let mut command = Command::new("unshare");
         command.args(["--mount", "bash"]).arg(script).arg(folder.path()).arg(repository).arg(programs);
-        let log = std::fs::File::create(folder.path().join("log")).expect("the folder is ours");
+        let log = std::fs::File::create(folder.path().join("log")).expect("the folder is writable");
         let supervisor = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn();
-        let mut machine = Self { supervisor: supervisor.expect("unshare is there"), pid: String::new(), folder };
+        let mut machine = Self { supervisor: supervisor.expect("unshare is installed"), pid: String::new(), folder };
         if let Err(why) = machine.await_start().await {
-            cannot_run(&format!("systemd cannot be booted beside this machine's own, which needs root: {why}"));
+            cannot_run(&format!("systemd cannot be booted next to this machine's own, which needs root: {why}"));
             return None;
         }
         // Commands work shortly after the start; this one then reports whether all units are up or which one failed.
@@ -95,7 +95,7 @@ impl Machine {
         let command = self.command(script);
         let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
         let output = tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("{LONG:?} in vain:\n{script}"));
-        let output = output.expect("nsenter is there");
+        let output = output.expect("nsenter is installed");
         let said = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&said).trim().to_owned())
     }

@@ -76,8 +76,8 @@ impl Kind {
     /// Writes the shipped file, adapted to this machine.
     fn write(self, folder: &TempDir, certificates: &Certificates, address: SocketAddr, relay: SocketAddr) {
         let file = |name: &str| folder.path().join(name).display().to_string();
-        std::fs::write(file("tls.crt"), certificates.certificate()).expect("the folder is ours");
-        std::fs::write(file("tls.key"), certificates.key()).expect("the folder is ours");
+        std::fs::write(file("tls.crt"), certificates.certificate()).expect("the folder is writable");
+        std::fs::write(file("tls.key"), certificates.key()).expect("the folder is writable");
         let config = match self {
             Self::Nginx => {
                 let ours = replaced(
@@ -93,7 +93,7 @@ impl Kind {
                         ("/etc/letsencrypt/live/relay.example/privkey.pem", file("tls.key")),
                     ],
                 );
-                std::fs::write(file("site.conf"), ours).expect("the folder is ours");
+                std::fs::write(file("site.conf"), ours).expect("the folder is writable");
                 // Debian's own configuration, but without root.
                 "daemon off; pid nginx.pid; error_log stderr notice;
 events { worker_connections 768; }
@@ -112,7 +112,7 @@ http {
                 format!("{{\n\tadmin unix/{}\n\tauto_https off\n}}\n{ours}", file("admin"))
             }
         };
-        std::fs::write(file("config"), config).expect("the folder is ours");
+        std::fs::write(file("config"), config).expect("the folder is writable");
     }
 
     fn spawn(self, folder: &TempDir) -> Process {
@@ -171,7 +171,7 @@ async fn wait_until_open(address: SocketAddr, proxy: &Process) {
 async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
     let Some(mut deployment) = Deployment::start(kind).await else { return };
     let address = deployment.relay.workers().await[0]["address"].clone();
-    assert_eq!(address, "127.0.0.1", "the worker's own, of what the proxy says");
+    assert_eq!(address, "127.0.0.1", "the address must be the worker's own, not the proxy's");
     let reply = deployment.fetch(Request::get("/v1/models")).await.with_status(200);
     assert_eq!(reply.json()["data"][0]["id"], "m");
 

@@ -22,14 +22,14 @@ fn systemd_understands_every_line() {
     };
     // Verifies that it reports errors at all.
     let wrong = folder.path().join("modelrelay-wrong.service");
-    std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is ours");
+    std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is writable");
     assert!(complaints(&wrong).iter().any(|line| line.contains("NoSuchKey")), "{:?}", complaints(&wrong));
     for (unit, program) in UNITS {
         let built = path_of(program).display().to_string();
         let text = replaced(deployed(&format!("systemd/{unit}")), &[(&format!("/usr/local/bin/{program}"), built)]);
         // A template is checked as one of its instances.
         let unit = folder.path().join(unit.replace('@', "@vllm"));
-        std::fs::write(&unit, text).expect("the folder is ours");
+        std::fs::write(&unit, text).expect("the folder is writable");
         assert_eq!(complaints(&unit), Vec::<String>::new());
     }
 }

@@ -43,7 +43,7 @@ impl Load {
                     let asked = Request::post("/v1/chat/completions", &json!({"model": "m"}));
                     let _ = asked.fetch(to, &log).await.with_status(200);
                     count.fetch_add(1, Ordering::SeqCst);
-                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });

@@ -84,7 +84,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     assert_eq!((forward.kind, &*forward.service, &forward.parent), (SERVER, "modelrelay-worker", &attempt.id));
     let backend = only(&spans, "POST");
     assert_eq!((backend.kind, &*backend.service, &backend.parent), (CLIENT, "modelrelay-worker", &forward.id));
-    assert_eq!(told, Some(format!("00-{TRACE}-{}-01", backend.id)), "what the backend was told");
+    assert_eq!(told, Some(format!("00-{TRACE}-{}-01", backend.id)), "the traceparent that the backend received");
     assert_eq!(state.as_deref(), Some("vendor=1"));
 
     for (key, value) in [
@@ -109,7 +109,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
     assert!(server.nanos >= attempt.nanos && forward.nanos >= backend.nanos, "{spans:#?}");
     let line = format!("trace_id=\"{TRACE}\"");
-    assert!(stack.relay.log().contains(&line), "the request's log line does not say {line}");
+    assert!(stack.relay.log().contains(&line), "the request's log line does not contain {line}");
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn no_secret_is_exported() {
     let broken = broken.bearer(PLANTED[2]).header("traceparent", parent(OTHER_TRACE, "01"));
     stack.relay.fetch(broken).await.with_status(400);
     collector.trace(OTHER_TRACE, 1).await;
-    assert!(collector.has_received("modelrelay.outcome"), "the search finds what is there");
+    assert!(collector.has_received("modelrelay.outcome"), "the search must find an attribute that exists");
     for planted in PLANTED.into_iter().chain([modelrelay_harness::relay::WORKER_SECRET]) {
         assert!(!collector.has_received(planted), "{planted} was exported");
     }
@@ -360,7 +360,7 @@ async fn sdk_disabled_variable_turns_tracing_off() {
     stack.worker.process.wait_exit().await;
     stack.relay.process().terminate().await;
     stack.relay.process().wait_exit().await;
-    assert_eq!(collector.http.received_heads().len(), 0, "the collector was asked");
+    assert_eq!(collector.http.received_heads().len(), 0, "the collector received a request");
 }
 
 /// Checks that a client's headers reach the backend unchanged, well-formed or not.

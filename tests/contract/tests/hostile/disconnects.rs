@@ -46,7 +46,7 @@ fn chunked_request() -> Vec<u8> {
 /// Checks that nothing is left of any client: no request, no byte, no queue, no more descriptors than before.
 async fn nothing_is_left(relay: &Relay, descriptors: usize) {
     relay
-        .eventually("nothing is left of those who vanished", || async {
+        .eventually("no state is left of the vanished clients", || async {
             relay.admin_json("/admin/requests").await["requests"] == json!([])
                 && relay.metric("modelrelay_buffered_bytes ").await == 0.0
                 && relay.admin_json("/admin/stats").await["queue_depth"]["local"] == 0

@@ -71,7 +71,7 @@ fn json_floods() -> Vec<Flood> {
             with_model(&format!("{}{}", "[".repeat(9), "]".repeat(million))),
             Refused(400),
         ),
-        json_flood("arrays and nothing else", "[".repeat(million), Refused(400)),
+        json_flood("only arrays", "[".repeat(million), Refused(400)),
         json_flood("a million keys", format!("{{\"model\":\"m\",{}}}", keys(|at| format!("\"k{at}\""))), Passes),
         json_flood("a million times one key", format!("{{\"model\":\"m\",{}}}", keys(|_| "\"k\"".into())), Passes),
         json_flood("a million models", format!("{{{}}}", keys(|_| "\"model\"".into())), Refused(400)),
@@ -145,12 +145,12 @@ fn bombs() -> Vec<Flood> {
         bomb("x-gzip", &["x-gzip"], 413),
         bomb("GZIP", &["GZIP"], 413),
         bomb("identity, then gzip", &["identity", "gzip"], 413),
-        bomb("gzip that says zstd", &["zstd"], 400),
+        bomb("gzip labelled as zstd", &["zstd"], 400),
         bomb("deflate", &["deflate"], 415),
         bomb("br", &["br"], 415),
         bomb("a bomb in a bomb", &["gzip, gzip, gzip"], 415),
-        bomb("a coding that nobody has", &["chunked"], 415),
-        json_flood("gzip that does not say so", "\u{1f}\u{8}".repeat(5000), Refused(400)),
+        bomb("an unknown coding", &["chunked"], 415),
+        json_flood("gzip without a label", "\u{1f}\u{8}".repeat(5000), Refused(400)),
     ]
 }
 
@@ -202,7 +202,7 @@ async fn flood_of_bodies_does_not_delay_neighbour() {
     }
     let _ = stop.send(()).await;
     let slowest = asking.await.expect("the neighbour is always answered");
-    eprintln!("the neighbour's slowest answer took {slowest:?}");
+    eprintln!("the neighbour's slowest response took {slowest:?}");
     assert!(slowest < AT_ONCE, "a neighbour waited {slowest:?}");
     relay.eventually("no byte is held", || async { relay.metric("modelrelay_buffered_bytes ").await == 0.0 }).await;
     worker.abort();

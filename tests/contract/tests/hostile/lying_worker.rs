@@ -71,8 +71,8 @@ async fn be_honest(mut worker: FakeWorker, known: Arc<Mutex<Known>>, seed: u64, 
     let mut dice = Dice::of(seed);
     loop {
         let job = worker.expect_request().await;
-        assert_eq!(job.json()["model"], "honest", "a request of somebody else's");
-        known.lock().expect("nobody panics with it").learn_others(&job.id, job.stream);
+        assert_eq!(job.json()["model"], "honest", "a request of another worker");
+        known.lock().expect("no panic while the lock is held").learn_others(&job.id, job.stream);
         echo(&mut worker, &job, &mut dice).await;
         served.fetch_add(1, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ async fn check_honest(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> 
         let text = dice.text(8_000);
         let body = json!({"model": "honest", "stream": asked % 2 == 0, "text": text}).to_string();
         let reply = relay.fetch(Request::new("POST", "/v1/chat/completions").body(body.clone())).await.with_status(200);
-        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {asked} was answered with something else");
+        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {asked} received a wrong response");
         asked += 1;
     }
     asked
@@ -120,7 +120,7 @@ async fn be_lied_to(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> Ve
 
 /// Returns a keyword for how this response ended.
 fn end_of(reply: &Reply) -> String {
-    assert!(!reply.text().contains("\"model\":\"honest\""), "an answer of somebody else's");
+    assert!(!reply.text().contains("\"model\":\"honest\""), "a response of another worker");
     if !reply.is_complete() {
         return "cut off".into();
     }
@@ -173,12 +173,12 @@ async fn lie_over(worker: &mut FakeWorker, dice: &mut Dice, known: &Mutex<Known>
         // Reads the messages so far, so that some lies are about its own requests.
         while let Ok(frame) = tokio::time::timeout(Duration::from_micros(500), worker.recv()).await {
             match frame {
-                Frame::Json(message) => known.lock().expect("nobody panics with it").learn(&message),
+                Frame::Json(message) => known.lock().expect("no panic while the lock is held").learn(&message),
                 Frame::Close(code, _) => return code,
                 Frame::Binary(_) | Frame::Pong(_) => {}
             }
         }
-        let lie = lie(dice, &known.lock().expect("nobody panics with it"), outrageous);
+        let lie = lie(dice, &known.lock().expect("no panic while the lock is held"), outrageous);
         worker.send_message(lie).await;
     }
     0
@@ -226,15 +226,15 @@ async fn lying_worker_harms_only_its_own_clients() {
     let asked: usize = checks.join_all().await.into_iter().sum();
     let ends: Vec<_> = clients.join_all().await.concat();
     eprintln!(
-        "{asked} honest answers; links of the liar closed: {}; its clients: {}",
+        "{asked} honest responses; links of the liar closed: {}; its clients: {}",
         tally(codes),
         tally(ends.clone())
     );
-    assert!(asked >= 100 && served.load(Ordering::Relaxed) >= asked, "only {asked} honest answers");
-    assert!(!ends.is_empty(), "nobody was lied to");
+    assert!(asked >= 100 && served.load(Ordering::Relaxed) >= asked, "only {asked} honest responses");
+    assert!(!ends.is_empty(), "no client received a lie");
     check_alive(&relay).await;
     relay
-        .eventually("nobody is served any more", || async {
+        .eventually("no request is in flight", || async {
             relay.admin_json("/admin/requests").await["requests"] == json!([])
         })
         .await;

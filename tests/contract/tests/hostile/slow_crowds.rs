@@ -38,15 +38,15 @@ const READER_BYTES: u64 = 2 * ANSWER_WINDOW as u64 + HEADER_BYTES;
 
 fn check(what: &str, before: (Duration, Duration), beside: (Duration, Duration), cost: u64, bound: u64) {
     eprintln!(
-        "{what}: p99 {:?} before, {:?} beside {CROWD}; slowest {:?} and {:?}; {} KiB each",
+        "{what}: p99 {:?} before, {:?} with {CROWD}; slowest {:?} and {:?}; {} KiB each",
         before.0,
         beside.0,
         before.1,
         beside.1,
         cost / CROWD as u64 / 1024
     );
-    assert!(beside.0 <= 2 * before.0 + NOISE, "p99 {:?} beside {what}, {:?} before", beside.0, before.0);
-    assert!(cost < bound, "{what} cost {cost} bytes, {bound} at most");
+    assert!(beside.0 <= 2 * before.0 + NOISE, "p99 {:?} with {what}, {:?} before", beside.0, before.0);
+    assert!(cost < bound, "{what} cost {cost} bytes; the limit is {bound}");
 }
 
 /// Sends headers one byte at a time on each connection, round after round, until stopped. Returns the number of rounds.
@@ -86,7 +86,7 @@ async fn two_thousand_slow_headers_do_not_delay_others() {
     let beside = neighbour.send_requests(QUESTIONS).await;
     enough.store(true, Ordering::Relaxed);
     let (crowd, rounds) = crowd.await.expect("the crowd does not panic");
-    assert!(rounds > 0, "no byte was sent beside the questions");
+    assert!(rounds > 0, "no byte was sent in parallel with the requests");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
     check("slow headers", before, beside, cost, CROWD as u64 * HEADER_BYTES);
     drop(crowd);
@@ -150,7 +150,7 @@ async fn two_thousand_slow_readers_do_not_delay_others() {
         responses
     });
     let beside = neighbour.send_requests(QUESTIONS).await;
-    let responses = slowly.await.expect("everybody had something to read");
+    let responses = slowly.await.expect("every client could read");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
     check("slow readers", before, beside, cost, CROWD as u64 * READER_BYTES);
     worker.abort();

@@ -72,7 +72,7 @@ fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<Stri
         }
         // A stricter program rejects the bytes; it never parses them as something else.
         if case.stricter.contains(name) && !oracle.seen.is_empty() && unlike {
-            faults.push(format!("{name} is not stricter, it reads something else: {:?}", oracle.seen));
+            faults.push(format!("{name} is not stricter but parses a different request: {:?}", oracle.seen));
         }
     }
     faults

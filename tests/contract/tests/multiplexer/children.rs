@@ -58,7 +58,7 @@ async fn end(rig: &mut Rig) -> Duration {
 async fn terminated_worker_lets_backend_finish() {
     let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
     end(&mut rig).await;
-    assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
+    assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("the process received the signal"), "told\n");
     let ended = rig.worker.process.wait_for_line("process has exited").await;
     assert!(ended.ends_with("code=0"), "{ended}");
 }
@@ -102,7 +102,7 @@ async fn child_processes_inherit_neither_secrets_nor_notify_socket() {
     for name in ["WORKER_SECRET", "DRAIN_TOKEN", "NOTIFY_SOCKET"] {
         let has = |pid: u32| variables_of(pid).iter().any(|variable| variable == name);
         assert!(has(worker), "the worker was not started with {name}");
-        assert!(!children.iter().any(|pid| has(*pid)), "{name} came to what the worker has started");
+        assert!(!children.iter().any(|pid| has(*pid)), "a child of the worker received {name}");
     }
 }
 
@@ -114,15 +114,15 @@ async fn log_contains_output_of_load_but_not_alive() {
     let command = |script: &str| json!(["sh", "-c", script.replace("MARK", &mark.to_string_lossy())]);
     let backend = FakeBackend::with_models(&["a"]).await;
     let model = json!({
-        "id": "a", "url": backend.url(), "load": command("echo load says; touch MARK"), "evict": command("rm MARK"),
-        "alive": command("echo alive says; test -e MARK"),
+        "id": "a", "url": backend.url(), "load": command("echo load runs; touch MARK"), "evict": command("rm MARK"),
+        "alive": command("echo alive runs; test -e MARK"),
     });
     let block = json!({"multiplexer": {"slots": [{"id": "gpu0", "driver": "hooks", "models": [model]}]}});
     let mut rig = Rig::with(&slots1(), &block.to_string()).await;
     demand(&rig.link, "a", 1);
     gate(&mut rig.link, "a").await;
-    rig.worker.process.wait_for_line("load says").await;
-    assert!(!rig.worker.log().contains("alive says"), "{}", rig.worker.log());
+    rig.worker.process.wait_for_line("load runs").await;
+    assert!(!rig.worker.log().contains("alive runs"), "{}", rig.worker.log());
 }
 
 /// The worker accepts being scheduled as a batch process; a model's server must not inherit that.
@@ -130,7 +130,7 @@ async fn log_contains_output_of_load_but_not_alive() {
 async fn child_processes_have_normal_scheduling_policy() {
     let own = std::process::id();
     if (field(own, 41), field(own, 19)) != ("0".to_owned(), "0".to_owned()) {
-        return cannot_run("whoever runs this has chosen another scheduling policy or nice value");
+        return cannot_run("the test runs with another scheduling policy or nice value");
     }
     let (rig, _folder) = with_trap("").await;
     let worker = rig.worker.process.pid().expect("it runs");

@@ -51,5 +51,8 @@ async fn lost_resident_is_adopted_when_its_backend_returns() {
     let is = |state: &'static str| move |slots: &serde_json::Value| slots["slots"][0]["state"] == state;
     rig.link.message_within(LONG, "slots", is("empty")).await.expect("the slot sees that its resident is gone");
     backend.reopen();
-    rig.link.message_within(LONG, "slots", is("ready")).await.expect("and that it is back, though nobody asks for it");
+    rig.link
+        .message_within(LONG, "slots", is("ready"))
+        .await
+        .expect("the worker reports it as loaded again without a request");
 }

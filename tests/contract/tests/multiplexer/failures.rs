@@ -34,7 +34,7 @@ async fn failed_load_is_reported_until_model_is_loaded() {
     let builder = builder.relay(format!("http://{}", relay.addr()));
     let _worker = builder.env("WORKER_SECRET", WORKER_SECRET).env("WORKER_NAME", "one").start().await;
     wait_for_model(&relay, "a").await;
-    assert_eq!(slot(&relay).await["last_failure"], json!(null), "nothing has failed yet");
+    assert_eq!(slot(&relay).await["last_failure"], json!(null), "no load has failed yet");
 
     let load = json!({"command": "load", "model": "a"});
     let id = id_at(&relay, "one").await;

@@ -114,7 +114,7 @@ impl Crowd {
                     assert_eq!(reply.json()["model"], model);
                     answers += 1;
                     count.send_modify(|count| *count += 1);
-                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });
@@ -167,10 +167,10 @@ async fn check_settles(relays: &[&Relay], nodes: &[Node], most: f64) {
     };
     let rest = within_for(LONG, "a model on each worker, and no more swaps", relays[0].log(), rest).await;
     within_for(LONG, "a thousand more answers", relays[0].log(), crowd.answered(1000)).await;
-    assert_eq!(look(nodes).await, rest, "swaps after all had come to rest");
+    assert_eq!(look(nodes).await, rest, "swaps after the fleet had settled");
     crowd.finish().await;
     let loads: f64 = rest.iter().map(|(swaps, _)| swaps).sum();
-    assert!(loads <= most, "{loads} loads before they came to rest");
+    assert!(loads <= most, "{loads} loads before the fleet settled");
 }
 
 #[tokio::test]
@@ -264,7 +264,7 @@ pub(crate) async fn order(relay: &Relay, worker_id: &str, body: &Value) {
 pub(crate) async fn outcome(relay: &Relay, worker_id: &str, body: &Value) -> Value {
     let reply = relay.admin_post(&format!("/admin/workers/{worker_id}/command"), body).await.with_status(202);
     let op = format!("/admin/ops/{}", reply.json()["op_id"].as_str().expect("an op_id"));
-    relay.eventually("the order has ended", || async { relay.admin_json(&op).await["done"] == true }).await;
+    relay.eventually("the operation is done", || async { relay.admin_json(&op).await["done"] == true }).await;
     relay.admin_json(&op).await
 }
 

@@ -26,7 +26,7 @@ async fn order_of_one_relay_is_visible_everywhere() {
     load_once_it_has_started(&one, &id_at(&one, "one").await, "b").await;
     for relay in [&one, &two] {
         let resident = || async { slot_at(relay).await["resident"] == "b" };
-        relay.eventually("both relays see what was loaded", resident).await;
+        relay.eventually("both relays report the loaded model", resident).await;
         let slot = slot_at(relay).await;
         assert_eq!((&slot["id"], &slot["state"], &slot["generation"]), (&json!("gpu0"), &json!("ready"), &json!(1)));
         let status: Vec<_> = slot["models"].as_array().expect("models").iter().map(|it| it["status"].clone()).collect();
@@ -55,7 +55,7 @@ async fn pin_of_one_relay_withstands_demand_of_other() {
     }
     assert!(!waiting.is_answered(), "a pinned model was unloaded");
     let pinned = slot_at(&two).await["models"][0]["pinned"].clone();
-    assert_eq!(pinned, json!(true), "and the other relay is told so");
+    assert_eq!(pinned, json!(true), "the other relay must receive the pin");
     order(&two, &id_at(&two, "one").await, &json!({"command": "unpin", "model": "a"})).await;
     assert_eq!(waiting.reply().await.with_status(200).json()["model"], "b");
 }

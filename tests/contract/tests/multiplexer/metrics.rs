@@ -146,11 +146,11 @@ async fn documented_and_queried_metrics_are_in_real_scrape() {
     assert_eq!(activities, BTreeSet::from(["idle", "serving", "swapping"]));
 
     let asked = metric_uses();
-    assert!(asked.len() > 30, "the queries are not found: {asked:?}");
+    assert!(asked.len() > 30, "found too few queries: {asked:?}");
     // Prometheus adds the labels of the target.
     let added = ["namespace", "pod", "job"];
     for (name, matchers) in asked {
-        let found = scrape.get(&name).unwrap_or_else(|| panic!("{name} is asked for, and in no scrape"));
+        let found = scrape.get(&name).unwrap_or_else(|| panic!("{name} is queried but is in no scrape"));
         for (label, how, value) in matchers.into_iter().filter(|(label, ..)| !added.contains(&&**label)) {
             let fits = |series: &BTreeMap<String, String>| match &*how {
                 "=" => series.get(&label) == Some(&value),
@@ -159,7 +159,7 @@ async fn documented_and_queried_metrics_are_in_real_scrape() {
                     .all(|one| found.iter().any(|series| series.get(&label).is_some_and(|it| it == one))),
                 _ => panic!("{how} in a query for {name}"),
             };
-            assert!(found.iter().any(fits), "{name} is asked for with {label}{how}{value}: {found:?}");
+            assert!(found.iter().any(fits), "{name} is queried with {label}{how}{value}: {found:?}");
         }
     }
 }

@@ -76,7 +76,7 @@ async fn every_model_name_reaches_backend_as_its_own() {
             assert_eq!((&reply["path"], &reply["model"]), (&json!(path), &json!(name)), "{model}: {reply}");
             let mut expected = chat(model);
             expected["model"] = json!(name);
-            assert_eq!(reply["asked"], expected, "nothing else has changed");
+            assert_eq!(reply["asked"], expected, "the rest of the body must not change");
         }
         let mut streamed = chat(model);
         streamed["stream"] = json!(true);
@@ -129,7 +129,7 @@ async fn model_of_form_is_renamed() {
         .header("content-type", "multipart/form-data; boundary=B")
         .body(form("qwen3"));
     let reply = relay.fetch(request).await.with_status(200);
-    assert!(reply.text() == form("Qwen/Qwen3-8B"), "another form came");
+    assert!(reply.text() == form("Qwen/Qwen3-8B"), "the body has another form");
 }
 
 #[tokio::test]

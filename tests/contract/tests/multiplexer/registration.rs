@@ -16,7 +16,7 @@ async fn worker_registers_its_slots_and_all_their_models() {
     assert_eq!(slot["models"][1]["id"], "b");
     assert_eq!(slot["models"][1]["status"], "unloaded");
     rig.link.expect("slots").await;
-    assert_eq!(rig.link.expect("grant").await["models"], json!([]), "every gate is shut until something is loaded");
+    assert_eq!(rig.link.expect("grant").await["models"], json!([]), "every gate is closed until a model is loaded");
 }
 
 #[tokio::test]

@@ -96,7 +96,7 @@ async fn changed_command_is_used_from_next_load() {
     rig.rewrite(&with_other_command(&slot.yaml()));
     rig.worker.process.wait_for_line("changed the models of a slot").await;
     let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply(&asked).await.status, 200, "the loaded model stays");
+    assert_eq!(rig.link.reply(&asked).await.status, 200, "the loaded model must stay");
     assert!(!rig.worker.log().contains("second life"), "{}", rig.worker.log());
     for model in ["b", "a"] {
         let asked = request_once_loaded(&mut rig.link, &chat(model), model).await;

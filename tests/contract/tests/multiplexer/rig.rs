@@ -117,7 +117,7 @@ pub(crate) fn granted(grant: &Value, model: &str) -> Option<u64> {
 /// Waits until the model's gate is open for this relay.
 pub(crate) async fn gate(link: &mut RelayLink, model: &str) -> u64 {
     let open = link.message_within(LONG, "grant", |grant| granted(grant, model).is_some_and(|slots| slots > 0)).await;
-    let open = open.unwrap_or_else(|| panic!("the gate of {model} stays shut"));
+    let open = open.unwrap_or_else(|| panic!("the gate of {model} stays closed"));
     granted(&open.body, model).unwrap_or_default()
 }
 

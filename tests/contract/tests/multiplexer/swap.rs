@@ -106,7 +106,7 @@ async fn two_relays_share_resident_and_either_can_swap() {
     let asked = request_once_loaded(&mut second, &chat("b"), "b").await;
     assert_eq!(second.reply(&asked).await.status, 200);
     let shut = rig.link.message_within(LONG, "grant", |grant| granted(grant, "a").is_none()).await;
-    assert!(shut.is_some(), "the first relay must hear that its model has gone");
+    assert!(shut.is_some(), "the first relay must be notified that its model was unloaded");
     let other = rig.link.message_within(LONG, "grant", |grant| granted(grant, "b").is_some()).await;
     assert_eq!(other.expect("b is open for both")["links"], json!(2));
 }

@@ -129,7 +129,10 @@ async fn returning_address_with_live_link_gets_no_second() {
         namespace.set_addresses(&[A]);
         pair.looked_up(1).await;
         namespace.set_addresses(&[A, B]);
-        assert!(pair.b.dial_within(LOOKUP_INTERVAL + QUIET).await.is_none(), "a second link beside the live one");
+        assert!(
+            pair.b.dial_within(LOOKUP_INTERVAL + QUIET).await.is_none(),
+            "a second link in addition to the live one"
+        );
         serves(&mut to_b, &mut pair.backend).await;
         drop(to_b);
         link(&mut pair.b, "b").await;
@@ -190,7 +193,7 @@ async fn two_addresses_of_one_relay_share_one_link() {
         let first = link(&mut relay, "a").await;
         let second = relay.accept_with(&Ack { duplicate: true, ..ack("a") }).await;
         second.close(1000, "duplicate");
-        assert!(relay.dial_within(QUIET).await.is_none(), "a relay that the worker has was dialled again");
+        assert!(relay.dial_within(QUIET).await.is_none(), "the worker dialled a connected relay again");
         drop(first);
         link(&mut relay, "a").await;
     })

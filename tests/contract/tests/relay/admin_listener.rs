@@ -165,7 +165,10 @@ async fn worker_url_prefers_encrypting_proxy() {
     let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
     let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
-    assert_eq!(told["worker_url"], "https://relay.example", "their secret goes with it");
+    assert_eq!(
+        told["worker_url"], "https://relay.example",
+        "an HTTPS proxy takes precedence because workers send their secret there"
+    );
     let told = relay.fetch(asked()).await.with_status(200).json();
     assert_eq!(told["worker_url"], format!("http://relay.example:{}", relay.worker_addr().await.port()));
 }

@@ -94,7 +94,7 @@ async fn cancel_never_precedes_its_request() {
                 worker.complete(&id, 200, serde_json::Map::new(), "{}").await;
                 last_came = true;
             }
-            Some("request") => assert!(open.insert(id), "an id came twice"),
+            Some("request") => assert!(open.insert(id), "an id was used twice"),
             Some("cancel") => assert!(open.remove(&id), "a cancel without its request before it"),
             other => panic!("unexpected {other:?}"),
         }

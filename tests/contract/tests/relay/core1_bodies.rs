@@ -103,7 +103,7 @@ async fn short_response_body_fails_that_request_alone() {
     worker.pieces(&job, b"12345").await;
     worker.finish(&job).await;
     let reply = pending.reply().await;
-    assert!(reply.aborted || reply.status == 502, "a short body looked complete: {}", reply.status);
+    assert!(reply.aborted || reply.status == 502, "a short body ended as complete: {}", reply.status);
     neighbour_is_well(worker, neighbour).await;
 }
 

@@ -102,7 +102,10 @@ async fn succeeded_link_finishes_its_running_requests() {
     newer.grant(1).await;
     let told = older.expect("graceful_shutdown").await;
     assert_eq!(told["reason"], "succeeded");
-    assert!(told["drain_timeout_secs"].as_u64() >= Some(300), "as long as a request may take: {told}");
+    assert!(
+        told["drain_timeout_secs"].as_u64() >= Some(300),
+        "the drain timeout must be at least the request timeout: {told}"
+    );
     let job = newer.expect_request().await;
     newer.answer(&job, &json!({})).await;
     let _ = next.reply().await.with_status(200);

@@ -263,8 +263,8 @@ async fn event_log_is_independent_of_log_level() {
     let of = |message: &str| journal.iter().find(|entry| entry["message"] == message);
     let registered = of("worker registered").unwrap_or_else(|| panic!("{journal:?}"));
     assert_eq!((&registered["level"], &registered["fields"]["provider"]), (&json!("info"), &json!("local")));
-    assert!(!relay.log().contains("worker registered"), "LOG_LEVEL still counts for the log");
-    assert!(of("request dispatched").is_none(), "there would be nothing else soon");
+    assert!(!relay.log().contains("worker registered"), "LOG_LEVEL must stay in effect for the log");
+    assert!(of("request dispatched").is_none(), "such lines would crowd out all others");
 }
 
 #[tokio::test]

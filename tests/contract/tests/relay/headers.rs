@@ -114,7 +114,7 @@ async fn admin_token_is_not_forwarded() {
     for scheme in ["Bearer ", "Bearer\t", "bearer  ", "Token ", "", "Bearer sk-other, Bearer "] {
         let asked = chat("m").header("authorization", format!("{scheme}{ADMIN_TOKEN}"));
         let job = job_of(&relay, &mut worker, asked).await;
-        assert_eq!(job.header("authorization"), None, "a secret of the relay went to a worker behind {scheme:?}");
+        assert_eq!(job.header("authorization"), None, "a worker received a secret of the relay after {scheme:?}");
     }
 }
 
@@ -213,13 +213,13 @@ async fn every_response_carries_unique_ids() {
     let mut worker = relay.worker(&["m"], 2).await;
     let mut seen = std::collections::HashSet::new();
     for request in [Request::get("/v1/models"), Request::get("/nope"), Request::get("/health"), chat("")] {
-        assert!(seen.insert(check_ids(&relay.fetch(request).await)), "an id came twice");
+        assert!(seen.insert(check_ids(&relay.fetch(request).await)), "an id was used twice");
     }
     let pending = relay.begin(chat_stream("m"));
     let job = worker.expect_request().await;
     worker.start_stream(&job, "data: 1\n\n").await;
     worker.end_stream(&job).await;
-    assert!(seen.insert(check_ids(&pending.reply().await)), "an id came twice");
+    assert!(seen.insert(check_ids(&pending.reply().await)), "an id was used twice");
 }
 
 #[tokio::test]

@@ -114,7 +114,7 @@ async fn keys_survive_restart_through_mount_alone() {
     let relay = relay.restart().await;
     let asked = kubernetes.reads();
     assert!(admits(&relay, &kept).await && !admits(&relay, &revoked).await);
-    assert_eq!(kubernetes.reads(), asked, "the API server was asked");
+    assert_eq!(kubernetes.reads(), asked, "the API server received a request");
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn outdated_mount_removes_no_fresh_key() {
     let (_, second) = new_key(&relay, "second").await;
     let asked = kubernetes.reads();
     mount.show(&behind);
-    relay.eventually("the relay asks which keys there are", || async { kubernetes.reads() > asked }).await;
+    relay.eventually("the relay lists the keys", || async { kubernetes.reads() > asked }).await;
     assert!(admits(&relay, &first).await && admits(&relay, &second).await);
     assert_eq!(names(&relay).await, ["first", "second"]);
 }

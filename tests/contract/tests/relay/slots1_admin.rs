@@ -40,7 +40,7 @@ async fn slots_are_listed_as_reported() {
         assert_eq!(listed["models"][1][name], value, "{listed}");
     }
     assert!(listed["models"][1]["retry_ms"].as_u64().is_some_and(|left| left <= 4_000), "{listed}");
-    assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has none");
+    assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has no slots");
     worker.send_slots(&[slot("gpu7", "loading", &["a"])]).await;
     worker.expect_quiet().await;
     assert_eq!(relay.workers().await[0]["slots"][0]["id"], "gpu7");
@@ -214,7 +214,7 @@ async fn disconnect_of_worker_ends_its_orders() {
     let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
     worker.expect("command").await;
     worker.vanish();
-    relay.eventually("the order has ended", || async { operation(&relay, &op).await["done"] == true }).await;
+    relay.eventually("the operation is done", || async { operation(&relay, &op).await["done"] == true }).await;
     let ended = operation(&relay, &op).await;
     assert_eq!(ended["ok"], false);
     assert!(ended["error"].as_str().is_some_and(|error| error.contains("disconnected")), "{ended}");

@@ -159,7 +159,7 @@ async fn relays_sharing_workers_choose_same_worker() {
             let state = relay.admin_json("/admin/state").await;
             let listed = state["providers"][0]["models"].as_array().expect("models").clone();
             let entry = listed.into_iter().find(|entry| entry["id"] == model).expect("the model is listed");
-            let id = entry["asked_worker"].as_str().expect("somebody is asked").to_owned();
+            let id = entry["asked_worker"].as_str().expect("a worker is assigned").to_owned();
             asked.push(links.iter().position(|pair| pair[number].worker_id == id).expect("one of the workers"));
         }
         assert_eq!(asked[0], asked[1], "model {model}");

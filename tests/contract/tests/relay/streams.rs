@@ -104,7 +104,7 @@ async fn stream_over_size_limit_ends_with_error() {
     }
     let reply = pending.reply().await;
     assert!(reply.broken_stream().contains("response_too_large"), "another error");
-    assert!(reply.body.len() < 12_000, "{} bytes came", reply.body.len());
+    assert!(reply.body.len() < 12_000, "received {} bytes", reply.body.len());
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
 }
 

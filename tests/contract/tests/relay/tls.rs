@@ -48,7 +48,7 @@ async fn alpn_negotiates_http_1_1_only() {
         Request::get("/livez").over_tls(Some(client.into())).is_answered_at(relay.addr(), relay.log())
     };
     assert!(offering(&["h2", "http/1.1"]).await);
-    assert!(!offering(&["h2"]).await, "nobody speaks HTTP/2 here");
+    assert!(!offering(&["h2"]).await, "the relay must not offer HTTP/2");
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn failed_or_missing_handshake_affects_no_others() {
     assert_eq!(relay.get("/livez").await.status, 200);
     assert_eq!(silent.read_to_end_within(Duration::from_secs(20)).await, "");
     let took = begun.elapsed();
-    assert!(took > Duration::from_secs(9), "gone after {took:?}");
+    assert!(took > Duration::from_secs(9), "closed after {took:?}");
     relay.log().wait_for_line("TLS handshake timed out").await;
 }
 
@@ -136,8 +136,8 @@ async fn broken_renewal_keeps_old_certificate_and_is_reported() {
         // /readyz may be ahead of the log lines in the pipe.
         let said =
             |line: &str| (line.contains("keeping previous certificate") && line.contains(parts[1])).then_some(());
-        relay.log().wait_for("a line that says so", said).await;
-        assert!(is_trusted_by(&relay, &old).await, "the old one does not count");
+        relay.log().wait_for("a line that reports it", said).await;
+        assert!(is_trusted_by(&relay, &old).await, "the relay must keep the previous certificate");
     }
     assert!(!relay.log().contains("secret-nonsense"), "{}", relay.log().dump());
     replace(&relay, &old.certificate(), &old.key());

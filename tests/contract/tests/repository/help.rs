@@ -46,7 +46,7 @@ fn proposed(program: &str, words: &[&str]) -> Vec<String> {
 fn bash_completes_commands_and_flags() {
     assert_eq!(proposed("modelrelay-worker", &["con"]), ["connect", "convert"]);
     assert_eq!(proposed("modelrelay-worker", &["connect", "--worker-n"]), ["--worker-name"]);
-    assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "what the help hides is not proposed");
+    assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "a hidden command must not be completed");
     assert_eq!(proposed("modelrelay-relay", &["keys", "cr"]), ["create"]);
     assert_eq!(proposed("modelrelay", &["worker", "con"]), ["connect", "convert"]);
     assert_eq!(proposed("modelrelay", &["up", "--backend-u"]), ["--backend-url"]);

@@ -124,14 +124,14 @@ async fn serve(mut backend: FakeBackend, moved: Arc<Moved>, chats: mpsc::Unbound
 async fn take_upload(mut call: Call, moved: Arc<Moved>) {
     let mut total = 0;
     loop {
-        let bytes = call.read_some(1 << 16).await.expect("the upload does not break off");
+        let bytes = call.read_some(1 << 16).await.expect("the upload does not end prematurely");
         if bytes.is_empty() {
             break;
         }
         total += bytes.len();
         moved.up.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
-    assert!(total > UPLOAD_BYTES - 16 && total <= UPLOAD_BYTES, "{total} bytes of the prompt came");
+    assert!(total > UPLOAD_BYTES - 16 && total <= UPLOAD_BYTES, "received {total} bytes of the prompt");
     call.answer_json(200, &json!({})).await;
 }
 

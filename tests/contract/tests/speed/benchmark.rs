@@ -52,7 +52,7 @@ async fn quick_run(json: &std::path::Path) -> Output {
     let mut run = Command::new(path_of("modelrelay-bench"));
     run.args(["run", "--quick", "--rounds", "1", "--systems", "direct,modelrelay", "--json"]).arg(json);
     run.arg("--programs").arg(programs.parent().expect("a folder")).kill_on_drop(true);
-    let output = tokio::time::timeout(AT_MOST, run.output()).await.expect("a quick run comes to its end");
+    let output = tokio::time::timeout(AT_MOST, run.output()).await.expect("a quick run ends");
     output.expect("modelrelay-bench is built")
 }
 

@@ -18,7 +18,7 @@ async fn quick_run(json: &std::path::Path) -> Output {
     let mut run = Command::new(path_of("modelrelay-bench"));
     run.args(["scale", "--quick", "--json"]).arg(json).arg("--programs").arg(programs.parent().expect("a folder"));
     let output = tokio::time::timeout(AT_MOST, run.kill_on_drop(true).output()).await;
-    output.expect("a quick run comes to its end").expect("modelrelay-bench is built")
+    output.expect("a quick run ends").expect("modelrelay-bench is built")
 }
 
 fn is_absent(report: &Value, part: &str) -> bool {

@@ -49,7 +49,7 @@ async fn chunks_received_together_reach_client_in_few_writes() {
         let writes = recorded(&trace, "the answer", |calls| sends_from(calls, &mark)).await;
         fewest = fewest.min(writes);
     }
-    assert!(fewest <= WRITES, "{CHUNKS} chunks went to the client in {fewest} writes");
+    assert!(fewest <= WRITES, "{CHUNKS} chunks reached the client in {fewest} writes");
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn queued_requests_reach_worker_in_few_writes() {
     }
     // Each request is a text message and a piece; credit and demand use the same socket.
     let writes = recorded(&trace, "the requests", |calls| sends_from(calls, "\\\"type\\\":\\\"request\\\"")).await;
-    assert!(writes <= CHUNKS / 2, "{} frames went to the worker in {writes} writes", 2 * CHUNKS);
+    assert!(writes <= CHUNKS / 2, "{} frames reached the worker in {writes} writes", 2 * CHUNKS);
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn chunks_received_together_reach_relay_in_few_writes() {
         // Credit for the request's body and a grant may be among them.
         fewest = fewest.min(recorded(&trace, "the link", link_sends).await - before);
     }
-    assert!(fewest <= WRITES, "{CHUNKS} chunks went to the relay in {fewest} writes");
+    assert!(fewest <= WRITES, "{CHUNKS} chunks reached the relay in {fewest} writes");
 }
 
 /// Returns the messages of a whole response in chunks.

@@ -64,7 +64,7 @@ async fn refused_connection_withdraws_models_before_failing_request() {
     let reply = rig.link.reply(&asked).await;
     assert_eq!(reply.error_code(), Some("backend_unreachable"));
     let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
-    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal was sent after the error that it explains");
     rig.worker.process.wait_for_line("backend error").await;
 }
 
@@ -197,7 +197,7 @@ async fn loading_backend_error_may_be_retried_elsewhere() {
     let reply = rig.link.reply(&asked).await;
     assert_eq!((reply.error_code(), &reply.start), (Some("backend_unreachable"), &None));
     let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
-    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal was sent after the error that it explains");
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"lost\"").await, 1.0);
 }
 
@@ -280,7 +280,7 @@ async fn silent_streams_of_closed_backend_are_aborted() {
     };
     let error = tokio::select! {
         error = broken => error,
-        () = writes => unreachable!("it writes for ever"),
+        () = writes => unreachable!("the writer never ends"),
     };
     assert_eq!(
         (error["request_id"].as_str(), &error["code"]),

@@ -19,7 +19,7 @@ fn check(folder: &Path, yaml: &str) -> Command {
 async fn run(command: &mut Command) -> Output {
     let output = command.output().await.expect("it starts");
     for said in [&output.stdout, &output.stderr] {
-        assert!(!String::from_utf8_lossy(said).contains(SECRET), "it told a secret");
+        assert!(!String::from_utf8_lossy(said).contains(SECRET), "the output contains a secret");
     }
     output
 }
@@ -37,7 +37,9 @@ async fn mistakes(command: &mut Command) -> Vec<String> {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
     let said = String::from_utf8(output.stderr).expect("it writes text");
     said.lines()
-        .map(|line| line.strip_prefix("modelrelay-worker: ").expect("each line says who speaks").to_owned())
+        .map(|line| {
+            line.strip_prefix("modelrelay-worker: ").expect("each line starts with the program's name").to_owned()
+        })
         .collect()
 }
 

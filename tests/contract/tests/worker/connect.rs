@@ -87,7 +87,7 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn mode(path: &Path) -> u32 {
-    std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+    std::fs::metadata(path).expect("the file exists").permissions().mode() & 0o777
 }
 
 /// True if a terminal is available: util-linux's `script` creates one; other programs of that name have other flags.
@@ -215,7 +215,11 @@ async fn terminal_overwrites_file_only_after_confirmation() {
             dialogue.expect_question("Worker secret").await.answer("\x03").await;
         }
         assert_eq!(dialogue.end().await.0, Some(code), "{answer:?}");
-        assert_eq!(site.read("worker.yaml"), "relay: http://older\n", "nothing is written before all is known");
+        assert_eq!(
+            site.read("worker.yaml"),
+            "relay: http://older\n",
+            "no file may be written before all answers are known"
+        );
     }
 }
 

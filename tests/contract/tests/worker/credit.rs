@@ -93,7 +93,7 @@ async fn stream_without_credit_stops_reading_from_its_backend() {
     let mut written = 0;
     while tokio::time::timeout(QUIET * 3, call.chunk(&block)).await.is_ok() {
         written += 1;
-        assert!(written < 64, "64 MiB were read for a client that reads nothing");
+        assert!(written < 64, "64 MiB were read for a client that does not read");
     }
     receive(&mut rig.link, &asked, WINDOW).await;
 }
@@ -144,7 +144,7 @@ async fn backend_not_reading_limits_credit() {
         assert_eq!(credit["stream"], json!(asked.stream));
         credited += credit["bytes"].as_u64().expect("a number of bytes");
         // 4 MiB outstanding, and the content of the kernel's socket buffers.
-        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that reads nothing");
+        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that does not read");
     }
 }
 

@@ -244,7 +244,7 @@ async fn page_in_browser_cannot_drain() {
     for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
         let refused = rig.worker.post("/drain", &[ours, header]).await;
         assert_eq!(refused.status, 403, "{header:?}");
-        assert!(refused.body.contains("DRAIN_TOKEN"), "it does not say what helps: {}", refused.body);
+        assert!(refused.body.contains("DRAIN_TOKEN"), "the error does not name the remedy: {}", refused.body);
     }
     // An image on a page, loaded over a plain connection, for which the browser sends no such header.
     assert_eq!(rig.worker.probe("/drain").await.status, 403);

@@ -226,7 +226,7 @@ async fn configured_backend_key_replaces_client_key() {
         .received_heads()
         .into_iter()
         .find(|head| head.path() == "/v1/models")
-        .expect("the models were asked for");
+        .expect("the worker requested the models");
     assert_eq!(listing.header("authorization"), Some("Bearer backend-key"));
 }
 

@@ -275,7 +275,7 @@ async fn drain_pings_only_after_withdrawal() {
         Event::Piece { .. } | Event::Closed { .. } => false,
     };
     let first = rig.link.next_where(TEST_TIMEOUT, told).await;
-    assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
+    assert!(matches!(first, Some(Event::Message(_))), "a pong must not count as proof of support: {first:?}");
     assert!(matches!(rig.link.next_where(TEST_TIMEOUT, told).await, Some(Event::Ping(_))));
 }
 

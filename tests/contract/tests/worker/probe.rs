@@ -69,7 +69,7 @@ async fn connections_without_request_do_not_block_probes() {
     // Before the timeout of any of them.
     let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("an answer");
     assert_eq!(probed.status, 200);
-    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest gives way");
+    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest connection must be closed");
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn occupied_default_address_is_replaced() {
     let worker = WorkerProcess::builder().backend(backend.url()).without("PROBE_ADDR").start().await;
     assert_eq!(worker.probe("/livez").await.status, 200);
     assert!(!worker.log().contains("listening on http://127.0.0.1:17990"), "{}", worker.log());
-    assert!(worker.log().contains("17990"), "it does not say that the default was taken: {}", worker.log());
+    assert!(worker.log().contains("17990"), "the log does not mention the default port: {}", worker.log());
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ async fn http_proxy_carries_plain_link() {
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
     proxy.next_request().await;
-    assert!(proxy.is_unused(), "the worker dialled something else through the proxy");
+    assert!(proxy.is_unused(), "the worker made another connection through the proxy");
 }
 
 #[tokio::test]

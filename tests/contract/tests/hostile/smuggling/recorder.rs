@@ -51,12 +51,12 @@ impl Recorded {
         let number = head
             .split_once("case-")
             .and_then(|(_, rest)| rest.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok());
-        let number = number.unwrap_or_else(|| panic!("a request of no case came out: {head:?}"));
-        self.0.lock().expect("nobody panics with it").entry(number).or_default().push(seen);
+        let number = number.unwrap_or_else(|| panic!("received a request that belongs to no case: {head:?}"));
+        self.0.lock().expect("no panic while the lock is held").entry(number).or_default().push(seen);
     }
 
     pub(super) fn take(&self) -> BTreeMap<usize, Vec<ForwardedRequest>> {
-        std::mem::take(&mut self.0.lock().expect("nobody panics with it"))
+        std::mem::take(&mut self.0.lock().expect("no panic while the lock is held"))
     }
 }
 
@@ -150,7 +150,7 @@ impl Oracle {
             "nginx" => (nginx_config(&socket, backend), ["-p", ".", "-c", "config"].as_slice()),
             _ => (haproxy_config(&socket, backend), ["-db", "-q", "-f", "config"].as_slice()),
         };
-        std::fs::write(folder.path().join("config"), config).expect("the folder is ours");
+        std::fs::write(folder.path().join("config"), config).expect("the folder is writable");
         let spawn = args.iter().fold(Spawn::program(&binary.to_string_lossy()), |spawn, arg| spawn.arg(*arg));
         let process = spawn.working_dir(folder.path()).start();
         let door = Door::Unix(socket);

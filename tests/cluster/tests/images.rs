@@ -15,7 +15,7 @@ struct Image {
 }
 
 async fn same_image_both_ways(program: &str) {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace exists");
     let images = workspace.join("target/images");
     let archive = images.join(format!("modelrelay-{program}.tar"));
     assert!(archive.exists(), "{} is missing: run scripts/images", archive.display());

@@ -144,7 +144,7 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
         for (name, value) in variables {
             *query = query.replace(&format!("${name}"), value);
         }
-        assert!(!query.contains('$'), "a variable that nobody filled in: {query}");
+        assert!(!query.contains('$'), "a variable without a value: {query}");
     }
     queries
 }
@@ -252,14 +252,11 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     // Metrics that only relays with a certificate export are absent here; the contract tests check them.
     let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
     let asked = &(&asked - &metrics_of_slots()) - &of_tls;
-    assert!(asked.len() > 40, "the queries are not found: {asked:?}");
+    assert!(asked.len() > 40, "found too few queries: {asked:?}");
     let complete = async || names().await.is_superset(&asked).then_some(());
     if poll_for(TEST_TIMEOUT, complete).await.is_none() {
         let names = names().await;
-        panic!(
-            "asked for by alerts or dashboards, and scraped from nobody: {:?}",
-            asked.difference(&names).collect::<Vec<_>>()
-        );
+        panic!("used by alerts or dashboards but not scraped: {:?}", asked.difference(&names).collect::<Vec<_>>());
     }
 
     // Beyond the names: with its labels, every query of every panel returns something.
@@ -269,7 +266,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
             silent.push(format!("{whose}: {query}"));
         }
     }
-    assert!(silent.is_empty(), "queries that find nothing:\n{}", silent.join("\n"));
+    assert!(silent.is_empty(), "queries without results:\n{}", silent.join("\n"));
 }
 
 /// Checks that the scrape jobs, the Pods' annotations and the chart's monitors agree.
@@ -318,7 +315,7 @@ async fn healthy_installation_raises_no_critical_alert() {
             labels["severity"] == "critical" || labels["namespace"] == namespace.name.as_str()
         })
     };
-    wait_until("no alert, pending or firing, about what is well", TEST_TIMEOUT, quiet).await;
+    wait_until("no alert, pending or firing, for a healthy system", TEST_TIMEOUT, quiet).await;
 }
 
 /// Returns the query of the KEDA example, for this namespace's Provider and model.
@@ -377,7 +374,7 @@ async fn api_server_accepts_every_example_of_known_kinds() {
     let namespace = Cluster::connect().await.namespace_with("examples", "privileged").await;
     let mut unknown = BTreeSet::new();
     let mut taken = BTreeSet::new();
-    for entry in fs::read_dir(format!("{ROOT}/deploy/examples")).expect("the examples are there") {
+    for entry in fs::read_dir(format!("{ROOT}/deploy/examples")).expect("the examples exist") {
         let path = entry.expect("a file").path();
         let text = fs::read_to_string(&path).expect("a text");
         for object in documents(&text) {
@@ -397,7 +394,7 @@ async fn api_server_accepts_every_example_of_known_kinds() {
     assert_eq!(
         unknown.iter().map(String::as_str).collect::<Vec<_>>(),
         FOREIGN_KINDS,
-        "kinds that the cluster does not know"
+        "kinds that the cluster does not define"
     );
     for kind in ["Deployment", "HorizontalPodAutoscaler", "Ingress", "Provider", "WorkerPool"] {
         assert!(taken.contains(kind), "no {kind} among the examples: {taken:?}");

@@ -54,7 +54,7 @@ impl Scene {
     /// Waits until the pool requests this number of Pods, as many of its workers are connected, and no other Pod is
     /// left.
     async fn settled_at(&self, number: u64) -> DynamicObject {
-        let what = format!("{number} Pods asked for, there and connected");
+        let what = format!("{number} Pods desired, ready and connected");
         let holds = |pool: &DynamicObject| {
             let (spec, status) = (&pool.data["spec"], &pool.data["status"]);
             spec["replicas"] == number && status["replicas"] == number && status["connected"] == number
@@ -63,7 +63,7 @@ impl Scene {
     }
 
     async fn get(&self) -> DynamicObject {
-        self.pools.get(self.pool).await.expect("the pool is there")
+        self.pools.get(self.pool).await.expect("the pool exists")
     }
 
     async fn pods(&self) -> Vec<Pod> {
@@ -151,7 +151,11 @@ async fn waiting_request_wakes_pool_at_zero() {
 
     let pool = scene.settled_at(0).await;
     scene.condition("Ready", "True", "ScaledToZero").await;
-    assert_eq!(pool.data["status"]["models"], json!([DEMO_MODEL]), "what a request may wake it for is kept");
+    assert_eq!(
+        pool.data["status"]["models"],
+        json!([DEMO_MODEL]),
+        "the status must keep the models that may wake the pool"
+    );
     assert_eq!(pool.data["status"]["modelCount"], 1);
     let told = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
     for reason in ["ScaledUp", "ScaledDown"] {
@@ -176,8 +180,8 @@ async fn requests_for_unlisted_model_wake_nothing() {
     let waited = started.elapsed();
     assert!(matches!(lonely.status, 503 | 504), "{lonely:?}");
     // Several polls of the operator, which happen every second.
-    assert!(waited > Duration::from_secs(5), "it did not wait in the queue, but {waited:?}: {lonely:?}");
-    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "woken for a model that it does not list");
+    assert!(waited > Duration::from_secs(5), "the request was queued for only {waited:?}: {lonely:?}");
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "the pool was woken for a model that it does not list");
 
     // The same request for the other model does wake it; otherwise the above proves nothing.
     let body = chat(DEMO_MODEL);
@@ -309,7 +313,7 @@ async fn pool_manually_at_zero_holds_requests_until_scaled() {
     scene.wait_for_cold(DEMO_MODEL).await;
     let traffic = Traffic::to(scene.address().await).streams(2).words(10).start();
     scene.wait_for_waiting(2).await;
-    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "without scaling nobody but its owner wakes it");
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "without scaling only its owner may wake it");
     scene.scale(1).await;
     traffic.wait_for_answers(2).await;
     traffic.finish().await.expect_all_answered();
@@ -356,7 +360,7 @@ async fn multiplexer_rejected_by_its_workers_is_rejected_clearly() {
     let message = condition(&pool, "Stalled")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.starts_with("spec.multiplexer.slots: ") && message.contains("spec.backend"), "{message}");
     let made = scene.namespace.api::<Deployment>().get_opt("juggler-backend").await.expect("Deployments can be read");
-    assert!(made.is_none(), "nothing half-working is made");
+    assert!(made.is_none(), "no incomplete object may be made");
     let told = scene.namespace.kubectl("get events --field-selector reason=InvalidSpec --output name").await;
-    assert!(!told.is_empty(), "an Event says so too");
+    assert!(!told.is_empty(), "an Event must report it too");
 }

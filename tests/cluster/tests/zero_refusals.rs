@@ -35,7 +35,7 @@ async fn no_operator_request_was_refused() {
         missing.is_empty().then_some(())
     };
     if poll_for(TEST_TIMEOUT / 3, all).await.is_none() {
-        panic!("the audit log lacks what the operator must have asked for: {missing:?}");
+        panic!("the audit log lacks requests that the operator must have sent: {missing:?}");
     }
     let refused = cluster.refusals(SYSTEM_NAMESPACE);
     assert!(refused.is_empty(), "the operator lacks rights: {refused:#?}");
@@ -51,7 +51,7 @@ async fn refusal_would_be_found() {
     let kubeconfig = cluster.kubectl("config view --raw --flatten --output json").await;
     let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("kubectl writes JSON");
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
-    std::fs::write(&path, kubeconfig.to_string()).expect("the folder takes a file");
+    std::fs::write(&path, kubeconfig.to_string()).expect("the file can be written");
     let said = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
     assert!(said.contains("Forbidden"), "{said}");
     wait_until("the refusal in the audit log", TEST_TIMEOUT, async || {

@@ -69,7 +69,7 @@ async fn pod_declaring_worker_port_is_refused() {
     assert!(said.contains(wanted), "{said}");
     setup.namespace.apply(&[pool("llama", &json!({"sidecar": {"port": 18000}}))]).await;
     let given = setup.admitted(&clash).await;
-    let (_, sidecar) = worker(&given).expect("it has a worker");
+    let (_, sidecar) = worker(&given).expect("the Pod has a worker");
     assert_eq!(sidecar["ports"][0]["containerPort"], 18000);
     assert_eq!(sidecar["startupProbe"]["httpGet"]["port"], 18000);
     assert_eq!(given["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]["port"], 18000);

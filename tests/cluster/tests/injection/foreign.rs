@@ -135,12 +135,12 @@ fn without_worker(mut pod: Value) -> Value {
     let added = volumes.split_off(volumes.len() - 3);
     let names: Vec<_> = added.iter().map(|volume| volume["name"].as_str().unwrap_or_default()).collect();
     assert_eq!(names, ["modelrelay-config", "modelrelay-secret", "modelrelay-no-token"]);
-    let lifecycle = pod["spec"]["containers"][0]["lifecycle"].as_object_mut().expect("it had one");
+    let lifecycle = pod["spec"]["containers"][0]["lifecycle"].as_object_mut().expect("the container has a lifecycle");
     assert!(lifecycle.remove("preStop").is_some_and(|hook| hook["httpGet"]["path"] == "/drain"));
     let grace = pod["spec"]["terminationGracePeriodSeconds"].take();
     assert_eq!(grace, 40, "it was raised from 25");
     pod["spec"]["terminationGracePeriodSeconds"] = json!(25);
-    let label = pod["metadata"]["labels"].as_object_mut().expect("it had some").remove(POOL_LABEL);
+    let label = pod["metadata"]["labels"].as_object_mut().expect("the Pod has labels").remove(POOL_LABEL);
     assert_eq!(label, Some(json!("llama")));
     assert!(take_hash(&mut pod));
     pod
@@ -148,7 +148,7 @@ fn without_worker(mut pod: Value) -> Value {
 
 /// Removes the hash that identifies an outdated worker; returns true if it was present.
 fn take_hash(pod: &mut Value) -> bool {
-    let annotations = pod["metadata"]["annotations"].as_object_mut().expect("it has some");
+    let annotations = pod["metadata"]["annotations"].as_object_mut().expect("the Pod has annotations");
     annotations.remove("modelrelay.io/worker-hash").is_some()
 }
 

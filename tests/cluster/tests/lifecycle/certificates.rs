@@ -27,7 +27,7 @@ async fn external_certificate_and_its_successor_are_served() {
     let user = cluster.namespace("injected").await;
     user.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     // The API server learns of a new webhook, and kube-proxy of its Pods, shortly after Helm is done.
-    let unknown = "a refusal, because nobody has published the authority";
+    let unknown = "a rejection, because the CA is not published";
     wait_until(unknown, TEST_TIMEOUT, async || {
         create_pod(&user).output().await.stderr.contains("certificate signed by unknown authority")
     })

@@ -42,9 +42,12 @@ async fn release_for_one_namespace_has_no_other_rights() {
         !(inside || own)
     });
     let strays: Vec<_> = strays.collect();
-    assert!(strays.is_empty(), "asked for outside of its namespaces: {strays:#?}");
+    assert!(strays.is_empty(), "requests outside the operator's namespaces: {strays:#?}");
     let lacking = lacking(&asked);
     assert!(lacking.is_empty(), "it lacks rights: {lacking:#?}");
-    assert!(asked.iter().any(|it| it.verb == "patch" && it.resource == "deployments"), "it made no relay: {asked:?}");
+    assert!(
+        asked.iter().any(|it| it.verb == "patch" && it.resource == "deployments"),
+        "the operator made no relay: {asked:?}"
+    );
     release.uninstall(&[]).await;
 }

@@ -39,7 +39,11 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     );
     user.namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 50}}))]).await;
     user.ready().await;
-    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the next release restarts nothing");
+    assert_eq!(
+        (user.relays().await, user.backends().await),
+        (relays, backends),
+        "the next release must restart no Pods"
+    );
     changes(&second, &user, &traffic).await;
     goes(&second, &user, &traffic).await;
     traffic.finish().await.expect_all_answered();
@@ -61,7 +65,7 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
     release.rollback(1).await;
     user.relay_of("dev").await;
     user.pool("own", "no Pod that is outdated", |pool| pool.data["status"]["outdated"] == 0).await;
-    assert_eq!(user.backends().await, backends, "nor does the old one that comes back");
+    assert_eq!(user.backends().await, backends, "nor may a rollback to the old release");
     traffic.wait_for_answers(6).await;
 }
 
@@ -78,12 +82,12 @@ async fn goes(release: &Release, user: &User, traffic: &Running) {
         "Secret/demo-admin",
         "Deployment/demo-backend",
     ] {
-        assert!(here.iter().any(|name| name == object), "{object} is not looked for, only {here:#?}");
+        assert!(here.iter().any(|name| name == object), "{object} is not among {here:#?}");
     }
     let (relays, backends) = (user.relays().await, user.backends().await);
     release.uninstall(&[]).await;
     let definitions = release.namespace.kubectl("get crd providers.modelrelay.io workerpools.modelrelay.io").await;
     assert_eq!(definitions.lines().count(), 3, "{definitions}");
     traffic.wait_for_answers(12).await;
-    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the user's Pods stay");
+    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the user's Pods must stay");
 }

@@ -19,7 +19,7 @@ impl Setup {
     /// Keeps requesting a model that cannot be loaded, as SDKs do, until an Event of the pool reports it: the operator
     /// polls every few seconds, and a first failure is forgotten sooner.
     async fn expect_event(&self, model: &str, reason: &str, parts: &[&str]) {
-        wait_until(&format!("an Event {reason} that says {parts:?}"), TEST_TIMEOUT, async || {
+        wait_until(&format!("an Event {reason} that contains {parts:?}"), TEST_TIMEOUT, async || {
             self.refused(model).await;
             let events =
                 self.namespace.api::<Event>().list(&ListParams::default()).await.expect("Events can be listed");

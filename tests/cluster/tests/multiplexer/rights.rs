@@ -28,7 +28,7 @@ impl Setup {
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
         K::DynamicType: Default,
     {
-        self.namespace.api::<K>().get_opt(name).await.expect("it can be looked for").is_some()
+        self.namespace.api::<K>().get_opt(name).await.expect("the lookup succeeds").is_some()
     }
 }
 
@@ -66,7 +66,7 @@ async fn only_pool_scaling_deployments_has_account_with_rights() {
     let plain = json!({"provider": "local", "standalone": {"replicas": 1}, "backend": {"url": "http://alpha"}});
     setup.namespace.apply(&[manifests::worker_pool("plain", &plain)]).await;
     let workers = setup.namespace.api::<Deployment>();
-    setup.namespace.wait_for(&workers, "plain-worker", "the operator has made it", |_| true).await;
+    setup.namespace.wait_for(&workers, "plain-worker", "the operator has created it", |_| true).await;
     assert!(!setup.has::<ServiceAccount>("plain-worker").await && !setup.has::<Role>("plain-worker").await);
     // Without the driver they are removed.
     let slot = json!({"id": "gpu0", "driver": "static", "models": [{"id": "alpha", "url": "http://alpha"}]});

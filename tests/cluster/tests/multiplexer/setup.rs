@@ -95,7 +95,7 @@ impl Setup {
 
     /// Returns a Deployment's number of replicas.
     pub(crate) async fn replicas(&self, deployment: &str) -> i32 {
-        let found = self.namespace.api::<Deployment>().get(deployment).await.expect("the Deployment is there");
+        let found = self.namespace.api::<Deployment>().get(deployment).await.expect("the Deployment exists");
         found.spec.and_then(|spec| spec.replicas).unwrap_or_default()
     }
 

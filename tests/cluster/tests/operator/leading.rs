@@ -29,7 +29,7 @@ async fn one_replica_leads_and_all_serve_webhook() {
     for pod in pods {
         let answer = reviewed_by(&cluster, &pod, &namespace.name).await;
         assert_eq!(answer["response"]["allowed"], true, "{pod} answered {answer}");
-        assert!(answer["response"]["patch"].is_string(), "{pod} injects nothing: {answer}");
+        assert!(answer["response"]["patch"].is_string(), "{pod} injects no worker: {answer}");
     }
 }
 
@@ -103,7 +103,7 @@ async fn reviewed_by(cluster: &Cluster, pod: &str, namespace: &str) -> Value {
     let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/https:{pod}:9443/proxy/mutate-pods");
     let request = Request::post(path).header("content-type", "application/json").body(review.to_string().into_bytes());
     let answer = cluster.client.request_text(request.expect("the request is one")).await;
-    let answer = answer.unwrap_or_else(|error| panic!("the webhook of {pod} does not answer: {error}"));
+    let answer = answer.unwrap_or_else(|error| panic!("the webhook of {pod} does not respond: {error}"));
     serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} answers no JSON ({error}): {answer}"))
 }
 
@@ -129,5 +129,5 @@ async fn requests_about(namespace: &Namespace) -> usize {
 /// Returns the number of Providers and WorkerPools in the cluster.
 async fn objects(cluster: &Cluster) -> u32 {
     let names = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await;
-    u32::try_from(names.lines().count()).expect("a cluster of tests has few")
+    u32::try_from(names.lines().count()).expect("a test cluster has few")
 }

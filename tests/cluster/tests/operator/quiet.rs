@@ -40,15 +40,15 @@ async fn idle_operator_writes_nothing() {
     settle(&namespace).await;
 
     let (reconciled, asked) = (operator.reconciliations().await, requests(&namespace).await.len());
-    #[expect(clippy::disallowed_methods, reason = "what is written and asked for in this time is the subject")]
+    #[expect(clippy::disallowed_methods, reason = "the test observes the requests made during this time")]
     tokio::time::sleep(WINDOW).await;
     let reconciled = operator.reconciliations().await - reconciled;
     let asked = requests(&namespace).await.split_off(asked);
     let written: Vec<_> = asked.iter().filter(|(verb, _)| !matches!(verb.as_str(), "get" | "list" | "watch")).collect();
-    assert!(written.is_empty(), "written while nothing happened: {written:?}");
-    assert!(asked.len() <= 4, "asked for while nothing happened: {asked:?}");
+    assert!(written.is_empty(), "wrote while idle: {written:?}");
+    assert!(asked.len() <= 4, "sent requests while idle: {asked:?}");
     let objects = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await.lines().count();
-    let objects = u32::try_from(objects).expect("a cluster of tests has few");
+    let objects = u32::try_from(objects).expect("a test cluster has few");
     assert!(reconciled <= f64::from(4 * objects), "{reconciled} reconciliations of {objects} objects in {WINDOW:?}");
 }
 
@@ -86,7 +86,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
 /// seconds.
 async fn settle(namespace: &Namespace) {
     let mut before = (0, tokio::time::Instant::now());
-    wait_until("the operator to have nothing left to do", TEST_TIMEOUT, async || {
+    wait_until("the operator to become idle", TEST_TIMEOUT, async || {
         let now = requests(namespace).await.len();
         if now != before.0 {
             before = (now, tokio::time::Instant::now());

@@ -26,7 +26,7 @@ async fn no_secret_is_exposed() {
     let mut hidden = secrets(&namespace, "modelrelay.io/provider=local").await;
     assert!(hidden.iter().any(|(of, _)| of.starts_with("local-worker/")), "no worker secret: {hidden:?}");
     assert!(hidden.iter().any(|(of, _)| of.starts_with("local-admin/")), "no admin token");
-    assert!(hidden.iter().any(|(of, _)| of.starts_with("local-relay/worker-secret-previous")), "nothing was rotated");
+    assert!(hidden.iter().any(|(of, _)| of.starts_with("local-relay/worker-secret-previous")), "no secret was rotated");
     hidden.push(("the API key".to_owned(), key));
     hidden.push(("a wrong API key".to_owned(), WRONG_KEY.to_owned()));
     hidden.push(("a wrong token".to_owned(), WRONG_TOKEN.to_owned()));
@@ -44,13 +44,13 @@ async fn no_secret_is_exposed() {
         [("local-relay", "API key created"), ("vllm", "advertised models"), ("status", "\"workers\":1")]
     {
         let written = told.iter().filter(|(name, _)| name.starts_with(place)).any(|(_, text)| text.contains(words));
-        assert!(written, "{place} does not say {words:?}, so it is not what was to be searched");
+        assert!(written, "{place} does not contain {words:?}, so the search is not valid");
     }
     for (what, value) in &hidden {
-        assert!(value.len() >= 16, "{what} is too short to be looked for: {} characters", value.len());
+        assert!(value.len() >= 16, "{what} is too short to search for: {} characters", value.len());
         for (place, text) in &told {
-            assert!(!text.contains(value), "{place} tells {what}");
-            assert!(!text.contains(&base64(value.as_bytes())), "{place} tells {what}, in base64");
+            assert!(!text.contains(value), "{place} discloses {what}");
+            assert!(!text.contains(&base64(value.as_bytes())), "{place} discloses {what}, in base64");
         }
     }
 }

@@ -88,7 +88,7 @@ async fn workers_register_only_with_token_of_their_account() {
     let log = setup.namespace.kubectl(&format!("logs {name}")).await;
     assert!(log.contains("the worker's token is no longer valid"), "{log}");
     for token in [good, unused] {
-        assert!(!log.contains(token.rsplit('.').next().expect("a signature")), "the relay's log tells a token");
+        assert!(!log.contains(token.rsplit('.').next().expect("a signature")), "the relay's log discloses a token");
     }
 }
 

@@ -56,7 +56,7 @@ async fn foreign_secret_with_needed_name_is_not_adopted() {
     setup.provide(&json!({"relay": {"replicas": 0}})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     assert!(message_of(&stalled, "Stalled").contains("Secret local-admin"), "{stalled:?}");
-    let now = setup.namespace.api::<Secret>().get("local-admin").await.expect("it is there");
+    let now = setup.namespace.api::<Secret>().get("local-admin").await.expect("the Secret exists");
     assert_eq!((now.resource_version(), now.owner_references().len()), (version, 0));
 }
 
@@ -166,7 +166,7 @@ async fn objects_have_shapes_enforced_by_cluster() {
 
 /// Checks that everything but the three Secrets is deleted with the Provider and carries its labels.
 async fn assert_owned(setup: &Setup) {
-    let uid = setup.providers.get(LOCAL).await.expect("it is there").uid();
+    let uid = setup.providers.get(LOCAL).await.expect("the Provider exists").uid();
     let kinds = "service,serviceaccount,deployment,pdb,networkpolicy,secret";
     let found = object_json(setup, &format!("{kinds} --selector modelrelay.io/provider=local")).await;
     let items = found["items"].as_array().expect("a list");
@@ -224,7 +224,7 @@ async fn network_settings_of_spec_reach_objects() {
     assert_eq!(ingress[1]["from"], json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]));
     let monitoring = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}});
     assert_eq!(ingress[2]["from"], json!([operator(), monitoring]));
-    let provider = setup.providers.get(LOCAL).await.expect("it is there");
+    let provider = setup.providers.get(LOCAL).await.expect("the Provider exists");
     let endpoint = format!("http://local.{}.svc:8000/v1", setup.namespace.name);
     assert_eq!(provider.data["status"]["endpoint"], endpoint);
     // Disabled, it is removed.
@@ -249,5 +249,5 @@ async fn relay_has_rights_only_with_api_keys() {
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::Role>(), "local-relay").await;
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::RoleBinding>(), "local-relay").await;
     // The keys belong to the clients.
-    setup.namespace.api::<Secret>().get("local-api-keys").await.expect("it stays");
+    setup.namespace.api::<Secret>().get("local-api-keys").await.expect("the Secret stays");
 }

@@ -113,7 +113,7 @@ impl Setup {
     pub(crate) async fn make_key(&self, relay: &v1::Pod) -> (String, String) {
         let made = self.admin(relay, "POST /admin/keys", &json!({"name": "a client"})).await;
         assert_eq!(made.status, 201, "{made:?}");
-        let text = |name: &str| made.json()[name].as_str().expect("it is told").to_owned();
+        let text = |name: &str| made.json()[name].as_str().expect("the response contains it").to_owned();
         (text("id"), text("secret"))
     }
 
@@ -164,7 +164,7 @@ impl Setup {
     }
 
     pub(crate) async fn deployment(&self) -> Deployment {
-        self.namespace.api::<Deployment>().get("local-relay").await.expect("the relay's Deployment is there")
+        self.namespace.api::<Deployment>().get("local-relay").await.expect("the relay's Deployment exists")
     }
 
     /// Changes the Provider's spec by a merge patch.

@@ -75,7 +75,7 @@ async fn changing_configuration_fails_no_request() {
     traffic.wait_for_answers(CLIENTS).await;
     traffic.finish().await.expect_all_answered();
     assert_eq!(stack.lives().await, lives, "Pods were restarted or replaced");
-    assert_eq!(self::links(&stack).await, links, "workers had to dial again");
+    assert_eq!(self::links(&stack).await, links, "workers reconnected");
 }
 
 async fn annotate(stack: &Stack, rotate: &str) {

@@ -85,7 +85,7 @@ pub async fn is_listening(port: u16) -> bool {
 /// After [`TEST_TIMEOUT`], with `what`.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let came = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "waited {TEST_TIMEOUT:?} in vain until {what}");
+    assert!(came.is_some(), "timed out after {TEST_TIMEOUT:?} waiting until {what}");
 }
 
 /// True if the process with this id runs and is no zombie.

@@ -39,7 +39,7 @@ async fn unrunnable_alive_command_is_reported_before_loading() {
         let model = "m".into();
         let refused = driver.check(&model).await.expect_err("a check that fails").to_string();
         let failed = driver.load(&model, LoadKind::Cold).await.expect_err("no load").to_string();
-        let unknown = driver.probe(&model).await.expect_err("no look").to_string();
+        let unknown = driver.probe(&model).await.expect_err("an unknown state").to_string();
         // It is unknown whether the model is loaded, so the command runs, and its success alone proves nothing.
         let stuck = driver.evict(&model).await.expect_err("no proof").to_string();
         for said in [refused, failed, unknown, stuck] {
@@ -54,7 +54,7 @@ async fn unrunnable_alive_command_is_reported_before_loading() {
 async fn killed_alive_command_gives_no_result() {
     let alive = ["sh", "-c", "kill -KILL $$"].map(str::to_owned).to_vec();
     let driver = hooked_with("true", "true", Some(alive));
-    let unknown = driver.probe(&"m".into()).await.expect_err("a model that nobody knows to be gone").to_string();
+    let unknown = driver.probe(&"m".into()).await.expect_err("a model that is not known to be unloaded").to_string();
     assert!(unknown.contains("kill -KILL"), "{unknown}");
 }
 
@@ -100,7 +100,7 @@ async fn backend_dying_during_load_fails_it_early() {
     let model = "m".into();
     let dies = async {
         assert!(line_of(&asked).await.starts_with("yes"));
-        std::fs::remove_file(&lives).expect("it was there");
+        std::fs::remove_file(&lives).expect("the file exists");
     };
     let load = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, driver.load(&model, LoadKind::Cold));
     let (loaded, ()) = tokio::join!(load, dies);
@@ -133,9 +133,9 @@ async fn model_without_alive_exists_while_port_listens() {
         () = async {
             assert_eq!(line_of(&seen).await, "done");
             let before = asked.load(Ordering::Relaxed);
-            until("it was looked for twice", async || asked.load(Ordering::Relaxed) >= before + 2).await;
+            until("it is probed twice", async || asked.load(Ordering::Relaxed) >= before + 2).await;
         } => {}
     }
     server.abort();
-    eviction.await.expect("nobody listens any more");
+    eviction.await.expect("the receiver was dropped");
 }

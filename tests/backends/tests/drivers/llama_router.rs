@@ -32,7 +32,7 @@ async fn unknown_router_model_is_rejected_by_check() {
     let Some(rig) = rig::llama_router().await else { return };
     let checked = rig.driver.check(&rig.wrong).await;
     assert!(matches!(&checked, Err(DriverError::WrongModel { .. })), "{checked:?}");
-    assert!(rig.driver.probe(&rig.wrong).await.unwrap().gone, "there is nothing to unload before another is loaded");
+    assert!(rig.driver.probe(&rig.wrong).await.unwrap().gone, "no model needs unloading before another is loaded");
     assert_eq!(rig.driver.check(&rig.models[0]).await, Ok(()));
 }
 

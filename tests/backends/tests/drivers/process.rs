@@ -100,7 +100,7 @@ async fn eviction_kills_processes_outside_process_group() {
         (pid(&line_of(&folder.path().join("main")).await), pid(&line_of(&folder.path().join("daemon")).await));
     assert!(runs(main) && runs(daemon));
     driver.evict(&model).await.unwrap();
-    assert!(!runs(main) && !runs(daemon), "nothing is left when the eviction has answered");
+    assert!(!runs(main) && !runs(daemon), "no process is left after the eviction");
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn ending_process_is_not_reused_for_load() {
     let (driver, model) = loaded("trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000", folder.path()).await;
     let doomed = pid(&line_of(&main).await);
     let eviction = tokio::time::timeout(Duration::from_millis(100), driver.evict(&model)).await;
-    assert!(eviction.is_err(), "it does not listen");
+    assert!(eviction.is_err(), "the server must not listen");
     driver.load(&model, LoadKind::Cold).await.unwrap();
     assert_ne!(pid(&line_of(&main).await), doomed);
     assert!(!runs(doomed));
@@ -211,7 +211,7 @@ async fn signalled_supervisor_does_not_signal_its_command() {
         assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
     }
     orders.write_all(b"T").await.unwrap();
-    assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "it has ended as it was asked to");
+    assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "the process must exit with the requested code");
 }
 
 /// A second signal makes some servers abort what they were finishing.

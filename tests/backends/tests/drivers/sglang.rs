@@ -75,7 +75,7 @@ async fn successor() -> (Server, Sglang) {
 async fn released_foreign_engine_is_not_treated_as_serving() {
     let (_server, driver) = successor().await;
     let seen = driver.probe(&"m".into()).await;
-    assert!(!seen.is_ok_and(|probed| probed.ready), "its health is good, and it generates nothing");
+    assert!(!seen.is_ok_and(|probed| probed.ready), "healthy but generates no tokens");
 
     let (_server, driver) = successor().await;
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
@@ -138,7 +138,7 @@ async fn eviction_releases_cuda_graphs_too() {
     driver.evict(&model).await.unwrap();
     let graphs = json!({"tags": ["cuda_graph"]});
     let resumed = post(&server.url, "/resume_memory_occupation", &graphs).await;
-    assert_eq!(resumed.map(|(status, _)| status), Some(200), "what was not released ends the server");
+    assert_eq!(resumed.map(|(status, _)| status), Some(200), "memory that was not released must stop the server");
 }
 
 #[tokio::test]
@@ -181,5 +181,5 @@ async fn fake_dies_of_second_release() {
     let (server, driver) = foreign(&[], None).await;
     driver.evict(&"m".into()).await.unwrap();
     post(&server.url, "/release_memory_occupation", &json!({})).await;
-    until("it is dead", async || !is_listening(server.url.port().expect("it has one")).await).await;
+    until("the server has exited", async || !is_listening(server.url.port().expect("the URL has a port")).await).await;
 }

@@ -197,7 +197,7 @@ async fn is_ready(rig: &Rig, nth: usize) -> bool {
 }
 
 async fn assert_serves(rig: &Rig, nth: usize) {
-    let url = rig.driver.url(&rig.models[nth]).expect("what is loaded has an address");
+    let url = rig.driver.url(&rig.models[nth]).expect("a loaded model has an address");
     let body = json!({"model": rig.names[nth], "prompt": "Hi", "max_tokens": 1});
     let (status, answer) = post(&url, "/v1/completions", &body).await.expect("it answers");
     assert_eq!(status, 200, "{answer}");

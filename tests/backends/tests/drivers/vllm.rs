@@ -49,13 +49,13 @@ async fn is_busy(server: &Server) -> bool {
 }
 
 fn port(server: &Server) -> u16 {
-    server.url.port().expect("it has one")
+    server.url.port().expect("the URL has a port")
 }
 
 /// Runs a fake backend until the test ends; returns its address.
 async fn serve(router: Router) -> url::Url {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
-    let url = format!("http://{}", listener.local_addr().expect("it has an address"));
+    let url = format!("http://{}", listener.local_addr().expect("the listener has an address"));
     drop(tokio::spawn(async move { axum::serve(listener, router).await }));
     url.parse().expect("this is a URL")
 }

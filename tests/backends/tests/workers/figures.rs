@@ -108,7 +108,7 @@ async fn saturated(window: Duration) {
         let bound = quantum + 2 * (cost + Duration::from_secs(drain));
         let kept = alone.as_secs_f64() / beside.as_secs_f64();
         eprintln!(
-            "{answers} answers in {alone:.1?} alone, in {beside:.1?} beside a lone request: {:.0} %; it took {waited:.1?} \
+            "{answers} answers in {alone:.1?} alone, in {beside:.1?} with a lone request in parallel: {:.0} %; it took {waited:.1?} \
              of {bound:.1?}, a swap costs {cost:.1?}",
             100.0 * kept
         );

@@ -90,7 +90,7 @@ async fn dead_server_is_detected_and_restarted() {
     assert_eq!(events(&next.reply().await), expected[&("tiny-a", 60)]);
     assert_eq!(stack.starts("tiny-a"), 2);
     // The same for an idle server.
-    eventually("a new server is there alone", async || weights.servers().len() == 1).await;
+    eventually("only a new server is running", async || weights.servers().len() == 1).await;
     kill(weights.servers()[0]).await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
     stack.worker.process.wait_for_line("backend lost").await;

@@ -56,12 +56,13 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
         );
     }
     // There is no way around an Ollama that is gone, and the next request after its return needs none.
-    let port = ollama.url.port().expect("it has a port");
+    let port = ollama.url.port().expect("the URL has a port");
     ollama.kill().await;
     let refused = stack.relay.fetch(answer("tiny-a", 5)).await.with_status(503);
     assert_eq!(refused.json()["error"]["code"], "backend_unavailable");
     let _ollama = engines::ollama_on(folder.folder(), port).await;
-    let after: u64 = refused.header("retry-after").and_then(|after| after.parse().ok()).expect("a time to come back");
+    let after: u64 =
+        refused.header("retry-after").and_then(|after| after.parse().ok()).expect("retry-after is a number");
     assert!(after <= 4, "{after}");
     eventually("it is served again", async || stack.relay.fetch(answer("tiny-a", 5)).await.status == 200).await;
 }

@@ -85,6 +85,6 @@ async fn two_relays_share_loaded_model_of_one_worker() {
         assert_eq!(served, HashMap::from([("tiny-a", 3), ("tiny-b", 3)]));
     };
     tokio::join!(client(0), client(1), client(2), client(3));
-    eventually("nothing runs any more", async || worker.metric("modelrelay_worker_requests_in_flight").await == 0.0)
+    eventually("no request is in flight", async || worker.metric("modelrelay_worker_requests_in_flight").await == 0.0)
         .await;
 }

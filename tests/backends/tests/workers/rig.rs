@@ -113,7 +113,7 @@ pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProces
 /// After [`LONG`].
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let came = poll_for(LONG, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "waited {LONG:?} in vain until {what}");
+    assert!(came.is_some(), "timed out after {LONG:?} waiting until {what}");
 }
 
 /// Sends a process SIGKILL.

@@ -197,7 +197,7 @@ async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Re
     first.extend_from_slice(&body[..at_once]);
     writer.write_all(&first).await?;
     for piece in body[at_once..].chunks(UPLOAD_PIECE) {
-        #[expect(clippy::disallowed_methods, reason = "the pace of an upload, which nothing waits for")]
+        #[expect(clippy::disallowed_methods, reason = "the pace of an upload")]
         tokio::time::sleep(UPLOAD_PAUSE).await;
         writer.write_all(piece).await?;
     }

@@ -174,7 +174,7 @@ pub fn new_nonce() -> u64 {
     NONCE.fetch_add(1, Ordering::SeqCst)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+#[expect(clippy::disallowed_methods, reason = "the pace of a client")]
 async fn pause(duration: Duration) {
     tokio::time::sleep(duration).await;
 }

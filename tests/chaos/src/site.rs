@@ -244,5 +244,5 @@ impl Site {
 /// If it does not hold in time.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let came = poll_for(LONG, async || condition().await.then_some(())).await;
-    assert!(came.is_some(), "waited {LONG:?} in vain for {what}");
+    assert!(came.is_some(), "timed out after {LONG:?} waiting for {what}");
 }

@@ -19,7 +19,7 @@ async fn main() {
     let journal = Arc::new(Journal::open(Path::new(&arg())));
     let mut backend = FakeBackend::start_at(address, &["m"]).await;
     backend.forget();
-    #[expect(clippy::print_stdout, reason = "who started it reads the address")]
+    #[expect(clippy::print_stdout, reason = "the parent process reads the address")]
     {
         println!("listening on {}", backend.url());
     }

@@ -55,7 +55,7 @@ async fn streams_over_slow_network_arrive_whole() {
         report_line(&format!("{MEGABITS} Mbit/s, {AT_ONCE} at once: streams {streams:.1?}, uploads {uploads:.1?}"));
         site.summary(&ledger).check("bandwidth limit");
         for (kind, (fastest, slowest)) in [("streams", streams), ("uploads", uploads)] {
-            assert!(slowest > Duration::from_secs(2), "the cable was not narrow: {kind} took {slowest:?}");
+            assert!(slowest > Duration::from_secs(2), "bandwidth was not limited: {kind} took {slowest:?}");
             assert!(fastest * 2 > slowest, "{kind} are not fair: {fastest:?} and {slowest:?}");
         }
     })

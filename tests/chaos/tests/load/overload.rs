@@ -97,5 +97,5 @@ async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     assert!(five.refusals.len() > 1000, "it was no overload: {summary}");
     assert!(five.answered_per_second >= GOODPUT * once.answered_per_second, "goodput fell");
     assert!(p99 <= REFUSED_WITHIN, "refused only after {p99:?}");
-    assert!(five.resident <= once.resident + GROWTH, "memory grows with what is offered");
+    assert!(five.resident <= once.resident + GROWTH, "memory grows with the offered load");
 }

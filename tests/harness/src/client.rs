@@ -200,7 +200,7 @@ impl Connection {
             }
         };
         let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.expect("the http1 handshake sends nothing");
+            http1::handshake(TokioIo::new(stream)).await.expect("the HTTP/1 handshake cannot fail");
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });

@@ -283,7 +283,7 @@ impl Reply {
     }
 
     fn handle_start(&mut self, start: Value) {
-        assert!(self.start.is_none() && self.parts.is_empty(), "response_start comes once, before the pieces");
+        assert!(self.start.is_none() && self.parts.is_empty(), "response_start must arrive once, before the pieces");
         self.status = status_of(&start);
         let pairs = start["headers"].as_array().expect("headers as an array of pairs");
         self.headers = pairs.iter().map(|pair| (text(&pair[0]), text(&pair[1]))).collect();

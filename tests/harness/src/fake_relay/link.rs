@@ -352,7 +352,7 @@ impl LinkSender {
     }
 
     fn take_credit(&self, stream: u32, wanted: u64) -> u64 {
-        let mut credit = self.shared.credit.lock().expect("nobody panics with this lock");
+        let mut credit = self.shared.credit.lock().expect("no panic while the lock is held");
         let left = credit.entry(stream).or_insert(WINDOW);
         let take = wanted.min(PIECE_BYTES).min(*left);
         *left -= take;
@@ -362,7 +362,8 @@ impl LinkSender {
     fn add_credit(&self, message: &Value) {
         let stream = message["stream"].as_u64().and_then(|stream| u32::try_from(stream).ok());
         if let (Some(stream), Some(bytes)) = (stream, message["bytes"].as_u64()) {
-            *self.shared.credit.lock().expect("nobody panics with this lock").entry(stream).or_insert(WINDOW) += bytes;
+            *self.shared.credit.lock().expect("no panic while the lock is held").entry(stream).or_insert(WINDOW) +=
+                bytes;
             self.shared.credited.notify_waiters();
         }
     }

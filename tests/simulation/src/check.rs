@@ -150,17 +150,17 @@ impl<'a> History<'a> {
         match how {
             Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
-            Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
+            Ending::Unconnected if !relay_went => return Some("lost its relay, which was running".to_owned()),
             // A document cannot contain any other reason for its truncation.
             Ending::BrokenOff
                 if (request.answer.streams || (self.is_quiet(request) && !self.has_slots()))
                     && !has_excuse
                     && request.reads_each.is_none() =>
             {
-                return Some("it broke off without a reason".to_owned());
+                return Some("ended prematurely without a reason".to_owned());
             }
             Ending::BackendError if request.answer.trouble != Trouble::Refuses => {
-                return Some("got an error that its backend did not make".to_owned());
+                return Some("received an error that its backend did not return".to_owned());
             }
             Ending::Failed(code) | Ending::BrokenStream(code) => {
                 if let Some(why) = self.check_reason(request, code) {
@@ -174,7 +174,7 @@ impl<'a> History<'a> {
         }
         let took = *at - *sent;
         let most = self.longest(request);
-        (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
+        (took > most).then(|| format!("took {took:?}; the limit is {most:?}"))
     }
 
     /// Returns the earliest time at which the request's connection was made: that of the first in the client's sequence
@@ -202,7 +202,7 @@ impl<'a> History<'a> {
         } else if !REASONS.contains(&code) && !by_old_worker {
             Some(format!("ended for the reason {code:?}, which is none"))
         } else if self.is_quiet(request) && !REASONS_OF_LOAD.contains(&code) {
-            Some(format!("failed with {code}, and nothing had gone wrong"))
+            Some(format!("failed with {code} without a fault"))
         } else {
             None
         }
@@ -280,7 +280,7 @@ impl<'a> History<'a> {
             }
             Ending::BrokenOff | Ending::Left | Ending::Unconnected | Ending::Hung => true,
         };
-        (!is_told).then(|| format!("its client saw {how:?}, and the log says {outcome}"))
+        (!is_told).then(|| format!("its client received {how:?}, but the log states {outcome}"))
     }
 
     /// 2: no request is begun after its client has received a part of the response, and none is begun too often before.
@@ -304,7 +304,8 @@ impl<'a> History<'a> {
             let later = *begin + grace;
             let running =
                 work.iter().filter(|(began, end)| began <= begin && end.is_none_or(|end| end > later)).count();
-            (running > capacity).then(|| format!("{host} had {running} requests at {later:?} and may have {capacity}"))
+            (running > capacity)
+                .then(|| format!("{host} had {running} requests at {later:?}; its capacity is {capacity}"))
         })
     }
 }

@@ -405,7 +405,7 @@ impl Relay {
     }
 
     fn wrong(&self, kind: &str) {
-        self.ledger.note(Event::Wrong(format!("a worker said {kind:?} to a relay that cannot know it")));
+        self.ledger.note(Event::Wrong(format!("a worker sent {kind:?} to a relay that does not support it")));
     }
 }
 

@@ -66,7 +66,7 @@ pub fn run(seed: u64) -> Report {
     ran.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
-        Report::of_failure(seed, format!("the simulation itself ended: {said}"))
+        Report::of_failure(seed, format!("the simulation failed: {said}"))
     })
 }
 

@@ -81,8 +81,8 @@ fn ending_without_valid_reason_is_found() {
     assert!(one(Ending::BrokenOff).contains("without a reason"));
     assert!(one(Ending::Unconnected).contains("lost its relay"));
     assert!(one(Ending::Failed("oops".into())).contains("which is none"));
-    assert!(one(Ending::Failed("worker_lost".into())).contains("nothing had gone wrong"));
-    assert!(one(Ending::BackendError).contains("did not make"));
+    assert!(one(Ending::Failed("worker_lost".into())).contains("without a fault"));
+    assert!(one(Ending::BackendError).contains("did not return"));
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn log_contradicting_client_is_found() {
         check(&plan(), &entries, &[completed(0, outcome)]).join(" ")
     };
     assert_eq!(judged(Ending::Answered, "ok"), "");
-    assert!(judged(Ending::Answered, "cancelled").contains("the log says cancelled"));
-    assert!(judged(Ending::BrokenStream("queue_timeout".into()), "cancelled").contains("the log says cancelled"));
+    assert!(judged(Ending::Answered, "cancelled").contains("the log states cancelled"));
+    assert!(judged(Ending::BrokenStream("queue_timeout".into()), "cancelled").contains("the log states cancelled"));
     assert_eq!(judged(Ending::BrokenStream("queue_timeout".into()), "queue_timeout"), "");
 }
 
@@ -153,7 +153,7 @@ fn truncated_document_is_allowed_only_after_fault() {
     let mut plan = plan();
     plan.requests[0].answer.streams = false;
     let broken = [sent(), ended(1, Ending::BrokenOff)];
-    assert!(judged(&plan, &broken).join(" ").contains("broke off without a reason"));
+    assert!(judged(&plan, &broken).join(" ").contains("ended prematurely without a reason"));
     plan.requests[0].answer.trouble = Trouble::ClosesMidway;
     assert_eq!(judged(&plan, &broken), Vec::<String>::new());
 }

@@ -69,10 +69,10 @@ impl Machine {
     }
 
     fn log_text(&self) -> String {
-        let mut said = String::new();
+        let mut journal = String::new();
         let log = std::fs::File::open(self.folder.path().join("log"));
-        let _ = log.and_then(|mut log| log.read_to_string(&mut said));
-        said
+        let _ = log.and_then(|mut log| log.read_to_string(&mut journal));
+        journal
     }
 
     /// Starts a client that reaches the machine only by its network, and that survives the machine's shutdown:
@@ -85,9 +85,9 @@ impl Machine {
 
     /// Runs a script, which must succeed, and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
-        let (succeeded, said) = self.attempt(script).await;
-        assert!(succeeded, "in the machine:\n{script}\n{said}\n{}", self.journal().await);
-        said
+        let (succeeded, printed) = self.attempt(script).await;
+        assert!(succeeded, "in the machine:\n{script}\n{printed}\n{}", self.journal().await);
+        printed
     }
 
     /// Runs a script; returns whether it succeeded, and its output.
@@ -96,8 +96,8 @@ impl Machine {
         let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
         let output = tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("{LONG:?} in vain:\n{script}"));
         let output = output.expect("nsenter is installed");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8_lossy(&said).trim().to_owned())
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&printed).trim().to_owned())
     }
 
     fn command(&self, script: &str) -> Vec<String> {

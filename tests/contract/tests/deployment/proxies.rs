@@ -61,8 +61,8 @@ impl Deployment {
 
     /// Starts a stream, and reads its first piece before there is a second one.
     async fn begin_stream(&mut self) -> (Response, Call) {
-        let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "stream": true, "messages": []}));
-        let client = asked.over_tls(Some(self.certificates.client())).start(self.address, self.relay.log());
+        let request = Request::post("/v1/chat/completions", &json!({"model": "m", "stream": true, "messages": []}));
+        let client = request.over_tls(Some(self.certificates.client())).start(self.address, self.relay.log());
         let mut call = self.backend.call().await;
         call.start_stream().await;
         call.chunk(&sse("first")).await;
@@ -177,9 +177,9 @@ async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
 
     // More than a proxy accepts by default, both ways.
     let large = "x".repeat(3_000_000);
-    let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
+    let request = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
     let client =
-        asked.over_tls(Some(deployment.certificates.client())).start(deployment.address, deployment.relay.log());
+        request.over_tls(Some(deployment.certificates.client())).start(deployment.address, deployment.relay.log());
     let mut call = deployment.backend.call().await;
     assert!(call.read_body().await.len() > large.len());
     call.answer_json(200, &json!({ "content": large })).await;

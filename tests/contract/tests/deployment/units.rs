@@ -17,8 +17,8 @@ fn systemd_understands_every_line() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let complaints = |unit: &Path| {
         let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(unit).output().expect("it starts");
-        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
-        said.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
+        let output = String::from_utf8_lossy(&verified.stderr).into_owned();
+        output.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
     };
     // Verifies that it reports errors at all.
     let wrong = folder.path().join("modelrelay-wrong.service");

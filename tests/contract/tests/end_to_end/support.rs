@@ -40,8 +40,8 @@ impl Load {
             let task = tokio::spawn(async move {
                 let log = Log::new("a client");
                 while !stop.load(Ordering::SeqCst) {
-                    let asked = Request::post("/v1/chat/completions", &json!({"model": "m"}));
-                    let _ = asked.fetch(to, &log).await.with_status(200);
+                    let request = Request::post("/v1/chat/completions", &json!({"model": "m"}));
+                    let _ = request.fetch(to, &log).await.with_status(200);
                     count.fetch_add(1, Ordering::SeqCst);
                     #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
                     tokio::time::sleep(Duration::from_millis(10)).await;

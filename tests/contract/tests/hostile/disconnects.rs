@@ -62,10 +62,11 @@ fn open_files(relay: &Relay) -> usize {
 
 /// Checks that the next client is served.
 async fn is_answered(relay: &Relay, worker: &mut FakeWorker) {
-    let asked = relay.begin(modelrelay_harness::client::Request::post("/v1/chat/completions", &json!({"model": "m"})));
+    let request =
+        relay.begin(modelrelay_harness::client::Request::post("/v1/chat/completions", &json!({"model": "m"})));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({"answer": 42})).await;
-    assert_eq!(asked.reply().await.with_status(200).json()["answer"], 42);
+    assert_eq!(request.reply().await.with_status(200).json()["answer"], 42);
 }
 
 /// Sends `request` up to each of `offsets` and disconnects. Only complete requests may reach the worker.

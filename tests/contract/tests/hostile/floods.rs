@@ -179,9 +179,9 @@ fn keep_requesting(mut neighbour: Neighbour) -> (JoinHandle<Duration>, mpsc::Sen
 async fn send(relay: &Relay, flood: &Flood, taken: &mut mpsc::UnboundedReceiver<usize>) {
     let request = Request::new("POST", flood.path).body(flood.body.clone());
     let request = flood.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
-    let asked = Instant::now();
+    let start = Instant::now();
     let reply = relay.fetch(request).await;
-    eprintln!("{}: {} bytes, {} after {:?}", flood.name, flood.body.len(), reply.status, asked.elapsed());
+    eprintln!("{}: {} bytes, {} after {:?}", flood.name, flood.body.len(), reply.status, start.elapsed());
     let fate = if reply.status == 200 { Passes } else { Refused(reply.status) };
     assert_eq!(fate, flood.fate, "{}: {}", flood.name, reply.text());
     match fate {

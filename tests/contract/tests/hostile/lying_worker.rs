@@ -93,16 +93,16 @@ async fn echo(worker: &mut FakeWorker, job: &Job, dice: &mut Dice) {
 /// Sends requests to the honest worker until stopped. Every response must equal the request, byte for byte.
 async fn check_honest(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> usize {
     let mut dice = Dice::of(seed);
-    let mut asked = 0;
+    let mut answered = 0;
     while !enough.load(Ordering::Relaxed) {
         // Fits into the window of a response, escapes included: the honest worker waits for no credit.
         let text = dice.text(8_000);
-        let body = json!({"model": "honest", "stream": asked % 2 == 0, "text": text}).to_string();
+        let body = json!({"model": "honest", "stream": answered % 2 == 0, "text": text}).to_string();
         let reply = relay.fetch(Request::new("POST", "/v1/chat/completions").body(body.clone())).await.with_status(200);
-        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {asked} received a wrong response");
-        asked += 1;
+        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {answered} received a wrong response");
+        answered += 1;
     }
-    asked
+    answered
 }
 
 /// Sends requests to the liar until stopped. A response may contain anything, but must end in time, and a failure must
@@ -223,14 +223,14 @@ async fn lying_worker_harms_only_its_own_clients() {
         assert!(honest_worker.try_join_next().is_none(), "the honest worker was cut off");
     }
     enough.store(true, Ordering::Relaxed);
-    let asked: usize = checks.join_all().await.into_iter().sum();
+    let answered: usize = checks.join_all().await.into_iter().sum();
     let ends: Vec<_> = clients.join_all().await.concat();
     eprintln!(
-        "{asked} honest responses; links of the liar closed: {}; its clients: {}",
+        "{answered} honest responses; links of the liar closed: {}; its clients: {}",
         tally(codes),
         tally(ends.clone())
     );
-    assert!(asked >= 100 && served.load(Ordering::Relaxed) >= asked, "only {asked} honest responses");
+    assert!(answered >= 100 && served.load(Ordering::Relaxed) >= answered, "only {answered} honest responses");
     assert!(!ends.is_empty(), "no client received a lie");
     check_alive(&relay).await;
     relay

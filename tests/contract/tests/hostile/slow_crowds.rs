@@ -114,18 +114,18 @@ async fn readers(relay: &Relay) -> (Vec<Response>, JoinHandle<()>) {
     let worker = tokio::spawn(answer_begins(worker, given));
     let request =
         Request::post("/v1/chat/completions", &json!({"model": "slow", "stream": true})).small_receive_buffer();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for _ in 0..CROWD {
-        asked.push(relay.begin(request.clone()));
-        if asked.len() % 50 == 0 {
+        requests.push(relay.begin(request.clone()));
+        if requests.len() % 50 == 0 {
             for _ in 0..50 {
                 gives.recv().await.expect("the worker lives");
             }
         }
     }
     let mut responses = Vec::new();
-    for asked in asked {
-        responses.push(asked.response().await);
+    for request in requests {
+        responses.push(request.response().await);
     }
     (responses, worker)
 }

@@ -10,8 +10,8 @@ async fn health_and_metrics_report_resident() {
     for path in ["/livez", "/readyz", "/backendz"] {
         assert_eq!(rig.worker.probe(path).await.status, 200, "{path}");
     }
-    let asked = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let request = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&request).await.status, 200);
     let health = rig.worker.probe("/healthz").await.json();
     let slot = &health["slots"][0];
     assert_eq!((&slot["id"], &slot["resident"], &health["models"]), (&json!("gpu0"), &json!("a"), &json!(["a", "b"])));

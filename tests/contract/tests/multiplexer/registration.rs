@@ -67,8 +67,8 @@ async fn invalid_setting_is_named_in_one_line() {
         let (_config, builder) = worker_with(&yaml.replacen(from, to, 1));
         let mut process = builder.spawn();
         assert_eq!(process.wait_exit().await.code(), Some(1));
-        let said = process.log().lines().join("\n");
-        assert!(parts.iter().all(|part| said.contains(part)), "{parts:?} in {said}");
-        assert_eq!(said.trim().lines().count(), 1, "{said}");
+        let log = process.log().lines().join("\n");
+        assert!(parts.iter().all(|part| log.contains(part)), "{parts:?} in {log}");
+        assert_eq!(log.trim().lines().count(), 1, "{log}");
     }
 }

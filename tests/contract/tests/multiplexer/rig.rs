@@ -122,12 +122,12 @@ pub(crate) async fn gate(link: &mut RelayLink, model: &str) -> u64 {
 }
 
 /// Has the model loaded, and sends one request to it.
-pub(crate) async fn request_once_loaded(link: &mut RelayLink, ask: &RequestSpec, model: &str) -> SentRequest {
+pub(crate) async fn request_once_loaded(link: &mut RelayLink, spec: &RequestSpec, model: &str) -> SentRequest {
     demand(link, model, 1);
     gate(link, model).await;
-    let asked = link.send_request(ask);
+    let request = link.send_request(spec);
     demand(link, model, 0);
-    asked
+    request
 }
 
 /// Returns the text of a streamed response.

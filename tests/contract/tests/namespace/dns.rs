@@ -55,9 +55,9 @@ async fn pair(namespace: &Namespace, addresses: &[&str]) -> Pair {
 }
 
 async fn serves(link: &mut RelayLink, backend: &mut FakeBackend) {
-    let asked = link.send_request(&RequestSpec::chat("m"));
+    let request = link.send_request(&RequestSpec::chat("m"));
     backend.call().await.answer_json(200, &json!({"ok": true})).await;
-    assert_eq!(link.reply(&asked).await.status, 200);
+    assert_eq!(link.reply(&request).await.status, 200);
 }
 
 impl Pair {

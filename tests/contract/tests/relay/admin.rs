@@ -194,7 +194,7 @@ async fn state_includes_workers_and_load_per_model() {
     let provider = &state["providers"][0];
     assert_eq!((&provider["name"], &provider["enabled"]), (&json!("local"), &json!(true)));
     assert_eq!((&provider["queue_depth"], &provider["in_flight"]), (&json!(1), &json!(1)));
-    let told = &provider["workers"][0];
+    let entry = &provider["workers"][0];
     for (name, value) in [
         ("instance_id", json!(instance)),
         ("pool", json!("llama")),
@@ -203,7 +203,7 @@ async fn state_includes_workers_and_load_per_model() {
         ("in_flight_count", json!(1)),
         ("max_concurrent", json!(3)),
     ] {
-        assert_eq!(told[name], value, "{name} in {told}");
+        assert_eq!(entry[name], value, "{name} in {entry}");
     }
     let models = provider["models"].as_array().expect("a list of models");
     let counts = |id: &str| {

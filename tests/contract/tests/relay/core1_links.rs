@@ -87,7 +87,7 @@ async fn succeeded_link_finishes_its_running_requests() {
     let streamed = relay.begin(chat_stream("m"));
     let begun = older.expect_request().await;
     older.start_stream(&begun, "data: 1\n\n").await;
-    let asked = relay.begin(chat("m"));
+    let request = relay.begin(chat("m"));
     let unbegun = older.expect_request().await;
     let mut newer = relay.dial().open().await;
     let mut message = core1_registration(&["m"], 2, &instance);
@@ -100,17 +100,17 @@ async fn succeeded_link_finishes_its_running_requests() {
     relay.wait_for_queue_depth("local", 1).await;
     older.expect_quiet().await;
     newer.grant(1).await;
-    let told = older.expect("graceful_shutdown").await;
-    assert_eq!(told["reason"], "succeeded");
+    let shutdown = older.expect("graceful_shutdown").await;
+    assert_eq!(shutdown["reason"], "succeeded");
     assert!(
-        told["drain_timeout_secs"].as_u64() >= Some(300),
-        "the drain timeout must be at least the request timeout: {told}"
+        shutdown["drain_timeout_secs"].as_u64() >= Some(300),
+        "the drain timeout must be at least the request timeout: {shutdown}"
     );
     let job = newer.expect_request().await;
     newer.answer(&job, &json!({})).await;
     let _ = next.reply().await.with_status(200);
     older.answer(&unbegun, &json!({})).await;
-    let _ = asked.reply().await.with_status(200);
+    let _ = request.reply().await.with_status(200);
     older.stream_on(&begun, "data: 2\n\n").await;
     older.end_stream(&begun).await;
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");

@@ -129,14 +129,14 @@ async fn broken_renewal_keeps_old_certificate_and_is_reported() {
         (old.certificate(), "secret-nonsense".to_owned(), [KEY, "no PEM private key"]),
     ] {
         replace(&relay, &certificate, &key);
-        let seen =
+        let is_reported =
             || async { error_of(&relay).await.as_str().is_some_and(|why| parts.iter().all(|it| why.contains(it))) };
-        relay.eventually(&format!("{parts:?} in /readyz"), seen).await;
+        relay.eventually(&format!("{parts:?} in /readyz"), is_reported).await;
         assert_eq!(relay.metric("modelrelay_tls_last_reload_successful").await, 0.0);
         // /readyz may be ahead of the log lines in the pipe.
-        let said =
+        let logged =
             |line: &str| (line.contains("keeping previous certificate") && line.contains(parts[1])).then_some(());
-        relay.log().wait_for("a line that reports it", said).await;
+        relay.log().wait_for("a line that reports it", logged).await;
         assert!(is_trusted_by(&relay, &old).await, "the relay must keep the previous certificate");
     }
     assert!(!relay.log().contains("secret-nonsense"), "{}", relay.log().dump());

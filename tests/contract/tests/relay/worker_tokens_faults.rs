@@ -55,9 +55,9 @@ async fn missing_permission_is_reported_with_its_remedy() {
     for _ in 0..3 {
         assert_eq!(relay.dial().token(&token).refused().await.status, 503);
     }
-    let told = error(&relay).await;
-    let told = told.as_str().expect("an error");
-    assert!(told.contains("ClusterRole") && told.contains("create") && told.contains("tokenreviews"), "{told}");
+    let reason = error(&relay).await;
+    let reason = reason.as_str().expect("an error");
+    assert!(reason.contains("ClusterRole") && reason.contains("create") && reason.contains("tokenreviews"), "{reason}");
     assert_eq!(relay.log().count_of("cannot review worker tokens"), 1, "{}", relay.log().dump());
     // The rejected worker learns nothing of that.
     kubernetes.fail_reviews(&[Fault::Status(403, "tokenreviews is forbidden")]);
@@ -72,8 +72,8 @@ async fn connected_worker_stays_while_reviews_fail() {
     let mut worker = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, 2)).open().await;
     worker.register(&["m"], 1).await;
     kubernetes.fail_reviews(&vec![Fault::Status(503, "away"); 60]);
-    let asked = kubernetes.reviewed().len();
-    relay.eventually("many reviews have failed", || async { kubernetes.reviewed().len() >= asked + 60 }).await;
+    let reviews = kubernetes.reviewed().len();
+    relay.eventually("many reviews have failed", || async { kubernetes.reviewed().len() >= reviews + 60 }).await;
     assert_eq!(relay.log().count_of("graceful shutdown"), 0, "{}", relay.log().dump());
     assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
 }

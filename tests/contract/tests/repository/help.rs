@@ -12,8 +12,8 @@ fn help_into_closed_pipe_succeeds() {
             drop(reader);
             let mut command = Command::new(path_of(program));
             let ended = command.args(words).stdin(Stdio::null()).stdout(writer).output().expect("it runs");
-            let said = String::from_utf8_lossy(&ended.stderr);
-            assert!(ended.status.success() && said.is_empty(), "{program} {words:?}: {}: {said}", ended.status);
+            let output = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success() && output.is_empty(), "{program} {words:?}: {}: {output}", ended.status);
         }
     }
 }

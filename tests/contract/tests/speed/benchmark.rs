@@ -61,11 +61,11 @@ async fn quick_run_reports_every_figure_and_compares_bytes() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("speed.json");
     let output = quick_run(&json).await;
-    let said = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let printed = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{printed}");
     let report: Value = serde_json::from_slice(&std::fs::read(json).expect("the report is written")).expect("JSON");
     let turns = report["turns"].as_array().expect("turns");
-    assert_eq!(turns.len(), 2, "{said}");
+    assert_eq!(turns.len(), 2, "{printed}");
     for (turn, extra) in turns.iter().zip([&[][..], &OURS[..]]) {
         assert_eq!(turn["faults"].as_array().map(Vec::len), Some(0), "{turn}");
         // Each of 345 bytes at least.

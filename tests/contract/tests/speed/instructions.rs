@@ -91,22 +91,22 @@ impl Rig {
     async fn requests(&mut self, client: &mut Connection, count: u64) {
         let answer = Answer::new(200, &[("content-type", "application/json")], &vec![b'7'; 345]);
         for _ in 0..count {
-            let asked = client.send(chat(false));
-            let (response, ()) = tokio::join!(asked, async { self.backend.call().await.answer(&answer).await });
+            let request = client.send(chat(false));
+            let (response, ()) = tokio::join!(request, async { self.backend.call().await.answer(&answer).await });
             let reply = response.read_to_end().await;
             assert!(reply.status == 200 && reply.body.len() == 345, "{} {}", reply.status, reply.text());
         }
     }
 
     async fn stream(&mut self, client: &mut Connection, tokens: u64) {
-        let asked = client.send(chat(true));
+        let request = client.send(chat(true));
         let answered = async {
             let mut call = self.backend.call().await;
             call.read_body().await;
             call.start_stream().await;
             call
         };
-        let (mut response, mut call) = tokio::join!(asked, answered);
+        let (mut response, mut call) = tokio::join!(request, answered);
         for number in 0..tokens {
             let token = sse(&format!("{{\"choices\":[{{\"delta\":{{\"content\":\"{number:0>180}\"}}}}]}}"));
             call.chunk(&token).await;

@@ -185,11 +185,11 @@ async fn metrics_follow_events() {
     assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_max_concurrency").await, 4.0);
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 1.0);
     call.answer_json(200, &json!({"some": "bytes"})).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
     assert!(rig.worker.metric("modelrelay_worker_forwarded_bytes_total").await >= 16.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_request_duration_seconds_count").await, 1.0);

@@ -36,8 +36,8 @@ async fn unknown_authority_is_rejected_and_logged() {
     let worker = WorkerProcess::builder().relay(relay.url()).start().await;
     let dial = relay.dial_within(Duration::from_secs(2)).await;
     assert!(dial.is_none(), "the secret was sent to a stranger");
-    let told = worker.log().to_lowercase();
-    assert!(told.contains("certificate"), "{told}");
+    let log = worker.log().to_lowercase();
+    assert!(log.contains("certificate"), "{log}");
 }
 
 #[tokio::test]

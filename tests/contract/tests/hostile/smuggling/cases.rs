@@ -20,8 +20,8 @@ pub(super) enum Reaction {
 }
 
 impl Reaction {
-    pub(super) fn of(status: u16, closed: bool, seen: &[ForwardedRequest]) -> Self {
-        let bodies: Vec<_> = seen.iter().map(|seen| seen.body.as_str()).collect();
+    pub(super) fn of(status: u16, closed: bool, forwarded: &[ForwardedRequest]) -> Self {
+        let bodies: Vec<_> = forwarded.iter().map(|request| request.body.as_str()).collect();
         match bodies.as_slice() {
             [] if closed => Self::Refuses(status),
             [] => Self::Waits(status),

@@ -47,12 +47,12 @@ impl ForwardedRequest {
 pub(super) struct Recorded(Arc<Mutex<BTreeMap<usize, Vec<ForwardedRequest>>>>);
 
 impl Recorded {
-    fn push(&self, head: &str, seen: ForwardedRequest) {
+    fn push(&self, head: &str, forwarded: ForwardedRequest) {
         let number = head
             .split_once("case-")
             .and_then(|(_, rest)| rest.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok());
         let number = number.unwrap_or_else(|| panic!("received a request that belongs to no case: {head:?}"));
-        self.0.lock().expect("no panic while the lock is held").entry(number).or_default().push(seen);
+        self.0.lock().expect("no panic while the lock is held").entry(number).or_default().push(forwarded);
     }
 
     pub(super) fn take(&self) -> BTreeMap<usize, Vec<ForwardedRequest>> {
@@ -208,8 +208,8 @@ async fn record(recorded: Recorded) -> SocketAddr {
             let recorded = recorded.clone();
             tokio::spawn(async move {
                 let mut stream = BufReader::new(stream);
-                while let Some((head, seen)) = read_request(&mut stream).await {
-                    recorded.push(&head, seen);
+                while let Some((head, forwarded)) = read_request(&mut stream).await {
+                    recorded.push(&head, forwarded);
                     if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.is_err() {
                         return;
                     }
@@ -241,8 +241,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Forw
         (None, None) => Vec::new(),
     };
     let mut words = head.split(' ');
-    let seen = ForwardedRequest::new(words.next()?, words.next()?, &body);
-    Some((head, seen))
+    let forwarded = ForwardedRequest::new(words.next()?, words.next()?, &body);
+    Some((head, forwarded))
 }
 
 async fn read_chunks(stream: &mut BufReader<TcpStream>) -> Option<Vec<u8>> {

@@ -23,9 +23,9 @@ fn template() -> Value {
 }
 
 async fn assert_refused(namespace: &Namespace, resource: Value, words: &str) {
-    let said =
+    let error =
         namespace.kubectl("apply --dry-run=server --filename -").input(resource.to_string()).expect_failure().await;
-    assert!(said.contains(words), "{resource}\nis rejected, but without the words {words:?}:\n{said}");
+    assert!(error.contains(words), "{resource}\nis rejected, but without the words {words:?}:\n{error}");
 }
 
 async fn assert_taken(namespace: &Namespace, resource: Value) {

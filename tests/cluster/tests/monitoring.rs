@@ -132,9 +132,9 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
             queries.extend(targets.map(|query| (format!("{dashboard}: {}", panel["title"]), query.to_owned())));
         }
         for variable in board["templating"]["list"].as_array().expect("variables") {
-            let asked =
+            let label_query =
                 variable["definition"].as_str().and_then(|it| it.strip_prefix("label_values(")?.strip_suffix(')'));
-            if let Some((query, label)) = asked.and_then(|it| it.rsplit_once(", ")) {
+            if let Some((query, label)) = label_query.and_then(|it| it.rsplit_once(", ")) {
                 queries.push((format!("{dashboard}: ${label}"), format!("group by ({label}) ({query})")));
             }
         }
@@ -243,20 +243,20 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     let variables =
         [("namespace", scope.as_str()), ("provider", ".*"), ("model", ".*"), ("workerpool", ".*"), ("pod", ".*")];
     let queries = dashboard_queries(&variables);
-    let asked: BTreeSet<String> = rules("alert")
+    let queried: BTreeSet<String> = rules("alert")
         .values()
         .chain(rules("record").values())
         .chain(queries.iter().map(|(_, query)| query))
         .flat_map(|it| metrics(it))
         .collect();
     // Metrics that only relays with a certificate export are absent here; the contract tests check them.
-    let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
-    let asked = &(&asked - &metrics_of_slots()) - &of_tls;
-    assert!(asked.len() > 40, "found too few queries: {asked:?}");
-    let complete = async || names().await.is_superset(&asked).then_some(());
+    let of_tls = queried.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
+    let queried = &(&queried - &metrics_of_slots()) - &of_tls;
+    assert!(queried.len() > 40, "found too few queries: {queried:?}");
+    let complete = async || names().await.is_superset(&queried).then_some(());
     if poll_for(TEST_TIMEOUT, complete).await.is_none() {
         let names = names().await;
-        panic!("used by alerts or dashboards but not scraped: {:?}", asked.difference(&names).collect::<Vec<_>>());
+        panic!("used by alerts or dashboards but not scraped: {:?}", queried.difference(&names).collect::<Vec<_>>());
     }
 
     // Beyond the names: with its labels, every query of every panel returns something.

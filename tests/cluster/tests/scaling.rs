@@ -87,8 +87,8 @@ impl Scene {
         let mut scale: Value = serde_json::from_str(&scale).expect("a Scale is JSON");
         assert_eq!(scale["kind"], "Scale");
         // The kind omits a zero.
-        let asked = scale["spec"]["replicas"].as_i64().unwrap_or_default();
-        (asked, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
+        let desired = scale["spec"]["replicas"].as_i64().unwrap_or_default();
+        (desired, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
     }
 
     /// Waits until the relay queues requests for a model that no worker serves.
@@ -157,9 +157,9 @@ async fn waiting_request_wakes_pool_at_zero() {
         "the status must keep the models that may wake the pool"
     );
     assert_eq!(pool.data["status"]["modelCount"], 1);
-    let told = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
+    let events = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
     for reason in ["ScaledUp", "ScaledDown"] {
-        assert!(told.contains(reason), "no Event {reason}: {told}");
+        assert!(events.contains(reason), "no Event {reason}: {events}");
     }
 }
 
@@ -361,6 +361,6 @@ async fn multiplexer_rejected_by_its_workers_is_rejected_clearly() {
     assert!(message.starts_with("spec.multiplexer.slots: ") && message.contains("spec.backend"), "{message}");
     let made = scene.namespace.api::<Deployment>().get_opt("juggler-backend").await.expect("Deployments can be read");
     assert!(made.is_none(), "no incomplete object may be made");
-    let told = scene.namespace.kubectl("get events --field-selector reason=InvalidSpec --output name").await;
-    assert!(!told.is_empty(), "an Event must report it too");
+    let events = scene.namespace.kubectl("get events --field-selector reason=InvalidSpec --output name").await;
+    assert!(!events.is_empty(), "an Event must report it too");
 }

@@ -29,8 +29,8 @@ async fn no_operator_request_was_refused() {
     // The log is written shortly after the requests.
     let mut missing = Vec::new();
     let all = async || {
-        let asked = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
-        let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
+        let requests = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
+        let made = |verb: &str, resource: &str| requests.iter().any(|it| it.verb == verb && it.resource == resource);
         missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
         missing.is_empty().then_some(())
     };
@@ -52,8 +52,8 @@ async fn refusal_would_be_found() {
     let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("kubectl writes JSON");
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
     std::fs::write(&path, kubeconfig.to_string()).expect("the file can be written");
-    let said = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
-    assert!(said.contains("Forbidden"), "{said}");
+    let error = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
+    assert!(error.contains("Forbidden"), "{error}");
     wait_until("the refusal in the audit log", TEST_TIMEOUT, async || {
         cluster.refusals(&namespace.name).iter().any(|refused| refused.contains("list /api/v1/nodes"))
     })

@@ -161,11 +161,11 @@ async fn foreign_pod_fields_are_kept_byte_for_byte() {
     for pod in [&plain, &labelled] {
         setup.namespace.kubectl("create --filename -").input(pod.to_string()).await;
     }
-    let seen = async |name: &str| -> Value {
+    let created = async |name: &str| -> Value {
         let text = setup.namespace.kubectl(&format!("get pod {name} --output json")).await;
         own(serde_json::from_str(&text).expect("kubectl prints JSON"))
     };
-    let (plain, injected) = (seen("plain").await, without_worker(seen("labelled").await));
+    let (plain, injected) = (created("plain").await, without_worker(created("labelled").await));
     // The comparison proves little if the API server dropped these fields.
     for kept in [
         "/spec/resources/requests/cpu",

@@ -32,10 +32,10 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     // With another Helm, name and namespace, the definitions and all of the user's objects are taken over.
     let second = Release::prepare(&cluster, 4, "second").await;
     let (relays, backends) = (user.relays().await, user.backends().await);
-    let said = second.install("dev", DEMO).await;
+    let output = second.install("dev", DEMO).await;
     assert!(
-        said.contains("do not belong to this release"),
-        "the notes do not mention the definitions of the other release:\n{said}"
+        output.contains("do not belong to this release"),
+        "the notes do not mention the definitions of the other release:\n{output}"
     );
     user.namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 50}}))]).await;
     user.ready().await;
@@ -52,8 +52,8 @@ async fn provider_keeps_serving_across_release_lifecycle() {
 /// Tests, upgrades and rolls back the release. Relays follow, backends stay unchanged.
 async fn changes(release: &Release, user: &User, traffic: &Running) {
     traffic.wait_for_answers(6).await;
-    let said = release.test().await;
-    assert!(said.contains("Succeeded"), "{said}");
+    let output = release.test().await;
+    assert!(output.contains("Succeeded"), "{output}");
     let backends = user.backends().await;
 
     release.upgrade(NEXT, &format!("{DEMO} --set worker.resources.limits.memory=300Mi")).await;

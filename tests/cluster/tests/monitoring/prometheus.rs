@@ -77,10 +77,10 @@ impl Prometheus {
 
     /// Returns `data` of the API's response for this path.
     pub(crate) async fn api(&self, path: &str) -> Value {
-        let said = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
-        let mut said = said.unwrap_or_else(|error| panic!("{path}: {error}")).json();
-        assert_eq!(said["status"], "success", "{path}: {said}");
-        said["data"].take()
+        let response = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
+        let mut response = response.unwrap_or_else(|error| panic!("{path}: {error}")).json();
+        assert_eq!(response["status"], "success", "{path}: {response}");
+        response["data"].take()
     }
 
     /// Returns the current samples of a query: labels and value.
@@ -161,9 +161,9 @@ async fn install() {
     }
     let install = "apt-get install -qq -y --no-install-recommends prometheus";
     let script = format!("{install} || {{ apt-get update -qq && {install}; }}");
-    let said = Command::new("/bin/sh").args(["-c", &script]).env("DEBIAN_FRONTEND", "noninteractive").output().await;
+    let output = Command::new("/bin/sh").args(["-c", &script]).env("DEBIAN_FRONTEND", "noninteractive").output().await;
     wait_until("prometheus, of Debian's package", Duration::from_secs(5), is_there).await;
-    assert!(said.success, "{}", said.stderr);
+    assert!(output.success, "{}", output.stderr);
 }
 
 fn percent_encoded(text: &str) -> String {

@@ -15,11 +15,11 @@ const WORKER: &str = "swap-worker";
 impl Setup {
     async fn may(&self, what: &str) -> bool {
         let who = format!("system:serviceaccount:{}:{WORKER}", self.namespace.name);
-        let said = self.namespace.kubectl(&format!("auth can-i --as {who} {what}")).output().await;
-        match said.stdout.trim() {
+        let output = self.namespace.kubectl(&format!("auth can-i --as {who} {what}")).output().await;
+        match output.stdout.trim() {
             "yes" => true,
             "no" => false,
-            _ => panic!("{what}: {}", said.output_text()),
+            _ => panic!("{what}: {}", output.output_text()),
         }
     }
 

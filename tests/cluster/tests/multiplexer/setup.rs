@@ -132,50 +132,50 @@ pub(crate) fn model(name: &str) -> Vec<Value> {
 
 /// Counts the slot's Pods from now on. Terminating Pods are included until they are gone.
 pub(crate) struct Census {
-    seen: Arc<Mutex<ObservedPods>>,
+    observed: Arc<Mutex<ObservedPods>>,
     _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
 struct ObservedPods {
-    there: BTreeSet<String>,
+    current: BTreeSet<String>,
     most: usize,
     ever: BTreeSet<String>,
 }
 
 impl Census {
     pub(crate) fn begin(namespace: &Namespace) -> Self {
-        let seen = Arc::new(Mutex::new(ObservedPods::default()));
+        let observed = Arc::new(Mutex::new(ObservedPods::default()));
         let mut task = JoinSet::new();
-        task.spawn(count(namespace.api::<Pod>(), Arc::clone(&seen)));
-        Self { seen, _task: task }
+        task.spawn(count(namespace.api::<Pod>(), Arc::clone(&observed)));
+        Self { observed, _task: task }
     }
 
     /// Returns the largest number of Pods at once, and the total.
     pub(crate) fn most_and_all(&self) -> (usize, usize) {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        (seen.most, seen.ever.len())
+        let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        (observed.most, observed.ever.len())
     }
 }
 
-async fn count(pods: Api<Pod>, seen: Arc<Mutex<ObservedPods>>) {
+async fn count(pods: Api<Pod>, observed: Arc<Mutex<ObservedPods>>) {
     let params = WatchParams::default().labels(SLOT_LABEL).disable_bookmarks();
     loop {
         let Ok(changes) = pods.watch(&params, "0").await else { continue };
         let mut changes = Box::pin(changes);
-        seen.lock().unwrap_or_else(PoisonError::into_inner).there.clear();
+        observed.lock().unwrap_or_else(PoisonError::into_inner).current.clear();
         while let Some(Ok(change)) = changes.next().await {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
             match change {
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    seen.there.insert(pod.name_any());
-                    seen.ever.insert(pod.name_any());
+                    observed.current.insert(pod.name_any());
+                    observed.ever.insert(pod.name_any());
                 }
-                WatchEvent::Deleted(pod) => drop(seen.there.remove(&pod.name_any())),
+                WatchEvent::Deleted(pod) => drop(observed.current.remove(&pod.name_any())),
                 WatchEvent::Bookmark(_) => {}
                 WatchEvent::Error(_) => break,
             }
-            seen.most = seen.most.max(seen.there.len());
+            observed.most = observed.most.max(observed.current.len());
         }
     }
 }

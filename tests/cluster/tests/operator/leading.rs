@@ -64,7 +64,7 @@ async fn returning_api_server_is_not_flooded() {
     cluster.nothing_is_leaving().await;
     let restarts = restarts(&operator).await;
     let reconciled = operator.reconciliations().await;
-    let asked = requests_about(&namespace).await;
+    let before = requests_about(&namespace).await;
 
     cluster.restart("apiserver", Duration::from_secs(3)).await;
     // It works again: new changes are applied.
@@ -79,7 +79,7 @@ async fn returning_api_server_is_not_flooded() {
     let objects = objects(&cluster).await;
     let more = operator.reconciliations().await - reconciled;
     assert!(more <= f64::from(20 + 12 * objects), "{more} reconciliations of {objects} objects");
-    let more = requests_about(&namespace).await - asked;
+    let more = requests_about(&namespace).await - before;
     assert!((1..700).contains(&more), "{more} requests about one namespace");
 }
 
@@ -122,8 +122,8 @@ async fn restarts(operator: &Operator) -> Vec<(String, i32)> {
 /// Returns the number of requests that the operator has sent to the API server about this namespace.
 async fn requests_about(namespace: &Namespace) -> usize {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
-    asked.iter().filter(|asked| asked.uri.contains(&path)).count()
+    let requests = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    requests.iter().filter(|request| request.uri.contains(&path)).count()
 }
 
 /// Returns the number of Providers and WorkerPools in the cluster.

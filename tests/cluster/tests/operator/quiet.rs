@@ -39,14 +39,14 @@ async fn idle_operator_writes_nothing() {
     cluster.nothing_is_leaving().await;
     settle(&namespace).await;
 
-    let (reconciled, asked) = (operator.reconciliations().await, requests(&namespace).await.len());
+    let (reconciled, sent) = (operator.reconciliations().await, requests(&namespace).await.len());
     #[expect(clippy::disallowed_methods, reason = "the test observes the requests made during this time")]
     tokio::time::sleep(WINDOW).await;
     let reconciled = operator.reconciliations().await - reconciled;
-    let asked = requests(&namespace).await.split_off(asked);
-    let written: Vec<_> = asked.iter().filter(|(verb, _)| !matches!(verb.as_str(), "get" | "list" | "watch")).collect();
+    let sent = requests(&namespace).await.split_off(sent);
+    let written: Vec<_> = sent.iter().filter(|(verb, _)| !matches!(verb.as_str(), "get" | "list" | "watch")).collect();
     assert!(written.is_empty(), "wrote while idle: {written:?}");
-    assert!(asked.len() <= 4, "sent requests while idle: {asked:?}");
+    assert!(sent.len() <= 4, "sent requests while idle: {sent:?}");
     let objects = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await.lines().count();
     let objects = u32::try_from(objects).expect("a test cluster has few");
     assert!(reconciled <= f64::from(4 * objects), "{reconciled} reconciliations of {objects} objects in {WINDOW:?}");
@@ -99,8 +99,8 @@ async fn settle(namespace: &Namespace) {
 /// Returns verb and path of the operator's requests about this namespace, in order.
 async fn requests(namespace: &Namespace) -> Vec<(String, String)> {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
-    asked.into_iter().filter(|asked| asked.uri.contains(&path)).map(|asked| (asked.verb, asked.uri)).collect()
+    let sent = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    sent.into_iter().filter(|request| request.uri.contains(&path)).map(|request| (request.verb, request.uri)).collect()
 }
 
 async fn create_pods(pods: &Api<Pod>) {

@@ -33,22 +33,22 @@ async fn no_secret_is_exposed() {
     hidden.push(("the drain token".to_owned(), drain_token(&namespace).await));
     hidden.extend(certificate_keys(&cluster).await);
 
-    let mut told = logs(&namespace).await;
+    let mut outputs = logs(&namespace).await;
     for pod in operator.pods().await {
         let logs = format!("--namespace {SYSTEM_NAMESPACE} logs {}", pod.name_any());
-        told.push((pod.name_any(), cluster.kubectl(&logs).await));
+        outputs.push((pod.name_any(), cluster.kubectl(&logs).await));
     }
-    told.push(("events".to_owned(), namespace.kubectl("get events --output json").await));
-    told.push(("status".to_owned(), status_of_everything(&namespace).await));
+    outputs.push(("events".to_owned(), namespace.kubectl("get events --output json").await));
+    outputs.push(("status".to_owned(), status_of_everything(&namespace).await));
     for (place, words) in
         [("local-relay", "API key created"), ("vllm", "advertised models"), ("status", "\"workers\":1")]
     {
-        let written = told.iter().filter(|(name, _)| name.starts_with(place)).any(|(_, text)| text.contains(words));
+        let written = outputs.iter().filter(|(name, _)| name.starts_with(place)).any(|(_, text)| text.contains(words));
         assert!(written, "{place} does not contain {words:?}, so the search is not valid");
     }
     for (what, value) in &hidden {
         assert!(value.len() >= 16, "{what} is too short to search for: {} characters", value.len());
-        for (place, text) in &told {
+        for (place, text) in &outputs {
             assert!(!text.contains(value), "{place} discloses {what}");
             assert!(!text.contains(&base64(value.as_bytes())), "{place} discloses {what}, in base64");
         }

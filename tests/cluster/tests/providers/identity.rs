@@ -102,8 +102,8 @@ async fn relay_reviews_tokens_while_provider_lists_accounts() {
     for more in
         ["get secrets", "create pods", "create serviceaccounts --subresource token", "create subjectaccessreviews"]
     {
-        let said = setup.namespace.kubectl(&format!("auth can-i --as {relay} {more}")).output().await;
-        assert_eq!(said.stdout.trim(), "no", "{more}");
+        let output = setup.namespace.kubectl(&format!("auth can-i --as {relay} {more}")).output().await;
+        assert_eq!(output.stdout.trim(), "no", "{more}");
     }
     setup.patch(&json!({"workerServiceAccounts": []})).await;
     wait_until("the right to be gone", TEST_TIMEOUT, async || !setup.may_review().await).await;

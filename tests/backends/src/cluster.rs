@@ -76,7 +76,7 @@ struct State {
     /// The number of next requests of a kind to which it responds with 503.
     hiccups: BTreeMap<String, u32>,
     has_expired: bool,
-    asked: BTreeSet<String>,
+    requests: BTreeSet<String>,
     most_pods: usize,
     next_pod: u32,
 }
@@ -116,7 +116,7 @@ impl Cluster {
             delay: Duration::ZERO,
             hiccups: BTreeMap::new(),
             has_expired: false,
-            asked: BTreeSet::new(),
+            requests: BTreeSet::new(),
             most_pods: 0,
             next_pod: 0,
         };
@@ -191,7 +191,7 @@ impl Cluster {
     /// Returns every kind of request so far, such as `patch deployments/scale`.
     #[must_use]
     pub fn received_requests(&self) -> Vec<String> {
-        self.shared.state().asked.iter().cloned().collect()
+        self.shared.state().requests.iter().cloned().collect()
     }
 
     /// Revokes a right: `get deployments/scale`, `watch pods`.

@@ -171,7 +171,7 @@ async fn model_scaled_up_during_eviction_is_not_gone() {
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     let evicted = evicted_while(&cluster, &driver, || cluster.scale("a", 1)).await;
-    assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("externally")), "{evicted:?}");
+    assert!(matches!(&evicted, Err(DriverError::NotOurs(message)) if message.contains("externally")), "{evicted:?}");
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn container_dying_during_load_fails_it() {
 async fn pod_removed_during_load_is_not_probed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let (note, mut requests) = tokio::sync::mpsc::unbounded_channel();
     let loading = move || {
         let _ = note.send(());
         async { axum::http::StatusCode::SERVICE_UNAVAILABLE }
@@ -227,7 +227,7 @@ async fn pod_removed_during_load_is_not_probed() {
     let cluster = Cluster::start(vec![("a", Deployment::new(idle, port))]).await;
     let driver = driver(&cluster, &["a"], Duration::from_secs(3));
     let disturbed = async {
-        asked.recv().await;
+        requests.recv().await;
         cluster.scale("a", 0);
     };
     let a = "a".into();

@@ -43,7 +43,7 @@ async fn single_model_llama_server_is_rejected() {
     let Some(server) = engines::llama_server(&weights[0], "tiny-a", 1).await else { return };
     let driver = LlamaRouter::new(server.url.clone(), vec!["tiny-a".into()]);
     let (checked, loaded) = (driver.check(&"tiny-a".into()).await, driver.load(&"tiny-a".into(), LoadKind::Cold).await);
-    for said in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {
-        assert!(said.contains("--models-preset"), "{said}");
+    for error in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {
+        assert!(error.contains("--models-preset"), "{error}");
     }
 }

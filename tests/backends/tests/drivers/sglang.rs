@@ -74,8 +74,8 @@ async fn successor() -> (Server, Sglang) {
 #[tokio::test]
 async fn released_foreign_engine_is_not_treated_as_serving() {
     let (_server, driver) = successor().await;
-    let seen = driver.probe(&"m".into()).await;
-    assert!(!seen.is_ok_and(|probed| probed.ready), "healthy but generates no tokens");
+    let result = driver.probe(&"m".into()).await;
+    assert!(!result.is_ok_and(|probed| probed.ready), "healthy but generates no tokens");
 
     let (_server, driver) = successor().await;
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();

@@ -82,7 +82,7 @@ pub(crate) async fn wrong_model_fails_load(rig: Rig) {
     let failure = rig.driver.load(&rig.wrong, LoadKind::Cold).await.unwrap_err();
     let says_so = match &failure {
         LoadFailure::WrongModel { expected, found } => *expected == *rig.wrong && !found.is_empty(),
-        LoadFailure::Driver(said) => said.contains(&*rig.wrong) && said.contains("not found"),
+        LoadFailure::Driver(message) => message.contains(&*rig.wrong) && message.contains("not found"),
         LoadFailure::Exited(_) | LoadFailure::TimedOut(_) | LoadFailure::DiedAtOnce => false,
     };
     assert!(says_so, "{failure:?}");
@@ -129,10 +129,10 @@ pub(crate) async fn dead_backend_is_detected(mut rig: Rig) {
     }
     let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));
     // For an external server, it is unknown whether it has ended or is temporarily overloaded.
-    let seen = if rig.is_certain { Found::Nothing } else { Found::Silence };
+    let expected = if rig.is_certain { Found::Nothing } else { Found::Silence };
     until(
         "its end is seen",
-        async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == seen),
+        async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == expected),
     )
     .await;
     // It is no failure that it is already gone.

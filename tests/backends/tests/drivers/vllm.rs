@@ -311,8 +311,8 @@ async fn missing_developer_mode_fails_load_naming_settings() {
     let checked = driver.check(&"m".into()).await.unwrap_err().to_string();
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
     let error = driver.evict(&"m".into()).await.unwrap_err().to_string();
-    for said in [checked, failure, error] {
-        assert!(said.contains("VLLM_SERVER_DEV_MODE=1") && said.contains("--enable-sleep-mode"), "{said}");
+    for message in [checked, failure, error] {
+        assert!(message.contains("VLLM_SERVER_DEV_MODE=1") && message.contains("--enable-sleep-mode"), "{message}");
     }
 }
 

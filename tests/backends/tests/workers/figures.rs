@@ -86,15 +86,15 @@ async fn saturated(window: Duration) {
         }
         let (alone, answers) = (began.elapsed(), *count.borrow_and_update());
         let cost = cost_of(&stack.slot().await, "tiny-b");
-        let asked = Instant::now();
+        let start = Instant::now();
         let lone = stack.relay.begin(answer("tiny-b", 20));
         let waited = async {
             lone.reply().await.with_status(200);
-            asked.elapsed()
+            start.elapsed()
         };
         let rest = async {
             count.wait_for(|count| *count >= 2 * answers).await.expect("it is counted");
-            asked.elapsed()
+            start.elapsed()
         };
         let (waited, beside) = tokio::join!(waited, tokio::time::timeout(LONG * 3, rest));
         let beside = beside.expect("the clients of the other model are served again");

@@ -30,13 +30,13 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
     let stack = Stack::start(&json!({"minResidency": "1ms", "linger": "off"}), &slot).await;
     assert_eq!(loaded(&ollama.url).await, Vec::<String>::new());
     let client = async |number: usize| {
-        let mut told = Vec::new();
+        let mut replies = Vec::new();
         for turn in 0..4 {
             let model = ["tiny-a", "tiny-b"][(number + turn) % 2];
-            told.push((model, text(&stack.relay.fetch(stream(model, 150)).await)));
+            replies.push((model, text(&stack.relay.fetch(stream(model, 150)).await)));
             assert!(loaded(&ollama.url).await.len() <= 1);
         }
-        told
+        replies
     };
     let (one, two, three) = tokio::join!(client(0), client(1), client(2));
     // A direct request returns the same.
@@ -44,8 +44,8 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
     let direct = async |request: Request| text(&request.fetch(address, &Log::new("ollama")).await);
     let expected = [direct(stream("tiny-a", 150)).await, direct(stream("tiny-b", 150)).await];
     assert_ne!(expected[0], expected[1]);
-    for (model, said) in [one, two, three].concat() {
-        assert_eq!(said, expected[usize::from(model == "tiny-b")], "{model}");
+    for (model, received) in [one, two, three].concat() {
+        assert_eq!(received, expected[usize::from(model == "tiny-b")], "{model}");
     }
     // Another client has had a model loaded; the worker's clients still get the models that they request.
     for model in ["tiny-a", "tiny-b"] {

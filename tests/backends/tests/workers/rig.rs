@@ -87,8 +87,8 @@ impl Stack {
 
     /// Returns the number of loads so far, as the servers report in the worker's log, under the name of their model.
     pub(crate) fn starts(&self, model: &str) -> usize {
-        let (said, name) = (": listening on ", format!("model=\"{model}\""));
-        self.worker.process.log().lines().iter().filter(|line| line.contains(said) && line.contains(&name)).count()
+        let (message, name) = (": listening on ", format!("model=\"{model}\""));
+        self.worker.process.log().lines().iter().filter(|line| line.contains(message) && line.contains(&name)).count()
     }
 }
 

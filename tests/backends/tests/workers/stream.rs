@@ -79,10 +79,10 @@ pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u3
         let address = server.url.socket_addrs(|| None).expect("it is an address")[0];
         for &tokens in tokens {
             let reply = stream(model, tokens).fetch(address, &Log::new("llama-server")).await;
-            let told = events(&reply);
+            let received = events(&reply);
             // One more event reports how it ended.
-            assert_eq!(told.lines().count(), tokens as usize + 1, "{}", end_of(&told));
-            expected.insert((model, tokens), told);
+            assert_eq!(received.lines().count(), tokens as usize + 1, "{}", end_of(&received));
+            expected.insert((model, tokens), received);
         }
     }
     Some(expected)

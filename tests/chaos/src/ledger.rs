@@ -124,7 +124,7 @@ impl Ledger {
                 summary.lost.push(format!("{}: no response", record.nonce));
             }
             summary.repeated += usize::from(executions.of(record.nonce) > 1);
-            if record.first_byte.is_some_and(|seen| executions.begun_after(record.nonce, seen)) {
+            if record.first_byte.is_some_and(|first_byte| executions.begun_after(record.nonce, first_byte)) {
                 summary.doubled.push(record.nonce);
             }
         }

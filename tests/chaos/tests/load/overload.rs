@@ -91,8 +91,8 @@ async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     ));
     let summary = site.summary(&ledger);
     summary.check("overload, five times capacity");
-    let told = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
-    assert!(summary.failed.keys().all(told), "{summary}");
+    let is_rejection = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
+    assert!(summary.failed.keys().all(is_rejection), "{summary}");
     assert!(ledger.records().iter().all(|record| record.first_byte.is_some() || record.retry_after), "no Retry-After");
     assert!(five.refusals.len() > 1000, "it was no overload: {summary}");
     assert!(five.answered_per_second >= GOODPUT * once.answered_per_second, "goodput fell");

@@ -40,7 +40,7 @@ pub struct Backend {
     /// The number of running requests of each model.
     running: RefCell<BTreeMap<&'static str, usize>>,
     router: Option<RefCell<Router>>,
-    seen: RefCell<Vec<String>>,
+    reported: RefCell<Vec<String>>,
 }
 
 impl Backend {
@@ -56,7 +56,7 @@ impl Backend {
             is_up,
             executions: Cell::new(0),
             running: RefCell::default(),
-            seen: RefCell::default(),
+            reported: RefCell::default(),
         })
     }
 
@@ -164,8 +164,8 @@ impl Backend {
 
     fn wrong(&self, what: String) {
         // A retry would report it again.
-        if !self.seen.borrow().contains(&what) {
-            self.seen.borrow_mut().push(what.clone());
+        if !self.reported.borrow().contains(&what) {
+            self.reported.borrow_mut().push(what.clone());
             self.ledger.note(Event::Wrong(what));
         }
     }

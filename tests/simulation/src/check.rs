@@ -264,10 +264,10 @@ impl<'a> History<'a> {
     fn check_log(&self, request: &RequestPlan, lines: &[Line]) -> Option<String> {
         let (at, how) = self.ended.get(&request.nonce)?.first()?;
         let id = client::id(request.nonce);
-        let said = lines.iter().find(|line| {
+        let completion = lines.iter().find(|line| {
             line.message == "response complete" && line.request_id.as_deref() == Some(&id) && !line.host.is_empty()
         });
-        let outcome = said.and_then(|said| said.text.split(" outcome=").nth(1)?.split(' ').next());
+        let outcome = completion.and_then(|completion| completion.text.split(" outcome=").nth(1)?.split(' ').next());
         let Some(outcome) = outcome else {
             let may_be_silent = request.is_to_old_relay || self.relay_went(request.relay, Duration::ZERO, *at);
             let is_answered = matches!(how, Ending::Answered | Ending::BackendError);

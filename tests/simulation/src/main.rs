@@ -73,8 +73,8 @@ fn run_apart(seed: u64) -> Report {
     let output = Command::new(program).arg(format!("--seed={seed}")).arg("--report").output();
     let output = output.expect("this program can be started");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Report::of_failure(seed, format!("the simulation exited with {}: {said}", output.status))
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Report::of_failure(seed, format!("the simulation exited with {}: {stderr}", output.status))
     })
 }
 

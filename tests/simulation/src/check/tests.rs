@@ -21,11 +21,11 @@ fn plan() -> Plan {
 fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
     let began = ["relay-0", "worker-0"].map(|host| (0, Event::Started(host.to_owned())));
     let entry = |(at, event): &(u64, Event)| Entry { at: Duration::from_secs(*at), event: event.clone() };
-    let told = |(_, event): &(u64, Event)| match event {
+    let log_line = |(_, event): &(u64, Event)| match event {
         Event::Ended { nonce, how: Ending::Answered } => Some(completed(*nonce, "ok")),
         _ => None,
     };
-    let lines: Vec<_> = events.iter().filter_map(told).collect();
+    let lines: Vec<_> = events.iter().filter_map(log_line).collect();
     check(plan, &began.iter().chain(events).map(entry).collect::<Vec<_>>(), &lines)
 }
 

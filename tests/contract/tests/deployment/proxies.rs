@@ -80,7 +80,7 @@ impl Kind {
         std::fs::write(file("tls.key"), certificates.key()).expect("the folder is writable");
         let config = match self {
             Self::Nginx => {
-                let ours = replaced(
+                let contents = replaced(
                     deployed("nginx/modelrelay.conf"),
                     &[
                         ("server 127.0.0.1:8080;", format!("server {relay};")),
@@ -93,7 +93,7 @@ impl Kind {
                         ("/etc/letsencrypt/live/relay.example/privkey.pem", file("tls.key")),
                     ],
                 );
-                std::fs::write(file("site.conf"), ours).expect("the folder is writable");
+                std::fs::write(file("site.conf"), contents).expect("the folder is writable");
                 // Debian's own configuration, but without root.
                 "daemon off; pid nginx.pid; error_log stderr notice;
 events { worker_connections 768; }
@@ -108,8 +108,8 @@ http {
             Self::Caddy => {
                 let site = format!("https://{address} {{\n\ttls {} {}", file("tls.crt"), file("tls.key"));
                 let all = [("relay.example {", site), ("127.0.0.1:8080", relay.to_string())];
-                let ours = replaced(deployed("caddy/Caddyfile"), &all);
-                format!("{{\n\tadmin unix/{}\n\tauto_https off\n}}\n{ours}", file("admin"))
+                let contents = replaced(deployed("caddy/Caddyfile"), &all);
+                format!("{{\n\tadmin unix/{}\n\tauto_https off\n}}\n{contents}", file("admin"))
             }
         };
         std::fs::write(file("config"), config).expect("the folder is writable");

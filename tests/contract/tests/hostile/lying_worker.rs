@@ -125,10 +125,10 @@ fn end_of(reply: &Reply) -> String {
         return "cut off".into();
     }
     // The backend's own statuses are the liar's choice; the relay's have a code.
-    let ours = serde_json::from_slice::<Value>(&reply.body)
+    let error = serde_json::from_slice::<Value>(&reply.body)
         .ok()
         .and_then(|body| body["error"]["code"].as_str().map(str::to_owned));
-    match ours {
+    match error {
         Some(code) if reply.status >= 400 => {
             assert!(REASONS.contains(&code.as_str()) || code.starts_with("lie_"), "{}: {}", reply.status, reply.text());
             code

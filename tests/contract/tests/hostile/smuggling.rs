@@ -85,13 +85,15 @@ async fn requests_are_parsed_like_nginx_and_haproxy() {
         [("nginx", nginx), ("haproxy", haproxy)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect();
     let mut faults = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
-        let beside: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
+        let references: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
         let shown = |outcome: &Outcome| {
             format!("{:?}", Reaction::of(outcome.talk.status, outcome.talk.closed, &outcome.forwarded))
         };
-        let others: Vec<_> = beside.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
+        let others: Vec<_> = references.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
         eprintln!("{}: relay {}, {}", case.name, shown(&relay[number]), others.join(", "));
-        faults.extend(judge(case, &relay[number], &beside).into_iter().map(|fault| format!("{}: {fault}", case.name)));
+        faults.extend(
+            judge(case, &relay[number], &references).into_iter().map(|fault| format!("{}: {fault}", case.name)),
+        );
     }
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }

@@ -62,7 +62,7 @@ async fn serves(link: &mut RelayLink, backend: &mut FakeBackend) {
 
 impl Pair {
     /// Waits until a lookup has returned this number of addresses, after a different one.
-    async fn looked_up(&self, addresses: usize) {
+    async fn expect_lookup(&self, addresses: usize) {
         let what = format!("relay addresses changed to {addresses}");
         let wanted = format!("addresses={addresses}");
         let found = |line: &str| (line.contains("relay addresses changed") && line.contains(&wanted)).then_some(());
@@ -95,7 +95,7 @@ async fn removed_address_keeps_its_link_without_new_dial() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         to_b.grant(4).await;
         serves(&mut to_b, &mut pair.backend).await;
         drop(to_b);
@@ -113,7 +113,7 @@ async fn returning_address_is_dialled_again() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         drop(to_b);
         namespace.set_addresses(&[A, B]);
         link(&mut pair.b, "b").await;
@@ -127,7 +127,7 @@ async fn returning_address_with_live_link_gets_no_second() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         namespace.set_addresses(&[A, B]);
         assert!(
             pair.b.dial_within(LOOKUP_INTERVAL + QUIET).await.is_none(),

@@ -230,14 +230,14 @@ async fn admin_responses_contain_no_secrets() {
 async fn admin_api_can_have_its_own_listener() {
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let admin = relay.admin_addr().await;
-    let ask = |path: &str, to| Request::get(path).bearer(ADMIN_TOKEN).fetch(to, relay.log());
+    let get = |path: &str, to| Request::get(path).bearer(ADMIN_TOKEN).fetch(to, relay.log());
     for path in ["/admin/workers", "/metrics"] {
-        assert_eq!(ask(path, admin).await.status, 200, "{path} on its own listener");
-        assert_eq!(ask(path, relay.addr()).await.status, 404, "{path} on the clients'");
+        assert_eq!(get(path, admin).await.status, 200, "{path} on its own listener");
+        assert_eq!(get(path, relay.addr()).await.status, 404, "{path} on the clients'");
     }
     for path in ["/livez", "/readyz", "/health"] {
-        assert_ne!(ask(path, admin).await.status, 404, "{path} on its own listener");
-        assert_ne!(ask(path, relay.addr()).await.status, 404, "{path} on the clients'");
+        assert_ne!(get(path, admin).await.status, 404, "{path} on its own listener");
+        assert_ne!(get(path, relay.addr()).await.status, 404, "{path} on the clients'");
     }
-    assert_eq!(ask("/v1/models", admin).await.status, 404);
+    assert_eq!(get("/v1/models", admin).await.status, 404);
 }

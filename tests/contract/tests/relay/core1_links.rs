@@ -67,12 +67,12 @@ async fn redialing_worker_replaces_its_older_link() {
     ghost.grant(1).await;
     let pending = relay.begin(chat("m"));
     ghost.expect_request().await;
-    let mut anew = relay.dial().open().await;
-    anew.register_with(core1_registration(&["m"], 1, &instance)).await;
-    anew.grant(1).await;
+    let mut newer = relay.dial().open().await;
+    newer.register_with(core1_registration(&["m"], 1, &instance)).await;
+    newer.grant(1).await;
     assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
-    let job = anew.expect_request().await;
-    anew.answer(&job, &json!({})).await;
+    let job = newer.expect_request().await;
+    newer.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     relay.wait_for_workers(1).await;
 }
@@ -153,10 +153,10 @@ async fn link_succeeding_another_relay_replaces_older_link() {
     let instance = new_instance_id();
     let mut ghost = relay.dial().open().await;
     ghost.register_with(core1_registration(&["m"], 1, &instance)).await;
-    let mut anew = relay.dial().open().await;
+    let mut newer = relay.dial().open().await;
     let mut message = core1_registration(&["m"], 1, &instance);
     message["succeeds"] = json!(["some-other-relay"]);
-    anew.register_with(message).await;
+    newer.register_with(message).await;
     assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
 }
 

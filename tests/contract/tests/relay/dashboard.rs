@@ -113,8 +113,8 @@ async fn cross_site_change_with_cookie_is_403() {
     let reply = relay.fetch(forged).await.with_status(403);
     assert!(reply.text().contains("x-modelrelay-dashboard"), "{}", reply.text());
     assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));
-    let ours = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
-    let _ = relay.fetch(ours).await.with_status(201);
+    let request = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
+    let _ = relay.fetch(request).await.with_status(201);
 }
 
 #[tokio::test]

@@ -281,10 +281,10 @@ async fn orders_need_admin_token() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let here = target(&worker.worker_id);
-    let nobody = target("nobody");
+    let unknown = target("nobody");
     let load = r#"{"command":"load","model":"a"}"#;
     // An unauthorized client learns neither which workers exist nor the format of a command.
-    for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&nobody, load)] {
+    for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&unknown, load)] {
         let reply = relay.fetch(Request::new("POST", to).bearer("wrong").body(body)).await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (403, &json!("forbidden")), "{to} {body}");
     }

@@ -80,9 +80,9 @@ async fn quick_run_reports_every_figure_and_compares_bytes() {
 
 /// Checks that relay and worker have a figure in every cell of their row, and each goal has its own row.
 fn check_table(text: &str) {
-    let ours = text.lines().find(|line| line.starts_with("| **modelrelay**")).unwrap_or_else(|| panic!("{text}"));
-    let cells: Vec<_> = ours.trim_matches('|').split('|').skip(1).map(str::trim).collect();
-    assert!(cells.len() == SHARED.len() + 1 && cells.iter().all(|cell| cell.parse::<f64>().is_ok()), "{ours}");
+    let row = text.lines().find(|line| line.starts_with("| **modelrelay**")).unwrap_or_else(|| panic!("{text}"));
+    let cells: Vec<_> = row.trim_matches('|').split('|').skip(1).map(str::trim).collect();
+    assert!(cells.len() == SHARED.len() + 1 && cells.iter().all(|cell| cell.parse::<f64>().is_ok()), "{row}");
     for goal in 1..=12 {
         assert!(text.lines().any(|line| line.starts_with(&format!("| P{goal} |"))), "P{goal}: {text}");
     }

@@ -103,9 +103,9 @@ async fn printed_token_logs_in_at_dashboard() {
     let url = url.rsplit(' ').next().expect("an address");
     let login = format!("{{\"token\":\"{}\"}}", token.trim_end_matches(')'));
     let status = |args: &[&str]| {
-        let ours = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "x-modelrelay-dashboard: 1"];
+        let options = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "x-modelrelay-dashboard: 1"];
         let output =
-            std::process::Command::new("curl").args([&ours, args].concat()).output().expect("curl is installed");
+            std::process::Command::new("curl").args([&options, args].concat()).output().expect("curl is installed");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert_eq!(status(&[url]), "200");

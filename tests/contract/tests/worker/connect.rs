@@ -392,8 +392,8 @@ async fn run_flag_serves_immediately_from_given_files() {
 #[tokio::test]
 async fn unavailable_backend_is_awaited() {
     let site = Site::new().await;
-    let nobody = FakeBackend::refusing().await;
-    let mut command = site.command(&["--yes", "--backend", &nobody.url(), &site.relay.url()]);
+    let refusing = FakeBackend::refusing().await;
+    let mut command = site.command(&["--yes", "--backend", &refusing.url(), &site.relay.url()]);
     let output = site.run(command.env("WORKER_SECRET", WORKER_SECRET)).await;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && stderr.contains("the worker waits until it responds"), "{stderr}");

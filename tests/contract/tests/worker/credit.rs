@@ -35,7 +35,7 @@ async fn receive(link: &mut RelayLink, request: &SentRequest, bytes: u64) {
 }
 
 /// True if another piece arrives soon.
-async fn more_comes(link: &mut RelayLink) -> bool {
+async fn has_more(link: &mut RelayLink) -> bool {
     let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
     piece.is_some()
 }
@@ -47,13 +47,13 @@ async fn sent_bytes_never_exceed_credit() {
     let request = rig.link.send_request(&RequestSpec::stream("m"));
     let _endless = endless(&mut rig).await;
     receive(&mut rig.link, &request, WINDOW).await;
-    assert!(!more_comes(&mut rig.link).await);
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), WINDOW);
     rig.link.credit(request.stream, 1_000);
     receive(&mut rig.link, &request, 1_000).await;
     rig.link.credit(request.stream, 100_000);
     receive(&mut rig.link, &request, 100_000).await;
-    assert!(!more_comes(&mut rig.link).await);
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), WINDOW + 101_000);
 }
 
@@ -64,7 +64,7 @@ async fn request_may_set_smaller_window() {
     let request = rig.link.send_request(&RequestSpec::stream("m").window(65_536));
     let _endless = endless(&mut rig).await;
     receive(&mut rig.link, &request, 65_536).await;
-    assert!(!more_comes(&mut rig.link).await);
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), 65_536);
 }
 

@@ -240,18 +240,18 @@ async fn drain_probe_requires_its_configured_token() {
 #[tokio::test]
 async fn page_in_browser_cannot_drain() {
     let mut rig = Rig::core1().await;
-    let ours = ("x-modelrelay-drain", "1");
+    let drain_header = ("x-modelrelay-drain", "1");
     for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
-        let refused = rig.worker.post("/drain", &[ours, header]).await;
+        let refused = rig.worker.post("/drain", &[drain_header, header]).await;
         assert_eq!(refused.status, 403, "{header:?}");
         assert!(refused.body.contains("DRAIN_TOKEN"), "the error does not name the remedy: {}", refused.body);
     }
     // An image on a page, loaded over a plain connection, for which the browser sends no such header.
     assert_eq!(rig.worker.probe("/drain").await.status, 403);
-    assert_eq!(rig.worker.probe_with("/drain", &[ours]).await.status, 403);
+    assert_eq!(rig.worker.probe_with("/drain", &[drain_header]).await.status, 403);
     assert_eq!(rig.worker.post("/drain", &[]).await.status, 403);
     // DNS rebinding: the page's own name resolves to this address.
-    assert_eq!(rig.worker.post("/drain", &[ours, ("host", "evil.example:17990")]).await.status, 403);
+    assert_eq!(rig.worker.post("/drain", &[drain_header, ("host", "evil.example:17990")]).await.status, 403);
     rig.still_serves().await;
     let relay = async {
         rig.link.expect("drain").await;

@@ -192,16 +192,17 @@ async fn compressed_responses_are_never_requested() {
 #[tokio::test]
 async fn client_backend_key_is_forwarded_unlike_api_key() {
     let mut rig = Rig::core1().await;
-    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let request = rig.link.send_request(&theirs);
+    let with_credentials =
+        RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let request = rig.link.send_request(&with_credentials);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer sk-theirs"));
     assert_eq!(call.head.header("x-api-key"), Some("ak-theirs"));
     call.answer(&ok()).await;
     rig.link.reply(&request).await;
-    let ours =
+    let with_relay_key =
         RequestSpec::chat("m").header("authorization", "Bearer mr-id-secret").header("x-api-key", "mr-id-secret");
-    let request = rig.link.send_request(&ours);
+    let request = rig.link.send_request(&with_relay_key);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), None);
     assert_eq!(call.head.header("x-api-key"), None);
@@ -215,8 +216,9 @@ async fn configured_backend_key_replaces_client_key() {
     std::fs::write(file.path(), "backend-key\n").expect("a writable file");
     let settings = |worker: WorkerBuilder| worker.file("BACKEND_API_KEY_FILE", file.path()).models("*");
     let mut rig = Rig::with(&Ack::core1(), 1, settings).await;
-    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let request = rig.link.send_request(&theirs);
+    let with_credentials =
+        RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let request = rig.link.send_request(&with_credentials);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer backend-key"));
     assert_eq!(call.head.header("x-api-key"), None);

@@ -154,8 +154,9 @@ fn metrics(query: &str) -> BTreeSet<String> {
     // Quoted parts are label values.
     let outside: String = query.split('"').step_by(2).collect::<Vec<_>>().join(" ");
     let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
-    let ours = |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
-    words.filter(ours).map(str::to_owned).collect()
+    let is_scraped =
+        |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
+    words.filter(is_scraped).map(str::to_owned).collect()
 }
 
 /// Triggers every event that a metric counts: counters exist only after their first event.

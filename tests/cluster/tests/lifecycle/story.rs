@@ -27,7 +27,7 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     let user = User::begin(&cluster).await;
     let traffic = user.traffic().await.start();
     changes(&first, &user, &traffic).await;
-    goes(&first, &user, &traffic).await;
+    uninstall(&first, &user, &traffic).await;
 
     // With another Helm, name and namespace, the definitions and all of the user's objects are taken over.
     let second = Release::prepare(&cluster, 4, "second").await;
@@ -45,7 +45,7 @@ async fn provider_keeps_serving_across_release_lifecycle() {
         "the next release must restart no Pods"
     );
     changes(&second, &user, &traffic).await;
-    goes(&second, &user, &traffic).await;
+    uninstall(&second, &user, &traffic).await;
     traffic.finish().await.expect_all_answered();
 }
 
@@ -70,7 +70,7 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
 }
 
 /// Uninstalls the release: none of its objects stays, and all of the user's do.
-async fn goes(release: &Release, user: &User, traffic: &Running) {
+async fn uninstall(release: &Release, user: &User, traffic: &Running) {
     let operator = release.operator();
     let here = release.objects().await;
     for object in [

@@ -11,8 +11,8 @@ use super::setup::{Setup, model, standalone};
 async fn start(name: &str) -> Setup {
     let mut broken = model("broken");
     broken[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("localhost/nobody-has-this:dev");
-    let beside = [model("alpha"), broken].concat();
-    Setup::start(name, &standalone(&["alpha", "broken", "absent"]), &beside).await
+    let objects = [model("alpha"), broken].concat();
+    Setup::start(name, &standalone(&["alpha", "broken", "absent"]), &objects).await
 }
 
 impl Setup {

@@ -34,8 +34,8 @@ impl Setup {
 
 #[tokio::test]
 async fn worker_may_only_scale_models_and_see_pods() {
-    let beside = [model("alpha"), model("beta"), model("other")].concat();
-    let setup = Setup::start("mux-rights", &standalone(&["alpha", "beta"]), &beside).await;
+    let objects = [model("alpha"), model("beta"), model("other")].concat();
+    let setup = Setup::start("mux-rights", &standalone(&["alpha", "beta"]), &objects).await;
     let scale = |verb: &str, deployment: &str| format!("{verb} deployments.apps/{deployment} --subresource scale");
     for allowed in [scale("get", "alpha"), scale("patch", "beta"), "list pods".into(), "watch pods".into()] {
         assert!(setup.may(&allowed).await, "{allowed}");

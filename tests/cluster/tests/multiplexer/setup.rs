@@ -31,15 +31,15 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Applies the pool and the objects that it needs, and waits until its one worker is connected.
-    pub(crate) async fn start(name: &str, pool: &Value, beside: &[Value]) -> Self {
-        Self::start_at(&json!({"queue": {"timeout": "60s"}}), name, pool, beside).await
+    pub(crate) async fn start(name: &str, pool: &Value, objects: &[Value]) -> Self {
+        Self::start_at(&json!({"queue": {"timeout": "60s"}}), name, pool, objects).await
     }
 
     /// As [`Self::start`], with these settings of the Provider.
-    pub(crate) async fn start_at(provider: &Value, name: &str, pool: &Value, beside: &[Value]) -> Self {
+    pub(crate) async fn start_at(provider: &Value, name: &str, pool: &Value, objects: &[Value]) -> Self {
         let namespace = Cluster::connect().await.namespace(name).await;
         let provider = manifests::provider("local", provider);
-        namespace.apply(&[beside, &[provider, manifests::worker_pool(POOL, pool)]].concat()).await;
+        namespace.apply(&[objects, &[provider, manifests::worker_pool(POOL, pool)]].concat()).await;
         let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
         namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
         let service = namespace.service_address("local").await;

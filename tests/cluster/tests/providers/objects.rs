@@ -32,13 +32,13 @@ async fn taken_name_stalls_provider_until_it_is_free() {
     let setup = Setup::empty().await;
     setup.namespace.apply(&[manifests::service(LOCAL, "somebody", 80, 8080)]).await;
     let services = setup.namespace.api::<Service>();
-    let theirs = services.get(LOCAL).await.expect("it was made");
+    let foreign = services.get(LOCAL).await.expect("it was made");
     setup.provide(&json!({})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     let message = message_of(&stalled, "Stalled");
     assert!(message.contains("Service local exists and does not belong to this Provider"), "{message}");
     setup.reason("Ready", "False", "NameTaken").await;
-    assert_eq!(services.get(LOCAL).await.expect("it is still there"), theirs);
+    assert_eq!(services.get(LOCAL).await.expect("it is still there"), foreign);
     setup.namespace.kubectl("delete service local").await;
     setup.condition("Ready", "True").await;
     setup.condition("Stalled", "False").await;
@@ -48,10 +48,10 @@ async fn taken_name_stalls_provider_until_it_is_free() {
 #[tokio::test]
 async fn foreign_secret_with_needed_name_is_not_adopted() {
     let setup = Setup::empty().await;
-    let theirs = json!({
+    let foreign = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "local-admin"}, "stringData": {"token": "theirs"},
     });
-    setup.namespace.apply(&[theirs]).await;
+    setup.namespace.apply(&[foreign]).await;
     let version = setup.namespace.api::<Secret>().get("local-admin").await.expect("it was made").resource_version();
     setup.provide(&json!({"relay": {"replicas": 0}})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
@@ -61,7 +61,7 @@ async fn foreign_secret_with_needed_name_is_not_adopted() {
 }
 
 /// Deletes an object, and waits for another of its name.
-async fn comes_back<K>(setup: &Setup, name: &str)
+async fn expect_recreation<K>(setup: &Setup, name: &str)
 where
     K: Resource<Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
@@ -76,12 +76,12 @@ where
 #[tokio::test]
 async fn deleted_objects_are_recreated() {
     let setup = at_zero(&json!({})).await;
-    comes_back::<Service>(&setup, "local").await;
-    comes_back::<Service>(&setup, "local-workers").await;
-    comes_back::<PodDisruptionBudget>(&setup, "local-relay").await;
-    comes_back::<NetworkPolicy>(&setup, "local-relay").await;
-    comes_back::<ServiceAccount>(&setup, "local-relay").await;
-    comes_back::<Secret>(&setup, "local-relay").await;
+    expect_recreation::<Service>(&setup, "local").await;
+    expect_recreation::<Service>(&setup, "local-workers").await;
+    expect_recreation::<PodDisruptionBudget>(&setup, "local-relay").await;
+    expect_recreation::<NetworkPolicy>(&setup, "local-relay").await;
+    expect_recreation::<ServiceAccount>(&setup, "local-relay").await;
+    expect_recreation::<Secret>(&setup, "local-relay").await;
 }
 
 #[tokio::test]

@@ -155,8 +155,8 @@ impl Setup {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.namespace.cluster.client.clone(), &self.namespace.name, &resource);
-            let ours = ListParams::default().labels("app.kubernetes.io/managed-by=modelrelay-operator");
-            let found = api.list(&ours).await.expect("it can be listed").items;
+            let managed = ListParams::default().labels("app.kubernetes.io/managed-by=modelrelay-operator");
+            let found = api.list(&managed).await.expect("it can be listed").items;
             all.extend(found.iter().map(|it| format!("{kind} {} {}", it.name_any(), it.uid().unwrap_or_default())));
         }
         all.sort();

@@ -84,8 +84,8 @@ pub async fn is_listening(port: u16) -> bool {
 /// # Panics
 /// After [`TEST_TIMEOUT`], with `what`.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let came = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "timed out after {TEST_TIMEOUT:?} waiting until {what}");
+    let held = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
+    assert!(held.is_some(), "timed out after {TEST_TIMEOUT:?} waiting until {what}");
 }
 
 /// True if the process with this id runs and is no zombie.

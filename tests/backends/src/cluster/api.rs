@@ -68,8 +68,8 @@ fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response
     }
     if state.forbidden.contains(right) {
         let (verb, resource) = right.split_once(' ').unwrap_or_default();
-        let who = format!("system:serviceaccount:{NAMESPACE}:worker");
-        let message = format!("{resource} is forbidden: User \"{who}\" cannot {verb} resource \"{resource}\"");
+        let account = format!("system:serviceaccount:{NAMESPACE}:worker");
+        let message = format!("{resource} is forbidden: User \"{account}\" cannot {verb} resource \"{resource}\"");
         return Some(status(StatusCode::FORBIDDEN, &message));
     }
     None
@@ -109,10 +109,10 @@ fn scale_of(shared: &Shared, name: &str) -> Response {
     };
     // As Go serializes it: an optional number is omitted if zero.
     let spec = if *replicas == 0 { json!({}) } else { json!({"replicas": replicas}) };
-    let there = state.pods.values().filter(|pod| pod["metadata"]["labels"]["app"] == name).count();
+    let current = state.pods.values().filter(|pod| pod["metadata"]["labels"]["app"] == name).count();
     let scale = json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": spec, "status": {"replicas": there, "selector": format!("app={name}")},
+        "spec": spec, "status": {"replicas": current, "selector": format!("app={name}")},
     });
     axum::Json(scale).into_response()
 }
@@ -163,8 +163,8 @@ fn watch(shared: Arc<Shared>, app: String, from: u64, until: Instant) -> Respons
                     return None;
                 } else {
                     let new = state.log.iter().filter(|(version, _)| *version > sent_version);
-                    let ours = new.filter(|(_, event)| event["object"]["metadata"]["labels"]["app"] == app.as_str());
-                    pending = ours.flat_map(|(_, event)| format!("{event}\n").into_bytes()).collect();
+                    let of_app = new.filter(|(_, event)| event["object"]["metadata"]["labels"]["app"] == app.as_str());
+                    pending = of_app.flat_map(|(_, event)| format!("{event}\n").into_bytes()).collect();
                     sent_version = state.version;
                 }
             }

@@ -112,8 +112,8 @@ pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProces
 /// # Panics
 /// After [`LONG`].
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let came = poll_for(LONG, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "timed out after {LONG:?} waiting until {what}");
+    let held = poll_for(LONG, async || is_so().await.then_some(())).await;
+    assert!(held.is_some(), "timed out after {LONG:?} waiting until {what}");
 }
 
 /// Sends a process SIGKILL.

@@ -32,10 +32,10 @@ async fn hanging_backend_does_not_delay_other_requests() {
         let hanging: Vec<_> = STALLS
             .into_iter()
             .map(|stall| {
-                let ask = RequestSpec::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
+                let spec = RequestSpec::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
                 let target = target.clone();
                 tokio::spawn(async move {
-                    let record = target.exchange(&ask, Manner::patient(ENDED)).await;
+                    let record = target.exchange(&spec, Manner::patient(ENDED)).await;
                     (stall, record)
                 })
             })

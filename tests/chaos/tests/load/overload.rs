@@ -52,8 +52,8 @@ async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
         let (ledger, target) = (Arc::clone(ledger), Arc::clone(target));
         ledger.sent();
         sent.spawn(async move {
-            let ask = RequestSpec::plain(new_nonce(), REQUEST_MS);
-            let record = target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await;
+            let spec = RequestSpec::plain(new_nonce(), REQUEST_MS);
+            let record = target.exchange(&spec, Manner::patient(Duration::from_secs(20))).await;
             ledger.ended(record.clone());
             record
         });

@@ -140,17 +140,17 @@ impl<'a> History<'a> {
             return Some(format!("ended {} times", ends.len()));
         };
         let connected = self.connected(request);
-        let relay_went = self.relay_went(request.relay, connected, *at);
+        let relay_was_lost = self.relay_was_lost(request.relay, connected, *at);
         // A response that has begun came from the relay as it was then.
         let has_excuse =
-            self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
+            self.relay_was_lost(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
         if let Some(why) = self.check_refusal(request, how) {
             return Some(why);
         }
         match how {
             Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
-            Ending::Unconnected if !relay_went => return Some("lost its relay, which was running".to_owned()),
+            Ending::Unconnected if !relay_was_lost => return Some("lost its relay, which was running".to_owned()),
             // A document cannot contain any other reason for its truncation.
             Ending::BrokenOff
                 if (request.answer.streams || (self.is_quiet(request) && !self.has_slots()))
@@ -242,7 +242,7 @@ impl<'a> History<'a> {
         self.delays(relay).any(|(fault, by)| fault.at <= to && fault.at + fault.lasts + by >= from)
     }
 
-    fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
+    fn relay_was_lost(&self, relay: usize, from: Duration, to: Duration) -> bool {
         let host = format!("relay-{relay}");
         let gone = self.gone.get(host.as_str()).map_or(&[][..], Vec::as_slice);
         // A relay that shuts down accepts no connection for a while before it is gone.
@@ -269,7 +269,7 @@ impl<'a> History<'a> {
         });
         let outcome = completion.and_then(|completion| completion.text.split(" outcome=").nth(1)?.split(' ').next());
         let Some(outcome) = outcome else {
-            let may_be_silent = request.is_to_old_relay || self.relay_went(request.relay, Duration::ZERO, *at);
+            let may_be_silent = request.is_to_old_relay || self.relay_was_lost(request.relay, Duration::ZERO, *at);
             let is_answered = matches!(how, Ending::Answered | Ending::BackendError);
             return (is_answered && !may_be_silent).then(|| format!("its client saw {how:?}, and the log is silent"));
         };
@@ -324,15 +324,15 @@ fn check_order(lines: &[Line]) -> Vec<String> {
         match line.message.as_str() {
             "request submitted" => drop(submitted.insert(key, place)),
             "request dispatched" if sent.insert(key) => {
-                let Some(came) = submitted.get(&key) else {
+                let Some(arrival) = submitted.get(&key) else {
                     wrong.push(format!("{id} was dispatched and never submitted"));
                     continue;
                 };
                 let before = latest.entry((key.0, line.model.as_deref().unwrap_or_default())).or_insert((0, ""));
-                if *came < before.0 {
+                if *arrival < before.0 {
                     wrong.push(format!("{} overtook {id} at {}", before.1, key.0));
                 } else {
-                    *before = (*came, id);
+                    *before = (*arrival, id);
                 }
             }
             _ => {}

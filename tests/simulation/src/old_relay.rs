@@ -338,15 +338,15 @@ impl Relay {
         let number = self.join(&register, sender.clone());
         let left = Left { relay: self, number };
         let mut heartbeat = interval(Duration::from_secs(1));
-        let mut heard = Instant::now();
+        let mut last_message = Instant::now();
         loop {
             tokio::select! {
                 message = socket.next() => match message?.ok()? {
                     Message::Text(text) => {
-                        heard = Instant::now();
+                        last_message = Instant::now();
                         self.handle(number, &serde_json::from_str(&text).unwrap_or_default())?;
                     }
-                    Message::Ping(_) | Message::Pong(_) => heard = Instant::now(),
+                    Message::Ping(_) | Message::Pong(_) => last_message = Instant::now(),
                     Message::Binary(_) => self.wrong("a binary message"),
                     Message::Close(_) | Message::Frame(_) => break,
                 },
@@ -354,7 +354,7 @@ impl Relay {
                 _ = heartbeat.tick() => {
                     let _ = sender.send(json!({"type": "ping", "timestamp_unix_ms": 1}));
                 }
-                () = sleep_until(heard + SILENCE) => break,
+                () = sleep_until(last_message + SILENCE) => break,
             }
         }
         drop(left);

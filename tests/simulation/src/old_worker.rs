@@ -94,16 +94,16 @@ impl<'a> Link<'a> {
             "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}),
         );
         let (mut sink, mut stream) = socket.split();
-        let mut heard = Instant::now();
+        let mut last_message = Instant::now();
         let mut ends: Option<Instant> = None;
         while ends.is_none() || !self.running.is_empty() || !self.outgoing.is_empty() {
             tokio::select! {
                 message = stream.next() => match message {
                     Some(Ok(Message::Text(text))) => {
-                        heard = Instant::now();
+                        last_message = Instant::now();
                         self.handle(&serde_json::from_str(&text).unwrap_or_default());
                     }
-                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => heard = Instant::now(),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => last_message = Instant::now(),
                     Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => return,
                 },
                 Some(message) = self.outgoing.recv() => {
@@ -118,8 +118,8 @@ impl<'a> Link<'a> {
                     ends = Some(Instant::now() + Duration::from_secs(self.plan.settings.drain_timeout));
                     self.send_message(json!({"type": "models_update", "models": [], "current_load": self.running.len()}));
                 }
-                () = sleep_until(heard + SILENCE) => return,
-                () = sleep_until(ends.unwrap_or(heard)), if ends.is_some() => return,
+                () = sleep_until(last_message + SILENCE) => return,
+                () = sleep_until(ends.unwrap_or(last_message)), if ends.is_some() => return,
             }
         }
         let _ = sink.close().await;

@@ -32,7 +32,7 @@ impl Machine {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deployment/machine.sh");
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let programs = path_of("modelrelay-relay").parent().expect("it is in a folder").to_owned();
+        let programs = path_of("modelrelay-relay").parent().expect("the program is in a folder").to_owned();
         let mut command = Command::new("unshare");
         command.args(["--mount", "bash"]).arg(script).arg(folder.path()).arg(repository).arg(programs);
         let log = std::fs::File::create(folder.path().join("log")).expect("the folder is writable");
@@ -94,7 +94,8 @@ impl Machine {
     pub(crate) async fn attempt(&self, script: &str) -> (bool, String) {
         let command = self.command(script);
         let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
-        let output = tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("{LONG:?} in vain:\n{script}"));
+        let output =
+            tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("timed out after {LONG:?}:\n{script}"));
         let output = output.expect("nsenter is installed");
         let printed = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&printed).trim().to_owned())

@@ -71,7 +71,7 @@ async fn late_relay_receives_worker_soon() {
     // By then the worker has reached its two relays many times. If its pause doubled each time, this alone would take
     // 90 s.
     let linked = front.connections();
-    eventually("eight dials in vain", &one, || async { front.connections() >= linked + 8 }).await;
+    eventually("eight failed dials", &one, || async { front.connections() >= linked + 8 }).await;
     front.add(&late);
     let waiting = late.begin(chat(3));
     let served = tokio::time::timeout(Duration::from_secs(30), waiting.reply()).await;

@@ -59,7 +59,7 @@ impl Load {
         // A failed client is detected when it is joined.
         let is_done = || gained().all(|gained| gained >= answers) || self.has_failed();
         let done = poll_for(LONG, async || is_done().then_some(())).await;
-        assert!(done.is_some(), "a client starves: {:?} of {answers} answers within {LONG:?}", gained().min());
+        assert!(done.is_some(), "a client starves: {:?} of {answers} responses within {LONG:?}", gained().min());
     }
 
     fn has_failed(&self) -> bool {

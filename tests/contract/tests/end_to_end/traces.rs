@@ -122,7 +122,7 @@ async fn malformed_parent_is_ignored_and_starts_new_trace() {
     let traceparent = traceparent.expect("a traceparent");
     let trace = traceparent.split('-').nth(1).expect("a trace").to_owned();
     assert!(!trace.eq_ignore_ascii_case(TRACE), "{traceparent}");
-    assert_eq!(state, None, "a state belongs to its parent");
+    assert_eq!(state, None, "a tracestate belongs to its traceparent");
     let spans = collector.trace(&trace, 4).await;
     assert_eq!(only(&spans, "POST /v1/chat/completions").parent, "");
 }
@@ -212,7 +212,7 @@ async fn attempts_of_requeued_request_are_linked_spans() {
     drop(first);
     let mut second = relay.core1_worker(&["m"], 1).await;
     let again = second.expect_request().await.header("traceparent").expect("a parent").to_owned();
-    assert_ne!(sent, again, "each sending is a parent of its own");
+    assert_ne!(sent, again, "each attempt must have its own span");
     drop(second);
     let mut third = relay.core1_worker(&["m"], 1).await;
     let last = third.expect_request().await.header("traceparent").expect("a parent").to_owned();

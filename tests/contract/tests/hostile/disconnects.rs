@@ -127,7 +127,9 @@ async fn client_disconnect_during_large_request_leaks_nothing() {
 /// Reads exactly this number of bytes.
 async fn read_exactly(stream: &mut TcpStream, count: usize, log: &Log) -> Vec<u8> {
     let mut bytes = vec![0; count];
-    modelrelay_harness::within("so much of the answer", log, stream.read_exact(&mut bytes)).await.expect("it is sent");
+    modelrelay_harness::within("the requested part of the response", log, stream.read_exact(&mut bytes))
+        .await
+        .expect("it is sent");
     bytes
 }
 

@@ -201,7 +201,7 @@ async fn flood_of_bodies_does_not_delay_neighbour() {
         send(&relay, &flood, &mut taken).await;
     }
     let _ = stop.send(()).await;
-    let slowest = asking.await.expect("the neighbour is always answered");
+    let slowest = asking.await.expect("the neighbour always receives a response");
     eprintln!("the neighbour's slowest response took {slowest:?}");
     assert!(slowest < AT_ONCE, "a neighbour waited {slowest:?}");
     relay.eventually("no byte is held", || async { relay.metric("modelrelay_buffered_bytes ").await == 0.0 }).await;

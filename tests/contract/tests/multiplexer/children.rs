@@ -21,7 +21,7 @@ fn children_of(pid: u32) -> Vec<u32> {
 async fn sigterm_ends_backend_too() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
     let request = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("an answer").status, 200);
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let supervisors = children_of(rig.worker.process.pid().expect("it runs"));
     let children: Vec<u32> = supervisors.iter().flat_map(|pid| children_of(*pid)).collect();
     assert_eq!((supervisors.len(), children.len()), (1, 1), "{supervisors:?} {children:?}");
@@ -42,7 +42,7 @@ async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
     let slots = json!([{"id": "gpu0", "driver": "process", "models": [model]}]);
     let mut rig = Rig::with(&Ack::old(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
     let request = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("an answer").status, 200);
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     (rig, folder)
 }
 
@@ -98,7 +98,7 @@ async fn child_processes_inherit_neither_secrets_nor_notify_socket() {
 
     let mut link = relay.accept_with(&Ack::old()).await;
     let request = link.send_request(&chat("a"));
-    assert_eq!(link.reply_within(LONG, &request).await.expect("an answer").status, 200);
+    assert_eq!(link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let worker = worker.process.pid().expect("it runs");
     let children = descendants_of(worker);
     assert!(!children.is_empty());

@@ -62,7 +62,7 @@ async fn output_of_dying_backend_stays_on_worker() {
         if ack.capabilities.iter().any(|known| known == "slots1") {
             let order = json!({"type": "command", "op_id": "1", "command": "load", "model": "m"});
             rig.link.send(&order);
-            let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("an answer").body;
+            let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("a response").body;
             assert!(result["ok"] == false && !result.to_string().contains(SECRET), "{result}");
             let has_failed = |slots: &serde_json::Value| slots["slots"][0]["models"][0]["status"] == "failed";
             let slots = rig.link.message_within(LONG, "slots", has_failed).await.map(|slots| slots.body);
@@ -70,7 +70,7 @@ async fn output_of_dying_backend_stays_on_worker() {
             assert!(!slots.contains(SECRET), "{slots}");
         }
         let request = rig.link.send_request(&chat("m"));
-        let reply = rig.link.reply_within(LONG, &request).await.expect("an answer");
+        let reply = rig.link.reply_within(LONG, &request).await.expect("a response");
         let failure = format!("{:?} {}", reply.end, String::from_utf8_lossy(&reply.body));
         assert!(failure.contains("could not be loaded") && !failure.contains(SECRET), "{failure}");
         let health = rig.worker.probe("/healthz").await.body;

@@ -251,7 +251,7 @@ async fn begun_response_is_never_requested_again() {
     assert_eq!(
         (two.backend.request_count(CHAT), one.backend.request_count(CHAT)),
         (1, 1),
-        "sent again after its first byte"
+        "a request was sent again after its first byte"
     );
 }
 

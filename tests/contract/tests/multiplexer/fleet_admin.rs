@@ -38,7 +38,11 @@ async fn order_of_one_relay_is_visible_everywhere() {
     order(&two, &id_at(&two, "one").await, &json!({"command": "unload", "model": "b", "slot": "gpu0", "mode": "now"}))
         .await;
     for relay in [&one, &two] {
-        relay.eventually("both relays see it unloaded", || async { slot_at(relay).await["state"] == "empty" }).await;
+        relay
+            .eventually("both relays report the model as unloaded", || async {
+                slot_at(relay).await["state"] == "empty"
+            })
+            .await;
     }
 }
 

@@ -66,7 +66,7 @@ async fn scrape() -> Scrape {
     // Requests are held only for relays that do not support slots.
     let mut held = Rig::start(&Ack::old(), &Slot::default()).await;
     let request = held.link.send_request(&rig::chat("a"));
-    assert_eq!(held.link.reply_within(LONG, &request).await.expect("an answer").status, 200);
+    assert_eq!(held.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let held = held.worker.probe("/metrics").await.body;
     let held: Vec<_> = held.lines().filter(|line| line.contains("_hold_seconds")).collect();
     let text = format!("{}\n{}", worker.probe("/metrics").await.body, held.join("\n"));

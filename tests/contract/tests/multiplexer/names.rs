@@ -140,7 +140,7 @@ async fn relays_without_slots_may_use_any_name() {
         assert_eq!(rig.link.registration["models"], json!(["b", "qwen", "bee", "claude-sonnet-4-5", "qwen3"]));
         for (model, name) in [("qwen3", "Qwen/Qwen3-8B"), ("bee", "b"), ("qwen", "Qwen/Qwen3-8B")] {
             let request = rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes()));
-            let reply = rig.link.reply_within(LONG, &request).await.expect("an answer");
+            let reply = rig.link.reply_within(LONG, &request).await.expect("a response");
             assert_eq!((reply.status, &reply.json()["model"]), (200, &json!(name)), "{}", reply.end);
         }
     }
@@ -157,7 +157,7 @@ async fn worker_reports_names_sharing_one_gate() {
     let requests = ["qwen3", "claude-sonnet-4-5", "qwen"]
         .map(|model| rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes())));
     for request in &requests[..2] {
-        assert_eq!(rig.link.reply_within(LONG, request).await.expect("an answer").status, 200);
+        assert_eq!(rig.link.reply_within(LONG, request).await.expect("a response").status, 200);
     }
 }
 

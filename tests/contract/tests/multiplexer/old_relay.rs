@@ -9,7 +9,7 @@ async fn requests_for_both_models_are_held_and_alternate() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
     let requests: Vec<_> = ["a", "b", "a", "b"].into_iter().map(|model| rig.link.send_request(&chat(model))).collect();
     for request in &requests {
-        let reply = rig.link.reply_within(LONG, request).await.expect("an answer");
+        let reply = rig.link.reply_within(LONG, request).await.expect("a response");
         assert_eq!(reply.status, 200, "{}", reply.end);
     }
     assert!(rig.link.expect_within(std::time::Duration::ZERO, "grant").await.is_none());
@@ -36,9 +36,9 @@ async fn unloadable_model_leads_to_503() {
     let yaml = Slot::default().yaml().replacen("\"expectModel\":\"demo\"", "\"expectModel\":\"another\"", 1);
     let mut rig = Rig::with(&Ack::old(), &yaml).await;
     let request = rig.link.send_request(&chat("a"));
-    let reply = rig.link.reply_within(LONG, &request).await.expect("an answer");
+    let reply = rig.link.reply_within(LONG, &request).await.expect("a response");
     assert_eq!((reply.status, reply.header("retry-after").is_some()), (503, true), "{}", reply.end);
     assert_eq!(reply.json()["error"]["code"], "backend_unavailable");
     let request = rig.link.send_request(&chat("b"));
-    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("an answer").status, 200);
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200);
 }

@@ -67,7 +67,7 @@ async fn added_model_is_loaded_after_running_stream() {
     assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
     gate(&mut rig.link, "b").await;
     let request = rig.link.send_request(&chat("b"));
-    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("an answer").status, 200, "{}", rig.worker.log());
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200, "{}", rig.worker.log());
 }
 
 #[tokio::test]

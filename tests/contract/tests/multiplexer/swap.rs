@@ -43,7 +43,7 @@ async fn gate_closes_before_last_response_lets_swap_begin() {
     demand(&rig.link, "b", 1);
     let reply = rig.link.reply(&request).await;
     let shut = rig.link.message_within(LONG, "grant", |grant| granted(grant, "a").is_none()).await;
-    let shut = shut.expect("the gate of a is shut for b");
+    let shut = shut.expect("the gate of a is closed for b");
     let opened = rig.link.message_within(LONG, "grant", |grant| granted(grant, "b").is_some()).await;
     assert!(reply.is_complete() && opened.is_some_and(|open| open.seq > shut.seq && open.seq > reply.end_seq));
 }
@@ -117,7 +117,7 @@ async fn admin_order_loads_and_unloads() {
     for (command, model, is_ok) in [("load", "b", true), ("unload", "b", true), ("load", "c", false)] {
         let order = json!({"type": "command", "op_id": command, "command": command, "model": model});
         rig.link.send(&order);
-        let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("an answer");
+        let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("a response");
         assert_eq!((&result["op_id"], &result["ok"]), (&json!(command), &json!(is_ok)), "{}", result.body);
     }
 }

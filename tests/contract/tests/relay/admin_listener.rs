@@ -131,7 +131,7 @@ async fn setup_returns_worker_and_client_listener_addresses() {
     if let Some(url) = addresses["network_url"].as_str() {
         let address: SocketAddr = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address");
         assert!(!address.ip().is_loopback() && address.port() == workers, "{url}");
-        TcpStream::connect(address).await.expect("it is listened to");
+        TcpStream::connect(address).await.expect("the address has a listener");
     }
 
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
@@ -139,7 +139,7 @@ async fn setup_returns_worker_and_client_listener_addresses() {
     let addresses = setup(&relay, relay.admin_addr().await).await;
     assert_eq!(addresses["worker_url"], format!("http://relay.example:{clients}"));
     assert_eq!(addresses["listen_with"], format!("LISTEN_ADDR=0.0.0.0:{clients}"));
-    assert_eq!(addresses["network_url"], Value::Null, "it listens for this machine alone");
+    assert_eq!(addresses["network_url"], Value::Null, "the relay listens only on loopback");
 }
 
 #[tokio::test]

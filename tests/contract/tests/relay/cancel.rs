@@ -95,7 +95,7 @@ async fn cancel_never_precedes_its_request() {
                 last_came = true;
             }
             Some("request") => assert!(open.insert(id), "an id was used twice"),
-            Some("cancel") => assert!(open.remove(&id), "a cancel without its request before it"),
+            Some("cancel") => assert!(open.remove(&id), "a cancel arrived before its request"),
             other => panic!("unexpected {other:?}"),
         }
     }

@@ -254,7 +254,7 @@ async fn self_draining_worker_gets_its_requested_time() {
     // It lists nothing yet, so every model may still appear.
     let _asking = relay.worker(&[], 1).await;
     // Waits for longer than the relay's own drains may take.
-    let _ = relay.fetch(chat("nobody's")).await.with_status(504);
+    let _ = relay.fetch(chat("unserved")).await.with_status(504);
     worker.stream_on(&job, "data: b\n\n").await;
     worker.end_stream(&job).await;
     let reply = pending.reply().await.with_status(200);

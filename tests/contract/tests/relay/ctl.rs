@@ -29,7 +29,7 @@ async fn run_command(relay: &Relay, args: &[&str]) -> Output {
 async fn output_of(relay: &Relay, args: &[&str]) -> String {
     let output = run_command(relay, args).await;
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the single line of a command that fails.
@@ -52,15 +52,15 @@ async fn status_shows_load_and_problems() {
     let _running = relay.begin(chat("m"));
     worker.expect_request().await;
     // Its worker is disconnected.
-    drop(relay.core1_worker(&["nobodys"], 4).await);
-    wait_for_model(&relay, "nobodys", false).await;
-    let _waiting = relay.begin(chat("nobodys"));
+    drop(relay.core1_worker(&["unserved"], 4).await);
+    wait_for_model(&relay, "unserved", false).await;
+    let _waiting = relay.begin(chat("unserved"));
     relay.wait_for_queue_depth("local", 1).await;
     let status = output_of(&relay, &["status"]).await;
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
-    assert!(status.contains("- 1 waiting for nobodys: no worker serves it"), "{status}");
+    assert!(status.contains("- 1 waiting for unserved: no worker serves it"), "{status}");
     let both: Value = serde_json::from_str(&output_of(&relay, &["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }

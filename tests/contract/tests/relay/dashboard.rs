@@ -289,7 +289,7 @@ async fn setup_returns_address_reachable_from_network() {
     if let Some(url) = setup["network_url"].as_str() {
         let address = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address and a port");
         assert!(!SocketAddr::ip(&address).is_loopback() && address.port() == port);
-        TcpStream::connect(address).await.expect("it is listened to");
+        TcpStream::connect(address).await.expect("the address has a listener");
     }
     // A Pod's own address is of no use outside the cluster.
     let relay =

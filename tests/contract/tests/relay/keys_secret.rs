@@ -86,7 +86,7 @@ async fn concurrent_writes_of_relays_lose_no_key() {
     assert_eq!(kubernetes.keys().len(), 12);
     for (relay, mount) in [(&one, &here), (&other, &there)] {
         mount.sync(&kubernetes);
-        relay.eventually("all keys are known", || async { names(relay).await.len() == 12 }).await;
+        relay.eventually("all keys are accepted", || async { names(relay).await.len() == 12 }).await;
     }
 }
 

@@ -110,7 +110,7 @@ async fn last_failure_of_slot_outlives_its_back_off() {
     assert_eq!((&failure["model"], &failure["code"]), (&json!("b"), &json!("insufficient_memory")), "{failure}");
     assert_eq!(failure["message"], json!("x".repeat(256)), "one for each slot, and bounded");
     assert!(failure["age_ms"].is_u64(), "{failure}");
-    assert_eq!(last_failure("/admin/workers").await["message"], json!(words), "people may read all of it");
+    assert_eq!(last_failure("/admin/workers").await["message"], json!(words), "admins must receive the whole message");
 
     // Another link of the same worker knows it too.
     let mut newer = relay.dial().open().await;

@@ -58,7 +58,7 @@ async fn failed_load_tries_another_worker_then_ends_requests() {
             openai_error(&reply, 503, "service_unavailable_error", "backend_unavailable")
         };
         assert!(message.contains("no such file"), "{message}");
-        assert_eq!(reply.header("retry-after").as_deref(), Some("4"), "when the first of them tries again");
+        assert_eq!(reply.header("retry-after").as_deref(), Some("4"), "the earliest retry time");
     }
     let again = relay.fetch(chat("a")).await;
     openai_error(&again, 503, "service_unavailable_error", "backend_unavailable");

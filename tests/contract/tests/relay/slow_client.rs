@@ -178,7 +178,7 @@ async fn many_unfinished_uploads_are_refused_rather_than_held() {
     }
     // The budget is for ten, and most of the rest is enough.
     for _ in 0..4 {
-        let (_raw, head) = heads.join_next().await.expect("sixteen uploads").expect("an answer");
+        let (_raw, head) = heads.join_next().await.expect("sixteen uploads").expect("a response");
         assert!(head.starts_with("HTTP/1.1 503"), "{head}");
     }
     heads.shutdown().await;

@@ -33,7 +33,7 @@ async fn pings_are_sent_during_constant_traffic() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(crate::support::chat_stream("m"));
-    let Frame::Json(request) = worker.recv().await else { panic!("awaited the request") };
+    let Frame::Json(request) = worker.recv().await else { panic!("expected the request") };
     let id = request["request_id"].as_str().expect("an id").to_owned();
     let mut response = None;
     let mut pending = Some(pending);

@@ -76,7 +76,7 @@ async fn event_of_one_megabyte_passes() {
     let event = format!("data: {}\n\n", "e".repeat(1 << 20));
     worker.start_stream(&job, &event).await;
     worker.end_stream(&job).await;
-    assert!(pending.reply().await.text() == event, "the event changed on its way");
+    assert!(pending.reply().await.text() == event, "the event was changed");
 }
 
 #[tokio::test]

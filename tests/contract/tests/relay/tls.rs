@@ -156,7 +156,7 @@ async fn certificate_expiry_is_exported_as_metric() {
     let ends = relay.metric("modelrelay_tls_certificate_expiry_timestamp_seconds").await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let days = (ends - now) / 86_400.0;
-    assert!((1.9..=2.0).contains(&days), "it was made for two days, and ends in {days}");
+    assert!((1.9..=2.0).contains(&days), "the certificate is valid for two days, but {days} are reported");
     let plain = Relay::start().await;
     let metrics = plain.admin("GET", "/metrics").await.text();
     assert!(!metrics.contains("modelrelay_tls_"), "a certificate that is not there would raise an alarm");

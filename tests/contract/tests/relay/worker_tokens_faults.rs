@@ -113,12 +113,12 @@ async fn invalid_token_flood_does_not_block_valid_token() {
     for number in 100..300 {
         flood.spawn(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused());
     }
-    let one = flood.join_next().await.expect("a flood").expect("an answer");
+    let one = flood.join_next().await.expect("a flood").expect("a response");
     assert_eq!(one.status, 503, "the queue of addresses with many failures must be full");
     relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
     let good = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).header("x-forwarded-for", "203.0.113.1");
     let good = tokio::spawn(good.open());
-    relay.eventually("a review of its own", || async { kubernetes.waiting_reviews() == 2 }).await;
+    relay.eventually("a separate review", || async { kubernetes.waiting_reviews() == 2 }).await;
     drop(held);
     good.await.expect("the worker is accepted").register(&["m"], 1).await;
     let mut statuses: Vec<u16> = flood.join_all().await.iter().map(|reply| reply.status).collect();

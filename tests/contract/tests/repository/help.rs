@@ -25,7 +25,7 @@ fn printed(program: &str, args: &[&str]) -> String {
     let mut command = Command::new(path_of(program));
     let ended = command.env_clear().args(args).stdin(Stdio::null()).output().expect("it runs");
     assert!(ended.status.success() && ended.stderr.is_empty(), "{program} {args:?}: {ended:?}");
-    String::from_utf8(ended.stdout).expect("it writes text")
+    String::from_utf8(ended.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the words that bash would propose.

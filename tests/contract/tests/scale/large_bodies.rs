@@ -79,7 +79,7 @@ impl Traffic {
                     match answer.next_piece().await {
                         Piece::Data(data) => down.down.fetch_add(data.len() as u64, Ordering::Relaxed),
                         Piece::End => break,
-                        Piece::Aborted(error) => panic!("the answer was cut: {error}"),
+                        Piece::Aborted(error) => panic!("the response was truncated: {error}"),
                     };
                 }
             }

@@ -147,8 +147,8 @@ async fn request_and_token_stay_within_instruction_baseline() {
     }
     let Some(rig) = Rig::start().await else { return };
     let least = rig.work(REQUESTS, TOKENS).await;
-    let more_requests = Rig::start().await.expect("valgrind is here").work(2 * REQUESTS, TOKENS).await;
-    let more_tokens = Rig::start().await.expect("valgrind is here").work(REQUESTS, 2 * TOKENS).await;
+    let more_requests = Rig::start().await.expect("valgrind is installed").work(2 * REQUESTS, TOKENS).await;
+    let more_tokens = Rig::start().await.expect("valgrind is installed").work(REQUESTS, 2 * TOKENS).await;
     let request = least.each(more_requests, REQUESTS);
     let token = least.each(more_tokens, TOKENS);
     let measured = json!({

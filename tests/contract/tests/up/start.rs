@@ -90,7 +90,7 @@ async fn later_runs_use_next_ports() {
     let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is in use; listening on"));
     assert!(moved.count() >= 2);
     first.stop().await;
-    assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run lives on its own");
+    assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run must not depend on the first");
     second.stop().await;
     third.stop().await;
 }

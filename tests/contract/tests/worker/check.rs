@@ -28,14 +28,14 @@ async fn run(command: &mut Command) -> Output {
 async fn plan(command: &mut Command) -> String {
     let output = run(command).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the lines of a check that finds mistakes, one each.
 async fn mistakes(command: &mut Command) -> Vec<String> {
     let output = run(command).await;
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
-    let printed = String::from_utf8(output.stderr).expect("it writes text");
+    let printed = String::from_utf8(output.stderr).expect("the output is UTF-8");
     printed
         .lines()
         .map(|line| {

@@ -133,7 +133,7 @@ impl<'a> Dialogue<'a> {
                 self.read += at + part.len();
                 return self;
             }
-            assert!(self.read_some().await, "it ended before {part:?}: {}", self.output);
+            assert!(self.read_some().await, "the program ended before {part:?}: {}", self.output);
         }
     }
 
@@ -342,9 +342,9 @@ async fn missing_answer_without_terminal_names_its_flag() {
         output.starts_with("the relay rejected the worker secret (401)") && !output.contains("planted"),
         "{output}"
     );
-    let output = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
+    let output = site.refused(without(&[]).env("PROVIDER_NAME", "unknown")).await;
     assert!(
-        output.contains("no provider has this name; check the relay's address, and that it has a provider nobodys"),
+        output.contains("no provider has this name; check the relay's address, and that it has a provider unknown"),
         "{output}"
     );
     let output = site.refused(without(&[&url]).arg(&backend)).await;

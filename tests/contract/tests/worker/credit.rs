@@ -182,10 +182,10 @@ async fn body_exceeding_announced_length_fails_only_that_request() {
 async fn pieces_and_credit_for_unknown_streams_are_ignored() {
     let mut rig = Rig::core1().await;
     for kind in [REQUEST_PIECE, RESPONSE_PIECE] {
-        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"nobody's")));
+        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"unknown")));
     }
     rig.link.credit(4_000_000_000, 65_536);
-    rig.link.cancel("nobody's", "timeout");
+    rig.link.cancel("unknown", "timeout");
     rig.still_serves().await;
 }
 

@@ -101,7 +101,7 @@ async fn missing_secret_file_is_awaited() {
     let line = worker.process.wait_for_line("there is no worker secret yet").await;
     assert!(line.contains("WARN") && line.contains("WORKER_SECRET_FILE") && line.contains("worker-secret"), "{line}");
     std::fs::write(&file, "\n").expect("a writable directory");
-    assert!(relay.dial_within(QUIET * 2).await.is_none(), "it dialled without a secret");
+    assert!(relay.dial_within(QUIET * 2).await.is_none(), "the worker dialled without a secret");
     // The two messages differ, so each is logged once.
     assert_eq!(worker.process.log().count_of("there is no worker secret yet"), 2, "{}", worker.log());
     assert!(worker.process.is_running());

@@ -31,7 +31,7 @@ async fn unary_response_is_one_response_complete() {
     let reply = rig.answered(&RequestSpec::chat("m"), &Answer::json(200, &body)).await;
     assert_eq!((reply.status, reply.json()), (200, body));
     assert_eq!(reply.header("content-type"), Some("application/json"));
-    assert!(reply.parts.is_empty(), "a unary answer in chunks");
+    assert!(reply.parts.is_empty(), "a unary response in chunks");
     let counts = json!({"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6});
     assert_eq!(reply.end["token_counts"], counts);
 }

@@ -67,7 +67,7 @@ async fn connections_without_request_do_not_block_probes() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
     // Before the timeout of any of them.
-    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("an answer");
+    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("a response");
     assert_eq!(probed.status, 200);
     assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest connection must be closed");
 }

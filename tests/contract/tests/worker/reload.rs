@@ -107,7 +107,7 @@ async fn unchanged_model_is_never_withdrawn_during_reload() {
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]");
     let update = watched.link.expect("models_update").await;
-    assert_eq!(update["models"], json!(["m", "other"]), "requests for m met a relay without it");
+    assert_eq!(update["models"], json!(["m", "other"]), "requests for m reached a relay without it");
 }
 
 #[tokio::test]

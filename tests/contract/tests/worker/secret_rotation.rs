@@ -94,7 +94,7 @@ async fn ending_older_link_does_not_end_new_one() {
     rig.link.register(&Ack::core1()).await;
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
-    assert!(rig.relay.dial_within(Duration::from_secs(1)).await.is_none(), "it dialled once more");
+    assert!(rig.relay.dial_within(Duration::from_secs(1)).await.is_none(), "the worker dialled again");
 }
 
 #[tokio::test]
@@ -135,7 +135,7 @@ async fn draining_worker_does_not_move_links() {
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
     write(file.path(), "second-secret");
-    assert!(rig.relay.dial_within(MOVE).await.is_none(), "it dialled while it drained");
+    assert!(rig.relay.dial_within(MOVE).await.is_none(), "the worker dialled while it drained");
     call.answer_json(200, &json!({})).await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
     assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));

@@ -84,7 +84,7 @@ impl Cluster {
         let path = dir.join("admin.kubeconfig");
         let hint = "start one with scripts/cluster/up, or run all of this by tests/cluster/run";
         assert!(path.exists(), "no cluster: {} does not exist; {hint}", path.display());
-        let kubeconfig = Kubeconfig::read_from(&path).expect("the kubeconfig is one");
+        let kubeconfig = Kubeconfig::read_from(&path).expect("the kubeconfig is valid");
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
         let client = Client::try_from(config.expect("the kubeconfig is whole")).expect("a client needs no network");
         if let Err(error) = client.apiserver_version().await {

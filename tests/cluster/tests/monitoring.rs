@@ -168,7 +168,7 @@ async fn use_everything(namespace: &Namespace) {
     let chat = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "one two three"}]});
     let retried = [("x-stainless-retry-count", "1"), ("user-agent", "OpenAI/Python 2.0.0")];
     let answer =
-        http::fetch(client, "POST /v1/chat/completions", &retried, &chat(DEMO_MODEL)).await.expect("an answer");
+        http::fetch(client, "POST /v1/chat/completions", &retried, &chat(DEMO_MODEL)).await.expect("a response");
     assert_eq!(answer.status, 200, "{answer:?}");
 
     // A client that disconnects.
@@ -178,7 +178,7 @@ async fn use_everything(namespace: &Namespace) {
     // An unauthorized request.
     let stranger = [("authorization", "Bearer wrong")];
     let refused = http::fetch(relay_address(namespace, 8082).await, "GET /admin/state", &stranger, &Value::Null).await;
-    assert_eq!(refused.expect("an answer").status, 403);
+    assert_eq!(refused.expect("a response").status, 403);
 
     // A worker that is killed before it has responded to anything: its requests return to the queue and go to the
     // others. They run for 8 s, and the worker ends at once. Deleting its Pod, even with `--force`, would give it time
@@ -194,11 +194,11 @@ async fn use_everything(namespace: &Namespace) {
         let metrics = http::fetch(relay, "GET /metrics", &[], &Value::Null).await.map(|reply| reply.body);
         metrics.is_ok_and(|text| text.contains("modelrelay_worker_slots{provider=\"local\",state=\"used\"} 12"))
     };
-    wait_until("all requests to be with workers", TEST_TIMEOUT, shared_out).await;
+    wait_until("all requests to be dispatched", TEST_TIMEOUT, shared_out).await;
     let injected = namespace.pods("app=vllm").await.pop().expect("the injected Pod runs");
     kill_process(&injected, |command| command.starts_with("/modelrelay-worker") && !command.contains("\0demo\0"));
     while let Some(answer) = answers.join_next().await {
-        let answer = answer.expect("a client does not panic").expect("an answer");
+        let answer = answer.expect("a client does not panic").expect("a response");
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     // A worker that leaves.
@@ -233,7 +233,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
         let (scraped, up) = prometheus.scraped().await;
         up && scraped.len() == annotated(&all).len()
     };
-    wait_until("every target to answer", TEST_TIMEOUT, healthy).await;
+    wait_until("every target to respond", TEST_TIMEOUT, healthy).await;
     expect_the_same_targets(&namespace, &prometheus, &all).await;
 
     use_everything(&namespace).await;

@@ -139,7 +139,7 @@ async fn waiting_request_wakes_pool_at_zero() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "2s"});
     let scene = Scene::new("sleeper", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
     let pool = scene.condition("Ready", "True", "ScaledToZero").await;
-    assert_eq!(pool.data["spec"]["replicas"], 0, "it starts at zero");
+    assert_eq!(pool.data["spec"]["replicas"], 0, "the pool must start at zero");
     assert_eq!(scene.pods().await.len(), 0);
     scene.wait_for_cold(DEMO_MODEL).await;
 
@@ -173,10 +173,11 @@ async fn requests_for_unlisted_model_wake_nothing() {
     scene.wait_for_cold(DEMO_MODEL).await;
     let address = scene.address().await;
 
-    let unknown = http::fetch(address, "POST /v1/chat/completions", &[], &chat("unheard-of")).await.expect("an answer");
+    let unknown =
+        http::fetch(address, "POST /v1/chat/completions", &[], &chat("unheard-of")).await.expect("a response");
     assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
     let started = Instant::now();
-    let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("an answer");
+    let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("a response");
     let waited = started.elapsed();
     assert!(matches!(lonely.status, 503 | 504), "{lonely:?}");
     // Several polls of the operator, which happen every second.

@@ -130,15 +130,15 @@ fn own(mut pod: Value) -> Value {
 /// Removes the additions of injection, and checks that each is present and last.
 fn without_worker(mut pod: Value) -> Value {
     assert_eq!(worker(&pod).map(|(list, _)| list), Some("initContainers"));
-    pod["spec"]["initContainers"].as_array_mut().expect("they are a list").pop();
-    let volumes = pod["spec"]["volumes"].as_array_mut().expect("they are a list");
+    pod["spec"]["initContainers"].as_array_mut().expect("a list").pop();
+    let volumes = pod["spec"]["volumes"].as_array_mut().expect("a list");
     let added = volumes.split_off(volumes.len() - 3);
     let names: Vec<_> = added.iter().map(|volume| volume["name"].as_str().unwrap_or_default()).collect();
     assert_eq!(names, ["modelrelay-config", "modelrelay-secret", "modelrelay-no-token"]);
     let lifecycle = pod["spec"]["containers"][0]["lifecycle"].as_object_mut().expect("the container has a lifecycle");
     assert!(lifecycle.remove("preStop").is_some_and(|hook| hook["httpGet"]["path"] == "/drain"));
     let grace = pod["spec"]["terminationGracePeriodSeconds"].take();
-    assert_eq!(grace, 40, "it was raised from 25");
+    assert_eq!(grace, 40, "the grace period must be raised from 25");
     pod["spec"]["terminationGracePeriodSeconds"] = json!(25);
     let label = pod["metadata"]["labels"].as_object_mut().expect("the Pod has labels").remove(POOL_LABEL);
     assert_eq!(label, Some(json!("llama")));

@@ -86,7 +86,7 @@ async fn pod_drain_requires_its_own_token() {
 
     let drain = async |token: Option<&str>| {
         let headers: Vec<(&str, &str)> = token.into_iter().map(|token| ("x-modelrelay-drain-token", token)).collect();
-        let reply = fetch(sidecar_of(one), "GET /drain", &headers, &Value::Null).await.expect("the worker answers");
+        let reply = fetch(sidecar_of(one), "GET /drain", &headers, &Value::Null).await.expect("the worker responds");
         reply.status
     };
     assert_eq!((drain(None).await, drain(Some("")).await, drain(Some(&tokens[1])).await), (403, 403, 403));
@@ -106,6 +106,6 @@ fn sidecar_of(pod: &Pod) -> SocketAddr {
 
 /// Returns the drain state that a worker reports: null while it is not draining.
 async fn draining(pod: &Pod) -> Value {
-    let health = fetch(sidecar_of(pod), "GET /healthz", &[], &Value::Null).await.expect("the worker answers").json();
+    let health = fetch(sidecar_of(pod), "GET /healthz", &[], &Value::Null).await.expect("the worker responds").json();
     health.get("drain").expect("health reports the drain state").clone()
 }

@@ -44,7 +44,7 @@ async fn release_for_one_namespace_has_no_other_rights() {
     let strays: Vec<_> = strays.collect();
     assert!(strays.is_empty(), "requests outside the operator's namespaces: {strays:#?}");
     let lacking = lacking(&requests);
-    assert!(lacking.is_empty(), "it lacks rights: {lacking:#?}");
+    assert!(lacking.is_empty(), "the operator lacks rights: {lacking:#?}");
     assert!(
         requests.iter().any(|it| it.verb == "patch" && it.resource == "deployments"),
         "the operator made no relay: {requests:?}"

@@ -43,7 +43,7 @@ async fn model_without_deployment_does_not_disturb_resident() {
     assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
     setup.expect_event("absent", "LoadFailed", &["absent", "gpu0"]).await;
     setup.resident("alpha").await;
-    assert_eq!(setup.uids().await, before, "it was not unloaded");
+    assert_eq!(setup.uids().await, before, "the model was not unloaded");
     setup.answers("alpha").await;
 }
 

@@ -68,7 +68,9 @@ impl Setup {
     /// Sends a request for a model and returns the status and the error.
     pub(crate) async fn refused(&self, model: &str) -> (u16, Value) {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
-        let reply = fetch(self.service, "POST /v1/chat/completions", &[], &body).await.expect("it is refused in time");
+        let reply = fetch(self.service, "POST /v1/chat/completions", &[], &body)
+            .await
+            .expect("the request is rejected in time");
         (reply.status, reply.json()["error"].clone())
     }
 

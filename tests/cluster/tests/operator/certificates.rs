@@ -27,7 +27,7 @@ async fn certificate_renewal_fails_no_pod() {
     Operator::settled(&cluster).await;
     namespace.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let long = value(&secrets.get(SECRET).await.expect("the operator made its certificate"), "tls.crt");
+    let long = value(&secrets.get(SECRET).await.expect("the operator created its certificate"), "tls.crt");
 
     // An existing certificate keeps its lifetime, so it is deleted; until the API server knows the next one, Pods may
     // fail.
@@ -149,13 +149,13 @@ impl Creating {
 
 /// Creates a Pod; the error explains why it was not created with its worker.
 async fn create(pods: &Api<Pod>, name: &str) -> Result<(), String> {
-    let pod: Pod = serde_json::from_value(nobodys_pod(name)).expect("this is a Pod");
+    let pod: Pod = serde_json::from_value(unschedulable_pod(name)).expect("this is a Pod");
     let created = pods.create(&PostParams::default(), &pod).await.map_err(|error| error.to_string())?;
     if has_worker(&created) { Ok(()) } else { Err("the Pod has no worker".to_owned()) }
 }
 
 /// A labelled Pod that cannot be scheduled.
-pub(crate) fn nobodys_pod(name: &str) -> Value {
+pub(crate) fn unschedulable_pod(name: &str) -> Value {
     let mut container = modelrelay_cluster::manifests::demo_container();
     container["resources"] = json!({"requests": {"cpu": "1m"}});
     json!({

@@ -102,9 +102,9 @@ async fn reviewed_by(cluster: &Cluster, pod: &str, namespace: &str) -> Value {
     });
     let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/https:{pod}:9443/proxy/mutate-pods");
     let request = Request::post(path).header("content-type", "application/json").body(review.to_string().into_bytes());
-    let answer = cluster.client.request_text(request.expect("the request is one")).await;
+    let answer = cluster.client.request_text(request.expect("the request is valid")).await;
     let answer = answer.unwrap_or_else(|error| panic!("the webhook of {pod} does not respond: {error}"));
-    serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} answers no JSON ({error}): {answer}"))
+    serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} does not return JSON ({error}): {answer}"))
 }
 
 /// Returns the number of container restarts, by Pod.

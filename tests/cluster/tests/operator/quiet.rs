@@ -9,7 +9,7 @@ use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, wai
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::certificates::nobodys_pod;
+use super::certificates::unschedulable_pod;
 use super::replicas::{OPERATOR, Operator, sum};
 
 /// The time in which nothing may be written.
@@ -72,7 +72,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
             held.is_some()
         })
         .await;
-        let held = held.expect("it was waited for");
+        let held = held.expect("the metric exists");
         eprintln!("{name} holds {} KiB", held >> 10);
         assert!(held <= MEMORY, "{name} holds {held} bytes with {PODS} Pods");
     }
@@ -109,7 +109,7 @@ async fn create_pods(pods: &Api<Pod>) {
         let pods = pods.clone();
         creating.spawn(async move {
             for number in (worker..PODS).step_by(AT_ONCE) {
-                let pod: Pod = serde_json::from_value(nobodys_pod(&number.to_string())).expect("this is a Pod");
+                let pod: Pod = serde_json::from_value(unschedulable_pod(&number.to_string())).expect("this is a Pod");
                 let created = pods.create(&PostParams::default(), &pod).await;
                 created.unwrap_or_else(|error| panic!("Pod {number} was not created: {error}"));
             }

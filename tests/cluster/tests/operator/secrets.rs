@@ -107,8 +107,8 @@ async fn make_key(namespace: &Namespace) -> String {
     let wrong = format!("Bearer {WRONG_TOKEN}");
     let body = json!({"name": "a client"});
     let refused = fetch(admin, "POST /admin/keys", &[("authorization", &wrong)], &body).await;
-    assert_eq!(refused.expect("the relay answers").status, 403);
-    let made = fetch(admin, "POST /admin/keys", &[("authorization", &token)], &body).await.expect("the relay answers");
+    assert_eq!(refused.expect("the relay responds").status, 403);
+    let made = fetch(admin, "POST /admin/keys", &[("authorization", &token)], &body).await.expect("the relay responds");
     made.json()["secret"].as_str().unwrap_or_else(|| panic!("no key was made: {}", made.status)).to_owned()
 }
 
@@ -140,7 +140,7 @@ async fn drain_token(namespace: &Namespace) -> String {
 /// Returns the private keys of the webhook, without their headers.
 async fn certificate_keys(cluster: &Cluster) -> Vec<(String, String)> {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let secret = secrets.get("modelrelay-webhook-certificate").await.expect("the operator made its certificate");
+    let secret = secrets.get("modelrelay-webhook-certificate").await.expect("the operator created its certificate");
     let data = secret.data.unwrap_or_default();
     let keys = ["tls.key", "ca.key"].map(|key| {
         let text = String::from_utf8_lossy(&data.get(key).expect("it holds its keys").0).into_owned();

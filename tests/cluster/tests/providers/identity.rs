@@ -47,7 +47,7 @@ impl Setup {
             ("authorization", bearer.as_str()),
         ];
         let what = format!("GET /v1/worker/connect?provider={LOCAL}");
-        fetch(address_of(relay, 8081), &what, &headers, &Value::Null).await.expect("it answers").status
+        fetch(address_of(relay, 8081), &what, &headers, &Value::Null).await.expect("a response").status
     }
 
     async fn identities(&self, relay: &Pod) -> Vec<Value> {
@@ -106,9 +106,9 @@ async fn relay_reviews_tokens_while_provider_lists_accounts() {
         assert_eq!(output.stdout.trim(), "no", "{more}");
     }
     setup.patch(&json!({"workerServiceAccounts": []})).await;
-    wait_until("the right to be gone", TEST_TIMEOUT, async || !setup.may_review().await).await;
+    wait_until("the right to be revoked", TEST_TIMEOUT, async || !setup.may_review().await).await;
     setup.patch(&json!({"workerServiceAccounts": [WORKERS]})).await;
     wait_until("the right", TEST_TIMEOUT, async || setup.may_review().await).await;
     setup.namespace.kubectl(&format!("delete provider {LOCAL}")).await;
-    wait_until("the right to be gone with the Provider", TEST_TIMEOUT, async || !setup.may_review().await).await;
+    wait_until("the right to be deleted with the Provider", TEST_TIMEOUT, async || !setup.may_review().await).await;
 }

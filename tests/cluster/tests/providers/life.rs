@@ -38,7 +38,7 @@ async fn recreated_provider_keeps_client_keys() {
     setup.condition("Ready", "True").await;
     setup.connected().await;
     for (secret, (uid, data)) in SECRETS.into_iter().zip(before) {
-        let now = setup.namespace.api::<Secret>().get(secret).await.expect("it is still there");
+        let now = setup.namespace.api::<Secret>().get(secret).await.expect("the Secret still exists");
         assert_eq!(now.uid(), uid, "{secret} is another");
         // Compared without being printed. The time of a key's last use changes meanwhile; whether the key works is
         // checked below.

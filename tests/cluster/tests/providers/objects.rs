@@ -32,13 +32,13 @@ async fn taken_name_stalls_provider_until_it_is_free() {
     let setup = Setup::empty().await;
     setup.namespace.apply(&[manifests::service(LOCAL, "somebody", 80, 8080)]).await;
     let services = setup.namespace.api::<Service>();
-    let foreign = services.get(LOCAL).await.expect("it was made");
+    let foreign = services.get(LOCAL).await.expect("the object exists");
     setup.provide(&json!({})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     let message = message_of(&stalled, "Stalled");
     assert!(message.contains("Service local exists and does not belong to this Provider"), "{message}");
     setup.reason("Ready", "False", "NameTaken").await;
-    assert_eq!(services.get(LOCAL).await.expect("it is still there"), foreign);
+    assert_eq!(services.get(LOCAL).await.expect("the Service still exists"), foreign);
     setup.namespace.kubectl("delete service local").await;
     setup.condition("Ready", "True").await;
     setup.condition("Stalled", "False").await;
@@ -52,7 +52,8 @@ async fn foreign_secret_with_needed_name_is_not_adopted() {
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "local-admin"}, "stringData": {"token": "theirs"},
     });
     setup.namespace.apply(&[foreign]).await;
-    let version = setup.namespace.api::<Secret>().get("local-admin").await.expect("it was made").resource_version();
+    let version =
+        setup.namespace.api::<Secret>().get("local-admin").await.expect("the object exists").resource_version();
     setup.provide(&json!({"relay": {"replicas": 0}})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     assert!(message_of(&stalled, "Stalled").contains("Secret local-admin"), "{stalled:?}");
@@ -67,8 +68,8 @@ where
     K::DynamicType: Default,
 {
     let api: Api<K> = setup.namespace.api();
-    let before = api.get(name).await.expect("it was made").uid();
-    api.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let before = api.get(name).await.expect("the object exists").uid();
+    api.delete(name, &DeleteParams::default()).await.expect("the object can be deleted");
     let another = |it: &K| it.uid().is_some() && it.uid() != before;
     setup.namespace.wait_for(&api, name, "another one in its place", another).await;
 }

@@ -106,7 +106,7 @@ impl Setup {
         let token = self.secret("local-admin").await["token"].clone();
         let bearer = format!("Bearer {token}");
         let address = address_of(relay, 8082);
-        fetch(address, what, &[("authorization", &bearer)], body).await.expect("the admin API answers")
+        fetch(address, what, &[("authorization", &bearer)], body).await.expect("the admin API responds")
     }
 
     /// Creates an API key at one relay; returns its id and the key.

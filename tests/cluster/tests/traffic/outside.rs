@@ -48,7 +48,7 @@ impl Outside {
     async fn start() -> Self {
         let namespace = Cluster::connect().await.namespace("traffic-outside").await;
         let stack = Stack::apply(namespace, &[provider(&json!({"service": {"workers": true}}))], 0).await;
-        let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator made it");
+        let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator created it");
         let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("the Secret has a worker secret").0;
         let backend = free_address();
         let probe = free_address();

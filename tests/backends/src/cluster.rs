@@ -97,7 +97,7 @@ impl Cluster {
     /// If it cannot listen.
     pub async fn start(deployments: Vec<(&str, Deployment)>) -> Self {
         let account = tempfile::tempdir().expect("a folder can be made");
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let server = format!("http://{}", listener.local_addr().expect("the listener has an address"));
         let access = Access::new(server.parse().expect("this is a URL"), account.path(), NAMESPACE);
         let names: Vec<String> = deployments.iter().map(|(name, _)| (*name).to_owned()).collect();

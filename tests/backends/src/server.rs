@@ -71,7 +71,7 @@ pub fn free_port() -> u16 {
     let begin = std::process::id().wrapping_mul(101);
     let numbers = PORTS.map(|_| begin.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32);
     let mut ports = numbers.map(|number| u16::try_from(PORTS.start + number).expect("below 2^16"));
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("there is a free port")
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }
 
 /// True if a program listens on that port of loopback.

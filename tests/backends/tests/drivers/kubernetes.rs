@@ -328,7 +328,7 @@ async fn unreachable_api_server_ends_no_model() {
         matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })),
         "an unreachable API server does not mean that no Pod exists"
     );
-    assert!(!driver.detects_absence(), "no answer is the API server's, not the model's");
+    assert!(!driver.detects_absence(), "a missing reply comes from the API server, not from the model");
     let turned_away = cluster.turned_away();
     let back = async {
         until("a probe was rejected", async || cluster.turned_away() > turned_away).await;
@@ -337,7 +337,7 @@ async fn unreachable_api_server_ends_no_model() {
     let (loaded, ()) = tokio::join!(driver.load(&a, LoadKind::Cold), back);
     loaded.unwrap();
     cluster.set_away(true);
-    assert!(driver.probe(&a).await.unwrap().ready, "requests reach the Pod all the same");
+    assert!(driver.probe(&a).await.unwrap().ready, "requests still reach the Pod");
     let turned_away = cluster.turned_away();
     let back = async {
         until("a probe was rejected", async || cluster.turned_away() > turned_away).await;

@@ -106,7 +106,7 @@ async fn released_server_is_probed_and_checked_at_once() {
     let model = "m".into();
     driver.evict(&model).await.unwrap();
     let looks = async { (driver.check(&model).await, driver.probe(&model).await) };
-    let looks = tokio::time::timeout(AT_ONCE, looks).await.expect("both answer at once");
+    let looks = tokio::time::timeout(AT_ONCE, looks).await.expect("both respond at once");
     assert_eq!(looks, (Ok(()), Ok(Probed::gone())));
 }
 
@@ -166,7 +166,7 @@ async fn refused_key_error_names_admin_key() {
 async fn load_of_paused_foreign_server_fails_soon() {
     let load = async |defects: &[&str]| {
         let (server, driver) = foreign(defects, None).await;
-        post(&server.url, "/pause_generation", &json!({})).await.expect("it answers");
+        post(&server.url, "/pause_generation", &json!({})).await.expect("a response");
         let load = tokio::time::timeout(Duration::from_secs(20), driver.load(&"m".into(), LoadKind::Cold)).await;
         load.expect("it fails soon").unwrap_err().to_string()
     };

@@ -87,7 +87,7 @@ pub(crate) async fn wrong_model_fails_load(rig: Rig) {
     };
     assert!(says_so, "{failure:?}");
     if rig.driver.capabilities().owns_backends {
-        until("the wrong one is gone", async || processes_with(&rig.mark).is_empty()).await;
+        until("the unknown model is gone", async || processes_with(&rig.mark).is_empty()).await;
     }
     rig.driver.force_evict(&rig.wrong).await.unwrap();
 }
@@ -125,13 +125,13 @@ pub(crate) async fn dead_backend_is_detected(mut rig: Rig) {
     rig.kill_backends().await;
     if rig.driver.capabilities().owns_backends {
         let ended = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, rig.driver.ended(&rig.models[0])).await;
-        assert!(ended.is_ok(), "its parent hears of its end");
+        assert!(ended.is_ok(), "its parent must be notified of its exit");
     }
     let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));
     // For an external server, it is unknown whether it has ended or is temporarily overloaded.
     let expected = if rig.is_certain { Found::Nothing } else { Found::Silence };
     until(
-        "its end is seen",
+        "its exit is reported",
         async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == expected),
     )
     .await;
@@ -199,6 +199,6 @@ async fn is_ready(rig: &Rig, nth: usize) -> bool {
 async fn assert_serves(rig: &Rig, nth: usize) {
     let url = rig.driver.url(&rig.models[nth]).expect("a loaded model has an address");
     let body = json!({"model": rig.names[nth], "prompt": "Hi", "max_tokens": 1});
-    let (status, answer) = post(&url, "/v1/completions", &body).await.expect("it answers");
+    let (status, answer) = post(&url, "/v1/completions", &body).await.expect("a response");
     assert_eq!(status, 200, "{answer}");
 }

@@ -40,7 +40,7 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
     };
     let (one, two, three) = tokio::join!(client(0), client(1), client(2));
     // A direct request returns the same.
-    let address = ollama.url.socket_addrs(|| None).expect("it is an address")[0];
+    let address = ollama.url.socket_addrs(|| None).expect("the URL has an address")[0];
     let direct = async |request: Request| text(&request.fetch(address, &Log::new("ollama")).await);
     let expected = [direct(stream("tiny-a", 150)).await, direct(stream("tiny-b", 150)).await];
     assert_ne!(expected[0], expected[1]);

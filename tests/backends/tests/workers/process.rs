@@ -43,7 +43,7 @@ async fn stream_during_swap_demand_ends_whole() {
     let mut long = stack.relay.send(stream("tiny-a", 4000)).await;
     long.read_until("data: ").await;
     let other = stack.relay.begin(stream("tiny-b", 30));
-    stack.until_slot("the gate is shut for the stream", |slot| slot["state"] == "draining").await;
+    stack.until_slot("the gate is closed for the stream", |slot| slot["state"] == "draining").await;
     assert!(!other.is_answered());
     assert_eq!(events(&long.read_to_end().await), expected[&("tiny-a", 4000)]);
     assert_eq!(events(&other.reply().await), expected[&("tiny-b", 30)]);

@@ -47,7 +47,7 @@ pub(crate) fn events(reply: &Reply) -> String {
         let mut event: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {line}"));
         let event = event.as_object_mut().expect("an event is an object");
         let own = event.remove("id");
-        assert_eq!(*name.get_or_insert_with(|| own.clone()), own, "two answers in one");
+        assert_eq!(*name.get_or_insert_with(|| own.clone()), own, "two responses in one");
         for differs in ["created", "timings"] {
             event.remove(differs);
         }
@@ -76,7 +76,7 @@ pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u3
     let mut expected = HashMap::new();
     for (model, weights) in models.into_iter().zip(weights) {
         let server = engines::llama_server(&weights, model, 1).await?;
-        let address = server.url.socket_addrs(|| None).expect("it is an address")[0];
+        let address = server.url.socket_addrs(|| None).expect("the URL has an address")[0];
         for &tokens in tokens {
             let reply = stream(model, tokens).fetch(address, &Log::new("llama-server")).await;
             let received = events(&reply);

@@ -94,7 +94,7 @@ impl Ledger {
         let mut counts = self.counts.subscribe();
         let goal = self.counts().answered + more;
         let waited = tokio::time::timeout(patience, counts.wait_for(|counts| counts.answered >= goal)).await;
-        assert!(waited.is_ok(), "timed out after {patience:?} waiting for {more} answers: {:?}", self.counts());
+        assert!(waited.is_ok(), "timed out after {patience:?} waiting for {more} responses: {:?}", self.counts());
     }
 
     /// As [`Self::answers_within`], with the longest time that a request may take.

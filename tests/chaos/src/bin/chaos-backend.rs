@@ -76,7 +76,7 @@ async fn hang(mut call: Call) -> Option<()> {
     None
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pace of an engine, as its request wants it")]
+#[expect(clippy::disallowed_methods, reason = "the pace of an engine, as requested")]
 async fn pause(gap_ms: u64) {
     if gap_ms > 0 {
         tokio::time::sleep(Duration::from_millis(gap_ms)).await;

@@ -94,7 +94,7 @@ async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     let is_rejection = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
     assert!(summary.failed.keys().all(is_rejection), "{summary}");
     assert!(ledger.records().iter().all(|record| record.first_byte.is_some() || record.retry_after), "no Retry-After");
-    assert!(five.refusals.len() > 1000, "it was no overload: {summary}");
+    assert!(five.refusals.len() > 1000, "the relay was not overloaded: {summary}");
     assert!(five.answered_per_second >= GOODPUT * once.answered_per_second, "goodput fell");
     assert!(p99 <= REFUSED_WITHIN, "refused only after {p99:?}");
     assert!(five.resident <= once.resident + GROWTH, "memory grows with the offered load");

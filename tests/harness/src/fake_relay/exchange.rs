@@ -216,7 +216,7 @@ impl RelayLink {
     /// If nothing arrives for ten seconds before its end, or the messages violate the protocol's order.
     pub async fn reply(&mut self, request: &SentRequest) -> Reply {
         let found = self.reply_within(super::TEST_TIMEOUT, request).await;
-        found.unwrap_or_else(|| panic!("the answer to {} stopped before its end", request.id))
+        found.unwrap_or_else(|| panic!("the response to {} ended prematurely", request.id))
     }
 
     /// The whole response, or `None` if nothing arrives for `patience` before its end.
@@ -270,7 +270,7 @@ impl RelayLink {
             Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
             Some(Event::Ping(_) | Event::Closed { .. }) | None => {
-                panic!("no part of the answer to {} within 10 s", request.id)
+                panic!("no part of the response to {} within 10 s", request.id)
             }
         }
     }

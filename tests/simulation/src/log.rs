@@ -37,7 +37,7 @@ pub fn install() {
     let is_own = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target().starts_with("modelrelay");
     let subscriber =
         Registry::default().with(Collector.with_filter(filter_fn(is_own).with_max_level_hint(Level::DEBUG)));
-    tracing::subscriber::set_global_default(subscriber).expect("there is one");
+    tracing::subscriber::set_global_default(subscriber).expect("no other subscriber is set");
 }
 
 /// Starts collecting on this thread.

@@ -16,7 +16,7 @@ fn story_of_seed(seed: u64) -> String {
 
 fn story_of(output: Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 fn assert_same(once: &str, again: &str) {

@@ -4,7 +4,7 @@ use crate::plan::KeyPlan;
 /// One request for a stream to the only relay, without faults.
 fn plan() -> Plan {
     let seeds = (0..).map(Plan::new).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
-    let mut plan = seeds.expect("there is one");
+    let mut plan = seeds.expect("a seed with such a plan");
     plan.requests.truncate(1);
     let request = &mut plan.requests[0];
     request.answer.trouble = Trouble::None;

@@ -96,7 +96,7 @@ impl Cluster {
     /// # Panics
     /// If it cannot listen.
     pub async fn start(deployments: Vec<(&str, Deployment)>) -> Self {
-        let account = tempfile::tempdir().expect("a folder can be made");
+        let account = tempfile::tempdir().expect("the folder can be created");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let server = format!("http://{}", listener.local_addr().expect("the listener has an address"));
         let access = Access::new(server.parse().expect("this is a URL"), account.path(), NAMESPACE);

@@ -32,7 +32,7 @@ impl Instructions {
             crate::cannot_run("/proc/self/status does not list the allowed cores");
             return None;
         };
-        Some(Self { dir: tempfile::tempdir().expect("a temporary folder can be made"), core })
+        Some(Self { dir: tempfile::tempdir().expect("a temporary folder"), core })
     }
 
     /// Runs the program with counting. It sees only one core, so that it has one thread for its work: how several threads

@@ -109,7 +109,7 @@ impl RelayBuilder {
     }
 
     fn working_dir(&self) -> TempDir {
-        let dir = tempfile::tempdir().expect("a temporary folder can be made");
+        let dir = tempfile::tempdir().expect("a temporary folder");
         for (name, contents) in &self.files {
             write_file(dir.path(), name, contents);
         }

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[should_panic(expected = "awaited silence")]
+    #[should_panic(expected = "expected no message")]
     async fn quiet_check_fails_on_request() {
         let (mut worker, mut peer) = pair().await;
         send_json(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;

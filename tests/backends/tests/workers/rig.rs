@@ -21,7 +21,8 @@ pub(crate) struct Weights(TempDir);
 
 impl Weights {
     pub(crate) fn new() -> Option<Self> {
-        let folder = tempfile::Builder::new().prefix("modelrelay-worker-").tempdir().expect("a folder can be made");
+        let folder =
+            tempfile::Builder::new().prefix("modelrelay-worker-").tempdir().expect("the folder can be created");
         engines::weights(folder.path(), "", &["tiny-a", "tiny-b"])?;
         Some(Self(folder))
     }

@@ -70,7 +70,7 @@ pub(crate) fn end_of(text: &str) -> String {
 
 /// Returns each model's output for a direct request, for each of these numbers of tokens.
 pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u32), String>> {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("the folder can be created");
     let models = ["tiny-a", "tiny-b"];
     let weights = engines::weights(folder.path(), "direct-", &models)?;
     let mut expected = HashMap::new();

@@ -66,7 +66,7 @@ async fn backend_accepting_no_connection_leads_to_timeout() {
     load.ledger().answers(100).await;
     site.backends[0].process.signal("CONT").await;
     load.ledger().answers(30).await;
-    let summary = site.check("a backend that accepts no connections", load).await;
+    let summary = site.check("a backend that accepts nothing", load).await;
     assert!(summary.failures() > 0, "no request reached the backend that accepts no connections");
     let stated = |reason: &String| reason.contains("request_timeout") || reason == "JSON body cut";
     assert!(summary.failed.keys().all(stated), "{summary}");

@@ -133,7 +133,7 @@ async fn documented_relay_and_worker_start_drain_and_restart() {
 
 /// Copies the page's scripts to a folder in which any Node loads them as modules.
 fn web_modules() -> TempDir {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web");
     for script in std::fs::read_dir(scripts).expect("the pages exist").flatten() {
         if script.path().extension().is_some_and(|extension| extension == "js") {

@@ -29,7 +29,7 @@ impl Machine {
             cannot_run(&format!("{missing} is missing: of Debian's packages systemd and util-linux"));
             return None;
         }
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deployment/machine.sh");
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let programs = path_of("modelrelay-relay").parent().expect("the program is in a folder").to_owned();

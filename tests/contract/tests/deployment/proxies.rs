@@ -43,7 +43,7 @@ impl Deployment {
         }
         let relay = Relay::builder().env("TRUSTED_PROXIES", "127.0.0.1").env("LOG_LEVEL", "debug").start().await;
         let certificates = Certificates::make();
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let address = free_address();
         kind.write(&folder, &certificates, address, relay.addr());
         let proxy = kind.spawn(&folder);

@@ -14,7 +14,7 @@ const UNITS: [(&str, &str); 2] =
 #[test]
 fn systemd_understands_every_line() {
     let Some(analyze) = on_path("systemd-analyze") else { return cannot_run("systemd-analyze is not installed") };
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let complaints = |unit: &Path| {
         let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(unit).output().expect("it starts");
         let output = String::from_utf8_lossy(&verified.stderr).into_owned();

@@ -306,7 +306,7 @@ async fn setup_returns_address_and_worker_secret() {
         relay.fetch(as_page("GET", "/admin/setup", &cookie).header("host", "relay.example")).await.with_status(200);
     let setup = setup.json();
     assert_eq!(setup["relay_url"], "http://relay.example");
-    assert_eq!(setup["network_url"], Value::Null, "it listens for this machine alone");
+    assert_eq!(setup["network_url"], Value::Null, "the relay listens only on loopback");
     assert_eq!(setup["providers"], json!([{ "name": "local", "enabled": true, "has_secret": true }]));
     let request = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "local" }).to_string());
     let reply = relay.fetch(request).await.with_status(200);

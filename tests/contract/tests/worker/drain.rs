@@ -213,7 +213,7 @@ async fn drain_is_reverted_after_backend_returns() {
     tokio::join!(worker.drain(), relay);
     rig.backend.refuse().await;
     let quiet = rig.relay.dial_within(QUIET * 4).await;
-    assert!(quiet.is_none(), "it dialled while its backend was down");
+    assert!(quiet.is_none(), "the worker dialled while its backend was down");
     rig.backend.reopen();
     rig.link = rig.relay.accept_registered(&["core1"]).await;
     rig.link.ready(&["m"], 4).await;

@@ -142,7 +142,7 @@ impl Oracle {
             cannot_run(&format!("{name} is not installed"));
             return None;
         };
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let recorded = Recorded::default();
         let backend = record(recorded.clone()).await;
         let socket = folder.path().join("socket");

@@ -47,9 +47,9 @@ let clientsElsewhere = false;
 
 /** Returns the state of this browser's login, and the relay's settings for the pages. */
 export async function session() {
-  const said = await get('dashboard/session');
-  clientsElsewhere = said.clients_elsewhere;
-  return said;
+  const state = await get('dashboard/session');
+  clientsElsewhere = state.clients_elsewhere;
+  return state;
 }
 
 /**
@@ -64,9 +64,9 @@ export function fetchAsClient(path, key, { headers, ...init } = {}) {
 }
 
 export async function problem(response) {
-  const said = await response.json().catch(() => null);
-  const message = said?.error?.message ?? `The relay returned ${response.status}.`;
-  return new ApiError(response.status, said?.error?.code ?? '', message, response.headers.get('retry-after'));
+  const body = await response.json().catch(() => null);
+  const message = body?.error?.message ?? `The relay returned ${response.status}.`;
+  return new ApiError(response.status, body?.error?.code ?? '', message, response.headers.get('retry-after'));
 }
 
 export const workerPath = (id, what) => `admin/workers/${encodeURIComponent(id)}/${what}`;

@@ -9,24 +9,24 @@ const NEARLY_FULL = 0.8;
 export function concerns(store) {
   const { relay } = store;
   const found = [];
-  const say = (key, tone, words, link, href) => found.push({ key, tone, words, link, href });
-  if (relay.config_error) say('config', 'bad', `Invalid configuration file, the previous configuration is active: ${relay.config_error}`);
-  if (relay.api_keys_error) say('keys', 'bad', `API keys: ${relay.api_keys_error}`, 'API keys', '#/keys');
+  const add = (key, tone, words, link, href) => found.push({ key, tone, words, link, href });
+  if (relay.config_error) add('config', 'bad', `Invalid configuration file, the previous configuration is active: ${relay.config_error}`);
+  if (relay.api_keys_error) add('keys', 'bad', `API keys: ${relay.api_keys_error}`, 'API keys', '#/keys');
   if (relay.buffered_bytes_limit && relay.buffered_bytes > NEARLY_FULL * relay.buffered_bytes_limit) {
-    say('memory', 'bad', 'The memory for request and response bodies is nearly full; new requests will be rejected.', 'Requests', '#/requests');
+    add('memory', 'bad', 'The memory for request and response bodies is nearly full; new requests will be rejected.', 'Requests', '#/requests');
   }
   for (const provider of store.providers.values()) {
-    if (!provider.enabled) say(`disabled ${provider.name}`, 'warn', `Provider ${provider.name} is disabled.`, 'Providers', '#/providers');
+    if (!provider.enabled) add(`disabled ${provider.name}`, 'warn', `Provider ${provider.name} is disabled.`, 'Providers', '#/providers');
     if (provider.queue_depth > NEARLY_FULL * provider.queue_capacity) {
-      say(`full ${provider.name}`, 'bad', `The queue of ${provider.name} is nearly full; further requests will be rejected with 429.`, 'Queue', '#/queue');
+      add(`full ${provider.name}`, 'bad', `The queue of ${provider.name} is nearly full; further requests will be rejected with 429.`, 'Queue', '#/queue');
     }
   }
-  waiting(store, say);
-  slots(store, say);
+  waiting(store, add);
+  slots(store, add);
   return found.slice(0, MOST);
 }
 
-function waiting(store, say) {
+function waiting(store, add) {
   for (const provider of store.providers.values()) {
     const models = provider.models.filter((model) => model.waiting > 0);
     if (!models.length) continue;
@@ -34,18 +34,18 @@ function waiting(store, say) {
     for (const model of models) {
       const why = whyWaiting(provider, model, serving.get(model.id));
       if (why.tone !== 'bad') continue;
-      say(`waits ${provider.name} ${model.id}`, 'bad', `${some(model.waiting, 'request')} for ${model.id} ${model.waiting === 1 ? 'waits' : 'wait'}. ${why.words}`, 'Queue', '#/queue');
+      add(`waits ${provider.name} ${model.id}`, 'bad', `${some(model.waiting, 'request')} for ${model.id} ${model.waiting === 1 ? 'waits' : 'wait'}. ${why.words}`, 'Queue', '#/queue');
     }
   }
 }
 
-function slots(store, say) {
+function slots(store, add) {
   for (const worker of store.workers.values()) {
     for (const slot of worker.slots ?? []) {
       if (slot.state !== 'quarantined' && slot.state !== 'backoff') continue;
       const why = slot.last_failure?.message ?? 'its last load failed';
       const words = `Slot ${slot.id} of ${worker.name} is in ${slot.state}: ${why}`;
-      say(`slot ${worker.worker_id} ${slot.id}`, slot.state === 'quarantined' ? 'bad' : 'warn', words, 'Worker', `#/workers/${encodeURIComponent(worker.worker_id)}`);
+      add(`slot ${worker.worker_id} ${slot.id}`, slot.state === 'quarantined' ? 'bad' : 'warn', words, 'Worker', `#/workers/${encodeURIComponent(worker.worker_id)}`);
     }
   }
 }

@@ -3,7 +3,7 @@
 import { h, setAttribute, setText } from './dom.js';
 import { icon } from './icons.js';
 
-const SAID_MS = 2000;
+const SHOWN_MS = 2000;
 
 /** `text` is called when the button is pressed, because the text may have to be fetched first. */
 export function copyButton(text, what) {
@@ -15,13 +15,13 @@ export function copyButton(text, what) {
     // A caller that returns no text has already shown the reason.
     if (typeof words !== 'string') return;
     const done = await copied(words);
-    say(done ? 'Copied' : 'Select the text and copy it manually', done);
+    show(done ? 'Copied' : 'Select the text and copy it manually', done);
     clearTimeout(timer);
-    timer = setTimeout(() => say('Copy', false), SAID_MS);
+    timer = setTimeout(() => show('Copy', false), SHOWN_MS);
   });
-  function say(said, done) {
-    setText(label, said);
-    setAttribute(button, 'aria-label', `${said} ${what}`);
+  function show(caption, done) {
+    setText(label, caption);
+    setAttribute(button, 'aria-label', `${caption} ${what}`);
     setAttribute(button, 'data-done', done);
   }
   return button;

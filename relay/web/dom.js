@@ -74,12 +74,12 @@ function move(parent, node, before) {
 
 /** Calls `work` once at the next frame, regardless of the number of calls: a burst of changes is rendered once. */
 export function oncePerFrame(work) {
-  let asked = false;
+  let scheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (scheduled) return;
+    scheduled = true;
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       work();
     });
   };

@@ -23,7 +23,7 @@ export class Live {
   constructor(store, on) {
     this.#store = store;
     this.#on = on;
-    document.addEventListener('visibilitychange', () => this.#seen());
+    document.addEventListener('visibilitychange', () => this.#onVisibility());
   }
 
   start() {
@@ -88,7 +88,7 @@ export class Live {
     this.#source = null;
   }
 
-  #seen() {
+  #onVisibility() {
     clearTimeout(this.#hidden);
     if (this.#stopped) return;
     if (document.hidden) this.#hidden = setTimeout(() => this.#close(), HIDDEN_MS);

@@ -84,7 +84,7 @@ function filled(answer) {
 }
 
 function backendStep() {
-  const look = codeBlock('List the servers on that machine');
+  const listing = codeBlock('List the servers on that machine');
   const hint = h('p', { class: 'hint' });
   const url = h('input', { id: 'backend-url', type: 'url', spellcheck: false, autocomplete: 'off', oninput: () => set({ url: url.value.trim() }) });
   const atOnce = h('input', { id: 'at-once', type: 'number', min: 1, max: 10_000, inputmode: 'numeric', oninput: () => set({ atOnce: Math.max(1, Number(atOnce.value) || 1) }) });
@@ -100,7 +100,7 @@ function backendStep() {
   url.value = backendUrl();
   atOnce.value = settings.atOnce;
   redrawers.push(() => {
-    look.set(lookAround(settings.system));
+    listing.set(lookAround(settings.system));
     const { begin, flag } = settings.backend;
     setText(hint, begin ? `Not started yet? For example: ${begin}` : 'Any server with /v1/models and /v1/chat/completions.');
     setText(atOnceHint, `The number that the server runs in parallel: ${flag}`);
@@ -110,7 +110,7 @@ function backendStep() {
     h('div', { class: 'pair' },
       h('div', { class: 'field' }, h('label', { for: 'backend-url' }, 'Server address, seen from that machine'), url, hint),
       h('div', { class: 'field' }, h('label', { for: 'at-once' }, 'Concurrent requests'), atOnce, atOnceHint)),
-    look.node,
+    listing.node,
   ];
 }
 

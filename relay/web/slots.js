@@ -111,17 +111,17 @@ function modelRow(workerId, slotId, model) {
     busy = false;
     for (const button of buttons) button.disabled = false;
   }
-  node.update = (said) => {
-    setPill(status, said.status, STATUSES[said.status] ?? 'warn');
-    setHidden(pinned, !said.pinned);
-    setHidden(wanted, !said.wanted || said.status === 'resident');
-    setText(message, said.message ?? '');
-    setHidden(message, !said.message);
+  node.update = (report) => {
+    setPill(status, report.status, STATUSES[report.status] ?? 'warn');
+    setHidden(pinned, !report.pinned);
+    setHidden(wanted, !report.wanted || report.status === 'resident');
+    setText(message, report.message ?? '');
+    setHidden(message, !report.message);
     if (busy) return;
-    setHidden(load, said.status === 'resident' || said.status === 'loading');
-    setHidden(unload, said.status !== 'resident');
-    setHidden(pin, said.pinned);
-    setHidden(unpin, !said.pinned);
+    setHidden(load, report.status === 'resident' || report.status === 'loading');
+    setHidden(unload, report.status !== 'resident');
+    setHidden(pin, report.pinned);
+    setHidden(unpin, !report.pinned);
   };
   return node;
 }

@@ -91,7 +91,7 @@ class DataTable {
     this.#page = Math.min(this.#page, pages - 1);
     const from = this.#page * PER_PAGE;
     this.#fill(ordered.slice(from, from + PER_PAGE));
-    this.#tell(found.length, from, pages);
+    this.#showCounts(found.length, from, pages);
   }
 
   #found() {
@@ -133,7 +133,7 @@ class DataTable {
     });
   }
 
-  #tell(found, from, pages) {
+  #showCounts(found, from, pages) {
     const { noun, empty } = this.#options;
     const all = this.#rows.length;
     setText(this.summary, found === all ? some(all, noun) : `${count(found)} of ${some(all, noun)}`);
@@ -143,7 +143,7 @@ class DataTable {
     });
     setHidden(this.scroll, found === 0);
     setHidden(this.empty, found !== 0);
-    if (found === 0) this.#say(all === 0 ? empty() : [`No ${noun} matches “${this.filter.value}”.`]);
+    if (found === 0) this.#showEmpty(all === 0 ? empty() : [`No ${noun} matches “${this.filter.value}”.`]);
     setHidden(this.pager, pages === 1);
     setText(this.where, `${count(from + 1)} to ${count(Math.min(found, from + PER_PAGE))} of ${count(found)}`);
     this.previous.disabled = this.#page === 0;
@@ -151,7 +151,7 @@ class DataTable {
   }
 
   // Updated only if the text changes, because a link in it may have the focus.
-  #say(content) {
+  #showEmpty(content) {
     const words = content.map((part) => part.textContent ?? part).join('');
     if (this.empty.textContent !== words) this.empty.replaceChildren(...content);
   }

@@ -14,11 +14,11 @@ export function tryBox({ prompt, label, given, onDone }) {
   const stop = h('button', { type: 'button', hidden: true, onclick: () => running?.abort() }, 'Stop');
   const answer = h('div', { class: 'answer', hidden: true, tabindex: '0', role: 'group', 'aria-label': 'Response' });
   const figures = h('p', { class: 'figures', role: 'status' });
-  const node = h('form', { class: 'try', onsubmit: ask }, input, h('div', { class: 'actions' }, send, stop, figures), answer);
+  const node = h('form', { class: 'try', onsubmit: submit }, input, h('div', { class: 'actions' }, send, stop, figures), answer);
   let running = null;
   let able = true;
 
-  async function ask(event) {
+  async function submit(event) {
     event.preventDefault();
     if (running) return;
     running = new AbortController();

@@ -20,7 +20,7 @@ test.afterAll(() => site.close());
 
 const row = (page, name) => page.getByRole('row').filter({ has: page.getByRole('rowheader', { name }) });
 
-test('shows all workers, and tells of one that comes and goes', async ({ page }) => {
+test('worker list follows connects and disconnects', async ({ page }) => {
   await logIn(page, site, '/dashboard#/workers');
   for (const name of ['tower', 'attic', 'swapper']) await expect(row(page, name)).toBeVisible();
   await expect(row(page, 'tower')).toContainText('demo');
@@ -49,7 +49,7 @@ test('each view has its heading, no barrier, and fits a phone', async ({ page })
   }
 });
 
-test('an order to a slot is followed to its end', async ({ page }) => {
+test('slot operation is shown until done', async ({ page }) => {
   await logIn(page, site, '/dashboard#/workers');
   await row(page, 'swapper').getByRole('link', { name: 'swapper' }).click();
   await expect(page.getByRole('heading', { level: 1, name: 'swapper' })).toBeVisible();
@@ -68,7 +68,7 @@ test('an order to a slot is followed to its end', async ({ page }) => {
   await expect(page.getByText('no model loaded')).toBeVisible();
 });
 
-test('a worker can be refreshed and, after a question, drained', async ({ page }) => {
+test('worker is refreshed and, after confirmation, drained', async ({ page }) => {
   await site.worker('leaver');
   await logIn(page, site, '/dashboard#/workers');
   await page.getByRole('link', { name: 'leaver' }).click();
@@ -84,7 +84,7 @@ test('a worker can be refreshed and, after a question, drained', async ({ page }
   await expect(page.getByText('This worker is not connected.')).toBeVisible();
 });
 
-test('says why requests wait, and cancels one', async ({ page }) => {
+test('queue shows why requests wait and cancels one', async ({ page }) => {
   const [hand, left] = await site.hands(2, (number) => [
     { name: 'slow', models: ['slow-model'] },
     { name: 'left', models: ['nowhere'] },
@@ -92,9 +92,9 @@ test('says why requests wait, and cancels one', async ({ page }) => {
   // A request for a model that no worker ever had is rejected at once; one for a model whose worker has disconnected waits.
   left.close();
   await expect.poll(async () => (await site.admin('GET', '/admin/workers')).workers.map(({ name }) => name)).not.toContain('left');
-  const first = site.ask('slow-model');
-  const second = site.ask('slow-model');
-  const third = site.ask('nowhere');
+  const first = site.chat('slow-model');
+  const second = site.chat('slow-model');
+  const third = site.chat('nowhere');
   await logIn(page, site, '/dashboard#/queue');
   const waits = (model) => page.getByRole('listitem').filter({ has: page.getByRole('heading', { name: model }) });
   await expect(waits('slow-model')).toContainText('Its only slot is busy.');
@@ -171,7 +171,7 @@ test('the event log is filtered by level and words', async ({ page }) => {
 });
 
 test('charts are read by keys, and as a table', async ({ page }) => {
-  await site.ask('demo').then((answer) => answer.text());
+  await site.chat('demo').then((answer) => answer.text());
   await logIn(page, site);
   const chart = page.getByRole('figure').filter({ hasText: 'Requests and errors' });
   const plot = chart.getByRole('slider');

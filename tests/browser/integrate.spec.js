@@ -47,7 +47,7 @@ test('a key is made, and the copied line runs', async ({ page }) => {
   expect(JSON.parse(await copied(page, 'opencode.json')).provider.modelrelay.options).toEqual({ baseURL: `${site.url}/v1`, apiKey: key });
 });
 
-test('an answer streams, and can be stopped', async ({ page }) => {
+test('response streams and can be stopped', async ({ page }) => {
   const { secret } = await site.admin('POST', '/admin/keys', { name: 'pasted' });
   // A user with a key and without a login.
   await page.goto(`${site.url}/integrate`);
@@ -81,22 +81,22 @@ async function beginAnswer(page, name) {
   await page.getByLabel('Model', { exact: true }).selectOption(name);
   await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect.poll(() => hand.requests.length).toBe(1);
-  const say = (type, more) => hand.say({ type, request_id: hand.requests[0], ...more });
-  say('response_chunk', { chunk: `data: ${JSON.stringify({ choices: [{ delta: { content: 'A first' } }] })}\n\n` });
+  const send = (type, more) => hand.send({ type, request_id: hand.requests[0], ...more });
+  send('response_chunk', { chunk: `data: ${JSON.stringify({ choices: [{ delta: { content: 'A first' } }] })}\n\n` });
   const answer = page.getByRole('group', { name: 'Response' });
   await expect(answer).toHaveText('A first');
-  return { hand, answer, say };
+  return { hand, answer, send };
 }
 
-test('an answer that ends early is incomplete', async ({ page }) => {
-  const { hand, answer, say } = await beginAnswer(page, 'ends-early');
-  say('response_complete', { status_code: 200, headers: {} });
+test('response that ends early is incomplete', async ({ page }) => {
+  const { hand, answer, send } = await beginAnswer(page, 'ends-early');
+  send('response_complete', { status_code: 200, headers: {} });
   await expect(page.getByText('Connection lost: the response is incomplete.')).toBeVisible();
   await expect(answer).toHaveText('A first');
   hand.close();
 });
 
-test('an answer of a worker that is lost ends with the relay’s error', async ({ page }) => {
+test('response of a lost worker ends with the relay’s error', async ({ page }) => {
   const { hand, answer } = await beginAnswer(page, 'lost');
   hand.close();
   await expect(page.getByText(/worker .*(lost|disconnected)/)).toBeVisible();

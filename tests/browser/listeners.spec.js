@@ -18,7 +18,7 @@ test.afterAll(() => site.close());
 
 test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401'] });
 
-test('a new machine dials the address of workers, and is asked something by an admin', async ({ page }) => {
+test('new machine dials the worker address and answers an admin', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByLabel('Relay address, seen from that machine')).toHaveValue(site.workers);
   await expect(page.getByText(`WORKER_LISTEN_ADDR=0.0.0.0:${new URL(site.workers).port}`)).toBeVisible();
@@ -33,7 +33,7 @@ test('a new machine dials the address of workers, and is asked something by an a
   worker.kill();
 });
 
-test('a client is connected to its own address, and tried from here', async ({ page }) => {
+test('client uses the client address, test request the page address', async ({ page }) => {
   await site.worker('tower', 'tried');
   await page.goto(`${site.pages}/integrate`);
   // Clients do not use this listener, so nothing is shown without a login.

@@ -18,7 +18,7 @@ test.afterEach(async ({ page }) => {
   await site.close();
 });
 
-test('the address alone leads to the dashboard', async ({ page }) => {
+test('root address redirects to the dashboard', async ({ page }) => {
   await page.goto(site.url);
   await expect(page).toHaveURL(`${site.url}/dashboard`);
   await expect(page.getByRole('heading', { name: 'Log in' })).toBeVisible();
@@ -27,7 +27,7 @@ test('the address alone leads to the dashboard', async ({ page }) => {
 
 test.describe('with wrong tokens', () => {
   test.use({ expected: REFUSED });
-  test('a wrong token is told, and the right one lets in', async ({ page }) => {
+  test('wrong token is rejected, right token is accepted', async ({ page }) => {
     await page.goto(`${site.url}/dashboard`);
     await page.getByLabel('Admin token').fill('guess');
     await page.keyboard.press('Enter');
@@ -36,7 +36,7 @@ test.describe('with wrong tokens', () => {
     await page.keyboard.press('Enter');
     await expect(page.getByRole('heading', { name: 'Overview' })).toBeVisible();
   });
-  test('somebody who guesses is told to wait', async ({ page }) => {
+  test('repeated wrong tokens show a waiting time', async ({ page }) => {
     await page.goto(`${site.url}/dashboard`);
     for (let i = 0; i < 6; i += 1) {
       await page.getByLabel('Admin token').fill(`guess ${i}`);
@@ -49,7 +49,7 @@ test.describe('with wrong tokens', () => {
   });
 });
 
-test('logging out shows nothing any more', async ({ page }) => {
+test('logout hides all data', async ({ page }) => {
   await logIn(page, site);
   await page.getByRole('button', { name: 'Log out' }).click();
   await expect(page.getByRole('heading', { name: 'Log in' })).toBeVisible();
@@ -73,7 +73,7 @@ test.describe('when the login ends elsewhere', () => {
 
 test.describe('when the relay is gone', () => {
   test.use({ expected: GONE });
-  test('the page says so, and goes on when it is back', async ({ page }) => {
+  test('page reports the loss and resumes after the restart', async ({ page }) => {
     await logIn(page, site);
     site.relay.kill();
     await site.relay.ended;
@@ -86,7 +86,7 @@ test.describe('when the relay is gone', () => {
   });
 });
 
-test('dark and light are switched, and kept', async ({ page }) => {
+test('theme switch persists', async ({ page }) => {
   await page.emulateMedia({ colorScheme: 'light' });
   await logIn(page, site);
   const background = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
@@ -98,7 +98,7 @@ test('dark and light are switched, and kept', async ({ page }) => {
   expect(await background()).toBe(dark);
 });
 
-test('everything can be reached by keyboard', async ({ page }) => {
+test('keyboard reaches every control', async ({ page }) => {
   await logIn(page, site);
   await page.goto(`${site.url}/dashboard#/keys`);
   await expect(page.getByRole('heading', { name: 'API keys' })).toBeVisible();
@@ -122,7 +122,7 @@ test('everything can be reached by keyboard', async ({ page }) => {
   await expect(page.getByRole('button', { name: 'New key' })).toBeFocused();
 });
 
-test('a relay without an admin token says what to do', async ({ page }) => {
+test('relay without admin token shows instructions', async ({ page }) => {
   const bare = await Site.start({ MODELRELAY_ADMIN_TOKEN: '' });
   await page.goto(`${bare.url}/dashboard`);
   await expect(page.getByRole('heading', { name: 'No admin token' })).toBeVisible();

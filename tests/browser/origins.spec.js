@@ -16,9 +16,9 @@ let elsewhere;
 
 /** A local server with one page for all paths, and the requests that it received. */
 async function served(body, headers) {
-  const asked = [];
+  const requests = [];
   const server = createServer((request, response) => {
-    asked.push(`${request.method} ${request.url}`);
+    requests.push(`${request.method} ${request.url}`);
     request.resume();
     if (request.url === '/v1/models') {
       response.setHeader('content-type', 'application/json');
@@ -29,7 +29,7 @@ async function served(body, headers) {
     response.end(body);
   });
   await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
-  return { asked, server, port: server.address().port };
+  return { requests, server, port: server.address().port };
 }
 
 test.beforeAll(async () => {
@@ -47,7 +47,7 @@ test.afterEach(() => site.close());
 async function start(env = {}) {
   site = await Site.start(env);
   const worker = site.bareWorker('malicious', { BACKEND_URL: `http://127.0.0.1:${backend.port}` });
-  await worker.said(/registered/);
+  await worker.logged(/registered/);
   await expect.poll(async () => (await (await fetch(`${site.url}/v1/models`)).json()).data.length).toBe(1);
 }
 
@@ -59,7 +59,7 @@ for (const [name, env] of [['', {}], [', with an admin listener of its own', { A
     await start(env);
     await logIn(page, site);
     await page.goto(otherSite());
-    const before = backend.asked.length;
+    const before = backend.requests.length;
     await page.setContent(`<form method="post" enctype="multipart/form-data" action="${site.url}/v1/audio/transcriptions">
       <input name="model" value="m"><button>Go</button></form>`);
     await page.getByRole('button').click();
@@ -69,7 +69,7 @@ for (const [name, env] of [['', {}], [', with an admin listener of its own', { A
       await expect(page.getByText('cross_origin')).toBeVisible();
       expect(await page.title()).not.toBe('run');
     }
-    expect(backend.asked.slice(before).filter((line) => !line.endsWith('/v1/models') && !line.endsWith('/health'))).toEqual([]);
+    expect(backend.requests.slice(before).filter((line) => !line.endsWith('/v1/models') && !line.endsWith('/health'))).toEqual([]);
   });
 }
 
@@ -87,7 +87,7 @@ test("a worker's response is data for a page of the relay", async ({ page }) => 
   await expect(registered).rejects.toThrow();
 });
 
-test('a page under a name that points to this machine reads nothing', async ({ playwright }) => {
+test('page under a rebound name reads nothing', async ({ playwright }) => {
   await start();
   const browser = await playwright.chromium.launch({ args: ['--host-resolver-rules=MAP rebound.test 127.0.0.1'] });
   const page = await browser.newPage();
@@ -96,10 +96,10 @@ test('a page under a name that points to this machine reads nothing', async ({ p
   await browser.close();
 });
 
-test("another origin's page asks if ALLOWED_ORIGINS has it, and only then", async ({ page }) => {
+test('only origins in ALLOWED_ORIGINS may send requests', async ({ page }) => {
   await start({ ALLOWED_ORIGINS: `https://chat.example,${otherSite()}` });
   await page.goto(otherSite());
-  const ask = (url) => page.evaluate(async (url) => {
+  const read = (url) => page.evaluate(async (url) => {
     try {
       const body = JSON.stringify({ model: 'm', messages: [] });
       const response = await fetch(`${url}/v1/chat/completions`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: 'Bearer any' }, body });
@@ -108,9 +108,9 @@ test("another origin's page asks if ALLOWED_ORIGINS has it, and only then", asyn
       return error.name;
     }
   }, url);
-  expect(await ask(site.url)).toEqual([200, true]);
-  const before = backend.asked.length;
+  expect(await read(site.url)).toEqual([200, true]);
+  const before = backend.requests.length;
   await page.goto(`http://127.0.0.1:${elsewhere.port}`);
-  expect(await ask(site.url)).toBe('TypeError');
-  expect(backend.asked.slice(before).filter((line) => line.startsWith('POST'))).toEqual([]);
+  expect(await read(site.url)).toBe('TypeError');
+  expect(backend.requests.slice(before).filter((line) => line.startsWith('POST'))).toEqual([]);
 });

@@ -16,7 +16,7 @@ test.afterAll(() => site.close());
 
 test.use({ permissions: ['clipboard-read', 'clipboard-write'] });
 
-test('figures are of all, or of the one that is chosen', async ({ page }) => {
+test('figures cover all providers or the selected one', async ({ page }) => {
   await logIn(page, site);
   await expect(page.getByText('of 14, 14 free')).toBeVisible();
   await page.getByRole('main').getByLabel('Provider').selectOption('home');
@@ -28,13 +28,13 @@ test('figures are of all, or of the one that is chosen', async ({ page }) => {
   await expect(page.getByRole('heading', { name: 'home' })).toHaveCount(0);
 });
 
-test('a machine is added to the provider that is chosen', async ({ page }) => {
+test('machine is added to the selected provider', async ({ page }) => {
   await logIn(page, site, '/setup');
   await page.getByLabel('Provider', { exact: true }).selectOption('lab');
   expect(await copied(page, 'Start the worker')).toContain('PROVIDER_NAME=lab');
 });
 
-test('a key may be kept to a provider', async ({ page }) => {
+test('key is limited to a provider', async ({ page }) => {
   await logIn(page, site, '/dashboard#/keys');
   await page.getByRole('button', { name: 'New key' }).click();
   await page.getByLabel('Name').fill('for the lab');

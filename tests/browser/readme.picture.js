@@ -22,7 +22,7 @@ test('the overview of a fleet at work', async ({ page }) => {
       const rate = 1 + Math.round(3 * Math.abs(Math.sin(tick / 70)));
       for (let i = 0; i < rate; i += 1) {
         const content = 'Tell me about relays. '.repeat(1 + ((tick * 7 + i * 3) % 6));
-        const answer = site.ask(i % 3 ? 'llama-3.3-70b' : 'qwen3-8b', { stream: true, stream_options: { include_usage: true }, messages: [{ role: 'user', content }] });
+        const answer = site.chat(i % 3 ? 'llama-3.3-70b' : 'qwen3-8b', { stream: true, stream_options: { include_usage: true }, messages: [{ role: 'user', content }] });
         answer.then((response) => response.text()).catch(() => {});
       }
       await page.waitForTimeout(1000);

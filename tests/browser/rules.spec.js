@@ -41,7 +41,7 @@ test('sums of several providers', () => {
   expect(lastMinute([combined(point), combined(point, 'c')], 10_000)).toMatchObject({ requestsPerSecond: 2, p95: 900 });
 });
 
-test('numbers as people read them', () => {
+test('numbers are human-readable', () => {
   expect([0, 59_499, 61_000, 3_600_000, 90_000_000].map(duration)).toEqual(['0 s', '59 s', '1 min 1 s', '1 h', '1 d 1 h']);
   expect([1.25, 12.4, 1234, 61_000].map(milliseconds)).toEqual(['1.3 ms', '12 ms', '1.23 s', '1 min 1 s']);
   expect([bytes(900), bytes(1536), bytes(64 << 20)]).toEqual(['900 B', '1.5 KiB', '64 MiB']);
@@ -49,7 +49,7 @@ test('numbers as people read them', () => {
   expect([niceTicks(0.5), niceTicks(1), niceTicks(95)]).toEqual([[0, 0.2, 0.4, 0.6], [0, 0.5, 1], [0, 50, 100]]);
 });
 
-test('a chart shows an hour, or as much of it as there is', () => {
+test('chart shows up to an hour of data', () => {
   const minute = 60_000;
   const end = 100 * 15 * minute + 90_000;
   const range = (minutes) => timeRange(end - minutes * minute, end) / minute;
@@ -60,13 +60,13 @@ test('a chart shows an hour, or as much of it as there is', () => {
   expect(ticks(60)).toEqual([1.5, 16.5, 31.5, 46.5]);
 });
 
-test('a machine that goes down stops the worker before its Ollama', () => {
+test('machine shutdown stops the worker before Ollama', () => {
   const unit = (engine) => lasting({ system: 'linux', relay: 'http://r', provider: 'local', secret: 's', backend: { url: 'http://b', engine }, atOnce: 2 })[1].text;
   expect(unit('ollama')).toContain('\nAfter=network-online.target ollama.service\n');
   expect(unit('vllm')).toContain('\nAfter=network-online.target\n');
 });
 
-test('nothing that is filled in leaves its quotes', () => {
+test('filled-in values stay within their quotes', () => {
   const odd = `a'b"c$(d)\`e\`%f<g>&\\`;
   const settings = { relay: 'http://r', provider: odd, secret: odd, backend: { url: 'http://b', engine: 'vllm' }, atOnce: 2, name: odd };
   const text = (system) => [...starting({ ...settings, system }), ...lasting({ ...settings, system })].map((block) => block.text).join('\n');

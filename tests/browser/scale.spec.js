@@ -32,10 +32,10 @@ test('lists, sorts, filters and pages two thousand workers', async ({ page }) =>
   expect(await page.evaluate(() => document.querySelectorAll('*').length)).toBeLessThan(3000);
 });
 
-test('stays at rest while nothing is asked of it, and answers while much is', async ({ page }) => {
+test('page stays responsive under load', async ({ page }) => {
   await logIn(page, site);
   await expect(page.getByText('of 8,000, 8,000 free')).toBeVisible();
-  for (let i = 0; i < 300; i += 1) site.ask('shared');
+  for (let i = 0; i < 300; i += 1) site.chat('shared');
   await page.goto(`${site.url}/dashboard#/workers`);
   await page.getByRole('button', { name: 'Load' }).click();
   await expect(page.getByRole('row').filter({ hasText: '1 / 4' }).first()).toBeVisible();

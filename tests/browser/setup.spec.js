@@ -22,7 +22,7 @@ test.afterEach(async ({ page }) => {
 
 test.use({ permissions: ['clipboard-read', 'clipboard-write'] });
 
-test('an empty fleet leads here', async ({ page }) => {
+test('empty fleet opens the setup page', async ({ page }) => {
   await logIn(page, site);
   await inspect(page, 'overview-empty');
   await page.getByRole('main').getByRole('link', { name: 'Add a machine' }).click();
@@ -74,7 +74,7 @@ for (const keys of ['takes any client', 'requires keys']) {
   });
 }
 
-test('the shortest command needs no more than answers', async ({ page }) => {
+test('shortest command needs only the required answers', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   const title = 'Start the worker interactively';
@@ -94,14 +94,14 @@ test('the shortest command needs no more than answers', async ({ page }) => {
   await expect(page.getByText(title)).toHaveCount(0);
 });
 
-test('a wrong secret is told as soon as it was refused', async ({ page }) => {
+test('wrong secret is reported at the first rejection', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
   site.bareWorker('typo', { WORKER_SECRET: 'not it', BACKEND_URL: 'http://127.0.0.1:9' });
   await expect(page.getByText(/was rejected: wrong secret/)).toBeVisible();
 });
 
-test('hints come when no worker does', async ({ page }) => {
+test('hints appear while no worker connects', async ({ page }) => {
   await page.clock.install();
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
@@ -112,7 +112,7 @@ test('hints come when no worker does', async ({ page }) => {
   await inspect(page, 'setup-hints');
 });
 
-test('a loopback address is exchanged for one that another machine reaches', async ({ page }) => {
+test('loopback address is replaced with a reachable one', async ({ page }) => {
   // The real address differs between machines, so this part of the relay's response is made up.
   await page.route('**/admin/setup', async (route) => {
     const response = await route.fetch();
@@ -127,7 +127,7 @@ test('a loopback address is exchanged for one that another machine reaches', asy
   expect(await copied(page, 'Start the worker')).toContain('PROXY_URL=http://192.168.1.5:8080');
 });
 
-test('on Windows the service has a worker.yaml that a worker takes', async ({ page }) => {
+test('Windows service gets a valid worker.yaml', async ({ page }) => {
   await logIn(page, site, '/setup');
   await page.getByRole('radio', { name: 'Windows' }).check();
   await page.getByRole('radio', { name: 'Ollama' }).check();
@@ -146,15 +146,15 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
     const yaml = text.match(/@'\n([^]*?)\n'@/)[1];
     writeFileSync(join(folder, 'worker.yaml'), `\ufeff${yaml.replaceAll('\n', '\r\n')}\r\n`);
     writeFileSync(join(folder, 'worker.secret'), `${SECRET}\r\n`);
-    const said = execFileSync(`${process.env.MODELRELAY_BIN_DIR}/modelrelay-worker`, ['check', '--config', 'worker.yaml'], { cwd: folder, env: {}, encoding: 'utf8' });
-    expect(said).toContain("Ann’s 'box' $PATH, with the worker secret in worker.secret");
-    expect(said).toContain('backend: http://127.0.0.1:11434 (ollama)');
+    const output = execFileSync(`${process.env.MODELRELAY_BIN_DIR}/modelrelay-worker`, ['check', '--config', 'worker.yaml'], { cwd: folder, env: {}, encoding: 'utf8' });
+    expect(output).toContain("Ann’s 'box' $PATH, with the worker secret in worker.secret");
+    expect(output).toContain('backend: http://127.0.0.1:11434 (ollama)');
   } finally {
     rmSync(folder, { recursive: true });
   }
 });
 
-test('every way to run it has its commands', async ({ page }) => {
+test('every installation method shows its commands', async ({ page }) => {
   await logIn(page, site, '/setup');
   const ways = {
     Linux: 'systemd service', macOS: 'Start it at login', Windows: 'Windows service, in an administrator PowerShell',

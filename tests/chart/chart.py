@@ -81,7 +81,7 @@ class UniqueKeys(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.Safe
 
 def unique_mapping(loader, node):
     keys = [loader.construct_object(key) for key, _ in node.value]
-    assert len(keys) == len(set(keys)), f"a key is there twice among {keys} {node.start_mark}"
+    assert len(keys) == len(set(keys)), f"duplicate key among {keys} {node.start_mark}"
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 

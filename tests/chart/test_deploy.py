@@ -33,11 +33,11 @@ def from_chart(values):
     return objects
 
 
-def test_the_base_is_the_chart():
+def test_base_equals_the_chart():
     assert kustomized(BASE) == from_chart({"crds": {"keep": False}}), "run scripts/chart generate"
 
 
-def test_the_local_overlay_is_the_chart_with_local_images():
+def test_local_overlay_equals_the_chart_with_local_images():
     values = {"crds": {"keep": False}, "image": {"tag": "dev", "pullPolicy": "Never"}}
     overlay, wanted = kustomized(chart.ROOT / "deploy/kustomize/local"), from_chart(values)
     for objects in [overlay, wanted]:
@@ -92,7 +92,7 @@ def test_the_demo_is_valid():
         validate(thing)
 
 
-def test_a_misspelt_key_is_not():
+def test_misspelt_key_is_rejected():
     [provider, pool] = chart.demo_resources(chart.render({"demo": {"enabled": True}}))
     pool["spec"]["backend"]["prot"] = pool["spec"]["backend"].pop("port")
     provider["spec"]["secretPolicy"] = provider["spec"].pop("secretsPolicy")
@@ -102,7 +102,7 @@ def test_a_misspelt_key_is_not():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_says_what_it_is_and_how_to_apply_it(path):
+def test_example_states_its_purpose_and_how_to_apply_it(path):
     header = re.match(r"(#.*\n)+", path.read_text())
     assert header and f"kubectl apply -n llm -f {path.name}" in header[0]
 
@@ -126,7 +126,7 @@ def examples(kind):
     }
 
 
-def test_pools_name_providers_and_scalers_and_pods_name_pools_that_are_there():
+def test_references_between_examples_resolve():
     providers, pools = examples("Provider"), examples("WorkerPool")
     assert {pool["spec"]["provider"] for pool in pools.values()} <= providers.keys()
     for scaler in [*examples("ScaledObject").values(), *examples("HorizontalPodAutoscaler").values()]:

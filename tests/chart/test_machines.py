@@ -63,7 +63,7 @@ def in_folder(text, folder):
     return re.sub(r"file: [\w/-]*/([\w-]+)", rf"file: {folder}/\1", text)
 
 
-def test_compose_takes_the_file_and_would_refuse_a_wrong_one():
+def test_compose_accepts_the_file_and_rejects_an_invalid_one():
     schema = json.loads(Path(os.environ["COMPOSE_SCHEMA"]).read_text())
     schema = jsonschema.validators.validator_for(schema)(schema)
     assert not [error.message for error in schema.iter_errors(compose())]
@@ -72,7 +72,7 @@ def test_compose_takes_the_file_and_would_refuse_a_wrong_one():
     assert list(schema.iter_errors(wrong))
 
 
-def test_what_compose_refers_to_is_defined():
+def test_compose_references_are_defined():
     file = compose()
     for service in file["services"].values():
         assert set(service.get("secrets", [])) <= set(file["secrets"])
@@ -88,7 +88,7 @@ def test_what_compose_refers_to_is_defined():
 
 
 @pytest.mark.parametrize("program", ["relay", "worker"])
-def test_a_stop_by_compose_drains_and_every_variable_is_known(program):
+def test_compose_stop_drains_and_its_variables_exist(program):
     service = compose()["services"][program]
     assert service["image"] == f"modelrelay-{program}"
     assert seconds(service["stop_grace_period"]) >= LEAST_PATIENCE
@@ -97,7 +97,7 @@ def test_a_stop_by_compose_drains_and_every_variable_is_known(program):
     assert "depends_on" not in service
 
 
-def test_a_relay_starts_with_the_settings_of_compose(tmp_path):
+def test_relay_accepts_the_settings_of_compose(tmp_path):
     help_of("relay")
     file = compose()
     settings = in_folder((COMPOSE.parent / file["configs"]["relay"]["file"]).read_text(), tmp_path)
@@ -106,7 +106,7 @@ def test_a_relay_starts_with_the_settings_of_compose(tmp_path):
     assert checked(file["services"]["relay"]["environment"], tmp_path, "providers: [{nome: x}]").returncode != 0
 
 
-def test_the_healthcheck_of_compose_is_a_command_of_the_relay_that_tells_up_from_down(tmp_path):
+def test_compose_healthcheck_fails_while_the_relay_is_down(tmp_path):
     help_of("relay")
     [kind, program, command, option, file] = compose()["services"]["relay"]["healthcheck"]["test"]
     assert (kind, program, command) == ("CMD", "/modelrelay-relay", "status")
@@ -127,7 +127,7 @@ def test_the_healthcheck_of_compose_is_a_command_of_the_relay_that_tells_up_from
 
 
 @pytest.mark.parametrize("program", ["relay", "worker"])
-def test_a_stop_by_launchd_drains_and_every_variable_is_known(program):
+def test_launchd_stop_drains_and_its_variables_exist(program):
     service = plist(program)
     assert service["Label"] == f"io.modelrelay.{program}"
     assert service["ProgramArguments"] == [f"/usr/local/bin/modelrelay-{program}"]
@@ -138,7 +138,7 @@ def test_a_stop_by_launchd_drains_and_every_variable_is_known(program):
     assert known_to(program, service["EnvironmentVariables"]) == set(service["EnvironmentVariables"])
 
 
-def test_a_relay_starts_with_the_settings_of_launchd(tmp_path):
+def test_relay_accepts_the_settings_of_launchd(tmp_path):
     help_of("relay")
     settings = in_folder((LAUNCHD / "relay.yaml").read_text(), tmp_path)
     done = checked(plist("relay")["EnvironmentVariables"], tmp_path, settings)
@@ -152,7 +152,7 @@ def template(begin, end):
     return "\n".join(line for line in text.splitlines() if "${" not in line)
 
 
-def test_the_pages_launchd_service_is_the_file_but_for_whom_it_runs_for():
+def test_launchd_service_of_the_page_differs_only_in_its_user():
     page = plistlib.loads(template("<?xml", "</plist>").encode())
     file = plist("worker")
     for key in ["Label", "ProgramArguments", "RunAtLoad", "ExitTimeOut"]:
@@ -162,18 +162,18 @@ def test_the_pages_launchd_service_is_the_file_but_for_whom_it_runs_for():
     assert set(page["EnvironmentVariables"]) == {"WORKER_SECRET_FILE"} <= set(file["EnvironmentVariables"])
 
 
-def test_the_pages_compose_service_is_as_patient_as_the_file():
+def test_compose_service_of_the_page_equals_the_file():
     page = yaml.safe_load(template("services:\n  modelrelay-worker", "environment:"))["services"]["modelrelay-worker"]
     file = compose()["services"]["worker"]
     for key in ["image", "restart", "stop_grace_period"]:
         assert page[key] == file[key], key
 
 
-def test_the_pages_systemd_unit_is_patient_enough():
+def test_systemd_unit_of_the_page_outlasts_a_drain():
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", PAGE, re.MULTILINE)[1]) >= LEAST_PATIENCE
 
 
-def test_the_page_sets_variables_that_the_worker_knows():
+def test_variables_of_the_page_exist_in_the_worker():
     listed = PAGE[PAGE.index("function variables("):PAGE.index("const withoutSecret")]
     names = set(re.findall(r"'([A-Z_]+)'", listed))
     assert len(names) > 5 and known_to("worker", names) == names

@@ -68,7 +68,7 @@ def is_defined(name):
     return any(literal in source for source in sources(PREFIXES[prefix]) for literal in written)
 
 
-def test_the_rules_pass_promtool_and_so_do_their_unit_tests(tmp_path):
+def test_rules_and_their_unit_tests_pass_promtool(tmp_path):
     shutil.copy(RULES, tmp_path)
     shutil.copy(TESTS, tmp_path)
     for command in [["check", "rules", RULES.name], ["test", "rules", TESTS.name]]:
@@ -82,7 +82,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires():
     assert fires == {rule["alert"] for rule in alerts()}
 
 
-def test_every_alert_links_to_a_heading_that_is_there():
+def test_every_alert_links_to_an_existing_heading():
     headings = re.findall(r"^## (\w+)$", (chart.CHART / "RUNBOOKS.md").read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in alerts()]
     for rule in alerts():
@@ -90,7 +90,7 @@ def test_every_alert_links_to_a_heading_that_is_there():
         assert rule["labels"]["severity"] in ("critical", "warning")
 
 
-def test_the_resource_of_rules_is_the_file_with_other_links():
+def test_rule_resource_equals_the_file_except_its_links():
     values = {"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": "https://wiki.example/llm/"}}}
     spec = chart.one(chart.render(values), "PrometheusRule")["spec"]
     text = RULES.read_text().replace("https://modelrelay.io/runbooks", "https://wiki.example/llm")
@@ -102,29 +102,29 @@ def test_a_metric_of_the_rules_exists(name):
     assert is_defined(name)
 
 
-def test_every_recorded_series_has_a_unit_test_in_which_it_has_a_value():
+def test_every_recorded_series_has_a_unit_test_with_a_value():
     cases = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test.get("promql_expr_test", [])]
     tested = {case["expr"] for case in cases if case["exp_samples"]}
     assert {rule["record"] for rule in rules("record")} <= tested
 
 
-def test_a_recorded_name_says_its_labels_and_what_is_recorded_stands_before_what_asks_for_it():
+def test_recorded_series_are_named_by_labels_and_defined_before_use():
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         known = set()
         for rule in group["rules"]:
-            asked = set(re.findall(r"\w+:\w+:\w+", rule["expr"]))
-            assert asked <= known, f"{rule.get('alert') or rule['record']} asks for what its group has not recorded yet"
+            queried = set(re.findall(r"\w+:\w+:\w+", rule["expr"]))
+            assert queried <= known, f"{rule.get('alert') or rule['record']} queries a series that its group records later or not at all"
             if "record" in rule:
                 labels = rule["record"].split(":")[0].split("_")
                 assert re.search(rf"by \({', '.join(labels)}\)", rule["expr"]), rule["record"]
                 known.add(rule["record"])
 
 
-def test_every_histogram_that_the_relays_dashboard_takes_quantiles_of_by_model_is_recorded():
+def test_histograms_of_per_model_quantiles_are_recorded():
     recorded = {name for rule in rules("record") for name in metrics(rule["expr"])}
     [board] = [dashboard for dashboard in DASHBOARDS if dashboard.stem == "relay"]
-    asked = {name for query in queries(board) if "histogram_quantile" in query and "$model" in query for name in metrics(query)}
-    assert len(asked) > 3 and asked <= recorded, asked - recorded
+    queried = {name for query in queries(board) if "histogram_quantile" in query and "$model" in query for name in metrics(query)}
+    assert len(queried) > 3 and queried <= recorded, queried - recorded
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
@@ -134,9 +134,9 @@ def test_every_metric_of_a_dashboard_exists(dashboard):
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
-def test_prometheus_can_read_every_query_of_a_dashboard(dashboard, tmp_path):
-    asked = [re.sub(r"\$\w+", ".*", query) for query in queries(dashboard)]
-    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(asked)]
+def test_prometheus_parses_every_dashboard_query(dashboard, tmp_path):
+    queried = [re.sub(r"\$\w+", ".*", query) for query in queries(dashboard)]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queried)]
     file = tmp_path / "queries.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     done = promtool("check", "rules", str(file))
@@ -144,7 +144,7 @@ def test_prometheus_can_read_every_query_of_a_dashboard(dashboard, tmp_path):
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_ids_of_their_own_and_do_not_overlap(dashboard):
+def test_panels_have_unique_ids_and_do_not_overlap(dashboard):
     ids = [panel["id"] for panel in panels(dashboard)]
     assert len(ids) == len(set(ids))
     taken = set()
@@ -156,7 +156,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap(dashboard):
         taken |= cells
 
 
-def test_dashboards_ask_the_data_source_that_was_chosen():
+def test_dashboards_query_the_selected_data_source():
     for dashboard in DASHBOARDS:
         for panel in panels(dashboard):
             for target in panel.get("targets", []):
@@ -164,7 +164,7 @@ def test_dashboards_ask_the_data_source_that_was_chosen():
     assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 4
 
 
-def test_the_config_map_of_dashboards_holds_the_files():
+def test_dashboard_config_map_contains_the_files():
     config_map = chart.one(chart.render({"metrics": chart.MONITORING}), "ConfigMap", "-dashboards")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert config_map["metadata"]["labels"]["release"] == "kube-prometheus-stack"
@@ -173,25 +173,25 @@ def test_the_config_map_of_dashboards_holds_the_files():
     }
 
 
-def test_what_is_to_be_imported_without_helm_is_the_charts():
+def test_files_for_use_without_helm_equal_those_of_the_chart():
     # A link that was checked in as a file would contain a path and no dashboard.
     for path in DASHBOARDS:
         assert json.loads((chart.ROOT / "deploy/grafana" / path.name).read_text()) == json.loads(path.read_text())
     assert (chart.ROOT / "deploy/prometheus/modelrelay.rules.yaml").read_text() == RULES.read_text()
 
 
-def test_monitors_name_the_jobs_that_the_alerts_ask_for():
-    asked = set(re.findall(r'job="([^"]+)"', RULES.read_text()))
+def test_monitors_name_the_jobs_that_alerts_query():
+    queried = set(re.findall(r'job="([^"]+)"', RULES.read_text()))
     objects = chart.render({"metrics": chart.MONITORING})
     named = set()
     for monitor in chart.of_kind(objects, "PodMonitor", "ServiceMonitor"):
         for endpoint in monitor["spec"].get("podMetricsEndpoints", []) + monitor["spec"].get("endpoints", []):
             named |= {rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"}
     scraped = {job["job_name"] for job in scrape_config()["scrape_configs"]}
-    assert named == asked == scraped
+    assert named == queried == scraped
 
 
-def test_relays_are_scraped_as_their_pods_say():
+def test_relays_are_scraped_with_the_scheme_of_their_pods():
     objects = chart.render({"metrics": chart.MONITORING})
     [relays] = [m for m in chart.of_kind(objects, "PodMonitor") if m["metadata"]["name"].endswith("-relays")]
     [endpoint] = relays["spec"]["podMetricsEndpoints"]
@@ -221,7 +221,7 @@ def scrape_config():
     return yaml.safe_load((chart.ROOT / "deploy/prometheus/scrape.yaml").read_text())
 
 
-def test_prometheus_can_read_the_scrape_configuration(tmp_path):
+def test_prometheus_accepts_the_scrape_configuration(tmp_path):
     # Debian's Prometheus is built without Kubernetes' service discovery; it can read everything else.
     config = scrape_config()
     for job in config["scrape_configs"]:

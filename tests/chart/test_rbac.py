@@ -14,7 +14,7 @@ def rules(objects, name):
 
 
 @cases
-def test_nothing_is_granted_by_wildcard(values):
+def test_no_role_grants_a_wildcard(values):
     for role in chart.of_kind(chart.render(values), "ClusterRole", "Role"):
         for rule in role["rules"]:
             granted = rule["apiGroups"] + rule["resources"] + rule["verbs"]
@@ -30,7 +30,7 @@ def test_nothing_is_granted_by_wildcard(values):
 REVIEWS = "modelrelay-operator.mr-system-token-reviews"
 
 
-def test_relays_may_be_let_review_tokens_and_nothing_else_by_one_binding_that_is_there():
+def test_one_existing_binding_grants_relays_token_reviews_only():
     objects = chart.render()
     assert rules(objects, REVIEWS) == [
         {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
@@ -47,7 +47,7 @@ def test_relays_may_be_let_review_tokens_and_nothing_else_by_one_binding_that_is
     [{"rbac": {"workerTokens": False}}, {"watchNamespaces": ["a"], "webhook": {"enabled": False}}],
     ids=["switched off", "nothing cluster-wide"],
 )
-def test_without_that_nothing_of_it_is_there(values):
+def test_token_reviews_are_not_granted_without_worker_tokens(values):
     objects = chart.render(values)
     assert REVIEWS not in [thing["metadata"]["name"] for thing in objects]
     assert "bind" not in [verb for role in chart.of_kind(objects, "ClusterRole", "Role") for rule in role["rules"] for verb in rule["verbs"]]
@@ -55,7 +55,7 @@ def test_without_that_nothing_of_it_is_there(values):
 
 
 @cases
-def test_every_binding_binds_a_role_that_is_there_to_an_account_that_is_there(values):
+def test_every_binding_refers_to_an_existing_role_and_account(values):
     objects = chart.render(values)
     names = set(map(chart.identity, objects))
     for binding in chart.of_kind(objects, "ClusterRoleBinding", "RoleBinding"):
@@ -67,7 +67,7 @@ def test_every_binding_binds_a_role_that_is_there_to_an_account_that_is_there(va
 
 
 @pytest.mark.parametrize("webhook", [True, False])
-def test_with_namespaces_the_only_cluster_wide_right_is_to_its_own_webhook(webhook):
+def test_watched_namespaces_limit_cluster_wide_rights_to_the_webhook(webhook):
     rbac = {"aggregate": False, "workerTokens": False}
     values = {"watchNamespaces": ["a", "b"], "webhook": {"enabled": webhook}, "rbac": rbac}
     objects = chart.render(values)
@@ -82,7 +82,7 @@ def test_with_namespaces_the_only_cluster_wide_right_is_to_its_own_webhook(webho
     assert rule["verbs"] == ["get", "patch", "watch"]
 
 
-def test_roles_in_namespaces_grant_what_the_cluster_role_grants():
+def test_namespaced_roles_grant_the_rights_of_the_cluster_role():
     values = {"webhook": {"enabled": False}, "rbac": {"workerTokens": False}}
     everywhere = rules(chart.render(values), "modelrelay-operator.mr-system")
     objects = chart.render({"webhook": {"enabled": False}, "watchNamespaces": ["a", "b"]})
@@ -93,7 +93,7 @@ def test_roles_in_namespaces_grant_what_the_cluster_role_grants():
         assert role["rules"] == everywhere
 
 
-def test_the_operator_can_grant_what_a_relay_gets():
+def test_operator_holds_the_rights_that_it_grants_relays():
     granted = {"get", "update", "patch"}
     secrets = [rule for rule in rules(chart.render(), "modelrelay-operator.mr-system") if "secrets" in rule["resources"]]
     assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
@@ -104,7 +104,7 @@ SCALING = [("apps", "deployments/scale", {"get", "patch"}), ("", "pods", {"list"
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
-def test_the_operator_can_grant_what_a_worker_that_scales_deployments_gets(namespaces):
+def test_operator_holds_the_rights_that_it_grants_scaling_workers(namespaces):
     values = {"webhook": {"enabled": False}, "watchNamespaces": namespaces}
     granted = rules(chart.render(values), "modelrelay-operator.mr-system")
     for group, resource, verbs in SCALING:
@@ -112,7 +112,7 @@ def test_the_operator_can_grant_what_a_worker_that_scales_deployments_gets(names
         assert any(verbs <= set(rule["verbs"]) and "resourceNames" not in rule for rule in held), resource
 
 
-def test_without_such_workers_nothing_of_that_is_held():
+def test_operator_holds_no_scaling_rights_without_scaling_workers():
     values = {"webhook": {"enabled": False}, "rbac": {"scaleDeployments": False}}
     granted = rules(chart.render(values), "modelrelay-operator.mr-system")
     assert not [rule for rule in granted if "deployments/scale" in rule["resources"]]
@@ -129,17 +129,17 @@ def deletable(values):
 DELETED = {"pods", "networkpolicies", "roles", "rolebindings"}
 
 
-def test_the_operator_may_delete_only_what_it_deletes():
+def test_operator_may_delete_only_the_kinds_that_it_deletes():
     assert deletable({}) == DELETED
     assert deletable({"rbac": {"ownerReferences": False}}) == DELETED
 
 
-def test_where_owner_references_ask_for_it_the_operator_may_delete_all_that_has_one():
+def test_operator_may_delete_owned_kinds_if_owner_references_require_it():
     owned = {"secrets", "configmaps", "services", "serviceaccounts", "deployments", "daemonsets", "poddisruptionbudgets"}
     assert deletable({"rbac": {"ownerReferences": True}}) == DELETED | owned
 
 
-def test_a_certificate_of_somebody_else_is_only_read():
+def test_operator_only_reads_an_external_certificate():
     for values in [chart.CASES["cert-manager"], chart.CASES["own-certificate"]]:
         own = rules(chart.render(values), "modelrelay-operator")
         [secrets] = [rule for rule in own if "secrets" in rule["resources"]]
@@ -147,7 +147,7 @@ def test_a_certificate_of_somebody_else_is_only_read():
         assert len(secrets["resourceNames"]) == 1
 
 
-def test_people_who_may_edit_may_write_both_kinds_and_scale_pools():
+def test_editors_may_write_both_kinds_and_scale_pools():
     objects = chart.render()
     edit, view = (
         chart.one(objects, "ClusterRole", f"-{role}.mr-system") for role in ["edit", "view"]

@@ -11,19 +11,19 @@ cases = pytest.mark.parametrize("values", chart.CASES.values(), ids=chart.CASES.
 
 
 @helms
-def test_lint_finds_nothing(program):
+def test_lint_passes(program):
     done = chart.helm(program, "lint", str(chart.CHART), "--strict", "--kube-version", chart.KUBE_VERSION)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @cases
-def test_both_helms_make_the_same_objects(values):
+def test_both_helm_versions_render_the_same_objects(values):
     by_helm = [{chart.identity(thing): thing for thing in chart.render(values, program=p)} for p in chart.HELMS]
     assert by_helm[0] == by_helm[1]
 
 
 @cases
-def test_no_object_is_there_twice(values):
+def test_no_object_is_rendered_twice(values):
     names = [chart.identity(thing) for thing in chart.render(values)]
     assert len(names) == len(set(names))
 
@@ -46,12 +46,12 @@ def test_every_container_is_restricted(values):
 
 
 @cases
-def test_nothing_names_the_webhooks_ca(values):
+def test_no_object_contains_the_webhook_ca(values):
     assert "caBundle" not in yaml.safe_dump(chart.render(values))
 
 
 @cases
-def test_the_webhook_the_service_and_the_operator_agree(values):
+def test_webhook_service_and_operator_agree(values):
     objects = chart.render(values)
     deployment = chart.one(objects, "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
@@ -80,7 +80,7 @@ def test_the_webhook_the_service_and_the_operator_agree(values):
 
 
 @cases
-def test_selectors_select_the_operator_and_nothing_else(values):
+def test_selectors_select_only_the_operator(values):
     objects = chart.render(values)
     deployment = chart.one(objects, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -97,7 +97,7 @@ def test_selectors_select_the_operator_and_nothing_else(values):
 
 
 @pytest.mark.parametrize("release", ["modelrelay", "my-modelrelay", "llm", "a" * 53])
-def test_any_release_name_and_namespace_will_do(release):
+def test_any_release_name_and_namespace_is_valid(release):
     values = {"demo": {"enabled": True}, "metrics": chart.MONITORING, "watchNamespaces": ["elsewhere"]}
     objects = chart.render(values, release=release, namespace="elsewhere")
     for kind, namespace, name in map(chart.identity, objects):
@@ -110,7 +110,7 @@ def test_any_release_name_and_namespace_will_do(release):
     assert all(len(name) <= 63 for name in service)
 
 
-def test_releases_with_namespaces_of_their_own_share_nothing_but_the_definitions():
+def test_releases_in_separate_namespaces_share_only_the_definitions():
     first = chart.render({"watchNamespaces": ["a"]}, release="modelrelay", namespace="one")
     for release, namespace in [("modelrelay", "two"), ("other", "one")]:
         second = chart.render({"watchNamespaces": ["b"]}, release=release, namespace=namespace)
@@ -118,7 +118,7 @@ def test_releases_with_namespaces_of_their_own_share_nothing_but_the_definitions
         assert {kind for kind, _, _ in shared} <= {"CustomResourceDefinition"}
 
 
-def test_definitions_are_kept_on_uninstall_unless_told_otherwise():
+def test_definitions_are_kept_on_uninstall_by_default():
     def annotations(values):
         return [
             thing["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
@@ -130,7 +130,7 @@ def test_definitions_are_kept_on_uninstall_unless_told_otherwise():
     assert annotations({"crds": {"install": False}}) == []
 
 
-def test_the_charts_definitions_are_the_repositorys():
+def test_definitions_of_the_chart_equal_those_of_the_repository():
     def contents(folder):
         return {path.name: path.read_text() for path in folder.glob("*.yaml")}
 
@@ -139,7 +139,7 @@ def test_the_charts_definitions_are_the_repositorys():
     assert names == {"providers.modelrelay.io", "workerpools.modelrelay.io"}
 
 
-def test_defaults_hold_what_was_given_and_nothing_empty():
+def test_defaults_contain_only_the_given_values():
     defaults = yaml.safe_load(chart.one(chart.render(), "ConfigMap", "-defaults")["data"]["defaults.yaml"])
     assert defaults["relay"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat", "tokenReviewBinding"}
     assert defaults["worker"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat"}
@@ -154,7 +154,7 @@ def operator_source(file):
     return (chart.ROOT / "operator/src" / file).read_text()
 
 
-def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_it():
+def test_operator_supports_every_variable_and_subcommand_of_the_chart():
     variables = set(re.findall(r'env = "(\w+)"', operator_source("settings/cli.rs")))
     subcommands = {name.lower() for name in re.findall(r"^    (\w+)(?:\(| \{)", operator_source("settings/cli.rs"), re.MULTILINE)}
     for values in chart.CASES.values():
@@ -167,7 +167,7 @@ def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_i
             assert all(container["args"][0] in subcommands for container in spec["containers"]), name
 
 
-def test_the_operator_knows_every_default_that_the_chart_gives_it():
+def test_operator_supports_every_default_of_the_chart():
     text = operator_source("settings/defaults.rs")
     config_map = chart.one(chart.render(chart.CASES["everything"]), "ConfigMap", "-defaults")
     for program, given in yaml.safe_load(config_map["data"]["defaults.yaml"]).items():
@@ -184,7 +184,7 @@ def test_operator_pods_match_relays_network_policies(values):
     assert wanted.items() <= chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_new_defaults_restart_the_operator_and_a_new_chart_version_alone_does_not():
+def test_operator_restarts_for_new_defaults_but_not_for_chart_versions():
     def annotations(values):
         return chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["annotations"]
 
@@ -205,7 +205,7 @@ def test_the_webhook_sees_labelled_pods_of_watched_namespaces():
     ]
 
 
-def test_on_the_nodes_network_replicas_do_not_meet():
+def test_replicas_on_the_host_network_do_not_overlap():
     spec = chart.one(chart.render(chart.CASES["host-network"]), "Deployment")["spec"]
     assert spec["template"]["spec"]["hostNetwork"] is True
     env = spec["template"]["spec"]["containers"][0]["env"]
@@ -214,7 +214,7 @@ def test_on_the_nodes_network_replicas_do_not_meet():
     assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_the_demos_jobs_run_what_their_role_allows():
+def test_demo_jobs_use_their_own_role():
     objects = chart.render({"demo": {"enabled": True}})
     jobs = {thing["metadata"]["annotations"]["helm.sh/hook"]: thing for thing in chart.of_kind(objects, "Job")}
     assert jobs.keys() == {"post-install,post-upgrade,post-rollback", "pre-delete"}
@@ -232,12 +232,12 @@ def test_the_demos_jobs_run_what_their_role_allows():
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "reason"),
     [
         ({"demo": {"enabled": True}, "watchNamespaces": ["b"]}, "add it to watchNamespaces"),
         ({"webhook": {"existingSecret": "s", "certManager": {"enabled": True}}}, "exclude each other"),
         ({"webhook": {"port": 8080}}, "are both 8080"),
     ],
 )
-def test_values_that_cannot_work_are_refused_with_the_reason(values, says):
-    assert says in chart.refusal(values)
+def test_conflicting_values_are_rejected_with_a_reason(values, reason):
+    assert reason in chart.refusal(values)

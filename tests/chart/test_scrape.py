@@ -52,7 +52,7 @@ class Site:
                            BACKEND_URL=f"http://127.0.0.1:{backend}", MAX_CONCURRENCY="4", PROBE_ADDR=f"127.0.0.1:{probe}")
         return process, lambda: fetch(http.client.HTTPConnection("127.0.0.1", probe, timeout=5), "GET", "/metrics")[1]
 
-    def ask(self, body, **headers):
+    def chat(self, body, **headers):
         headers = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
         return fetch(self.connection(), "POST", "/v1/chat/completions", json.dumps(body), headers)
 
@@ -96,8 +96,8 @@ def use_everything(site):
     first, _ = site.worker(backend)
     site.wait_for(r"^modelrelay_model_workers\{.*\} 1$")
 
-    assert site.ask(CHAT, x_stainless_retry_count="1", user_agent="OpenAI/Python 3.0.0")[0] == 200
-    assert site.ask(CHAT | {"stream": True, "stream_options": {"include_usage": True}})[0] == 200
+    assert site.chat(CHAT, x_stainless_retry_count="1", user_agent="OpenAI/Python 3.0.0")[0] == 200
+    assert site.chat(CHAT | {"stream": True, "stream_options": {"include_usage": True}})[0] == 200
     assert site.get("/admin/state", authorization="Bearer wrong")[0] == 403
 
     # A client that disconnects.
@@ -109,7 +109,7 @@ def use_everything(site):
 
     # A worker that is lost before its first byte: the request returns to the queue, and goes to another worker.
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(site.ask(LEAVING | {"stream": False})))
+    waiting = threading.Thread(target=lambda: answers.append(site.chat(LEAVING | {"stream": False})))
     waiting.start()
     site.wait_for(r'^modelrelay_worker_slots\{.*state="used"\} 1$')
     first.kill()
@@ -129,7 +129,7 @@ def use_everything(site):
     return pages + of_second() + of_lost()
 
 
-def asked():
+def queried():
     """Returns the names that dashboards and rules query of relays and of workers without slots."""
     boards = {path.stem: {name for query in queries(path) for name in metrics(query)} for path in DASHBOARDS}
     groups = {group["name"].removeprefix("modelrelay-"): {name for rule in group["rules"] for name in metrics(rule["expr"])}
@@ -137,10 +137,10 @@ def asked():
     return boards["relay"] | boards["workers"] | groups["relay"] | groups["worker"]
 
 
-def test_everything_that_dashboards_and_rules_ask_of_relays_and_workers_is_in_a_scrape(tmp_path):
+def test_scrapes_contain_every_series_of_dashboards_and_rules(tmp_path):
     help_of("relay")
     with ExitStack() as stack:
         page = use_everything(Site(tmp_path, stack))
     series = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"^([a-z_]+)[{ ]", page, re.MULTILINE)}
-    assert len(asked()) > 40
-    assert asked() <= series, sorted(asked() - series)
+    assert len(queried()) > 40
+    assert queried() <= series, sorted(queried() - series)

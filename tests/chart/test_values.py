@@ -41,14 +41,14 @@ OBJECTS = [(path, schema) for path, schema in objects(SCHEMA) if path[-1:] != ("
 
 
 @pytest.mark.parametrize("path,schema", OBJECTS, ids=[".".join(path) or "(top)" for path, _ in OBJECTS])
-def test_the_schema_names_every_value_and_no_other(path, schema):
+def test_schema_lists_exactly_the_values(path, schema):
     named = set(schema["properties"]) - ({GLOBAL} if not path else set())
     assert named == set(at(VALUES, path))
     assert schema["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("path", [path for path, _ in OBJECTS], ids=[".".join(path) or "(top)" for path, _ in OBJECTS])
-def test_an_unknown_value_is_refused_by_name(path):
+def test_unknown_value_is_rejected_by_name(path):
     assert "nosuchvalue" in chart.refusal(nested((*path, "nosuchvalue"), 1))
 
 
@@ -68,11 +68,11 @@ def test_an_unknown_value_is_refused_by_name(path):
         {"metrics": {"podMonitor": {"interval": "often"}}},
     ],
 )
-def test_a_wrong_value_is_refused(values):
+def test_invalid_value_is_rejected(values):
     chart.refusal(values)
 
 
-def test_a_parent_charts_global_values_are_let_pass():
+def test_global_values_of_a_parent_chart_are_accepted():
     assert chart.render({GLOBAL: {"anything": 1}}) == chart.render()
 
 
@@ -89,5 +89,5 @@ def test_every_value_has_a_comment():
     assert [row.name for row in values_table.rows()] == list(leaves(VALUES))
 
 
-def test_the_table_in_the_readme_is_that_of_the_values():
+def test_readme_table_is_generated_from_the_values():
     assert values_table.table() in (chart.CHART / "README.md").read_text(), "run scripts/chart generate"

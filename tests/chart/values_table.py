@@ -26,11 +26,11 @@ def rows():
     path, comment, found = [], None, []
     for line in (CHART / "values.yaml").read_text().splitlines():
         key = re.match(r"( *)([A-Za-z]+):", line)
-        if said := re.match(r" *# ?(-- )?(.*)", line):
-            if said[1]:
-                comment = [said[2]]
+        if comment_line := re.match(r" *# ?(-- )?(.*)", line):
+            if comment_line[1]:
+                comment = [comment_line[2]]
             elif comment is not None:
-                comment.append(said[2])
+                comment.append(comment_line[2])
         elif key:
             path = path[: len(key[1]) // 2] + [key[2]]
             if comment is not None:

@@ -55,7 +55,7 @@ class Libraries(unittest.TestCase):
         self.assertEqual(libraries.restore(self.store, second), 0)
         self.assertEqual(files(second), before)
 
-    def test_changed_files_of_a_clone_leave_the_store_as_it_is(self):
+    def test_changed_files_of_a_clone_leave_the_store_unchanged(self):
         first, second = self.base / "first", self.base / "second"
         built(first / "debug", "serde", LIBRARY)
         libraries.save(self.store, first)

@@ -303,7 +303,7 @@ class Stack:
             if any(program.poll() is not None for program in [self.relay, *self.workers]):
                 break
             never.wait(0.02)
-        raise RuntimeError(f"waited in vain for {what}:\n{self.logs()}")
+        raise RuntimeError(f"timed out waiting for {what}:\n{self.logs()}")
 
     def health(self):
         return get_json(self.url, "/health")

@@ -69,7 +69,7 @@ def main(command, *reports):
                 page.write_text(marked(name).sub(lambda found: found[1] + table + found[3], text))
     if behind and command != "--write":
         pages = ", ".join(str(page.relative_to(ROOT)) for page in behind)
-        sys.exit(f"clients: {pages} is behind what is pinned here or what was run: run `tests/clients/run --write`")
+        sys.exit(f"clients: {pages} is outdated against the pinned versions or the reports: run `tests/clients/run --write`")
 
 
 def marked(name):
@@ -88,10 +88,10 @@ def settings():
 
 def results(committed, shown, features):
     """Returns the table; a cell without a report keeps its value from the page."""
-    said = {cells[0]: cells[2:] for cells in map(cells_of, committed.splitlines())}
+    committed_cells = {cells[0]: cells[2:] for cells in map(cells_of, committed.splitlines())}
     lines = ["| " + " | ".join(["client", "version", *features]) + " |", "|---" * (len(features) + 2) + "|"]
     for client, pinned, _, _ in CLIENTS:
-        before = dict(zip(features, said.get(client, [])))
+        before = dict(zip(features, committed_cells.get(client, [])))
         cells = [shown.get((client, feature)) or before.get(feature, UNTRIED) for feature in features]
         lines.append("| " + " | ".join([client, version(pinned), *cells]) + " |")
     return "\n".join(lines) + "\n"
@@ -109,7 +109,7 @@ def read(reports):
         words = re.sub(r"\[.*|^test ", "", case.get("name").replace("_", " "))
         features = [feature for feature, pattern in FEATURES.items() if re.search(pattern, words)]
         if not features and not re.fullmatch(UNLISTED, words, re.IGNORECASE):
-            sys.exit(f"clients: {home}: its name says nothing that table.py knows")
+            sys.exit(f"clients: {home}: its name matches no feature of table.py")
         clients = [client for client, _, pattern, _ in CLIENTS if re.search(pattern, home)]
         if not clients:
             sys.exit(f"clients: {home} is of no client that table.py knows")

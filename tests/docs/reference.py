@@ -52,9 +52,9 @@ def settings(program):
     """Returns the options of a program, as its --help lists them."""
     command = {"demo": ["modelrelay-worker", "demo"], "up": ["modelrelay", "up"]}.get(program, [f"modelrelay-{program}"])
     environment = {"PATH": os.environ["PATH"]}
-    said = subprocess.run([PROGRAMS / command[0], *command[1:], "--help"], env=environment, capture_output=True, text=True, check=True)
+    output = subprocess.run([PROGRAMS / command[0], *command[1:], "--help"], env=environment, capture_output=True, text=True, check=True)
     options = []
-    for line in said.stdout.partition("\nOptions:\n")[2].split("\n"):
+    for line in output.stdout.partition("\nOptions:\n")[2].split("\n"):
         if line.strip().startswith("-"):
             options.append(line.strip())
         elif line.strip() and options:
@@ -254,7 +254,7 @@ def main(verb):
     if verb == "write":
         return 0
     problems = behind + list(scrape_problems())
-    print("\n".join(problems) or "docs: the generated tables are what the programs say")
+    print("\n".join(problems) or "docs: the generated tables match the programs")
     return 1 if problems else 0
 
 

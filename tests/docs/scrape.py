@@ -36,12 +36,12 @@ def scraped(programs):
         slots.write_text(f"multiplexer: {{slots: [{{id: gpu0, driver: static, models: [{models}]}}]}}\n")
         plain = start("worker", pattern=r"probe server listening on (\S+)", PROXY_URL=relay, BACKEND_URL=f"http://{backends[0]}", PROBE_ADDR="127.0.0.1:0")
         slotted = start("worker", "--config", str(slots), pattern=r"probe server listening on (\S+)", PROXY_URL=relay, PROBE_ADDR="127.0.0.1:0")
-        wait_for(lambda: all(f'"{model}"' in ask(relay + "/v1/models") for model in ("plain", "first", "second")))
+        wait_for(lambda: all(f'"{model}"' in fetch(relay + "/v1/models") for model in ("plain", "first", "second")))
         for model in ("plain", "first", "second"):
-            ask(relay + CHAT, {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]})
+            fetch(relay + CHAT, {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]})
         found = {}
         for address in (relay, plain, slotted):
-            found.update(parsed(ask(address + "/metrics")))
+            found.update(parsed(fetch(address + "/metrics")))
         return found
 
 
@@ -54,7 +54,7 @@ def wait_for(condition, log=None):
     raise SystemExit(f"docs: the programs did not start: {log.read_text() if log else ''}")
 
 
-def ask(url, body=None):
+def fetch(url, body=None):
     request = urllib.request.Request(url, body and json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
         return answer.read().decode()

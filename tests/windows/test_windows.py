@@ -31,11 +31,11 @@ DRAIN = "shutdownTimeout: 2m\n"
 PATIENT_RELAY = ("--drain-timeout-secs", "120")
 
 
-def wait_for(what, ask):
-    """Returns the result of `ask` as soon as it is neither empty nor false."""
+def wait_for(what, condition):
+    """Returns the result of `condition` as soon as it is neither empty nor false."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        if answer := ask():
+        if answer := condition():
             return answer
         time.sleep(0.05)
     raise AssertionError(f"{what}: not within {PATIENCE} s")
@@ -49,7 +49,7 @@ class Console:
         self.process = subprocess.Popen(["wine", *words], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         test.addCleanup(self.kill)
 
-    def said(self):
+    def output(self):
         return os.pread(self.log.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def kill(self):
@@ -58,10 +58,10 @@ class Console:
         self.log.close()
 
 
-def address(said):
-    """Returns the address where a program listens, once its log shows it. `said` returns the log."""
+def address(output):
+    """Returns the address where a program listens, once its log shows it. `output` returns the log."""
     pattern = re.compile(r"(?:listening on http://|address=)(127\.0\.0\.1:\d+)")
-    return wait_for("a port", lambda: pattern.search(said())).group(1)
+    return wait_for("a port", lambda: pattern.search(output())).group(1)
 
 
 def run(*words, **variables):
@@ -73,7 +73,7 @@ def run(*words, **variables):
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def ask(relay, model="demo", text=SHORT, stream=False):
+def post_chat(relay, model="demo", text=SHORT, stream=False):
     body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": text}]}
     request = urllib.request.Request(
         f"http://{relay}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -110,10 +110,10 @@ class Windows(unittest.TestCase):
 
     def relay(self):
         relay = Console(self, RELAY, "--config", self.relay_yaml(), "--listen-addr", "127.0.0.1:0", *PATIENT_RELAY)
-        return relay, address(relay.said)
+        return relay, address(relay.output)
 
     def demo(self):
-        return address(Console(self, WORKER, "demo", "--listen", "127.0.0.1:0", "--delay", SLOWLY).said)
+        return address(Console(self, WORKER, "demo", "--listen", "127.0.0.1:0", "--delay", SLOWLY).output)
 
     def worker_yaml(self, relay, rest):
         self.write("secret", SECRET)
@@ -122,42 +122,42 @@ class Windows(unittest.TestCase):
             f"relay: http://{relay}\nworkerSecretFile: '{windows(self.folder / 'secret')}'\nprobeListen: 127.0.0.1:0\n{rest}",
         )
 
-    def test_ctrl_c_lets_a_stream_end_whole(self):
+    def test_ctrl_c_drains_a_stream(self):
         relay, at = self.relay()
         config = self.worker_yaml(at, f"{DRAIN}backend: {{url: 'http://{self.demo()}'}}\n")
         worker = Console(self, WORKER, "--config", config)
         wait_for("a worker", lambda: is_served(at, "demo"))
-        with ask(at) as answer:
+        with post_chat(at) as answer:
             self.assertIn("seven", json.load(answer)["choices"][0]["message"]["content"])
-        with ask(at, text=LONG, stream=True) as stream:
+        with post_chat(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             for program in worker, relay:
                 program.process.send_signal(signal.SIGINT)
-            wait_for("a drain", lambda: "graceful shutdown" in worker.said())
+            wait_for("a drain", lambda: "graceful shutdown" in worker.output())
             self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
         for program in worker, relay:
-            self.assertEqual(program.process.wait(PATIENCE), 0, program.said())
-        self.assertIn('signal="Ctrl-C"', worker.said())
+            self.assertEqual(program.process.wait(PATIENCE), 0, program.output())
+        self.assertIn('signal="Ctrl-C"', worker.output())
 
     def test_up_finishes_running_responses_at_ctrl_c(self):
         up, at = self.up()
-        with ask(at, text=LONG, stream=True) as stream:
+        with post_chat(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             up.process.send_signal(signal.SIGINT)
-            wait_for("a drain", lambda: "graceful shutdown" in up.said())
+            wait_for("a drain", lambda: "graceful shutdown" in up.output())
             self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
-        self.assertEqual(up.process.wait(PATIENCE), 0, up.said())
-        self.assertIn("modelrelay: stopped", up.said())
+        self.assertEqual(up.process.wait(PATIENCE), 0, up.output())
+        self.assertIn("modelrelay: stopped", up.output())
         self.assertFalse(processes(ALL_IN_ONE.name))
 
-    def test_up_ends_at_once_at_the_second_ctrl_c(self):
+    def test_second_ctrl_c_stops_up_at_once(self):
         up, at = self.up()
-        with ask(at, text=LONG, stream=True) as stream:
+        with post_chat(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             up.process.send_signal(signal.SIGINT)
-            wait_for("a drain", lambda: "graceful shutdown" in up.said())
+            wait_for("a drain", lambda: "graceful shutdown" in up.output())
             up.process.send_signal(signal.SIGINT)
-            self.assertEqual(up.process.wait(PATIENCE), 1, up.said())
+            self.assertEqual(up.process.wait(PATIENCE), 1, up.output())
         self.assertFalse(processes(ALL_IN_ONE.name))
 
     def test_killed_up_leaves_no_process(self):
@@ -170,11 +170,11 @@ class Windows(unittest.TestCase):
         """Starts `modelrelay up` with a slow demo backend; returns it and the address from the line for PowerShell."""
         with mock.patch.dict(os.environ, DEMO_DELAY=SLOWLY):
             up = Console(self, ALL_IN_ONE, "up", "--backend-ports", "1", "--listen-addr", "127.0.0.1:0")
-        wait_for("a greeting", lambda: "Stop with Ctrl-C" in up.said())
-        self.assertIn('\'{"model":"demo"', up.said())
-        return up, re.search(r"curl\.exe -N http://([^/]+)/", up.said()).group(1)
+        wait_for("a greeting", lambda: "Stop with Ctrl-C" in up.output())
+        self.assertIn('\'{"model":"demo"', up.output())
+        return up, re.search(r"curl\.exe -N http://([^/]+)/", up.output()).group(1)
 
-    def test_models_are_swapped_and_no_server_outlives_its_worker(self):
+    def test_models_are_swapped_and_servers_stop_with_their_worker(self):
         relay, at = self.relay()
         mark = f"swapped-{os.getpid()}"
         command = ["demo", "--listen", "127.0.0.1:${PORT}", "--model"]
@@ -188,23 +188,23 @@ class Windows(unittest.TestCase):
         worker = Console(self, WORKER, "--config", self.worker_yaml(at, f"multiplexer: {slots}\n"))
         wait_for("a worker", lambda: is_served(at, f"{mark}-a", f"{mark}-b"))
         for model in "aba":
-            with ask(at, f"{mark}-{model}") as answer:
+            with post_chat(at, f"{mark}-{model}") as answer:
                 self.assertEqual(json.load(answer)["model"], f"{mark}-{model}")
         self.assertTrue(processes(f"{mark}-a") and not processes(f"{mark}-b"))
-        with ask(at, f"{mark}-b") as answer:
+        with post_chat(at, f"{mark}-b") as answer:
             self.assertEqual(answer.status, 200)
         self.assertGreaterEqual(len(processes(f"{mark}-b")), 3, "a supervisor, cmd and the server")
         worker.kill()
         wait_for("the servers' end", lambda: not processes(mark))
 
-    def test_a_service_starts_answers_and_stops_when_its_stream_has_ended(self):
+    def test_service_starts_and_stops_after_its_stream_has_ended(self):
         self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0", *PATIENT_RELAY)
         self.start("ModelRelayServer")
         at = address(lambda: self.log("relay.log"))
         self.install(WORKER, "ModelRelayWorker", self.worker_yaml(at, f"{DRAIN}backend: {{url: 'http://{self.demo()}'}}\n"))
         self.start("ModelRelayWorker")
         wait_for("a worker", lambda: is_served(at, "demo"))
-        with ask(at, text=LONG, stream=True) as stream:
+        with post_chat(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             run("net", "stop", "ModelRelayWorker")
             wait_for("a stop that waits", lambda: "STOP_PENDING" in run("sc", "query", "ModelRelayWorker")[1])
@@ -215,31 +215,31 @@ class Windows(unittest.TestCase):
         for program, service in (WORKER, "ModelRelayWorker"), (RELAY, "ModelRelayServer"):
             self.assertIn(f"removed the service {service}", run(program, "service", "uninstall")[1])
         self.assertIn("stopped", self.log("relay.log"))
-        code, said = run(RELAY, "service", "uninstall")
-        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: it does not exist" in said, (code, said))
+        code, output = run(RELAY, "service", "uninstall")
+        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: it does not exist" in output, (code, output))
 
-    def test_a_service_that_would_not_run_is_not_installed(self):
+    def test_service_with_an_invalid_configuration_is_not_installed(self):
         config = self.write("worker.yaml", "provder: local\n")
-        code, said = run(WORKER, "service", "install", "--config", config)
-        self.assertTrue(code == 1 and "the service was not installed" in said and "provder" in said, (code, said))
+        code, output = run(WORKER, "service", "install", "--config", config)
+        self.assertTrue(code == 1 and "the service was not installed" in output and "provder" in output, (code, output))
         # A variable that is set during the installation does not help: the service would not have it.
         config = self.write("worker.yaml", "provider: local\n")
-        code, said = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
-        self.assertTrue(code == 1 and "the service was not installed" in said and "WORKER_SECRET: missing" in said, (code, said))
+        code, output = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
+        self.assertTrue(code == 1 and "the service was not installed" in output and "WORKER_SECRET: missing" in output, (code, output))
         self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
 
-    def test_windows_waits_for_a_drain_before_it_goes_down(self):
+    def test_windows_shutdown_waits_for_a_drain(self):
         self.install(RELAY, "ModelRelayServer", self.relay_yaml())
         key = r"HKLM\System\CurrentControlSet\Services\ModelRelayServer"
         wait_for("630 s", lambda: f"{630_000:#x}" in run("reg", "query", key, "/v", "PreshutdownTimeout")[1])
 
-    def test_service_run_by_hand_says_so_where_it_was_typed(self):
+    def test_service_run_in_a_console_reports_the_error_there(self):
         log = self.folder / "relay.log"
-        code, said = run(RELAY, "service", "run", "--log", windows(log), "--folder", windows(self.folder))
-        self.assertTrue(code == 1 and said.count("omit `service run`") == 1, (code, said))
+        code, output = run(RELAY, "service", "run", "--log", windows(log), "--folder", windows(self.folder))
+        self.assertTrue(code == 1 and output.count("omit `service run`") == 1, (code, output))
         self.assertFalse(log.exists())
 
-    def test_why_a_service_has_ended_is_in_its_log(self):
+    def test_service_logs_why_it_ended(self):
         self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0")
         self.write("relay.yaml", "nonsense: 1\n")
         run("net", "start", "ModelRelayServer")
@@ -248,12 +248,12 @@ class Windows(unittest.TestCase):
 
     def start(self, service):
         # Windows may already have started the services that start with it.
-        said = run("net", "start", service)[1]
-        self.assertRegex(said, "started successfully|already running")
+        output = run("net", "start", service)[1]
+        self.assertRegex(output, "started successfully|already running")
 
     def install(self, program, service, config, *flags):
-        code, said = run(program, "service", "install", "--config", config, *flags)
-        self.assertTrue(code == 0 and f"installed the service {service}" in said, said)
+        code, output = run(program, "service", "install", "--config", config, *flags)
+        self.assertTrue(code == 0 and f"installed the service {service}" in output, output)
         self.addCleanup(run, program, "service", "uninstall")
 
 

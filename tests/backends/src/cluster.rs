@@ -76,7 +76,7 @@ struct State {
     /// The number of next requests of a kind to which it responds with 503.
     hiccups: BTreeMap<String, u32>,
     has_expired: bool,
-    asked: BTreeSet<String>,
+    requests: BTreeSet<String>,
     most_pods: usize,
     next_pod: u32,
 }
@@ -96,9 +96,9 @@ impl Cluster {
     /// # Panics
     /// If it cannot listen.
     pub async fn start(deployments: Vec<(&str, Deployment)>) -> Self {
-        let account = tempfile::tempdir().expect("a folder can be made");
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
-        let server = format!("http://{}", listener.local_addr().expect("it has an address"));
+        let account = tempfile::tempdir().expect("the folder can be created");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let server = format!("http://{}", listener.local_addr().expect("the listener has an address"));
         let access = Access::new(server.parse().expect("this is a URL"), account.path(), NAMESPACE);
         let names: Vec<String> = deployments.iter().map(|(name, _)| (*name).to_owned()).collect();
         let state = State {
@@ -116,7 +116,7 @@ impl Cluster {
             delay: Duration::ZERO,
             hiccups: BTreeMap::new(),
             has_expired: false,
-            asked: BTreeSet::new(),
+            requests: BTreeSet::new(),
             most_pods: 0,
             next_pod: 0,
         };
@@ -191,7 +191,7 @@ impl Cluster {
     /// Returns every kind of request so far, such as `patch deployments/scale`.
     #[must_use]
     pub fn received_requests(&self) -> Vec<String> {
-        self.shared.state().asked.iter().cloned().collect()
+        self.shared.state().requests.iter().cloned().collect()
     }
 
     /// Revokes a right: `get deployments/scale`, `watch pods`.

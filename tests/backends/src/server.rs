@@ -71,7 +71,7 @@ pub fn free_port() -> u16 {
     let begin = std::process::id().wrapping_mul(101);
     let numbers = PORTS.map(|_| begin.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32);
     let mut ports = numbers.map(|number| u16::try_from(PORTS.start + number).expect("below 2^16"));
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("there is a free port")
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }
 
 /// True if a program listens on that port of loopback.
@@ -84,8 +84,8 @@ pub async fn is_listening(port: u16) -> bool {
 /// # Panics
 /// After [`TEST_TIMEOUT`], with `what`.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let came = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "waited {TEST_TIMEOUT:?} in vain until {what}");
+    let held = poll_for(TEST_TIMEOUT, async || is_so().await.then_some(())).await;
+    assert!(held.is_some(), "timed out after {TEST_TIMEOUT:?} waiting until {what}");
 }
 
 /// True if the process with this id runs and is no zombie.

@@ -17,15 +17,15 @@ export class HandWorker {
     this.load = 0;
     this.acknowledged = new Promise((resolve, reject) => {
       const late = setTimeout(() => reject(new Error(`${name} was not acknowledged`)), PATIENCE_MS);
-      socket.onopen = () => this.say({ type: 'register', worker_name: name, models, max_concurrent: slots, protocol_version: '1', version: 'hand', current_load: 0 });
-      socket.onerror = (event) => reject(new Error(`${name} was not let in: ${event.message}`));
+      socket.onopen = () => this.send({ type: 'register', worker_name: name, models, max_concurrent: slots, protocol_version: '1', version: 'hand', current_load: 0 });
+      socket.onerror = (event) => reject(new Error(`${name} was not accepted: ${event.message}`));
       socket.onmessage = ({ data }) => {
         const message = JSON.parse(data);
         if (message.type === 'register_ack') {
           clearTimeout(late);
           resolve();
         } else if (message.type === 'ping') {
-          this.say({ type: 'pong', current_load: this.requests.length, timestamp_unix_ms: message.timestamp_unix_ms });
+          this.send({ type: 'pong', current_load: this.requests.length, timestamp_unix_ms: message.timestamp_unix_ms });
         } else if (message.type === 'request') {
           this.requests.push(message.request_id);
         } else if (message.type === 'cancel') {
@@ -35,7 +35,7 @@ export class HandWorker {
     });
   }
 
-  say(message) {
+  send(message) {
     this.socket.send(JSON.stringify(message));
   }
 

@@ -19,7 +19,7 @@ export class Site {
     site.folder = mkdtempSync(path.join(tmpdir(), 'modelrelay-browser-'));
     site.programs = [];
     site.played = [];
-    site.asked = [];
+    site.chats = [];
     /** Texts that no program may ever log. */
     site.secrets = [TOKEN, SECRET, PROMPT];
     site.relayEnv = { WORKER_SECRET: SECRET, MODELRELAY_ADMIN_TOKEN: TOKEN, ...relay };
@@ -33,7 +33,7 @@ export class Site {
 
   async startRelay(listen) {
     this.relay = this.#spawn('relay', [], { LISTEN_ADDR: listen, ...this.relayEnv });
-    const listener = (name) => this.relay.said(new RegExp(` ${name}listening on (http://127\\.0\\.0\\.1:\\d+)`));
+    const listener = (name) => this.relay.logged(new RegExp(` ${name}listening on (http://127\\.0\\.0\\.1:\\d+)`));
     this.url = await listener('');
     /** The addresses for workers, and of the pages. */
     this.workers = this.relayEnv.WORKER_LISTEN_ADDR ? await listener('worker ') : this.url;
@@ -43,7 +43,7 @@ export class Site {
   /** Returns the address of a demo backend. */
   async backend(model) {
     const demo = this.#spawn('worker', ['demo', '--listen', '127.0.0.1:0', '--model', model], {});
-    return `http://${await demo.said(/address=(127\.0\.0\.1:\d+)/)}`;
+    return `http://${await demo.logged(/address=(127\.0\.0\.1:\d+)/)}`;
   }
 
   /** Starts a demo backend with a worker. */
@@ -93,7 +93,7 @@ export class Site {
   }
 
   /** Sends a chat request whose response is not read yet; `end` aborts it. */
-  ask(model, more = {}) {
+  chat(model, more = {}) {
     const stop = new AbortController();
     const answer = fetch(`${this.url}/v1/chat/completions`, {
       method: 'POST',
@@ -103,19 +103,19 @@ export class Site {
     });
     // Aborted at the end of the test.
     answer.catch(() => {});
-    this.asked.push(stop);
+    this.chats.push(stop);
     return answer;
   }
 
   async close() {
-    this.asked.forEach((stop) => stop.abort());
+    this.chats.forEach((stop) => stop.abort());
     this.played.forEach((hand) => hand.close());
     this.programs.forEach((program) => program.kill());
     await Promise.all(this.programs.map((program) => program.ended));
     rmSync(this.folder, { recursive: true, force: true });
     for (const { log } of this.programs) {
-      const told = this.secrets.find((secret) => log.includes(secret));
-      if (told) throw new Error(`a program's log has the secret ${told}:\n${log}`);
+      const disclosed = this.secrets.find((secret) => log.includes(secret));
+      if (disclosed) throw new Error(`a program's log has the secret ${disclosed}:\n${log}`);
     }
   }
 
@@ -139,23 +139,23 @@ class Program {
     this.log = '';
     this.waiting = new Set();
     this.child = spawn(file, args, { env: { PATH: process.env.PATH, ...env }, cwd, stdio: ['ignore', 'pipe', 'pipe'] });
-    for (const stream of [this.child.stdout, this.child.stderr]) stream.on('data', (data) => this.#heard(String(data)));
+    for (const stream of [this.child.stdout, this.child.stderr]) stream.on('data', (data) => this.#onOutput(String(data)));
     this.ended = new Promise((resolve) => this.child.on('close', resolve));
   }
 
   /** Resolves to the first group of `pattern` in the program's past or future output. */
-  said(pattern) {
+  logged(pattern) {
     return new Promise((resolve, reject) => {
-      const late = setTimeout(() => reject(new Error(`never said ${pattern}:\n${this.log.slice(-4000)}`)), PATIENCE_MS);
-      const look = () => {
+      const late = setTimeout(() => reject(new Error(`no output that matches ${pattern}:\n${this.log.slice(-4000)}`)), PATIENCE_MS);
+      const check = () => {
         const found = this.log.match(pattern);
         if (!found) return;
         clearTimeout(late);
-        this.waiting.delete(look);
+        this.waiting.delete(check);
         resolve(found[1] ?? found[0]);
       };
-      this.waiting.add(look);
-      look();
+      this.waiting.add(check);
+      check();
     });
   }
 
@@ -163,8 +163,8 @@ class Program {
     this.child.kill('SIGKILL');
   }
 
-  #heard(text) {
+  #onOutput(text) {
     this.log += text;
-    this.waiting.forEach((look) => look());
+    this.waiting.forEach((check) => check());
   }
 }

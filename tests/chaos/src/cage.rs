@@ -60,7 +60,7 @@ impl Drop for Cage {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;
             }
-            #[expect(clippy::disallowed_methods, reason = "a poll with a deadline, where nothing can be awaited")]
+            #[expect(clippy::disallowed_methods, reason = "a poll with a deadline in synchronous code")]
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }

@@ -70,20 +70,20 @@ impl Manner {
 }
 
 /// Sends a request, reads its response, and evaluates it.
-pub async fn exchange(ask: &RequestSpec, relay: SocketAddr, manner: Manner) -> Record {
+pub async fn exchange(spec: &RequestSpec, relay: SocketAddr, manner: Manner) -> Record {
     let key = manner.key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
-    let mut client = Client { ask, key, first_byte: None, retry_after: false };
+    let mut client = Client { spec, key, first_byte: None, retry_after: false };
     let began = now();
     let ends = manner.leaves.map_or(manner.deadline, |leaves| leaves.min(manner.deadline));
     let outcome = timeout(ends, client.run(relay)).await.unwrap_or_else(|_| {
         if ends < manner.deadline { Outcome::Cancelled } else { Outcome::Lost(format!("no end in {ends:?}")) }
     });
     let (first_byte, retry_after) = (client.first_byte, client.retry_after);
-    Record { nonce: ask.nonce, began, first_byte, ended: now(), outcome, retry_after }
+    Record { nonce: spec.nonce, began, first_byte, ended: now(), outcome, retry_after }
 }
 
 struct Client<'a> {
-    ask: &'a RequestSpec,
+    spec: &'a RequestSpec,
     key: String,
     first_byte: Option<u64>,
     retry_after: bool,
@@ -104,7 +104,7 @@ impl Client<'_> {
         };
         let _ = stream.set_nodelay(true);
         let (reader, writer) = stream.into_split();
-        let (body, target) = (self.ask.body(), self.ask.target());
+        let (body, target) = (self.spec.body(), self.spec.target());
         let head = format!(
             "POST {target} HTTP/1.1\r\nhost: {relay}\r\n{}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             self.key,
@@ -140,7 +140,7 @@ impl Client<'_> {
             None => wire.chunked(&mut body).await,
         };
         match (head.status, end) {
-            (200, Ok(())) if body == self.ask.expected() => Outcome::Answered,
+            (200, Ok(())) if body == self.spec.expected() => Outcome::Answered,
             (200, Ok(())) => self
                 .judge_frame(&body, false)
                 .unwrap_or_else(|| Outcome::Lost(format!("a wrong answer of {} bytes: {}", body.len(), tail(&body)))),
@@ -159,10 +159,10 @@ impl Client<'_> {
         if let Some(outcome) = self.judge_frame(body, true) {
             return outcome;
         }
-        if !self.ask.expected().starts_with(body) {
+        if !self.spec.expected().starts_with(body) {
             return Outcome::Lost(format!("wrong bytes before the cut: {}", tail(body)));
         }
-        if !self.ask.stream && self.first_byte.is_some() && !error.to_string().contains("reset") {
+        if !self.spec.stream && self.first_byte.is_some() && !error.to_string().contains("reset") {
             return Outcome::Failed("JSON body cut".to_owned());
         }
         Outcome::Broken(format!("in the answer, after {} bytes: {error}", body.len()))
@@ -173,11 +173,11 @@ impl Client<'_> {
     fn judge_frame(&self, body: &[u8], is_cut: bool) -> Option<Outcome> {
         const FRAME: &[u8] = b"data: {\"error\"";
         let at = body.windows(FRAME.len()).rposition(|window| window == FRAME)?;
-        let (came, expected) = (&body[..at], self.ask.expected());
+        let (received, expected) = (&body[..at], self.spec.expected());
         // If an event was truncated, an empty line separates it from the frame.
-        let parted = came.strip_suffix(b"\n\n").filter(|_| is_cut).unwrap_or(came);
-        let is_between_events = came.is_empty() || came.ends_with(b"\n\n");
-        if !(is_cut || is_between_events) || !expected.starts_with(came) && !expected.starts_with(parted) {
+        let parted = received.strip_suffix(b"\n\n").filter(|_| is_cut).unwrap_or(received);
+        let is_between_events = received.is_empty() || received.ends_with(b"\n\n");
+        if !(is_cut || is_between_events) || !expected.starts_with(received) && !expected.starts_with(parted) {
             return Some(Outcome::Lost(format!("wrong bytes before the error frame: {}", tail(body))));
         }
         let frame = String::from_utf8_lossy(&body[at..]).into_owned();
@@ -197,7 +197,7 @@ async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Re
     first.extend_from_slice(&body[..at_once]);
     writer.write_all(&first).await?;
     for piece in body[at_once..].chunks(UPLOAD_PIECE) {
-        #[expect(clippy::disallowed_methods, reason = "the pace of an upload, which nothing waits for")]
+        #[expect(clippy::disallowed_methods, reason = "the pace of an upload")]
         tokio::time::sleep(UPLOAD_PAUSE).await;
         writer.write_all(piece).await?;
     }
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     /// Returns the result for exactly these bytes, after which the connection is closed.
-    async fn judged(ask: &RequestSpec, answer: Vec<u8>) -> Outcome {
+    async fn judged(spec: &RequestSpec, answer: Vec<u8>) -> Outcome {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let relay = listener.local_addr().expect("it is bound");
         tokio::spawn(async move {
@@ -291,7 +291,7 @@ mod tests {
             assert!(stream.read(&mut request).await.expect("a request") > 0);
             stream.write_all(&answer).await.expect("the client reads");
         });
-        exchange(ask, relay, Manner::patient(Duration::from_secs(5))).await.outcome
+        exchange(spec, relay, Manner::patient(Duration::from_secs(5))).await.outcome
     }
 
     fn chunk(bytes: &[u8]) -> Vec<u8> {
@@ -304,38 +304,38 @@ mod tests {
 
     #[tokio::test]
     async fn response_needs_expected_bytes_and_end() {
-        let ask = RequestSpec::stream(1, 3, 0);
-        let right = chunk(&ask.expected());
-        assert_eq!(judged(&ask, [HEAD, &right, END].concat()).await, Outcome::Answered);
-        assert!(matches!(judged(&ask, [HEAD, &right].concat()).await, Outcome::Broken(_)));
-        assert!(matches!(judged(&ask, [HEAD, &right, &right, END].concat()).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&ask, [HEAD, &chunk(b"data: "), END].concat()).await, Outcome::Lost(_)));
+        let spec = RequestSpec::stream(1, 3, 0);
+        let right = chunk(&spec.expected());
+        assert_eq!(judged(&spec, [HEAD, &right, END].concat()).await, Outcome::Answered);
+        assert!(matches!(judged(&spec, [HEAD, &right].concat()).await, Outcome::Broken(_)));
+        assert!(matches!(judged(&spec, [HEAD, &right, &right, END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&spec, [HEAD, &chunk(b"data: "), END].concat()).await, Outcome::Lost(_)));
         assert!(matches!(judged(&RequestSpec::stream(2, 3, 0), [HEAD, &right, END].concat()).await, Outcome::Lost(_)));
     }
 
     #[tokio::test]
     async fn broken_stream_needs_valid_beginning_and_reason() {
-        let ask = RequestSpec::stream(1, 3, 0);
-        let (half, all) = (&ask.expected()[..70], ask.expected());
+        let spec = RequestSpec::stream(1, 3, 0);
+        let (half, all) = (&spec.expected()[..70], spec.expected());
         let failed = Outcome::Failed("in-band worker_lost".to_owned());
-        assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME)].concat()).await, failed);
+        assert_eq!(judged(&spec, [HEAD, &chunk(&all), &chunk(FRAME)].concat()).await, failed);
         let parted = [b"\n\n", FRAME].concat();
-        assert_eq!(judged(&ask, [HEAD, &chunk(half), &chunk(&parted)].concat()).await, failed);
-        assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME), END].concat()).await, failed);
-        assert!(matches!(judged(&ask, [HEAD, &chunk(half), &chunk(&parted), END].concat()).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&ask, [HEAD, &chunk(half), &chunk(FRAME), END].concat()).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&ask, [HEAD, &chunk(b"other"), &chunk(FRAME)].concat()).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&ask, [HEAD, &chunk(half)].concat()).await, Outcome::Broken(_)));
+        assert_eq!(judged(&spec, [HEAD, &chunk(half), &chunk(&parted)].concat()).await, failed);
+        assert_eq!(judged(&spec, [HEAD, &chunk(&all), &chunk(FRAME), END].concat()).await, failed);
+        assert!(matches!(judged(&spec, [HEAD, &chunk(half), &chunk(&parted), END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&spec, [HEAD, &chunk(half), &chunk(FRAME), END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&spec, [HEAD, &chunk(b"other"), &chunk(FRAME)].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&spec, [HEAD, &chunk(half)].concat()).await, Outcome::Broken(_)));
     }
 
     #[tokio::test]
     async fn refusal_without_reason_is_lost() {
         let refusal =
             |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
-        let ask = RequestSpec::plain(1, 0);
+        let spec = RequestSpec::plain(1, 0);
         let failed = Outcome::Failed("503 overloaded".to_owned());
-        assert_eq!(judged(&ask, refusal("{\"error\":{\"code\":\"overloaded\"}}")).await, failed);
-        assert!(matches!(judged(&ask, refusal("no")).await, Outcome::Lost(_)));
-        assert!(matches!(judged(&ask, Vec::new()).await, Outcome::Broken(_)));
+        assert_eq!(judged(&spec, refusal("{\"error\":{\"code\":\"overloaded\"}}")).await, failed);
+        assert!(matches!(judged(&spec, refusal("no")).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&spec, Vec::new()).await, Outcome::Broken(_)));
     }
 }

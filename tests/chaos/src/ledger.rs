@@ -94,7 +94,7 @@ impl Ledger {
         let mut counts = self.counts.subscribe();
         let goal = self.counts().answered + more;
         let waited = tokio::time::timeout(patience, counts.wait_for(|counts| counts.answered >= goal)).await;
-        assert!(waited.is_ok(), "waited {patience:?} in vain for {more} answers: {:?}", self.counts());
+        assert!(waited.is_ok(), "timed out after {patience:?} waiting for {more} responses: {:?}", self.counts());
     }
 
     /// As [`Self::answers_within`], with the longest time that a request may take.
@@ -121,10 +121,10 @@ impl Ledger {
                 Outcome::Lost(how) => summary.lost.push(format!("{}: {how}", record.nonce)),
             }
             if record.outcome == Outcome::Answered && executions.of(record.nonce) == 0 {
-                summary.lost.push(format!("{}: answered by nobody", record.nonce));
+                summary.lost.push(format!("{}: no response", record.nonce));
             }
             summary.repeated += usize::from(executions.of(record.nonce) > 1);
-            if record.first_byte.is_some_and(|seen| executions.begun_after(record.nonce, seen)) {
+            if record.first_byte.is_some_and(|first_byte| executions.begun_after(record.nonce, first_byte)) {
                 summary.doubled.push(record.nonce);
             }
         }
@@ -159,7 +159,7 @@ impl Summary {
     /// If nothing succeeded, or any request was lost or doubled.
     pub fn check(&self, scenario: &str) {
         report_line(&format!("{scenario}: {self}"));
-        assert!(self.sent > 0 && self.answered > 0, "{scenario}: nothing was answered: {self:?}");
+        assert!(self.sent > 0 && self.answered > 0, "{scenario}: no request was answered: {self:?}");
         assert!(self.lost.is_empty(), "{scenario}: lost {:#?}", self.lost);
         assert!(self.doubled.is_empty(), "{scenario}: executed again after the first byte: {:?}", self.doubled);
     }

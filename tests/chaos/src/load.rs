@@ -74,11 +74,11 @@ impl Target {
     }
 
     /// Sends a request; a broken connection is excused if the relay was killed meanwhile.
-    pub async fn exchange(&self, ask: &RequestSpec, manner: Manner) -> Record {
+    pub async fn exchange(&self, spec: &RequestSpec, manner: Manner) -> Record {
         let kills = self.kills.load(Ordering::SeqCst);
         let down = self.down.load(Ordering::SeqCst);
         let key = manner.key.clone().or_else(|| self.key.get().cloned());
-        let mut record = exchange(ask, self.addr(), Manner { key, ..manner }).await;
+        let mut record = exchange(spec, self.addr(), Manner { key, ..manner }).await;
         let killed = down || self.kills.load(Ordering::SeqCst) != kills;
         let broken = match &record.outcome {
             Outcome::Broken(_) => true,
@@ -174,7 +174,7 @@ pub fn new_nonce() -> u64 {
     NONCE.fetch_add(1, Ordering::SeqCst)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+#[expect(clippy::disallowed_methods, reason = "the pace of a client")]
 async fn pause(duration: Duration) {
     tokio::time::sleep(duration).await;
 }
@@ -194,11 +194,11 @@ impl Client {
                 pause(PAUSE_AFTER_BROKEN).await;
                 continue;
             };
-            let ask = (self.plan.next)(new_nonce(), &mut self.dice);
+            let spec = (self.plan.next)(new_nonce(), &mut self.dice);
             let leaves = self.dice.percent(self.plan.leave_percent);
             let leaves = leaves.then(|| Duration::from_millis(self.dice.between(0..=200)));
             self.ledger.sent();
-            let record = target.exchange(&ask, Manner { leaves, ..Manner::patient(DEADLINE) }).await;
+            let record = target.exchange(&spec, Manner { leaves, ..Manner::patient(DEADLINE) }).await;
             let failed = matches!(record.outcome, Outcome::Failed(_) | Outcome::Broken(_));
             self.ledger.ended(record);
             if failed {

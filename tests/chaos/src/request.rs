@@ -81,12 +81,12 @@ impl RequestSpec {
     #[must_use]
     pub fn mixed(nonce: u64, dice: &mut Dice) -> Self {
         let upload = if dice.percent(15) { dice.between(100_000..=600_000) as usize } else { 0 };
-        let ask = match dice.below(3) {
+        let spec = match dice.below(3) {
             0 => Self::plain(nonce, dice.between(0..=50)),
             1 => Self::stream(nonce, dice.between(1..=40), dice.between(0..=10)),
             _ => Self::stream(nonce, dice.between(10..=40), 10).pieces_of(2_000),
         };
-        ask.upload(upload)
+        spec.upload(upload)
     }
 
     /// Returns the path with its query string.
@@ -187,8 +187,8 @@ mod tests {
 
     #[test]
     fn request_target_round_trips_through_backend() {
-        let ask = RequestSpec::stream(7, 3, 10).stalling(Stall::End);
-        assert_eq!(RequestSpec::parse(&ask.target()), Some(ask));
+        let spec = RequestSpec::stream(7, 3, 10).stalling(Stall::End);
+        assert_eq!(RequestSpec::parse(&spec.target()), Some(spec));
         assert_eq!(RequestSpec::parse("/health"), None);
     }
 

@@ -243,6 +243,6 @@ impl Site {
 /// # Panics
 /// If it does not hold in time.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let came = poll_for(LONG, async || condition().await.then_some(())).await;
-    assert!(came.is_some(), "waited {LONG:?} in vain for {what}");
+    let held = poll_for(LONG, async || condition().await.then_some(())).await;
+    assert!(held.is_some(), "timed out after {LONG:?} waiting for {what}");
 }

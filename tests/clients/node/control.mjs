@@ -39,12 +39,12 @@ export class Stack {
     return response;
   };
 
-  say(deed, tag = this.tag) {
+  prompt(deed, tag = this.tag) {
     return `tag=${tag} do=${deed}`;
   }
 
-  ask(deed = 'echo', { tag, ...more } = {}) {
-    return { model: MODEL, messages: [{ role: 'user', content: this.say(deed, tag) }], ...more };
+  request(deed = 'echo', { tag, ...more } = {}) {
+    return { model: MODEL, messages: [{ role: 'user', content: this.prompt(deed, tag) }], ...more };
   }
 
   /** Returns the backend's requests of this test, once there are `count` in `state`. */
@@ -70,7 +70,7 @@ export class Stack {
   async waitForQueue(length) {
     const deadline = Date.now() + 20_000;
     while (((await this.admin('GET', '/admin/stats')).queue_depth.local ?? 0) < length) {
-      assert.ok(Date.now() < deadline, 'nothing is queued');
+      assert.ok(Date.now() < deadline, 'no request is queued');
     }
   }
 
@@ -83,7 +83,7 @@ export class Stack {
   /** Occupies a worker's only slot through `create`, an SDK's call; returns a function that frees it. */
   async occupy(create) {
     const tag = `occupy-${this.tag}`;
-    const answer = create(this.ask('hold', { tag }));
+    const answer = create(this.request('hold', { tag }));
     await this.seen('running', { tag });
     return async () => {
       await this.release(tag);
@@ -113,5 +113,5 @@ export async function errorOf(doing) {
   } catch (error) {
     return error;
   }
-  assert.fail('nothing was raised');
+  assert.fail('no error was raised');
 }

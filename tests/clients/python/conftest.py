@@ -35,11 +35,11 @@ class Stack:
         self.id, self.url = made["id"], made["url"]
         self.tag = uuid.uuid4().hex
 
-    def say(self, deed, tag=None):
+    def prompt(self, deed, tag=None):
         return f"tag={tag or self.tag} do={deed}"
 
-    def ask(self, deed="echo", tag=None, **more):
-        return {"model": MODEL, "messages": [{"role": "user", "content": self.say(deed, tag)}]} | more
+    def request(self, deed="echo", tag=None, **more):
+        return {"model": MODEL, "messages": [{"role": "user", "content": self.prompt(deed, tag)}]} | more
 
     def seen(self, state=None, count=1, tag=None):
         """Returns the backend's requests of this test, once there are `count` in `state`."""
@@ -60,7 +60,7 @@ class Stack:
     def wait_for_queue(self, length):
         deadline = time.monotonic() + 20
         while self.admin("GET", "/admin/stats")["queue_depth"].get("local", 0) < length:
-            assert time.monotonic() < deadline, "nothing is queued"
+            assert time.monotonic() < deadline, "no request is queued"
 
     def admin(self, method, path, body=None):
         request = urllib.request.Request(self.url + path, body, method=method)
@@ -72,7 +72,7 @@ class Stack:
     def occupy(self, create):
         """Occupies a worker's only slot through `create`, an SDK's call; returns a function that frees it."""
         tag = f"occupy-{self.tag}"
-        thread = in_background(create, **self.ask("hold", tag))
+        thread = in_background(create, **self.request("hold", tag))
         self.seen("running", tag=tag)
 
         def leave():

@@ -15,7 +15,7 @@ def aider(headless, tmp_path):
 
     def start(stack, deed, key="any"):
         return headless(
-            os.environ["CLIENTS_AIDER"], "--model", f"openai/{MODEL}", "--message", stack.say(deed), "--no-git", "--yes-always", "--no-pretty",
+            os.environ["CLIENTS_AIDER"], "--model", f"openai/{MODEL}", "--message", stack.prompt(deed), "--no-git", "--yes-always", "--no-pretty",
             "--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--analytics-disable", "--no-detect-urls",
             OPENAI_API_BASE=f"{stack.url}/v1", OPENAI_API_KEY=key, LITELLM_LOCAL_MODEL_COST_MAP="True", PYTHONUNBUFFERED="1",
         )
@@ -23,7 +23,7 @@ def aider(headless, tmp_path):
     return start
 
 
-def said(process):
+def output_of(process):
     return process.communicate(timeout=PATIENCE)[0]
 
 
@@ -37,19 +37,19 @@ def test_a_prompt_is_answered_as_a_stream(stack, aider):
         assert word, begun
     assert TEXT not in begun
     stack.release()
-    assert TEXT in begun + said(process)
+    assert TEXT in begun + output_of(process)
     [request] = stack.seen("done")
     assert (request["path"], request["stream"]) == ("/v1/chat/completions", True)
 
 
-def test_a_wrong_key_is_said_to_be_one(stack, aider):
+def test_a_wrong_key_is_reported(stack, aider):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
-    assert "AuthenticationError" in said(aider(stack, "echo", key="mr-no-key"))
-    assert TEXT in said(aider(stack, "echo", key=stack.new_key()))
+    assert "AuthenticationError" in output_of(aider(stack, "echo", key="mr-no-key"))
+    assert TEXT in output_of(aider(stack, "echo", key=stack.new_key()))
 
 
 def test_a_refusal_of_the_backend_is_understood(stack, aider):
-    assert "has hit a token limit" in said(aider(stack(), "refuse"))
+    assert "has hit a token limit" in output_of(aider(stack(), "refuse"))
 
 
 def test_ending_it_in_mid_stream_reaches_the_backend(stack, aider):

@@ -12,8 +12,8 @@ def sdk(stack, attempts, **more):
     return anthropic.Anthropic(base_url=stack.url, **options)
 
 
-def ask(stack, *arguments, **more):
-    return stack.ask(*arguments, max_tokens=100, **more)
+def message_request(stack, *arguments, **more):
+    return stack.request(*arguments, max_tokens=100, **more)
 
 
 def kind(error):
@@ -26,7 +26,7 @@ def test_the_sdk_is_the_one_that_was_measured():
 
 def test_a_message_is_answered_with_usage_and_a_request_id(stack, attempts):
     stack = stack()
-    message = sdk(stack, attempts).messages.create(**ask(stack))
+    message = sdk(stack, attempts).messages.create(**message_request(stack))
     assert (message.content[0].text, message.stop_reason) == (TEXT, "end_turn")
     assert (message.usage.input_tokens, message.usage.output_tokens) == (5, 4)
     assert message._request_id
@@ -35,7 +35,7 @@ def test_a_message_is_answered_with_usage_and_a_request_id(stack, attempts):
 
 def test_a_message_stream_ends_with_its_stop_reason(stack, attempts):
     stack = stack()
-    with sdk(stack, attempts).messages.stream(**ask(stack)) as stream:
+    with sdk(stack, attempts).messages.stream(**message_request(stack)) as stream:
         assert "".join(stream.text_stream) == TEXT
         assert stream.get_final_message().stop_reason == "end_turn"
 
@@ -43,14 +43,14 @@ def test_a_message_stream_ends_with_its_stop_reason(stack, attempts):
 def test_a_tool_call_and_its_result_go_both_ways(stack, attempts):
     stack = stack()
     messages = sdk(stack, attempts).messages
-    asked = ask(stack, "call", tools=[ANTHROPIC_TOOL])
-    with messages.stream(**asked) as stream:
+    request = message_request(stack, "call", tools=[ANTHROPIC_TOOL])
+    with messages.stream(**request) as stream:
         answer = stream.get_final_message()
     [called] = answer.content
     assert (called.name, called.input, answer.stop_reason) == ("weather", {"city": "Oslo"}, "tool_use")
     result = {"type": "tool_result", "tool_use_id": called.id, "content": "rain"}
-    asked["messages"] += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
-    assert messages.create(**asked).content[0].text == TEXT
+    request["messages"] += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    assert messages.create(**request).content[0].text == TEXT
 
 
 def test_models_are_listed_and_retrieved(stack, attempts):
@@ -70,10 +70,10 @@ def test_an_unknown_model_is_not_found_and_not_retried(stack, attempts):
 def test_a_wrong_key_is_an_authentication_error_and_not_retried(stack, attempts):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     with pytest.raises(anthropic.AuthenticationError) as caught:
-        sdk(stack, attempts, api_key="mr-no-key").messages.create(**ask(stack))
+        sdk(stack, attempts, api_key="mr-no-key").messages.create(**message_request(stack))
     assert kind(caught.value) == "authentication_error"
     assert attempts.count == 1
-    message = sdk(stack, attempts, api_key=stack.new_key()).messages.create(**ask(stack))
+    message = sdk(stack, attempts, api_key=stack.new_key()).messages.create(**message_request(stack))
     assert message.content[0].text == TEXT
     assert stack.seen()[-1]["x-api-key"] is None, "the relay's own key reached the backend"
 
@@ -81,7 +81,7 @@ def test_a_wrong_key_is_an_authentication_error_and_not_retried(stack, attempts)
 def test_a_refusal_of_the_backend_arrives_as_it_is(stack, attempts):
     stack = stack()
     with pytest.raises(anthropic.BadRequestError) as caught:
-        sdk(stack, attempts).messages.create(**ask(stack, "refuse"))
+        sdk(stack, attempts).messages.create(**message_request(stack, "refuse"))
     assert caught.value.body["error"]["message"] == "This model's maximum context length is 16 tokens."
     assert attempts.count == 1
 
@@ -89,18 +89,18 @@ def test_a_refusal_of_the_backend_arrives_as_it_is(stack, attempts):
 def test_a_full_queue_is_a_rate_limit_that_the_sdk_waits_out(stack, attempts):
     stack = stack(relay={"MAX_QUEUE_LEN": "1", "QUEUE_TIMEOUT_SECS": "4"}, **BUSY)
     create = sdk(stack, attempts).messages.create
-    leave = stack.occupy(lambda **asked: create(max_tokens=100, **asked))
-    queued = in_background(create, **ask(stack))
+    leave = stack.occupy(lambda **request: create(max_tokens=100, **request))
+    queued = in_background(create, **message_request(stack))
     stack.wait_for_queue(1)
     with pytest.raises(anthropic.RateLimitError) as caught:
-        sdk(stack, attempts, max_retries=0).messages.create(**ask(stack))
+        sdk(stack, attempts, max_retries=0).messages.create(**message_request(stack))
     assert kind(caught.value) == "rate_limit_error"
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
     assert caught.value.request_id == caught.value.body["request_id"]
 
     before = attempts.count
     attempts.on_answer = lambda response: response.status_code == 429 and leave()
-    assert create(**ask(stack)).content[0].text == TEXT
+    assert create(**message_request(stack)).content[0].text == TEXT
     assert attempts.count == before + 2, "one refusal, one answer"
     queued.join()
 
@@ -108,10 +108,10 @@ def test_a_full_queue_is_a_rate_limit_that_the_sdk_waits_out(stack, attempts):
 def test_a_queue_timeout_is_retried(stack, attempts):
     stack = stack(relay={"QUEUE_TIMEOUT_SECS": "1"}, **BUSY)
     create = sdk(stack, attempts, max_retries=1).messages.create
-    leave = stack.occupy(lambda **asked: create(max_tokens=100, **asked))
+    leave = stack.occupy(lambda **request: create(max_tokens=100, **request))
     before = attempts.count
     with pytest.raises(anthropic.InternalServerError) as caught:
-        create(**ask(stack))
+        create(**message_request(stack))
     leave()
     assert (caught.value.status_code, kind(caught.value)) == (504, "overloaded_error")
     assert attempts.count == before + 2
@@ -120,7 +120,7 @@ def test_a_queue_timeout_is_retried(stack, attempts):
 def test_a_request_timeout_is_not_retried(stack, attempts):
     stack = stack(relay={"REQUEST_TIMEOUT_SECS": "1"})
     with pytest.raises(anthropic.InternalServerError) as caught:
-        sdk(stack, attempts).messages.create(**ask(stack, "hold"))
+        sdk(stack, attempts).messages.create(**message_request(stack, "hold"))
     assert (caught.value.status_code, kind(caught.value)) == (504, "timeout_error")
     assert attempts.count == 1
     stack.seen("left")
@@ -128,19 +128,19 @@ def test_a_request_timeout_is_not_retried(stack, attempts):
 
 def test_a_worker_killed_in_mid_stream_raises(stack, attempts):
     stack = stack()
-    with sdk(stack, attempts).messages.stream(**ask(stack, "hold")) as stream:
+    with sdk(stack, attempts).messages.stream(**message_request(stack, "hold")) as stream:
         words = iter(stream.text_stream)
         assert [next(words), next(words)] == ["Hello", " from"]
         stack.kill_worker()
         with pytest.raises(anthropic.APIStatusError) as caught:
             list(words)
     assert kind(caught.value)
-    assert attempts.count == 1, "what was begun is never sent again"
+    assert attempts.count == 1, "a request whose response has begun must not be sent again"
 
 
 def test_closing_a_stream_reaches_the_backend(stack, attempts):
     stack = stack()
-    with sdk(stack, attempts).messages.stream(**ask(stack, "hold")) as stream:
+    with sdk(stack, attempts).messages.stream(**message_request(stack, "hold")) as stream:
         assert next(iter(stream.text_stream)) == "Hello"
         stack.seen("running")
     stack.seen("left")
@@ -148,8 +148,8 @@ def test_closing_a_stream_reaches_the_backend(stack, attempts):
 
 def test_a_real_llama_server_answers(stack, attempts):
     messages = sdk(stack(workers=[llama()]), attempts).messages
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
-    answer = messages.create(**asked)
+    request = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    answer = messages.create(**request)
     assert answer.stop_reason and answer.usage.output_tokens
-    with messages.stream(**asked) as stream:
+    with messages.stream(**request) as stream:
         assert stream.get_final_message().stop_reason

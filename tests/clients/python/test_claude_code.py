@@ -10,7 +10,7 @@ def claude(headless):
     def start(stack, deed, *options, key="any"):
         program = installed("@anthropic-ai/claude-code-*/claude")
         return headless(
-            program, "-p", stack.say(deed), "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options,
+            program, "-p", stack.prompt(deed), "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options,
             ANTHROPIC_BASE_URL=stack.url, ANTHROPIC_AUTH_TOKEN=key, ANTHROPIC_MODEL=MODEL, ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
             CLAUDE_CODE_MAX_RETRIES="1", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", DISABLE_AUTOUPDATER="1", DISABLE_TELEMETRY="1",
         )
@@ -35,7 +35,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack, claude):
     assert tool_results(events) == ["mango"]
 
 
-def test_a_wrong_key_is_said_to_be_one(stack, claude):
+def test_a_wrong_key_is_reported(stack, claude):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     _, result = outcome(claude(stack, "echo", key="mr-no-key"))
     assert result["is_error"] and result["api_error_status"] == 401

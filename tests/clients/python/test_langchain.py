@@ -21,7 +21,7 @@ def chat(stack, api, **more):
 
 def test_a_chat_is_answered_with_usage(stack, api):
     stack = stack()
-    message = chat(stack, api).invoke(stack.say("echo"))
+    message = chat(stack, api).invoke(stack.prompt("echo"))
     assert message.content == TEXT
     assert (message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"]) == (5, 4)
 
@@ -30,7 +30,7 @@ def test_a_chat_stream_ends_whole_and_carries_usage(stack, api):
     stack = stack()
     more = {"stream_usage": True} if api == "openai" else {}  # off by default where the address is not OpenAI's
     whole = None
-    for chunk in chat(stack, api, **more).stream(stack.say("echo")):
+    for chunk in chat(stack, api, **more).stream(stack.prompt("echo")):
         whole = chunk if whole is None else whole + chunk
     assert whole.text == TEXT
     assert whole.usage_metadata["output_tokens"] == 4
@@ -39,29 +39,29 @@ def test_a_chat_stream_ends_whole_and_carries_usage(stack, api):
 def test_a_tool_call_and_its_result_go_both_ways(stack, api):
     stack = stack()
     model = chat(stack, api).bind_tools([OPENAI_TOOL])
-    asked = [HumanMessage(stack.say("call"))]
-    message = model.invoke(asked)
+    messages = [HumanMessage(stack.prompt("call"))]
+    message = model.invoke(messages)
     [called] = message.tool_calls
     assert (called["name"], called["args"]) == ("weather", {"city": "Oslo"})
-    assert model.invoke([*asked, message, ToolMessage("rain", tool_call_id=called["id"])]).content == TEXT
+    assert model.invoke([*messages, message, ToolMessage("rain", tool_call_id=called["id"])]).content == TEXT
 
 
 def test_a_refusal_of_the_backend_arrives_as_it_is(stack, api):
     stack = stack()
     with pytest.raises(SDKS[api].BadRequestError, match="maximum context length is 16 tokens"):
-        chat(stack, api).invoke(stack.say("refuse"))
+        chat(stack, api).invoke(stack.prompt("refuse"))
 
 
 def test_a_wrong_key_is_an_authentication_error(stack, api):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     with pytest.raises(SDKS[api].AuthenticationError):
-        chat(stack, api, api_key="mr-no-key").invoke(stack.say("echo"))
-    assert chat(stack, api, api_key=stack.new_key()).invoke(stack.say("echo")).content == TEXT
+        chat(stack, api, api_key="mr-no-key").invoke(stack.prompt("echo"))
+    assert chat(stack, api, api_key=stack.new_key()).invoke(stack.prompt("echo")).content == TEXT
 
 
 def test_a_worker_killed_in_mid_stream_raises(stack, api):
     stack = stack()
-    words = (chunk.text for chunk in chat(stack, api).stream(stack.say("hold")) if chunk.text)
+    words = (chunk.text for chunk in chat(stack, api).stream(stack.prompt("hold")) if chunk.text)
     assert [next(words), next(words)] == ["Hello", " from"]
     stack.kill_worker()
     with pytest.raises(SDKS[api].APIError):
@@ -70,7 +70,7 @@ def test_a_worker_killed_in_mid_stream_raises(stack, api):
 
 def test_closing_a_stream_reaches_the_backend(stack, api):
     stack = stack()
-    stream = chat(stack, api).stream(stack.say("hold"))
+    stream = chat(stack, api).stream(stack.prompt("hold"))
     assert any(chunk.text for chunk in stream)
     stack.seen("running")
     stream.close()
@@ -83,7 +83,7 @@ def test_embeddings_arrive_as_numbers(stack, api):
     stack = stack()
     # Otherwise it sends OpenAI's own token ids, which have another meaning for every other model.
     maker = OpenAIEmbeddings(model=MODEL, base_url=f"{stack.url}/v1", api_key="any", check_embedding_ctx_length=False)
-    assert maker.embed_documents([stack.say("echo"), "b"]) == [[0.5, -0.25, 1.0]] * 2
+    assert maker.embed_documents([stack.prompt("echo"), "b"]) == [[0.5, -0.25, 1.0]] * 2
 
 
 def test_a_real_llama_server_answers(stack, api):

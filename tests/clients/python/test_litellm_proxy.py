@@ -53,7 +53,7 @@ def wait_until_it_answers(url, process, log):
 @pytest.fixture(params=["gpt", "claude"])
 def create(request, proxied):
     stack, sdk = proxied
-    return lambda deed="echo", **more: sdk.chat.completions.create(**(stack.ask(deed, model=request.param, max_tokens=100) | more))
+    return lambda deed="echo", **more: sdk.chat.completions.create(**(stack.request(deed, model=request.param, max_tokens=100) | more))
 
 
 def test_a_chat_is_answered_with_usage(create):

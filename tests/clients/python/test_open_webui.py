@@ -59,7 +59,7 @@ def test_models_are_listed(stack):
 def test_a_chat_is_answered_and_nothing_of_its_user_reaches_the_backend(stack):
     stack = stack()
     # Requests for titles and tags of chats have this form, without a stream.
-    status, answer = post(stack, stack.ask(stream=False, max_tokens=1000))
+    status, answer = post(stack, stack.request(stream=False, max_tokens=1000))
     assert (status, answer["choices"][0]["message"]["content"]) == (200, TEXT)
     [request] = stack.seen("done")
     assert not [name for name in request["headers"] if name.startswith("x-openwebui")]
@@ -67,7 +67,7 @@ def test_a_chat_is_answered_and_nothing_of_its_user_reaches_the_backend(stack):
 
 def test_a_chat_stream_ends_with_done_and_carries_usage(stack):
     stack = stack()
-    body = stack.ask(stream=True, stream_options={"include_usage": True})
+    body = stack.request(stream=True, stream_options={"include_usage": True})
     status, lines = post(stack, body, read=frames)
     assert (status, lines[-1]) == (200, "[DONE]")
     chunks = [json.loads(line) for line in lines[:-1]]
@@ -77,27 +77,27 @@ def test_a_chat_stream_ends_with_done_and_carries_usage(stack):
 
 def test_a_tool_call_arrives_in_a_stream(stack):
     stack = stack()
-    _, lines = post(stack, stack.ask("call", stream=True, tools=[OPENAI_TOOL]), read=frames)
+    _, lines = post(stack, stack.request("call", stream=True, tools=[OPENAI_TOOL]), read=frames)
     assert json.loads(lines[0])["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 def test_embeddings_arrive_as_numbers(stack):
     stack = stack()
-    _, answer = post(stack, {"model": MODEL, "input": [stack.say("echo")]}, path="embeddings")
+    _, answer = post(stack, {"model": MODEL, "input": [stack.prompt("echo")]}, path="embeddings")
     assert answer["data"][0]["embedding"] == [0.5, -0.25, 1.0]
 
 
 def test_a_refusal_of_the_backend_arrives_as_it_is(stack):
     stack = stack()
-    status, answer = post(stack, stack.ask("refuse", stream=True))
+    status, answer = post(stack, stack.request("refuse", stream=True))
     assert (status, answer["error"]["type"]) == (400, "BadRequestError")
 
 
 def test_a_wrong_key_is_an_error_with_a_message(stack):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
-    status, answer = post(stack, stack.ask(), key="mr-no-key")
+    status, answer = post(stack, stack.request(), key="mr-no-key")
     assert status == 401 and answer["error"]["message"]
-    assert post(stack, stack.ask(), key=stack.new_key())[0] == 200
+    assert post(stack, stack.request(), key=stack.new_key())[0] == 200
 
 
 def test_a_worker_killed_in_mid_stream_is_an_error_in_the_stream(stack):
@@ -111,7 +111,7 @@ def test_a_worker_killed_in_mid_stream_is_an_error_in_the_stream(stack):
                 await asyncio.to_thread(stack.kill_worker)
 
     # If the connection were broken, Open WebUI would drop the text that it has shown.
-    post(stack, stack.ask("hold", stream=True), read=read)
+    post(stack, stack.request("hold", stream=True), read=read)
     assert json.loads([line for line in seen if line.strip()][-1].removeprefix("data: "))["error"]["message"]
     assert not any("[DONE]" in line for line in seen)
 
@@ -123,11 +123,11 @@ def test_leaving_a_stream_reaches_the_backend(stack):
         await answer.content.readline()
         answer.close()  # as when a user stops a response
 
-    post(stack, stack.ask("hold", stream=True), read=read)
+    post(stack, stack.request("hold", stream=True), read=read)
     stack.seen("left")
 
 
 def test_a_real_llama_server_answers(stack):
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": True}
-    _, lines = post(stack(workers=[llama()]), asked, read=frames)
+    request = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": True}
+    _, lines = post(stack(workers=[llama()]), request, read=frames)
     assert lines[-1] == "[DONE]"

@@ -30,7 +30,7 @@ async def words_of(streamed):
 @pytest.mark.parametrize("api", MODELS)
 def test_a_prompt_is_answered_with_usage(stack, api):
     stack = stack()
-    result = run(agent(stack, api), stack.say("echo"))
+    result = run(agent(stack, api), stack.prompt("echo"))
     assert result.final_output == TEXT
     usage = result.context_wrapper.usage
     assert (usage.requests, usage.input_tokens, usage.output_tokens) == (1, 5, 4)
@@ -41,7 +41,7 @@ def test_a_stream_ends_whole(stack, api):
     stack = stack()
 
     async def stream():
-        streamed = Runner.run_streamed(agent(stack, api), stack.say("echo"))
+        streamed = Runner.run_streamed(agent(stack, api), stack.prompt("echo"))
         return [word async for word in words_of(streamed)], streamed.final_output
 
     words, output = asyncio.run(stream())
@@ -58,7 +58,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack):
         cities.append(city)
         return "rain"
 
-    assert run(agent(stack, tools=[weather]), stack.say("call")).final_output == TEXT
+    assert run(agent(stack, tools=[weather]), stack.prompt("call")).final_output == TEXT
     assert cities == ["Oslo"]
     stack.seen("done", count=2)
 
@@ -67,15 +67,15 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack):
 def test_a_refusal_of_the_backend_arrives_as_it_is(stack, api):
     stack = stack()
     with pytest.raises(openai.BadRequestError, match="maximum context length is 16 tokens"):
-        run(agent(stack, api), stack.say("refuse"))
+        run(agent(stack, api), stack.prompt("refuse"))
     assert len(stack.seen()) == 1
 
 
 def test_a_wrong_key_is_an_authentication_error(stack):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     with pytest.raises(openai.AuthenticationError):
-        run(agent(stack, key="mr-no-key"), stack.say("echo"))
-    assert run(agent(stack, key=stack.new_key()), stack.say("echo")).final_output == TEXT
+        run(agent(stack, key="mr-no-key"), stack.prompt("echo"))
+    assert run(agent(stack, key=stack.new_key()), stack.prompt("echo")).final_output == TEXT
 
 
 @pytest.mark.parametrize("api", MODELS)
@@ -83,7 +83,7 @@ def test_a_worker_killed_in_mid_stream_raises(stack, api):
     stack = stack()
 
     async def stream():
-        words = words_of(Runner.run_streamed(agent(stack, api), stack.say("hold")))
+        words = words_of(Runner.run_streamed(agent(stack, api), stack.prompt("hold")))
         assert [await anext(words), await anext(words)] == ["Hello", " from"]
         await asyncio.to_thread(stack.kill_worker)
         async for _ in words:
@@ -91,7 +91,7 @@ def test_a_worker_killed_in_mid_stream_raises(stack, api):
 
     with pytest.raises(openai.APIError):
         asyncio.run(stream())
-    assert len(stack.seen()) == 1, "what was begun is never sent again"
+    assert len(stack.seen()) == 1, "a request whose response has begun must not be sent again"
 
 
 @pytest.mark.parametrize("api", MODELS)
@@ -99,7 +99,7 @@ def test_leaving_a_stream_reaches_the_backend(stack, api):
     stack = stack()
 
     async def stream():
-        streamed = Runner.run_streamed(agent(stack, api), stack.say("hold"))
+        streamed = Runner.run_streamed(agent(stack, api), stack.prompt("hold"))
         assert await anext(words_of(streamed)) == "Hello"
         await asyncio.to_thread(stack.seen, "running")
         streamed.cancel()

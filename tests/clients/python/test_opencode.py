@@ -15,7 +15,7 @@ def opencode(headless):
         config = {"model": f"relay/{MODEL}", "provider": {"relay": provider}, "share": "disabled", "permission": {"bash": "allow"}}
         # Without a title it would request one from the model.
         return headless(
-            installed("opencode-*/bin/opencode"), "run", "--pure", "--format", "json", "--title", "a test", stack.say(deed),
+            installed("opencode-*/bin/opencode"), "run", "--pure", "--format", "json", "--title", "a test", stack.prompt(deed),
             OPENCODE_CONFIG_CONTENT=json.dumps(config), OPENCODE_DISABLE_AUTOUPDATE="1", OPENCODE_DISABLE_MODELS_FETCH="1",
             OPENCODE_DISABLE_LSP_DOWNLOAD="1",
         )
@@ -45,7 +45,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack, opencode):
     stack.seen("done", count=2)
 
 
-def test_a_wrong_key_is_said_to_be_one(stack, opencode):
+def test_a_wrong_key_is_reported(stack, opencode):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     [error] = parts(opencode(stack, "echo", key="mr-no-key"), "error")
     assert error["data"]["statusCode"] == 401, error

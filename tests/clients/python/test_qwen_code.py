@@ -11,7 +11,7 @@ from conftest import MODEL, TEXT, installed
 def qwen(headless):
     def start(stack, deed, *options, key="any"):
         return headless(
-            os.environ["CLIENTS_NODE"], installed("@qwen-code/qwen-code/cli.js"), stack.say(deed), "--auth-type", "openai", "--output-format", "stream-json",
+            os.environ["CLIENTS_NODE"], installed("@qwen-code/qwen-code/cli.js"), stack.prompt(deed), "--auth-type", "openai", "--output-format", "stream-json",
             "--include-partial-messages", *options,
             OPENAI_API_KEY=key, OPENAI_BASE_URL=f"{stack.url}/v1", OPENAI_MODEL=MODEL,
         )
@@ -37,7 +37,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack, qwen):
     assert tool_results(events) == ["mango"]
 
 
-def test_a_wrong_key_is_said_to_be_one(stack, qwen):
+def test_a_wrong_key_is_reported(stack, qwen):
     stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
     _, result = outcome(qwen(stack, "echo", key="mr-no-key"))
     assert result["is_error"] and "401" in result["error"]["message"]

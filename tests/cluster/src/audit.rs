@@ -23,7 +23,7 @@ pub struct AuditedRequest {
     /// True if the account lacked the rights.
     pub refused: bool,
     /// The API server's message and its time; empty on success.
-    pub said: String,
+    pub reason: String,
 }
 
 impl Cluster {
@@ -31,10 +31,10 @@ impl Cluster {
     /// time and reason. Shows whether a program's rights suffice.
     #[must_use]
     pub fn refusals(&self, namespace: &str) -> Vec<String> {
-        let asked = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
-        let told =
-            |AuditedRequest { user, verb, uri, said, .. }: &AuditedRequest| format!("{user} {verb} {uri}: {said}");
-        lacking(&asked).into_iter().map(told).collect()
+        let requests = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
+        let describe =
+            |AuditedRequest { user, verb, uri, reason, .. }: &AuditedRequest| format!("{user} {verb} {uri}: {reason}");
+        lacking(&requests).into_iter().map(describe).collect()
     }
 
     /// Returns all requests of a ServiceAccount so far. Only the current account is included: an earlier one of the
@@ -58,12 +58,12 @@ impl Cluster {
 /// Returns the requests that were denied every time. Others were denied only temporarily: an API server that has just
 /// started knows no rights yet, and a program that is being uninstalled may lose them before it ends.
 #[must_use]
-pub fn lacking(asked: &[AuditedRequest]) -> Vec<&AuditedRequest> {
+pub fn lacking(requests: &[AuditedRequest]) -> Vec<&AuditedRequest> {
     fn subject(it: &AuditedRequest) -> (&str, &str, &str) {
         (&it.user, &it.verb, it.uri.split('?').next().unwrap_or_default())
     }
-    let allowed: HashSet<_> = asked.iter().filter(|it| !it.refused).map(subject).collect();
-    asked.iter().filter(|it| it.refused && !allowed.contains(&subject(it))).collect()
+    let allowed: HashSet<_> = requests.iter().filter(|it| !it.refused).map(subject).collect();
+    requests.iter().filter(|it| it.refused && !allowed.contains(&subject(it))).collect()
 }
 
 fn parse_record(record: &str) -> Option<AuditedRequest> {
@@ -85,7 +85,7 @@ fn parse_record(record: &str) -> Option<AuditedRequest> {
         resource,
         uri: text(&record["requestURI"]),
         refused: status["code"] == 403 && !ending,
-        said: if why.is_empty() { why } else { format!("{at} {why}") },
+        reason: if why.is_empty() { why } else { format!("{at} {why}") },
     })
 }
 

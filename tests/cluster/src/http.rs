@@ -74,7 +74,7 @@ async fn exchange(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply
     });
     let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
     let (parts, body) = answer.into_parts();
-    let body = body.collect().await.map_err(|error| format!("the answer broke off: {error}"))?.to_bytes();
+    let body = body.collect().await.map_err(|error| format!("response body ended prematurely: {error}"))?.to_bytes();
     let body = String::from_utf8_lossy(&body).into_owned();
     Ok(Reply { status: parts.status.as_u16(), headers: parts.headers, body })
 }

@@ -83,12 +83,12 @@ impl Cluster {
         let dir = cluster_dir();
         let path = dir.join("admin.kubeconfig");
         let hint = "start one with scripts/cluster/up, or run all of this by tests/cluster/run";
-        assert!(path.exists(), "there is no cluster: {} does not exist; {hint}", path.display());
-        let kubeconfig = Kubeconfig::read_from(&path).expect("the kubeconfig is one");
+        assert!(path.exists(), "no cluster: {} does not exist; {hint}", path.display());
+        let kubeconfig = Kubeconfig::read_from(&path).expect("the kubeconfig is valid");
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
         let client = Client::try_from(config.expect("the kubeconfig is whole")).expect("a client needs no network");
         if let Err(error) = client.apiserver_version().await {
-            panic!("the cluster of {} does not answer ({error}); {hint}", dir.display());
+            panic!("the cluster of {} does not respond ({error}); {hint}", dir.display());
         }
         Self { client, dir }
     }
@@ -165,7 +165,7 @@ impl Cluster {
 /// Polls until `condition` holds; panics with `what` when the deadline passes. For states that cannot be watched.
 pub async fn wait_until(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let held = poll_for(deadline, async || condition().await.then_some(())).await;
-    held.unwrap_or_else(|| panic!("waited {deadline:?} in vain for: {what}"));
+    held.unwrap_or_else(|| panic!("timed out after {deadline:?} waiting for: {what}"));
 }
 
 /// Polls until `find` returns a value; returns `None` if the deadline passes first.

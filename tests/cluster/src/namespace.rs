@@ -34,7 +34,7 @@ pub struct Namespace {
 
 impl Namespace {
     pub(crate) async fn create(cluster: &Cluster, prefix: &str, pod_security: &str) -> Self {
-        let random = getrandom::u32().expect("the operating system gives random numbers");
+        let random = getrandom::u32().expect("the operating system provides random numbers");
         let name = format!("{prefix}-{random:08x}");
         let labels = json!({"pod-security.kubernetes.io/enforce": pod_security, "modelrelay-test": "true"});
         let namespace = json!({"metadata": {"name": name, "labels": labels}});
@@ -118,7 +118,7 @@ impl Namespace {
                     Ok(object) => serde_yaml::to_string(&object).unwrap_or_default(),
                     Err(error) => error.to_string(),
                 };
-                panic!("waited {deadline:?} in vain for: {what}; last seen of {name}:\n{last}")
+                panic!("timed out after {deadline:?} waiting for: {what}; last state of {name}:\n{last}")
             }
         }
     }
@@ -130,7 +130,7 @@ impl Namespace {
     {
         let gone = watch_until(api, name, |object: Option<&K>| object.is_none());
         let gone = tokio::time::timeout(TEST_TIMEOUT, gone).await;
-        gone.unwrap_or_else(|_| panic!("waited {TEST_TIMEOUT:?} in vain for {name} to be gone"));
+        gone.unwrap_or_else(|_| panic!("timed out after {TEST_TIMEOUT:?} waiting for the deletion of {name}"));
     }
 
     /// Waits until a condition of a custom resource has this status for its latest generation.

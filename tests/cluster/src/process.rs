@@ -18,7 +18,7 @@ pub fn kill_process(pod: &Pod, matches: impl Fn(&str) -> bool) {
     let names = processes.filter_map(|entry| entry.file_name().into_string().ok());
     let pids: Vec<String> =
         names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(|pid| of_pod(pid)).collect();
-    let [pid] = pids.as_slice() else { panic!("one such process should run in {}, not {pids:?}", pod.name_any()) };
+    let [pid] = pids.as_slice() else { panic!("expected one such process in {}, found {pids:?}", pod.name_any()) };
     let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill can be run");
     assert!(killed.success(), "process {pid} of {} could not be killed", pod.name_any());
 }

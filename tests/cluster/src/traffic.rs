@@ -120,7 +120,7 @@ impl Running {
     async fn wait_for(&self, what: &str, condition: impl FnMut(&Counts) -> bool) {
         let mut counts = self.counts.clone();
         let waited = tokio::time::timeout(TEST_TIMEOUT, counts.wait_for(condition)).await;
-        assert!(waited.is_ok(), "waited {TEST_TIMEOUT:?} in vain for {what}: {}", self.counts());
+        assert!(waited.is_ok(), "timed out after {TEST_TIMEOUT:?} waiting for {what}: {}", self.counts());
     }
 }
 
@@ -187,7 +187,7 @@ async fn send_until(
             counts.add(outcome);
         });
         if pause {
-            #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+            #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }

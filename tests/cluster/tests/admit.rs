@@ -23,9 +23,9 @@ fn template() -> Value {
 }
 
 async fn assert_refused(namespace: &Namespace, resource: Value, words: &str) {
-    let said =
+    let error =
         namespace.kubectl("apply --dry-run=server --filename -").input(resource.to_string()).expect_failure().await;
-    assert!(said.contains(words), "{resource}\nis refused, but without the words {words:?}:\n{said}");
+    assert!(error.contains(words), "{resource}\nis rejected, but without the words {words:?}:\n{error}");
 }
 
 async fn assert_taken(namespace: &Namespace, resource: Value) {
@@ -183,7 +183,7 @@ async fn two_writers_share_template() {
     namespace.apply(&[pool("shared", &json!({"template": template()}))]).await;
     let more =
         pool("shared", &json!({"template": {"spec": {"containers": [{"name": "logs", "image": "example/logs"}]}}}));
-    namespace.kubectl("apply --server-side --field-manager=somebody --filename -").input(more.to_string()).await;
+    namespace.kubectl("apply --server-side --field-manager=another --filename -").input(more.to_string()).await;
     let names = namespace.kubectl("get wp shared --output jsonpath={.spec.template.spec.containers[*].name}").await;
     assert_eq!(names, "vllm logs");
 }

@@ -149,7 +149,7 @@ fn answer(request: &Request<Incoming>, requests: usize) -> Response<Full<Bytes>>
 /// The shipped example, adapted to this test's pool and without its stabilization window.
 fn example(pool: &str) -> Value {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/hpa.yaml"));
-    let mut hpa: Value = serde_yaml::from_str(&text.expect("the example is there")).expect("the example is YAML");
+    let mut hpa: Value = serde_yaml::from_str(&text.expect("the example exists")).expect("the example is YAML");
     assert_eq!(hpa["spec"]["scaleTargetRef"]["kind"], "WorkerPool");
     hpa["metadata"]["name"] = json!(pool);
     hpa["spec"]["scaleTargetRef"]["name"] = json!(pool);

@@ -15,7 +15,7 @@ struct Image {
 }
 
 async fn same_image_both_ways(program: &str) {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace exists");
     let images = workspace.join("target/images");
     let archive = images.join(format!("modelrelay-{program}.tar"));
     assert!(archive.exists(), "{} is missing: run scripts/images", archive.display());
@@ -28,16 +28,16 @@ async fn same_image_both_ways(program: &str) {
     let dockerfile = workspace.join(format!("deploy/docker/Dockerfile.{program}"));
     buildah("build --isolation chroot --timestamp 0 --tag built --file").arg(dockerfile).arg(images.join("bin")).await;
     buildah(&format!("pull oci-archive:{}", archive.display())).await;
-    let mut seen = Vec::new();
+    let mut built = Vec::new();
     for name in ["built".to_owned(), format!("localhost/modelrelay-{program}:dev")] {
         let inspected = buildah(&format!("inspect --type image {name}")).await;
         let inspected: Value = serde_json::from_str(&inspected).expect("buildah prints JSON");
         let container = buildah(&format!("from --pull-never {name}")).await;
         let root = buildah(&format!("mount {}", container.trim())).await;
-        seen.push(Image { config: config_of(&inspected["OCIv1"]["config"]), files: files_of(root.trim()).await });
+        built.push(Image { config: config_of(&inspected["OCIv1"]["config"]), files: files_of(root.trim()).await });
     }
-    let packed = seen.pop().expect("two images");
-    assert_eq!(seen.pop().expect("two images"), packed);
+    let packed = built.pop().expect("two images");
+    assert_eq!(built.pop().expect("two images"), packed);
     assert_eq!(packed.config["User"], "65532:65532");
     assert_eq!(packed.config["Entrypoint"], serde_json::json!([format!("/modelrelay-{program}")]));
 }

@@ -132,9 +132,9 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
             queries.extend(targets.map(|query| (format!("{dashboard}: {}", panel["title"]), query.to_owned())));
         }
         for variable in board["templating"]["list"].as_array().expect("variables") {
-            let asked =
+            let label_query =
                 variable["definition"].as_str().and_then(|it| it.strip_prefix("label_values(")?.strip_suffix(')'));
-            if let Some((query, label)) = asked.and_then(|it| it.rsplit_once(", ")) {
+            if let Some((query, label)) = label_query.and_then(|it| it.rsplit_once(", ")) {
                 queries.push((format!("{dashboard}: ${label}"), format!("group by ({label}) ({query})")));
             }
         }
@@ -144,7 +144,7 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
         for (name, value) in variables {
             *query = query.replace(&format!("${name}"), value);
         }
-        assert!(!query.contains('$'), "a variable that nobody filled in: {query}");
+        assert!(!query.contains('$'), "a variable without a value: {query}");
     }
     queries
 }
@@ -154,8 +154,9 @@ fn metrics(query: &str) -> BTreeSet<String> {
     // Quoted parts are label values.
     let outside: String = query.split('"').step_by(2).collect::<Vec<_>>().join(" ");
     let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
-    let ours = |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
-    words.filter(ours).map(str::to_owned).collect()
+    let is_scraped =
+        |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
+    words.filter(is_scraped).map(str::to_owned).collect()
 }
 
 /// Triggers every event that a metric counts: counters exist only after their first event.
@@ -167,7 +168,7 @@ async fn use_everything(namespace: &Namespace) {
     let chat = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "one two three"}]});
     let retried = [("x-stainless-retry-count", "1"), ("user-agent", "OpenAI/Python 2.0.0")];
     let answer =
-        http::fetch(client, "POST /v1/chat/completions", &retried, &chat(DEMO_MODEL)).await.expect("an answer");
+        http::fetch(client, "POST /v1/chat/completions", &retried, &chat(DEMO_MODEL)).await.expect("a response");
     assert_eq!(answer.status, 200, "{answer:?}");
 
     // A client that disconnects.
@@ -177,7 +178,7 @@ async fn use_everything(namespace: &Namespace) {
     // An unauthorized request.
     let stranger = [("authorization", "Bearer wrong")];
     let refused = http::fetch(relay_address(namespace, 8082).await, "GET /admin/state", &stranger, &Value::Null).await;
-    assert_eq!(refused.expect("an answer").status, 403);
+    assert_eq!(refused.expect("a response").status, 403);
 
     // A worker that is killed before it has responded to anything: its requests return to the queue and go to the
     // others. They run for 8 s, and the worker ends at once. Deleting its Pod, even with `--force`, would give it time
@@ -193,11 +194,11 @@ async fn use_everything(namespace: &Namespace) {
         let metrics = http::fetch(relay, "GET /metrics", &[], &Value::Null).await.map(|reply| reply.body);
         metrics.is_ok_and(|text| text.contains("modelrelay_worker_slots{provider=\"local\",state=\"used\"} 12"))
     };
-    wait_until("all requests to be with workers", TEST_TIMEOUT, shared_out).await;
+    wait_until("all requests to be dispatched", TEST_TIMEOUT, shared_out).await;
     let injected = namespace.pods("app=vllm").await.pop().expect("the injected Pod runs");
     kill_process(&injected, |command| command.starts_with("/modelrelay-worker") && !command.contains("\0demo\0"));
     while let Some(answer) = answers.join_next().await {
-        let answer = answer.expect("a client does not panic").expect("an answer");
+        let answer = answer.expect("a client does not panic").expect("a response");
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     // A worker that leaves.
@@ -232,7 +233,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
         let (scraped, up) = prometheus.scraped().await;
         up && scraped.len() == annotated(&all).len()
     };
-    wait_until("every target to answer", TEST_TIMEOUT, healthy).await;
+    wait_until("every target to respond", TEST_TIMEOUT, healthy).await;
     expect_the_same_targets(&namespace, &prometheus, &all).await;
 
     use_everything(&namespace).await;
@@ -243,23 +244,20 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     let variables =
         [("namespace", scope.as_str()), ("provider", ".*"), ("model", ".*"), ("workerpool", ".*"), ("pod", ".*")];
     let queries = dashboard_queries(&variables);
-    let asked: BTreeSet<String> = rules("alert")
+    let queried: BTreeSet<String> = rules("alert")
         .values()
         .chain(rules("record").values())
         .chain(queries.iter().map(|(_, query)| query))
         .flat_map(|it| metrics(it))
         .collect();
     // Metrics that only relays with a certificate export are absent here; the contract tests check them.
-    let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
-    let asked = &(&asked - &metrics_of_slots()) - &of_tls;
-    assert!(asked.len() > 40, "the queries are not found: {asked:?}");
-    let complete = async || names().await.is_superset(&asked).then_some(());
+    let of_tls = queried.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
+    let queried = &(&queried - &metrics_of_slots()) - &of_tls;
+    assert!(queried.len() > 40, "found too few queries: {queried:?}");
+    let complete = async || names().await.is_superset(&queried).then_some(());
     if poll_for(TEST_TIMEOUT, complete).await.is_none() {
         let names = names().await;
-        panic!(
-            "asked for by alerts or dashboards, and scraped from nobody: {:?}",
-            asked.difference(&names).collect::<Vec<_>>()
-        );
+        panic!("used by alerts or dashboards but not scraped: {:?}", queried.difference(&names).collect::<Vec<_>>());
     }
 
     // Beyond the names: with its labels, every query of every panel returns something.
@@ -269,7 +267,7 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
             silent.push(format!("{whose}: {query}"));
         }
     }
-    assert!(silent.is_empty(), "queries that find nothing:\n{}", silent.join("\n"));
+    assert!(silent.is_empty(), "queries without results:\n{}", silent.join("\n"));
 }
 
 /// Checks that the scrape jobs, the Pods' annotations and the chart's monitors agree.
@@ -318,7 +316,7 @@ async fn healthy_installation_raises_no_critical_alert() {
             labels["severity"] == "critical" || labels["namespace"] == namespace.name.as_str()
         })
     };
-    wait_until("no alert, pending or firing, about what is well", TEST_TIMEOUT, quiet).await;
+    wait_until("no alert, pending or firing, for a healthy system", TEST_TIMEOUT, quiet).await;
 }
 
 /// Returns the query of the KEDA example, for this namespace's Provider and model.
@@ -377,7 +375,7 @@ async fn api_server_accepts_every_example_of_known_kinds() {
     let namespace = Cluster::connect().await.namespace_with("examples", "privileged").await;
     let mut unknown = BTreeSet::new();
     let mut taken = BTreeSet::new();
-    for entry in fs::read_dir(format!("{ROOT}/deploy/examples")).expect("the examples are there") {
+    for entry in fs::read_dir(format!("{ROOT}/deploy/examples")).expect("the examples exist") {
         let path = entry.expect("a file").path();
         let text = fs::read_to_string(&path).expect("a text");
         for object in documents(&text) {
@@ -397,7 +395,7 @@ async fn api_server_accepts_every_example_of_known_kinds() {
     assert_eq!(
         unknown.iter().map(String::as_str).collect::<Vec<_>>(),
         FOREIGN_KINDS,
-        "kinds that the cluster does not know"
+        "kinds that the cluster does not define"
     );
     for kind in ["Deployment", "HorizontalPodAutoscaler", "Ingress", "Provider", "WorkerPool"] {
         assert!(taken.contains(kind), "no {kind} among the examples: {taken:?}");

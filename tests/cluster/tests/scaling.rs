@@ -54,7 +54,7 @@ impl Scene {
     /// Waits until the pool requests this number of Pods, as many of its workers are connected, and no other Pod is
     /// left.
     async fn settled_at(&self, number: u64) -> DynamicObject {
-        let what = format!("{number} Pods asked for, there and connected");
+        let what = format!("{number} Pods desired, ready and connected");
         let holds = |pool: &DynamicObject| {
             let (spec, status) = (&pool.data["spec"], &pool.data["status"]);
             spec["replicas"] == number && status["replicas"] == number && status["connected"] == number
@@ -63,7 +63,7 @@ impl Scene {
     }
 
     async fn get(&self) -> DynamicObject {
-        self.pools.get(self.pool).await.expect("the pool is there")
+        self.pools.get(self.pool).await.expect("the pool exists")
     }
 
     async fn pods(&self) -> Vec<Pod> {
@@ -87,8 +87,8 @@ impl Scene {
         let mut scale: Value = serde_json::from_str(&scale).expect("a Scale is JSON");
         assert_eq!(scale["kind"], "Scale");
         // The kind omits a zero.
-        let asked = scale["spec"]["replicas"].as_i64().unwrap_or_default();
-        (asked, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
+        let desired = scale["spec"]["replicas"].as_i64().unwrap_or_default();
+        (desired, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
     }
 
     /// Waits until the relay queues requests for a model that no worker serves.
@@ -139,7 +139,7 @@ async fn waiting_request_wakes_pool_at_zero() {
     let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "2s"});
     let scene = Scene::new("sleeper", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
     let pool = scene.condition("Ready", "True", "ScaledToZero").await;
-    assert_eq!(pool.data["spec"]["replicas"], 0, "it starts at zero");
+    assert_eq!(pool.data["spec"]["replicas"], 0, "the pool must start at zero");
     assert_eq!(scene.pods().await.len(), 0);
     scene.wait_for_cold(DEMO_MODEL).await;
 
@@ -151,11 +151,15 @@ async fn waiting_request_wakes_pool_at_zero() {
 
     let pool = scene.settled_at(0).await;
     scene.condition("Ready", "True", "ScaledToZero").await;
-    assert_eq!(pool.data["status"]["models"], json!([DEMO_MODEL]), "what a request may wake it for is kept");
+    assert_eq!(
+        pool.data["status"]["models"],
+        json!([DEMO_MODEL]),
+        "the status must keep the models that may wake the pool"
+    );
     assert_eq!(pool.data["status"]["modelCount"], 1);
-    let told = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
+    let events = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
     for reason in ["ScaledUp", "ScaledDown"] {
-        assert!(told.contains(reason), "no Event {reason}: {told}");
+        assert!(events.contains(reason), "no Event {reason}: {events}");
     }
 }
 
@@ -169,15 +173,16 @@ async fn requests_for_unlisted_model_wake_nothing() {
     scene.wait_for_cold(DEMO_MODEL).await;
     let address = scene.address().await;
 
-    let unknown = http::fetch(address, "POST /v1/chat/completions", &[], &chat("unheard-of")).await.expect("an answer");
+    let unknown =
+        http::fetch(address, "POST /v1/chat/completions", &[], &chat("unheard-of")).await.expect("a response");
     assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
     let started = Instant::now();
-    let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("an answer");
+    let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("a response");
     let waited = started.elapsed();
     assert!(matches!(lonely.status, 503 | 504), "{lonely:?}");
     // Several polls of the operator, which happen every second.
-    assert!(waited > Duration::from_secs(5), "it did not wait in the queue, but {waited:?}: {lonely:?}");
-    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "woken for a model that it does not list");
+    assert!(waited > Duration::from_secs(5), "the request was queued for only {waited:?}: {lonely:?}");
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "the pool was woken for a model that it does not list");
 
     // The same request for the other model does wake it; otherwise the above proves nothing.
     let body = chat(DEMO_MODEL);
@@ -309,7 +314,7 @@ async fn pool_manually_at_zero_holds_requests_until_scaled() {
     scene.wait_for_cold(DEMO_MODEL).await;
     let traffic = Traffic::to(scene.address().await).streams(2).words(10).start();
     scene.wait_for_waiting(2).await;
-    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "without scaling nobody but its owner wakes it");
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "without scaling only its owner may wake it");
     scene.scale(1).await;
     traffic.wait_for_answers(2).await;
     traffic.finish().await.expect_all_answered();
@@ -356,7 +361,7 @@ async fn multiplexer_rejected_by_its_workers_is_rejected_clearly() {
     let message = condition(&pool, "Stalled")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.starts_with("spec.multiplexer.slots: ") && message.contains("spec.backend"), "{message}");
     let made = scene.namespace.api::<Deployment>().get_opt("juggler-backend").await.expect("Deployments can be read");
-    assert!(made.is_none(), "nothing half-working is made");
-    let told = scene.namespace.kubectl("get events --field-selector reason=InvalidSpec --output name").await;
-    assert!(!told.is_empty(), "an Event says so too");
+    assert!(made.is_none(), "no incomplete object may be made");
+    let events = scene.namespace.kubectl("get events --field-selector reason=InvalidSpec --output name").await;
+    assert!(!events.is_empty(), "an Event must report it too");
 }

@@ -29,13 +29,13 @@ async fn no_operator_request_was_refused() {
     // The log is written shortly after the requests.
     let mut missing = Vec::new();
     let all = async || {
-        let asked = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
-        let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
+        let requests = cluster.requests_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
+        let made = |verb: &str, resource: &str| requests.iter().any(|it| it.verb == verb && it.resource == resource);
         missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
         missing.is_empty().then_some(())
     };
     if poll_for(TEST_TIMEOUT / 3, all).await.is_none() {
-        panic!("the audit log lacks what the operator must have asked for: {missing:?}");
+        panic!("the audit log lacks requests that the operator must have sent: {missing:?}");
     }
     let refused = cluster.refusals(SYSTEM_NAMESPACE);
     assert!(refused.is_empty(), "the operator lacks rights: {refused:#?}");
@@ -51,9 +51,9 @@ async fn refusal_would_be_found() {
     let kubeconfig = cluster.kubectl("config view --raw --flatten --output json").await;
     let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("kubectl writes JSON");
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
-    std::fs::write(&path, kubeconfig.to_string()).expect("the folder takes a file");
-    let said = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
-    assert!(said.contains("Forbidden"), "{said}");
+    std::fs::write(&path, kubeconfig.to_string()).expect("the file can be written");
+    let error = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
+    assert!(error.contains("Forbidden"), "{error}");
     wait_until("the refusal in the audit log", TEST_TIMEOUT, async || {
         cluster.refusals(&namespace.name).iter().any(|refused| refused.contains("list /api/v1/nodes"))
     })

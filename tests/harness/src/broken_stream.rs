@@ -27,7 +27,7 @@ impl Reply {
         let text = self.text();
         assert!(!self.aborted, "the connection broke: {text:?}");
         assert!(self.error_frame().is_some(), "no error frame at the end: {text:?}");
-        assert!(!TERMINATORS.iter().any(|end| text.contains(end)), "a truncated answer looked complete: {text:?}");
+        assert!(!TERMINATORS.iter().any(|end| text.contains(end)), "a truncated response ended as complete: {text:?}");
         text
     }
 

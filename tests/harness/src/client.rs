@@ -200,7 +200,7 @@ impl Connection {
             }
         };
         let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.expect("the http1 handshake sends nothing");
+            http1::handshake(TokioIo::new(stream)).await.expect("the HTTP/1 handshake cannot fail");
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
@@ -289,7 +289,7 @@ pub struct Response {
     _driver: Arc<AbortOnDrop<()>>,
     log: Log,
     /// All received bytes of a response about the program.
-    told: Vec<u8>,
+    received: Vec<u8>,
     is_about_the_program: bool,
 }
 
@@ -314,8 +314,8 @@ impl Response {
         let (head, body) = answer.into_parts();
         let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
         let status = head.status.as_u16();
-        let (headers, text, told) = (Headers(headers), Vec::new(), Vec::new());
-        Self { status, headers, body, text, told, _driver: driver, log, is_about_the_program }
+        let (headers, text, received) = (Headers(headers), Vec::new(), Vec::new());
+        Self { status, headers, body, text, received, _driver: driver, log, is_about_the_program }
     }
 
     /// The next piece of the body.
@@ -340,8 +340,8 @@ impl Response {
     /// Searches the received bytes for secrets, if the response is about the program and may contain none.
     fn search(&mut self, data: &[u8]) {
         if self.is_about_the_program {
-            self.told.extend_from_slice(data);
-            self.log.secrets().check("an answer about the program", &String::from_utf8_lossy(&self.told));
+            self.received.extend_from_slice(data);
+            self.log.secrets().check("an answer about the program", &String::from_utf8_lossy(&self.received));
         }
     }
 

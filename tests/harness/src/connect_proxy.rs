@@ -16,7 +16,7 @@ use crate::tls::Certificates;
 #[derive(Debug)]
 pub struct ConnectProxy {
     addr: SocketAddr,
-    asked: mpsc::UnboundedReceiver<String>,
+    requests: mpsc::UnboundedReceiver<String>,
     listening: JoinHandle<()>,
 }
 
@@ -39,13 +39,13 @@ impl ConnectProxy {
     async fn listen(to: Result<SocketAddr, &'static str>, tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
-        let (heads, asked) = mpsc::unbounded_channel();
+        let (heads, requests) = mpsc::unbounded_channel();
         let listening = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, tls.clone(), to, heads.clone()));
             }
         });
-        Self { addr, asked, listening }
+        Self { addr, requests, listening }
     }
 
     /// The address on which it listens.
@@ -59,14 +59,14 @@ impl ConnectProxy {
     /// # Panics
     /// If none arrives within ten seconds.
     pub async fn next_request(&mut self) -> String {
-        let asked = tokio::time::timeout(TEST_TIMEOUT, self.asked.recv()).await;
-        asked.ok().flatten().expect("the proxy received no request")
+        let request = tokio::time::timeout(TEST_TIMEOUT, self.requests.recv()).await;
+        request.ok().flatten().expect("the proxy received no request")
     }
 
     /// True if no request has come.
     #[must_use]
     pub fn is_unused(&self) -> bool {
-        self.asked.is_empty()
+        self.requests.is_empty()
     }
 }
 

@@ -60,7 +60,7 @@ struct State {
     lists: bool,
     handler: Option<Handler>,
     remembers: bool,
-    seen: Vec<Head>,
+    heads: Vec<Head>,
     connections: Vec<AbortHandle>,
 }
 
@@ -87,7 +87,7 @@ impl FakeBackend {
             lists: true,
             handler: None,
             remembers: true,
-            seen: Vec::new(),
+            heads: Vec::new(),
             connections: Vec::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), calls: sender });
@@ -161,13 +161,13 @@ impl FakeBackend {
     /// Every request head so far, including housekeeping, in order of arrival.
     #[must_use]
     pub fn received_heads(&self) -> Vec<Head> {
-        self.shared.lock().seen.clone()
+        self.shared.lock().heads.clone()
     }
 
     /// The number of requests for this path so far.
     #[must_use]
     pub fn request_count(&self, path: &str) -> usize {
-        self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
+        self.shared.lock().heads.iter().filter(|head| head.path() == path).count()
     }
 
     /// Refuses connections from now on, and cuts the idle ones. Calls that the test holds stay open.
@@ -252,7 +252,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         let handler = {
             let mut state = shared.lock();
             if state.remembers {
-                state.seen.push(head.clone());
+                state.heads.push(head.clone());
             }
             state.handler.clone()
         };

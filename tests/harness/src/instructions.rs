@@ -29,10 +29,10 @@ impl Instructions {
             }
         }
         let Some(core) = allowed_core(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) else {
-            crate::cannot_run("/proc/self/status does not say which cores may be used");
+            crate::cannot_run("/proc/self/status does not list the allowed cores");
             return None;
         };
-        Some(Self { dir: tempfile::tempdir().expect("a temporary folder can be made"), core })
+        Some(Self { dir: tempfile::tempdir().expect("a temporary folder"), core })
     }
 
     /// Runs the program with counting. It sees only one core, so that it has one thread for its work: how several threads

@@ -45,7 +45,7 @@ pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -
 pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(patience, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()),
+        Err(_) => panic!("timed out after {patience:?} waiting for: {what}\n{}", log.dump()),
     }
 }
 
@@ -74,7 +74,7 @@ pub async fn poll_every<T>(pause: Duration, patience: Duration, mut find: impl A
 /// After `patience`, with `what` was awaited and the log of the process.
 pub async fn poll_until(patience: Duration, what: &str, log: &Log, mut condition: impl AsyncFnMut() -> bool) {
     let held = poll_for(patience, async || condition().await.then_some(())).await;
-    held.unwrap_or_else(|| panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()));
+    held.unwrap_or_else(|| panic!("timed out after {patience:?} waiting for: {what}\n{}", log.dump()));
 }
 
 /// Reports in one line why this machine cannot run a test, bypassing the capture of test output. In CI, where such a line

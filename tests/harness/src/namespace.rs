@@ -110,9 +110,9 @@ pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namesp
     let this = this.to_string_lossy();
     let output =
         enter(privilege, &[&this, "--exact", test, "--nocapture"]).output().await.expect("unshare was run before");
-    let said = output_text(&output);
-    assert!(output.status.success() && said.contains("1 passed"), "inside the namespace:\n{said}");
-    said
+    let text = output_text(&output);
+    assert!(output.status.success() && text.contains("1 passed"), "inside the namespace:\n{text}");
+    text
 }
 
 fn output_text(output: &Output) -> String {

@@ -176,7 +176,7 @@ impl Process {
     /// If it is still running then.
     pub async fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
         let Ok(status) = tokio::time::timeout(patience, self.child.wait()).await else {
-            panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump());
+            panic!("timed out after {patience:?} waiting for the program to exit\n{}", self.log.dump());
         };
         let _ = tokio::time::timeout(LAST_WORDS, self.log.closed()).await;
         status.expect("the exit status of a child can be read")
@@ -300,18 +300,18 @@ impl Log {
     /// Fails the test if the log contains a secret; if the test fails already, only prints it.
     fn check_secrecy(&self) {
         let text = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
-        let place = format!("what {} printed", self.0.program);
+        let place = format!("the output of {}", self.0.program);
         if !thread::panicking() {
             self.secrets().check(&place, &text);
         } else if let Some(secret) = self.secrets().found_in(&text) {
-            eprintln!("a secret was told, too: {secret:?} is in {place}");
+            eprintln!("another secret was disclosed: {secret:?} is in {place}");
         }
     }
 
     fn await_last_words(&self) {
         let since = Instant::now();
         while *self.0.open.borrow() > 0 && since.elapsed() < LAST_WORDS {
-            #[expect(clippy::disallowed_methods, reason = "a poll with a deadline, where nothing can be awaited")]
+            #[expect(clippy::disallowed_methods, reason = "a poll with a deadline in synchronous code")]
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -382,7 +382,9 @@ mod tests {
     }
 
     #[tokio::test]
-    #[should_panic(expected = "a secret was told: \"planted-value-1\" is in what sh printed: it is planted-value-1")]
+    #[should_panic(
+        expected = "a secret was disclosed: \"planted-value-1\" is in the output of sh: it is planted-value-1"
+    )]
     async fn program_that_prints_secret_fails_test() {
         let script = "echo it is $DRAIN_TOKEN >&2; echo ready; exec sleep 60";
         let spawn = Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.env("DRAIN_TOKEN", "planted-value-1");

@@ -109,7 +109,7 @@ impl RelayBuilder {
     }
 
     fn working_dir(&self) -> TempDir {
-        let dir = tempfile::tempdir().expect("a temporary folder can be made");
+        let dir = tempfile::tempdir().expect("a temporary folder");
         for (name, contents) in &self.files {
             write_file(dir.path(), name, contents);
         }
@@ -352,7 +352,7 @@ impl Drop for Relay {
 async fn listener(log: &Log, name: &str) -> SocketAddr {
     const PHRASE: &str = "listening on ";
     let others = ["admin", "worker", "workers"];
-    let what = format!("a line that says where the {name} listener is");
+    let what = format!("a line with the address of the {name} listener");
     log.wait_for(&what, |line| {
         let (before, after) = line.split_once(PHRASE)?;
         let last_word = before.trim_end().rsplit([' ', '"']).next().unwrap_or_default();
@@ -366,6 +366,7 @@ async fn listener(log: &Log, name: &str) -> SocketAddr {
 
 fn write_file(dir: &Path, name: &str, contents: &str) {
     let path = dir.join(name);
-    std::fs::create_dir_all(path.parent().expect("a file of a folder has a parent")).expect("a folder can be made");
+    std::fs::create_dir_all(path.parent().expect("a file of a folder has a parent"))
+        .expect("the folder can be created");
     std::fs::write(&path, contents).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }

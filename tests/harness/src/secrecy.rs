@@ -66,7 +66,7 @@ impl Secrets {
     pub fn check(&self, place: &str, text: &str) {
         if let Some(secret) = self.found_in(text) {
             let line = text.lines().find(|line| line.contains(&secret)).unwrap_or(text);
-            panic!("a secret was told: {secret:?} is in {place}: {line}");
+            panic!("a secret was disclosed: {secret:?} is in {place}: {line}");
         }
     }
 }

@@ -76,7 +76,7 @@ impl Certificates {
     }
 
     fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.directory.path().join(name)).expect("it was made")
+        std::fs::read_to_string(self.directory.path().join(name)).expect("the object exists")
     }
 
     pub(crate) fn acceptor(&self) -> TlsAcceptor {

@@ -30,7 +30,7 @@ impl Trace {
         let probe = Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
         match probe {
             Ok(output) if output.status.success() => {
-                Some(Self { dir: tempfile::tempdir().expect("a temporary folder can be made") })
+                Some(Self { dir: tempfile::tempdir().expect("a temporary folder") })
             }
             Ok(output) => {
                 let why = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");

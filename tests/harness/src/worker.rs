@@ -256,7 +256,7 @@ impl FakeWorker {
     /// The next message of [`Self::recv_json`], which must be of this type.
     pub async fn expect(&mut self, kind: &str) -> Value {
         let message = self.recv_json().await;
-        assert_eq!(message["type"], kind, "awaited a {kind}, got {message}\n{}", self.log.dump());
+        assert_eq!(message["type"], kind, "expected a {kind}, got {message}\n{}", self.log.dump());
         message
     }
 
@@ -276,7 +276,7 @@ impl FakeWorker {
             self.take_one().await;
         }
         let body = self.pieces.remove(&stream).unwrap_or_default();
-        assert_eq!(body.len(), length, "more request body than content_length says");
+        assert_eq!(body.len(), length, "the request body is longer than content_length");
         Job { id, stream, message, body }
     }
 
@@ -310,7 +310,7 @@ impl FakeWorker {
         let payload = Bytes::from(format!("quiet-{}", self.pings));
         self.send_message(Message::Ping(payload.clone())).await;
         loop {
-            assert!(self.inbox.is_empty(), "awaited silence, got {:?}\n{}", self.inbox, self.log.dump());
+            assert!(self.inbox.is_empty(), "expected no message, got {:?}\n{}", self.inbox, self.log.dump());
             match self.recv().await {
                 Frame::Pong(bytes) if bytes == payload => return,
                 frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
@@ -382,7 +382,7 @@ impl FakeWorker {
                     self.send(&pong).await;
                 }
                 "credit" => {
-                    let bytes = message["bytes"].as_u64().expect("credit says how many bytes");
+                    let bytes = message["bytes"].as_u64().expect("credit states the number of bytes");
                     *self.credits.entry(stream_of(&message)).or_default() += bytes;
                 }
                 "demand" => self.demands.push_back(message),
@@ -398,7 +398,7 @@ impl FakeWorker {
 
     async fn handle_piece(&mut self, bytes: &[u8]) {
         assert!(bytes.len() >= 6, "a piece of {} bytes", bytes.len());
-        assert_eq!((bytes[0], bytes[1]), (1, 0), "a worker gets request pieces only");
+        assert_eq!((bytes[0], bytes[1]), (1, 0), "a worker receives only request pieces");
         assert!(bytes.len() - 6 <= PIECE_MAX, "a piece of {} bytes", bytes.len());
         let stream = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
         self.pieces.entry(stream).or_default().extend_from_slice(&bytes[6..]);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[should_panic(expected = "awaited silence")]
+    #[should_panic(expected = "expected no message")]
     async fn quiet_check_fails_on_request() {
         let (mut worker, mut peer) = pair().await;
         send_json(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;

@@ -81,7 +81,7 @@ impl WorkerProcess {
     /// # Panics
     /// If it does not respond.
     pub async fn probe_with(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
-        self.try_probe(path, headers).await.expect("the probe server answers")
+        self.try_probe(path, headers).await.expect("the probe server responds")
     }
 
     /// Sends a GET to the probe server; `None` if it is gone.
@@ -99,7 +99,7 @@ impl WorkerProcess {
     /// # Panics
     /// If it does not respond.
     pub async fn post(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
-        self.try_call("POST", path, headers).await.expect("the probe server answers")
+        self.try_call("POST", path, headers).await.expect("the probe server responds")
     }
 
     async fn try_call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {

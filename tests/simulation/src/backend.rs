@@ -40,7 +40,7 @@ pub struct Backend {
     /// The number of running requests of each model.
     running: RefCell<BTreeMap<&'static str, usize>>,
     router: Option<RefCell<Router>>,
-    seen: RefCell<Vec<String>>,
+    reported: RefCell<Vec<String>>,
 }
 
 impl Backend {
@@ -56,7 +56,7 @@ impl Backend {
             is_up,
             executions: Cell::new(0),
             running: RefCell::default(),
-            seen: RefCell::default(),
+            reported: RefCell::default(),
         })
     }
 
@@ -102,7 +102,7 @@ impl Backend {
             return Err(io::Error::other("the worker left"));
         };
         let Some(nonce) = answer::nonce_of(&body) else {
-            self.wrong("a request came garbled".to_owned());
+            self.wrong("received a corrupt request".to_owned());
             return Ok(whole(400, "{}".to_owned()));
         };
         let Some(plan) = self.plan.request(nonce) else {
@@ -110,15 +110,15 @@ impl Backend {
             return Ok(whole(400, "{}".to_owned()));
         };
         if body != answer::prompt(plan) {
-            self.wrong(format!("request {nonce} came garbled"));
+            self.wrong(format!("request {nonce} is corrupt"));
         }
         if !self.plan.workers[self.worker].models.contains(&plan.model) {
-            self.wrong(format!("request {nonce} came to a worker that does not serve {}", plan.model));
+            self.wrong(format!("request {nonce} reached a worker that does not serve {}", plan.model));
         }
         if let Some(router) = &self.router
             && !router.borrow_mut().is_loaded(plan.model, determinism::elapsed())
         {
-            self.wrong(format!("request {nonce} came while {} was not loaded", plan.model));
+            self.wrong(format!("request {nonce} arrived while {} was not loaded", plan.model));
         }
         let execution = Execution::begin(&self, nonce, plan.model);
         sleep(plan.answer.thinks).await;
@@ -157,15 +157,15 @@ impl Backend {
         for (name, value) in request.headers() {
             let value = String::from_utf8_lossy(value.as_bytes());
             if secrets::NOT_FOR_BACKENDS.iter().any(|secret| value.contains(secret)) {
-                self.wrong(format!("a secret came to a backend in {name}"));
+                self.wrong(format!("a backend received a secret in {name}"));
             }
         }
     }
 
     fn wrong(&self, what: String) {
         // A retry would report it again.
-        if !self.seen.borrow().contains(&what) {
-            self.seen.borrow_mut().push(what.clone());
+        if !self.reported.borrow().contains(&what) {
+            self.reported.borrow_mut().push(what.clone());
             self.ledger.note(Event::Wrong(what));
         }
     }

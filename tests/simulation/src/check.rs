@@ -140,27 +140,27 @@ impl<'a> History<'a> {
             return Some(format!("ended {} times", ends.len()));
         };
         let connected = self.connected(request);
-        let relay_went = self.relay_went(request.relay, connected, *at);
+        let relay_was_lost = self.relay_was_lost(request.relay, connected, *at);
         // A response that has begun came from the relay as it was then.
         let has_excuse =
-            self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
+            self.relay_was_lost(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
         if let Some(why) = self.check_refusal(request, how) {
             return Some(why);
         }
         match how {
             Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
-            Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
+            Ending::Unconnected if !relay_was_lost => return Some("lost its relay, which was running".to_owned()),
             // A document cannot contain any other reason for its truncation.
             Ending::BrokenOff
                 if (request.answer.streams || (self.is_quiet(request) && !self.has_slots()))
                     && !has_excuse
                     && request.reads_each.is_none() =>
             {
-                return Some("it broke off without a reason".to_owned());
+                return Some("ended prematurely without a reason".to_owned());
             }
             Ending::BackendError if request.answer.trouble != Trouble::Refuses => {
-                return Some("got an error that its backend did not make".to_owned());
+                return Some("received an error that its backend did not return".to_owned());
             }
             Ending::Failed(code) | Ending::BrokenStream(code) => {
                 if let Some(why) = self.check_reason(request, code) {
@@ -174,7 +174,7 @@ impl<'a> History<'a> {
         }
         let took = *at - *sent;
         let most = self.longest(request);
-        (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
+        (took > most).then(|| format!("took {took:?}; the limit is {most:?}"))
     }
 
     /// Returns the earliest time at which the request's connection was made: that of the first in the client's sequence
@@ -202,7 +202,7 @@ impl<'a> History<'a> {
         } else if !REASONS.contains(&code) && !by_old_worker {
             Some(format!("ended for the reason {code:?}, which is none"))
         } else if self.is_quiet(request) && !REASONS_OF_LOAD.contains(&code) {
-            Some(format!("failed with {code}, and nothing had gone wrong"))
+            Some(format!("failed with {code} without a fault"))
         } else {
             None
         }
@@ -242,7 +242,7 @@ impl<'a> History<'a> {
         self.delays(relay).any(|(fault, by)| fault.at <= to && fault.at + fault.lasts + by >= from)
     }
 
-    fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
+    fn relay_was_lost(&self, relay: usize, from: Duration, to: Duration) -> bool {
         let host = format!("relay-{relay}");
         let gone = self.gone.get(host.as_str()).map_or(&[][..], Vec::as_slice);
         // A relay that shuts down accepts no connection for a while before it is gone.
@@ -264,12 +264,12 @@ impl<'a> History<'a> {
     fn check_log(&self, request: &RequestPlan, lines: &[Line]) -> Option<String> {
         let (at, how) = self.ended.get(&request.nonce)?.first()?;
         let id = client::id(request.nonce);
-        let said = lines.iter().find(|line| {
+        let completion = lines.iter().find(|line| {
             line.message == "response complete" && line.request_id.as_deref() == Some(&id) && !line.host.is_empty()
         });
-        let outcome = said.and_then(|said| said.text.split(" outcome=").nth(1)?.split(' ').next());
+        let outcome = completion.and_then(|completion| completion.text.split(" outcome=").nth(1)?.split(' ').next());
         let Some(outcome) = outcome else {
-            let may_be_silent = request.is_to_old_relay || self.relay_went(request.relay, Duration::ZERO, *at);
+            let may_be_silent = request.is_to_old_relay || self.relay_was_lost(request.relay, Duration::ZERO, *at);
             let is_answered = matches!(how, Ending::Answered | Ending::BackendError);
             return (is_answered && !may_be_silent).then(|| format!("its client saw {how:?}, and the log is silent"));
         };
@@ -280,7 +280,7 @@ impl<'a> History<'a> {
             }
             Ending::BrokenOff | Ending::Left | Ending::Unconnected | Ending::Hung => true,
         };
-        (!is_told).then(|| format!("its client saw {how:?}, and the log says {outcome}"))
+        (!is_told).then(|| format!("its client received {how:?}, but the log states {outcome}"))
     }
 
     /// 2: no request is begun after its client has received a part of the response, and none is begun too often before.
@@ -304,7 +304,8 @@ impl<'a> History<'a> {
             let later = *begin + grace;
             let running =
                 work.iter().filter(|(began, end)| began <= begin && end.is_none_or(|end| end > later)).count();
-            (running > capacity).then(|| format!("{host} had {running} requests at {later:?} and may have {capacity}"))
+            (running > capacity)
+                .then(|| format!("{host} had {running} requests at {later:?}; its capacity is {capacity}"))
         })
     }
 }
@@ -323,15 +324,15 @@ fn check_order(lines: &[Line]) -> Vec<String> {
         match line.message.as_str() {
             "request submitted" => drop(submitted.insert(key, place)),
             "request dispatched" if sent.insert(key) => {
-                let Some(came) = submitted.get(&key) else {
+                let Some(arrival) = submitted.get(&key) else {
                     wrong.push(format!("{id} was dispatched and never submitted"));
                     continue;
                 };
                 let before = latest.entry((key.0, line.model.as_deref().unwrap_or_default())).or_insert((0, ""));
-                if *came < before.0 {
+                if *arrival < before.0 {
                     wrong.push(format!("{} overtook {id} at {}", before.1, key.0));
                 } else {
-                    *before = (*came, id);
+                    *before = (*arrival, id);
                 }
             }
             _ => {}

@@ -139,7 +139,7 @@ impl Exchange<'_> {
             return self.handle_broken();
         }
         if body != answer::whole(self.plan) {
-            self.wrong("an answer looks complete and is not what the backend wrote");
+            self.wrong("a response ends as complete but differs from the backend's");
         }
         Ending::Answered
     }
@@ -162,7 +162,7 @@ impl Exchange<'_> {
         let body = self.body();
         let (part, error) = split_error(&body);
         if !answer::whole(self.plan).starts_with(part) {
-            self.wrong("a broken answer is no part of what the backend wrote");
+            self.wrong("a broken response is not a prefix of the backend's");
         }
         error.map_or(Ending::BrokenOff, Ending::BrokenStream)
     }
@@ -177,7 +177,7 @@ impl Exchange<'_> {
         let part = &part[..part.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1)];
         let whole = answer::whole(self.plan);
         if self.plan.answer.streams && !whole.starts_with(part) && !part.starts_with(b"{\"error\"") {
-            self.wrong("what a client read that left is no part of what the backend wrote");
+            self.wrong("the bytes that a disconnecting client read are not a prefix of the backend's response");
         }
     }
 

@@ -40,7 +40,7 @@ pub fn enter<T: Send + 'static>(seed: u64, simulation: impl FnOnce() -> T + Send
         EPOCH.set(Some(Instant::now()));
         simulation()
     });
-    thread.expect("the system gives a thread").join()
+    thread.expect("the system starts a thread").join()
 }
 
 /// Sets the elapsed time, between two steps of the simulation.

@@ -34,9 +34,10 @@ thread_local!(static LINES: RefCell<Option<Vec<Line>>> = const { RefCell::new(No
 
 /// Collects the logs of simulations, for the lifetime of the process.
 pub fn install() {
-    let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target().starts_with("modelrelay");
-    let subscriber = Registry::default().with(Collector.with_filter(filter_fn(ours).with_max_level_hint(Level::DEBUG)));
-    tracing::subscriber::set_global_default(subscriber).expect("there is one");
+    let is_own = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target().starts_with("modelrelay");
+    let subscriber =
+        Registry::default().with(Collector.with_filter(filter_fn(is_own).with_max_level_hint(Level::DEBUG)));
+    tracing::subscriber::set_global_default(subscriber).expect("no other subscriber is set");
 }
 
 /// Starts collecting on this thread.

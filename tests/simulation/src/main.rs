@@ -73,8 +73,8 @@ fn run_apart(seed: u64) -> Report {
     let output = Command::new(program).arg(format!("--seed={seed}")).arg("--report").output();
     let output = output.expect("this program can be started");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Report::of_failure(seed, format!("the simulation itself ended with {}: {said}", output.status))
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Report::of_failure(seed, format!("the simulation exited with {}: {stderr}", output.status))
     })
 }
 
@@ -133,7 +133,7 @@ impl Summary {
         report.faults.iter().for_each(|name| *self.faults.entry(name.clone()).or_default() += 1);
         if !report.wrong.is_empty() {
             self.failed.push(report.seed);
-            println!("seed {} FAILED; `make simulation SEED={}` tells all that happened", report.seed, report.seed);
+            println!("seed {} FAILED; `make simulation SEED={}` prints every event", report.seed, report.seed);
             report.wrong.iter().for_each(|wrong| println!("  {wrong}"));
         } else if self.seeds.is_multiple_of(100) {
             println!("{} seeds, {} failed", self.seeds, self.failed.len());

@@ -100,7 +100,7 @@ struct Waiting {
 struct Worker {
     models: Vec<String>,
     capacity: usize,
-    says: mpsc::UnboundedSender<Value>,
+    sender: mpsc::UnboundedSender<Value>,
     running: BTreeMap<String, Waiting>,
 }
 
@@ -133,7 +133,7 @@ impl State {
             let id = format!("request-{}", self.sent);
             let mut message = waiting.message.clone();
             message["request_id"] = json!(id);
-            let _ = worker.says.send(message);
+            let _ = worker.sender.send(message);
             worker.running.insert(id, waiting);
         }
     }
@@ -160,7 +160,7 @@ impl State {
         self.queue.retain(|waiting| waiting.number != number);
         for worker in self.workers.values() {
             for (id, _) in worker.running.iter().filter(|(_, waiting)| waiting.number == number) {
-                let _ = worker.says.send(json!({"type": "cancel", "request_id": id, "reason": reason}));
+                let _ = worker.sender.send(json!({"type": "cancel", "request_id": id, "reason": reason}));
             }
         }
     }
@@ -216,8 +216,8 @@ impl Relay {
         let (head, body) = request.into_parts();
         let Ok(body) = body.collect().await else { return Ok(failure("invalid_json")) };
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        let Some(asked) = self.submit(&head, text) else { return Ok(failure("queue_full")) };
-        Ok(respond(asked).await)
+        let Some(client) = self.submit(&head, text) else { return Ok(failure("queue_full")) };
+        Ok(respond(client).await)
     }
 
     fn submit(self: &Rc<Self>, head: &http::request::Parts, body: String) -> Option<WaitingClient> {
@@ -263,15 +263,15 @@ fn whole(status: u16, body: String) -> Response<Body> {
 }
 
 /// The first message determines the kind of response.
-async fn respond(mut asked: WaitingClient) -> Response<Body> {
-    match asked.next().await {
+async fn respond(mut client: WaitingClient) -> Response<Body> {
+    match client.next().await {
         Word::Failed(code) => failure(code),
         Word::Complete(complete) => {
             let status = complete["status_code"].as_u64().and_then(|status| u16::try_from(status).ok());
             whole(status.unwrap_or(200), complete["body"].as_str().unwrap_or_default().to_owned())
         }
         Word::Chunk(first) => {
-            let chunks = stream::unfold(Streaming::Goes(asked, Some(first)), Streaming::next);
+            let chunks = stream::unfold(Streaming::Goes(client, Some(first)), Streaming::next);
             let body = Either::Right(StreamBody::new(chunks.boxed_local()));
             Response::builder().header("content-type", "text/event-stream").body(body).expect("a fixed head")
         }
@@ -286,17 +286,17 @@ enum Streaming {
 
 impl Streaming {
     async fn next(self) -> Option<(io::Result<Frame<Bytes>>, Self)> {
-        let Self::Goes(mut asked, first) = self else {
+        let Self::Goes(mut client, first) = self else {
             // When a body fails, hyper drops what it has not written yet.
             sleep(Duration::from_millis(50)).await;
             return Some((Err(io::Error::other("failed")), Self::Failed));
         };
         let word = match first {
             Some(first) => Word::Chunk(first),
-            None => asked.next().await,
+            None => client.next().await,
         };
         match word {
-            Word::Chunk(chunk) => Some((Ok(Frame::data(Bytes::from(chunk))), Self::Goes(asked, None))),
+            Word::Chunk(chunk) => Some((Ok(Frame::data(Bytes::from(chunk))), Self::Goes(client, None))),
             Word::Complete(_) => None,
             Word::Failed(code) => {
                 let frame = format!("data: {}\n\n", error(code));
@@ -334,41 +334,41 @@ impl Relay {
             let reason = "unsupported protocol version".into();
             return socket.close(Some(CloseFrame { code: CloseCode::Protocol, reason })).await.ok();
         }
-        let (says, mut said) = mpsc::unbounded_channel();
-        let number = self.join(&register, says.clone());
+        let (sender, mut outgoing) = mpsc::unbounded_channel();
+        let number = self.join(&register, sender.clone());
         let left = Left { relay: self, number };
         let mut heartbeat = interval(Duration::from_secs(1));
-        let mut heard = Instant::now();
+        let mut last_message = Instant::now();
         loop {
             tokio::select! {
                 message = socket.next() => match message?.ok()? {
                     Message::Text(text) => {
-                        heard = Instant::now();
+                        last_message = Instant::now();
                         self.handle(number, &serde_json::from_str(&text).unwrap_or_default())?;
                     }
-                    Message::Ping(_) | Message::Pong(_) => heard = Instant::now(),
+                    Message::Ping(_) | Message::Pong(_) => last_message = Instant::now(),
                     Message::Binary(_) => self.wrong("a binary message"),
                     Message::Close(_) | Message::Frame(_) => break,
                 },
-                Some(message) = said.recv() => socket.send(Message::text(message.to_string())).await.ok()?,
+                Some(message) = outgoing.recv() => socket.send(Message::text(message.to_string())).await.ok()?,
                 _ = heartbeat.tick() => {
-                    let _ = says.send(json!({"type": "ping", "timestamp_unix_ms": 1}));
+                    let _ = sender.send(json!({"type": "ping", "timestamp_unix_ms": 1}));
                 }
-                () = sleep_until(heard + SILENCE) => break,
+                () = sleep_until(last_message + SILENCE) => break,
             }
         }
         drop(left);
         Some(())
     }
 
-    fn join(&self, register: &Value, says: mpsc::UnboundedSender<Value>) -> usize {
+    fn join(&self, register: &Value, sender: mpsc::UnboundedSender<Value>) -> usize {
         let mut state = self.state.borrow_mut();
         state.joined += 1;
         let number = state.joined;
         let capacity = register["max_concurrent"].as_u64().unwrap_or_default() as usize;
-        let _ = says.send(json!({"type": "register_ack", "worker_id": format!("w-{number}"),
+        let _ = sender.send(json!({"type": "register_ack", "worker_id": format!("w-{number}"),
             "models": register["models"], "protocol_version": VERSION}));
-        let worker = Worker { models: models(register), capacity, says, running: BTreeMap::new() };
+        let worker = Worker { models: models(register), capacity, sender, running: BTreeMap::new() };
         state.workers.insert(number, worker);
         state.dispatch();
         number
@@ -405,7 +405,7 @@ impl Relay {
     }
 
     fn wrong(&self, kind: &str) {
-        self.ledger.note(Event::Wrong(format!("a worker said {kind:?} to a relay that cannot know it")));
+        self.ledger.note(Event::Wrong(format!("a worker sent {kind:?} to a relay that does not support it")));
     }
 }
 

@@ -68,8 +68,8 @@ struct Link<'a> {
     number: usize,
     running: HashMap<String, Running>,
     /// Messages to send, in this order.
-    says: mpsc::UnboundedSender<Value>,
-    said: mpsc::UnboundedReceiver<Value>,
+    sender: mpsc::UnboundedSender<Value>,
+    outgoing: mpsc::UnboundedReceiver<Value>,
 }
 
 /// Ends with its link, or when cancelled.
@@ -83,8 +83,8 @@ impl Drop for Running {
 
 impl<'a> Link<'a> {
     fn new(plan: &'a Plan, number: usize) -> Self {
-        let (says, said) = mpsc::unbounded_channel();
-        Self { plan, number, running: HashMap::new(), says, said }
+        let (sender, outgoing) = mpsc::unbounded_channel();
+        Self { plan, number, running: HashMap::new(), sender, outgoing }
     }
 
     async fn serve(mut self, socket: WebSocketStream<TcpStream>, stop: &mut Stop) {
@@ -94,19 +94,19 @@ impl<'a> Link<'a> {
             "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}),
         );
         let (mut sink, mut stream) = socket.split();
-        let mut heard = Instant::now();
+        let mut last_message = Instant::now();
         let mut ends: Option<Instant> = None;
-        while ends.is_none() || !self.running.is_empty() || !self.said.is_empty() {
+        while ends.is_none() || !self.running.is_empty() || !self.outgoing.is_empty() {
             tokio::select! {
                 message = stream.next() => match message {
                     Some(Ok(Message::Text(text))) => {
-                        heard = Instant::now();
+                        last_message = Instant::now();
                         self.handle(&serde_json::from_str(&text).unwrap_or_default());
                     }
-                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => heard = Instant::now(),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => last_message = Instant::now(),
                     Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => return,
                 },
-                Some(message) = self.said.recv() => {
+                Some(message) = self.outgoing.recv() => {
                     if let ("response_complete" | "error", Some(id)) = (kind(&message), message["request_id"].as_str()) {
                         self.running.remove(id);
                     }
@@ -118,23 +118,23 @@ impl<'a> Link<'a> {
                     ends = Some(Instant::now() + Duration::from_secs(self.plan.settings.drain_timeout));
                     self.send_message(json!({"type": "models_update", "models": [], "current_load": self.running.len()}));
                 }
-                () = sleep_until(heard + SILENCE) => return,
-                () = sleep_until(ends.unwrap_or(heard)), if ends.is_some() => return,
+                () = sleep_until(last_message + SILENCE) => return,
+                () = sleep_until(ends.unwrap_or(last_message)), if ends.is_some() => return,
             }
         }
         let _ = sink.close().await;
     }
 
     fn send_message(&self, message: Value) {
-        let _ = self.says.send(message);
+        let _ = self.sender.send(message);
     }
 
     fn handle(&mut self, message: &Value) {
         let id = message["request_id"].as_str().unwrap_or_default().to_owned();
         match kind(message) {
             "request" => {
-                let (number, message, says) = (self.number, message.clone(), self.says.clone());
-                let task = tokio::task::spawn_local(async move { answer(number, &message, &says).await });
+                let (number, message, sender) = (self.number, message.clone(), self.sender.clone());
+                let task = tokio::task::spawn_local(async move { answer(number, &message, &sender).await });
                 self.running.insert(id, Running(task));
             }
             "cancel" => drop(self.running.remove(&id)),
@@ -151,39 +151,39 @@ fn kind(message: &Value) -> &str {
 }
 
 /// Sends a request to the backend and forwards its response.
-async fn answer(number: usize, request: &Value, says: &mpsc::UnboundedSender<Value>) {
+async fn answer(number: usize, request: &Value, sender: &mpsc::UnboundedSender<Value>) {
     let id = &request["request_id"];
     let failed = || json!({"type": "error", "request_id": id, "message": "backend error"});
     let last = match forward_request(number, request).await {
         Some(response) if response.status() == 200 && request["is_streaming"] == true => {
-            stream(id, response, says).await.unwrap_or_else(failed)
+            stream(id, response, sender).await.unwrap_or_else(failed)
         }
         Some(response) => whole(id, response).await.unwrap_or_else(failed),
         None => failed(),
     };
-    let _ = says.send(last);
+    let _ = sender.send(last);
 }
 
 async fn forward_request(number: usize, request: &Value) -> Option<Response<Incoming>> {
     let stream = TcpStream::connect(("backends", FIRST_PORT + number as u16)).await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
     tokio::task::spawn_local(connection);
-    let mut asked = Request::post(request["endpoint_path"].as_str()?).header("host", "backends");
+    let mut forwarded = Request::post(request["endpoint_path"].as_str()?).header("host", "backends");
     for (name, value) in request["headers"].as_object()? {
-        asked = asked.header(name, value.as_str()?);
+        forwarded = forwarded.header(name, value.as_str()?);
     }
     let body = Bytes::from(request["body"].as_str()?.to_owned());
-    sender.send_request(asked.body(Full::new(body)).ok()?).await.ok()
+    sender.send_request(forwarded.body(Full::new(body)).ok()?).await.ok()
 }
 
 /// Sends chunks; returns the end, unless the backend's response is truncated.
-async fn stream(id: &Value, response: Response<Incoming>, says: &mpsc::UnboundedSender<Value>) -> Option<Value> {
+async fn stream(id: &Value, response: Response<Incoming>, sender: &mpsc::UnboundedSender<Value>) -> Option<Value> {
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         // All backend output is ASCII here, so it can be split anywhere.
         let data = frame.ok()?.into_data().unwrap_or_default();
         let chunk = String::from_utf8(data.into()).ok()?;
-        let _ = says.send(json!({"type": "response_chunk", "request_id": id, "chunk": chunk}));
+        let _ = sender.send(json!({"type": "response_chunk", "request_id": id, "chunk": chunk}));
     }
     Some(json!({"type": "response_complete", "request_id": id, "status_code": 200}))
 }

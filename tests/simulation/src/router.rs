@@ -51,7 +51,7 @@ impl Router {
     pub fn load(&mut self, model: &str, now: Duration) -> Result<(), String> {
         self.pass(now);
         let other = self.states.iter().find(|(id, state)| **id != model && takes_memory(**state));
-        let other = other.map(|(id, _)| format!("{model} is loaded beside {id}"));
+        let other = other.map(|(id, _)| format!("{model} is loaded in addition to {id}"));
         self.loads += 1;
         let fails = self.plan.fails_each > 0 && self.loads.is_multiple_of(self.plan.fails_each);
         if let Some(state) = self.states.get_mut(model).filter(|state| !takes_memory(**state)) {

@@ -64,9 +64,9 @@ pub fn run(seed: u64) -> Report {
     let path = folder.path().to_owned();
     let ran = determinism::enter(seed, move || World::run(Plan::new(seed), &path));
     ran.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().cloned();
-        let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
-        Report::of_failure(seed, format!("the simulation itself ended: {said}"))
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+        Report::of_failure(seed, format!("the simulation failed: {message}"))
     })
 }
 

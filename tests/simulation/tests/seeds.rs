@@ -16,7 +16,7 @@ fn story_of_seed(seed: u64) -> String {
 
 fn story_of(output: Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 fn assert_same(once: &str, again: &str) {
@@ -45,11 +45,11 @@ fn seed_reproduces_run_in_parallel() {
 fn many_seeds_run_in_parallel_and_are_counted() {
     let program = env!("CARGO_BIN_EXE_modelrelay-simulation");
     let output = Command::new(program).args(["--first=1", "--seeds=10", "--jobs=4"]).output().expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let last = said.lines().last().unwrap_or_default();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let last = printed.lines().last().unwrap_or_default();
     let seeds: usize = last.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a number of seeds");
-    assert!(output.status.success() && last.contains(" 0 failed"), "{said}");
-    assert!(seeds > 10, "those that failed once are among them: {said}");
+    assert!(output.status.success() && last.contains(" 0 failed"), "{printed}");
+    assert!(seeds > 10, "seeds that failed before must be among them: {printed}");
 }
 
 #[test]

@@ -43,7 +43,7 @@ async fn take_time(State(shared): Cluster, request: Request, next: Next) -> Resp
 }
 
 async fn undocumented(State(shared): Cluster, method: axum::http::Method, uri: axum::http::Uri) -> Response {
-    shared.state().asked.insert(format!("{method} {}", uri.path()));
+    shared.state().requests.insert(format!("{method} {}", uri.path()));
     status(StatusCode::NOT_FOUND, "the server could not find the requested resource")
 }
 
@@ -56,7 +56,7 @@ fn status(code: StatusCode, message: &str) -> Response {
 /// Records the request, and returns the rejection if it is not allowed.
 fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response> {
     let mut state = shared.state();
-    state.asked.insert(right.to_owned());
+    state.requests.insert(right.to_owned());
     let hiccups = state.hiccups.get_mut(right).filter(|left| **left > 0);
     let is_hiccup = hiccups.map(|left| *left -= 1).is_some();
     state.turned_away += u32::from(state.is_away);
@@ -68,8 +68,8 @@ fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response
     }
     if state.forbidden.contains(right) {
         let (verb, resource) = right.split_once(' ').unwrap_or_default();
-        let who = format!("system:serviceaccount:{NAMESPACE}:worker");
-        let message = format!("{resource} is forbidden: User \"{who}\" cannot {verb} resource \"{resource}\"");
+        let account = format!("system:serviceaccount:{NAMESPACE}:worker");
+        let message = format!("{resource} is forbidden: User \"{account}\" cannot {verb} resource \"{resource}\"");
         return Some(status(StatusCode::FORBIDDEN, &message));
     }
     None
@@ -109,10 +109,10 @@ fn scale_of(shared: &Shared, name: &str) -> Response {
     };
     // As Go serializes it: an optional number is omitted if zero.
     let spec = if *replicas == 0 { json!({}) } else { json!({"replicas": replicas}) };
-    let there = state.pods.values().filter(|pod| pod["metadata"]["labels"]["app"] == name).count();
+    let current = state.pods.values().filter(|pod| pod["metadata"]["labels"]["app"] == name).count();
     let scale = json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": spec, "status": {"replicas": there, "selector": format!("app={name}")},
+        "spec": spec, "status": {"replicas": current, "selector": format!("app={name}")},
     });
     axum::Json(scale).into_response()
 }
@@ -146,7 +146,7 @@ fn watch(shared: Arc<Shared>, app: String, from: u64, until: Instant) -> Respons
         json!({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": from.to_string()}}});
     let pending = format!("{bookmark}\n").into_bytes();
     let begun = (shared, app, from, pending);
-    let lines = stream::unfold(begun, move |(shared, app, mut seen, mut pending)| async move {
+    let lines = stream::unfold(begun, move |(shared, app, mut sent_version, mut pending)| async move {
         let mut changes = shared.version.subscribe();
         while pending.is_empty() {
             changes.borrow_and_update();
@@ -157,15 +157,15 @@ fn watch(shared: Arc<Shared>, app: String, from: u64, until: Instant) -> Respons
                 }
                 if state.has_expired {
                     let error = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
-                    seen = u64::MAX;
+                    sent_version = u64::MAX;
                     pending = format!("{}\n", json!({"type": "ERROR", "object": error})).into_bytes();
-                } else if seen == u64::MAX {
+                } else if sent_version == u64::MAX {
                     return None;
                 } else {
-                    let new = state.log.iter().filter(|(version, _)| *version > seen);
-                    let ours = new.filter(|(_, event)| event["object"]["metadata"]["labels"]["app"] == app.as_str());
-                    pending = ours.flat_map(|(_, event)| format!("{event}\n").into_bytes()).collect();
-                    seen = state.version;
+                    let new = state.log.iter().filter(|(version, _)| *version > sent_version);
+                    let of_app = new.filter(|(_, event)| event["object"]["metadata"]["labels"]["app"] == app.as_str());
+                    pending = of_app.flat_map(|(_, event)| format!("{event}\n").into_bytes()).collect();
+                    sent_version = state.version;
                 }
             }
             if pending.is_empty() && timeout_at(until, changes.changed()).await.is_err() {
@@ -173,7 +173,7 @@ fn watch(shared: Arc<Shared>, app: String, from: u64, until: Instant) -> Respons
             }
         }
         let rest = pending.split_off(pending.len().div_ceil(2));
-        Some((Ok::<_, Infallible>(Bytes::from(pending)), (shared, app, seen, rest)))
+        Some((Ok::<_, Infallible>(Bytes::from(pending)), (shared, app, sent_version, rest)))
     });
     Body::from_stream(lines).into_response()
 }

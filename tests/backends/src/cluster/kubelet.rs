@@ -61,7 +61,7 @@ async fn run(shared: &Shared, deployment: &Deployment, container: &mut Option<Ch
             container.insert(command.args(&deployment.command[1..]).kill_on_drop(true).spawn().expect("it starts"));
         let ended = tokio::select! {
             ended = child.wait() => ended,
-            () = becomes_ready(shared, deployment, pod, &last) => unreachable!("it looks for ever"),
+            () = becomes_ready(shared, deployment, pod, &last) => unreachable!("the poll never ends"),
         };
         let code = ended.ok().and_then(|ended| ended.code()).unwrap_or(137);
         last = json!({"terminated": {"exitCode": code, "reason": "Error"}});

@@ -29,24 +29,24 @@ fn hooked_with(load: &str, evict: &str, alive: Option<Vec<String>>) -> Hooks {
 #[tokio::test]
 async fn unrunnable_alive_command_is_reported_before_loading() {
     let folder = folder();
-    let seen = folder.path().join("evicted");
+    let eviction_file = folder.path().join("evicted");
     let no_program = vec!["/no/such/alive".to_owned()];
     let script = folder.path().join("not-executable");
     std::fs::write(&script, "true").unwrap();
     let not_executable = vec!["sh".to_owned(), "-c".to_owned(), script.to_string_lossy().into_owned()];
     for (alive, words) in [(no_program, ["/no/such/alive", "127"]), (not_executable, ["not-executable", "126"])] {
-        let driver = hooked_with("true", &format!("echo done > {}", seen.display()), Some(alive));
+        let driver = hooked_with("true", &format!("echo done > {}", eviction_file.display()), Some(alive));
         let model = "m".into();
         let refused = driver.check(&model).await.expect_err("a check that fails").to_string();
         let failed = driver.load(&model, LoadKind::Cold).await.expect_err("no load").to_string();
-        let unknown = driver.probe(&model).await.expect_err("no look").to_string();
+        let unknown = driver.probe(&model).await.expect_err("an unknown state").to_string();
         // It is unknown whether the model is loaded, so the command runs, and its success alone proves nothing.
         let stuck = driver.evict(&model).await.expect_err("no proof").to_string();
-        for said in [refused, failed, unknown, stuck] {
-            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        for message in [refused, failed, unknown, stuck] {
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
         }
-        assert_eq!(line_of(&seen).await, "done");
-        std::fs::remove_file(&seen).expect("the eviction has run");
+        assert_eq!(line_of(&eviction_file).await, "done");
+        std::fs::remove_file(&eviction_file).expect("the eviction has run");
     }
 }
 
@@ -54,7 +54,7 @@ async fn unrunnable_alive_command_is_reported_before_loading() {
 async fn killed_alive_command_gives_no_result() {
     let alive = ["sh", "-c", "kill -KILL $$"].map(str::to_owned).to_vec();
     let driver = hooked_with("true", "true", Some(alive));
-    let unknown = driver.probe(&"m".into()).await.expect_err("a model that nobody knows to be gone").to_string();
+    let unknown = driver.probe(&"m".into()).await.expect_err("a model that is not known to be unloaded").to_string();
     assert!(unknown.contains("kill -KILL"), "{unknown}");
 }
 
@@ -71,12 +71,12 @@ async fn failed_command_reports_its_output() {
 #[tokio::test]
 async fn abandoned_command_ends_with_its_children() {
     let folder = folder();
-    let seen = folder.path().join("pid");
-    let driver = hooked(&format!("sh -c 'echo $$ > {}; exec sleep 1000'; true", seen.display()), "true");
+    let pid_file = folder.path().join("pid");
+    let driver = hooked(&format!("sh -c 'echo $$ > {}; exec sleep 1000'; true", pid_file.display()), "true");
     let model = "m".into();
     let pid = tokio::select! {
         loaded = driver.load(&model, LoadKind::Cold) => panic!("{loaded:?}"),
-        line = line_of(&seen) => line.parse().unwrap(),
+        line = line_of(&pid_file) => line.parse().unwrap(),
     };
     until("the command is gone", async || !runs(pid)).await;
 }
@@ -84,23 +84,23 @@ async fn abandoned_command_ends_with_its_children() {
 #[tokio::test]
 async fn commands_receive_their_model() {
     let folder = folder();
-    let seen = folder.path().join("model");
-    let driver = hooked("true", &format!("echo $MODELRELAY_MODEL > {}", seen.display()));
+    let model_file = folder.path().join("model");
+    let driver = hooked("true", &format!("echo $MODELRELAY_MODEL > {}", model_file.display()));
     driver.force_evict(&"m".into()).await.unwrap();
-    assert_eq!(line_of(&seen).await, "m");
+    assert_eq!(line_of(&model_file).await, "m");
 }
 
 #[tokio::test]
 async fn backend_dying_during_load_fails_it_early() {
     let folder = folder();
-    let (lives, asked) = (folder.path().join("lives"), folder.path().join("asked"));
-    let alive = format!("test -e {} && echo yes >> {}", lives.display(), asked.display());
+    let (lives, probed) = (folder.path().join("lives"), folder.path().join("probed"));
+    let alive = format!("test -e {} && echo yes >> {}", lives.display(), probed.display());
     let alive = ["sh", "-c", &alive].map(str::to_owned).to_vec();
     let driver = hooked_with(&format!("touch {}", lives.display()), "true", Some(alive));
     let model = "m".into();
     let dies = async {
-        assert!(line_of(&asked).await.starts_with("yes"));
-        std::fs::remove_file(&lives).expect("it was there");
+        assert!(line_of(&probed).await.starts_with("yes"));
+        std::fs::remove_file(&lives).expect("the file exists");
     };
     let load = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, driver.load(&model, LoadKind::Cold));
     let (loaded, ()) = tokio::join!(load, dies);
@@ -111,18 +111,18 @@ async fn backend_dying_during_load_fails_it_early() {
 #[tokio::test]
 async fn model_without_alive_exists_while_port_listens() {
     let folder = folder();
-    let seen = folder.path().join("evicted");
-    let driver = hooked("true", &format!("echo done > {}", seen.display()));
+    let eviction_file = folder.path().join("evicted");
+    let driver = hooked("true", &format!("echo done > {}", eviction_file.display()));
     let model = "m".into();
     let address = driver.url(&model).and_then(|url| url.socket_addrs(|| None).ok()?.pop()).expect("its address");
     let listener = tokio::net::TcpListener::bind(address).await.expect("the port is free");
-    let asked = Arc::new(AtomicUsize::new(0));
+    let probes = Arc::new(AtomicUsize::new(0));
     let server = tokio::spawn({
-        let asked = Arc::clone(&asked);
+        let probes = Arc::clone(&probes);
         async move {
             // No request gets a response.
             while listener.accept().await.is_ok() {
-                asked.fetch_add(1, Ordering::Relaxed);
+                probes.fetch_add(1, Ordering::Relaxed);
             }
         }
     });
@@ -131,11 +131,11 @@ async fn model_without_alive_exists_while_port_listens() {
     tokio::select! {
         evicted = &mut eviction => panic!("{evicted:?}"),
         () = async {
-            assert_eq!(line_of(&seen).await, "done");
-            let before = asked.load(Ordering::Relaxed);
-            until("it was looked for twice", async || asked.load(Ordering::Relaxed) >= before + 2).await;
+            assert_eq!(line_of(&eviction_file).await, "done");
+            let before = probes.load(Ordering::Relaxed);
+            until("it is probed twice", async || probes.load(Ordering::Relaxed) >= before + 2).await;
         } => {}
     }
     server.abort();
-    eviction.await.expect("nobody listens any more");
+    eviction.await.expect("the receiver was dropped");
 }

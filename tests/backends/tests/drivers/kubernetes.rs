@@ -67,7 +67,7 @@ async fn evicted_while(
 /// Loads `b` after `a`, whose late Pod the driver must have waited for.
 async fn assert_never_two(cluster: &Cluster, driver: &KubernetesScale) {
     driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
-    until("no other Pod is to come", async || cluster.busy() == ["b"]).await;
+    until("no other Pod is pending", async || cluster.busy() == ["b"]).await;
     assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
 }
 
@@ -89,7 +89,7 @@ async fn driver_uses_only_rights_of_its_role() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.check(&a).await.unwrap();
-    assert_eq!(cluster.pods(), 0, "a check changes nothing");
+    assert_eq!(cluster.pods(), 0, "a check must change nothing");
     driver.load(&a, LoadKind::Cold).await.unwrap();
     assert!(driver.probe(&a).await.unwrap().ready);
     driver.evict(&a).await.unwrap();
@@ -171,7 +171,7 @@ async fn model_scaled_up_during_eviction_is_not_gone() {
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     let evicted = evicted_while(&cluster, &driver, || cluster.scale("a", 1)).await;
-    assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("externally")), "{evicted:?}");
+    assert!(matches!(&evicted, Err(DriverError::NotOurs(message)) if message.contains("externally")), "{evicted:?}");
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn model_with_running_or_expected_pod_exists() {
     let a = "a".into();
     assert!(driver.probe(&a).await.unwrap().gone);
     cluster.scale("a", 1);
-    assert!(!driver.probe(&a).await.unwrap().gone && cluster.pods() == 0, "its Pod is still to come");
+    assert!(!driver.probe(&a).await.unwrap().gone && cluster.pods() == 0, "its Pod is pending");
     driver.load(&a, LoadKind::Cold).await.unwrap();
     cluster.scale("a", 0);
     assert!(!driver.probe(&a).await.unwrap().gone && cluster.pods() == 1, "its Pod is still there");
@@ -217,7 +217,7 @@ async fn container_dying_during_load_fails_it() {
 async fn pod_removed_during_load_is_not_probed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let (note, mut requests) = tokio::sync::mpsc::unbounded_channel();
     let loading = move || {
         let _ = note.send(());
         async { axum::http::StatusCode::SERVICE_UNAVAILABLE }
@@ -227,7 +227,7 @@ async fn pod_removed_during_load_is_not_probed() {
     let cluster = Cluster::start(vec![("a", Deployment::new(idle, port))]).await;
     let driver = driver(&cluster, &["a"], Duration::from_secs(3));
     let disturbed = async {
-        asked.recv().await;
+        requests.recv().await;
         cluster.scale("a", 0);
     };
     let a = "a".into();
@@ -324,20 +324,23 @@ async fn unreachable_api_server_ends_no_model() {
     let a = "a".into();
     cluster.set_away(true);
     assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
-    assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
-    assert!(!driver.detects_absence(), "no answer is the API server's, not the model's");
+    assert!(
+        matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })),
+        "an unreachable API server does not mean that no Pod exists"
+    );
+    assert!(!driver.detects_absence(), "a missing reply comes from the API server, not from the model");
     let turned_away = cluster.turned_away();
     let back = async {
-        until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
+        until("a probe was rejected", async || cluster.turned_away() > turned_away).await;
         cluster.set_away(false);
     };
     let (loaded, ()) = tokio::join!(driver.load(&a, LoadKind::Cold), back);
     loaded.unwrap();
     cluster.set_away(true);
-    assert!(driver.probe(&a).await.unwrap().ready, "requests reach the Pod all the same");
+    assert!(driver.probe(&a).await.unwrap().ready, "requests still reach the Pod");
     let turned_away = cluster.turned_away();
     let back = async {
-        until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
+        until("a probe was rejected", async || cluster.turned_away() > turned_away).await;
         cluster.set_away(false);
     };
     let (evicted, ()) = tokio::join!(driver.evict(&a), back);
@@ -370,7 +373,7 @@ async fn refusing_api_server_is_reported_once_per_refusal() {
     listen();
     cluster.set_away(true);
     driver.probe(&a).await.unwrap();
-    assert_eq!(messages(), Vec::<String>::new(), "it comes back");
+    assert_eq!(messages(), Vec::<String>::new(), "the API server may recover");
     cluster.set_away(false);
     for _ in 0..2 {
         cluster.forbid("list pods");
@@ -399,7 +402,7 @@ async fn probe_ending_after_eviction_start_is_discarded() {
     cluster.set_delay(Duration::from_millis(500));
     let received = cluster.received();
     let late = async {
-        until("the look is under way", async || cluster.received() > received).await;
+        until("the probe is under way", async || cluster.received() > received).await;
         driver.evict(&a).await
     };
     let (looked, evicted) = tokio::join!(driver.probe(&a), late);

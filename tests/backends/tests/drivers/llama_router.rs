@@ -32,7 +32,7 @@ async fn unknown_router_model_is_rejected_by_check() {
     let Some(rig) = rig::llama_router().await else { return };
     let checked = rig.driver.check(&rig.wrong).await;
     assert!(matches!(&checked, Err(DriverError::WrongModel { .. })), "{checked:?}");
-    assert!(rig.driver.probe(&rig.wrong).await.unwrap().gone, "there is nothing to unload before another is loaded");
+    assert!(rig.driver.probe(&rig.wrong).await.unwrap().gone, "no model needs unloading before another is loaded");
     assert_eq!(rig.driver.check(&rig.models[0]).await, Ok(()));
 }
 
@@ -43,7 +43,7 @@ async fn single_model_llama_server_is_rejected() {
     let Some(server) = engines::llama_server(&weights[0], "tiny-a", 1).await else { return };
     let driver = LlamaRouter::new(server.url.clone(), vec!["tiny-a".into()]);
     let (checked, loaded) = (driver.check(&"tiny-a".into()).await, driver.load(&"tiny-a".into(), LoadKind::Cold).await);
-    for said in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {
-        assert!(said.contains("--models-preset"), "{said}");
+    for error in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {
+        assert!(error.contains("--models-preset"), "{error}");
     }
 }

@@ -64,10 +64,10 @@ async fn port_of_foreign_process_is_not_adopted() {
 #[tokio::test]
 async fn port_and_environment_reach_command() {
     let folder = folder();
-    let seen = folder.path().join("seen");
-    let script = format!("echo ${{PORT}} $ADDRESS > {}; sleep 1000", seen.display());
+    let output_file = folder.path().join("seen");
+    let script = format!("echo ${{PORT}} $ADDRESS > {}; sleep 1000", output_file.display());
     let (driver, model) = shell(&script);
-    let line = given_up(&driver, &model, &seen).await;
+    let line = given_up(&driver, &model, &output_file).await;
     let port = line.split(' ').next().unwrap().to_owned();
     assert_ne!(port, "0");
     assert_eq!(line, format!("{port} 127.0.0.1:{port}"));
@@ -100,7 +100,7 @@ async fn eviction_kills_processes_outside_process_group() {
         (pid(&line_of(&folder.path().join("main")).await), pid(&line_of(&folder.path().join("daemon")).await));
     assert!(runs(main) && runs(daemon));
     driver.evict(&model).await.unwrap();
-    assert!(!runs(main) && !runs(daemon), "nothing is left when the eviction has answered");
+    assert!(!runs(main) && !runs(daemon), "no process is left after the eviction");
 }
 
 #[tokio::test]
@@ -138,16 +138,16 @@ async fn dropped_driver_leaves_no_process() {
 #[tokio::test]
 async fn killed_parent_leaves_no_orphan() {
     let folder = folder();
-    let (fifo, seen) = (folder.path().join("input"), folder.path().join("grandchild"));
+    let (fifo, pid_file) = (folder.path().join("input"), folder.path().join("grandchild"));
     let script = format!(
-        "mkfifo {fifo}; {supervisor} supervise -- sh -c 'echo $$ > {seen}; trap \"\" HUP TERM; sleep 1000 & wait' < {fifo} & \
+        "mkfifo {fifo}; {supervisor} supervise -- sh -c 'echo $$ > {pid_file}; trap \"\" HUP TERM; sleep 1000 & wait' < {fifo} & \
          exec 3> {fifo}; wait",
         fifo = fifo.display(),
-        seen = seen.display(),
+        pid_file = pid_file.display(),
         supervisor = worker_program().display(),
     );
     let mut parent = Command::new("sh").arg("-c").arg(script).stdin(Stdio::null()).spawn().unwrap();
-    let grandchild = pid(&line_of(&seen).await);
+    let grandchild = pid(&line_of(&pid_file).await);
     assert!(runs(grandchild));
     parent.start_kill().unwrap();
     let status = parent.wait().await.unwrap();
@@ -158,12 +158,12 @@ async fn killed_parent_leaves_no_orphan() {
 #[tokio::test]
 async fn killed_supervisor_ends_its_command() {
     let folder = folder();
-    let seen = folder.path().join("command");
+    let pid_file = folder.path().join("command");
     let mut supervisor = Command::new(worker_program());
-    let script = format!("echo $$ > {}; exec sleep 1000", seen.display());
+    let script = format!("echo $$ > {}; exec sleep 1000", pid_file.display());
     supervisor.args(["supervise", "--", "sh", "-c", &script]).stdin(Stdio::piped());
     let mut supervisor = supervisor.spawn().unwrap();
-    let command = pid(&line_of(&seen).await);
+    let command = pid(&line_of(&pid_file).await);
     assert!(runs(command));
     supervisor.kill().await.unwrap();
     until("the command is gone", async || !runs(command)).await;
@@ -176,7 +176,7 @@ async fn ending_process_is_not_reused_for_load() {
     let (driver, model) = loaded("trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000", folder.path()).await;
     let doomed = pid(&line_of(&main).await);
     let eviction = tokio::time::timeout(Duration::from_millis(100), driver.evict(&model)).await;
-    assert!(eviction.is_err(), "it does not listen");
+    assert!(eviction.is_err(), "the server must not listen");
     driver.load(&model, LoadKind::Cold).await.unwrap();
     assert_ne!(pid(&line_of(&main).await), doomed);
     assert!(!runs(doomed));
@@ -199,19 +199,19 @@ async fn supervisor_exits_with_status_of_command() {
 #[tokio::test]
 async fn signalled_supervisor_does_not_signal_its_command() {
     let folder = folder();
-    let seen = folder.path().join("command");
-    let script = format!("trap 'exit 3' TERM; echo $$ > {}; sleep 1000 & wait", seen.display());
+    let pid_file = folder.path().join("command");
+    let script = format!("trap 'exit 3' TERM; echo $$ > {}; sleep 1000 & wait", pid_file.display());
     let mut supervisor = Command::new(worker_program());
     supervisor.args(["supervise", "--", "sh", "-c", &script]).stdin(Stdio::piped());
     let mut supervisor = supervisor.spawn().unwrap();
-    line_of(&seen).await;
+    line_of(&pid_file).await;
     let mut orders = supervisor.stdin.take().unwrap();
     for signal in ["-HUP", "-INT", "-TERM"] {
         let id = supervisor.id().unwrap().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
     }
     orders.write_all(b"T").await.unwrap();
-    assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "it has ended as it was asked to");
+    assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "the process must exit with the requested code");
 }
 
 /// A second signal makes some servers abort what they were finishing.
@@ -219,25 +219,25 @@ async fn signalled_supervisor_does_not_signal_its_command() {
 async fn stop_after_abandoned_eviction_sends_no_second_signal() {
     let folder = folder();
     let script =
-        "trap 'echo told >> PIDS/told; sleep 2; echo clean > PIDS/clean; exit 0' TERM; SERVER & while :; do wait; done";
+        "trap 'echo term >> PIDS/term; sleep 2; echo clean > PIDS/clean; exit 0' TERM; SERVER & while :; do wait; done";
     let (driver, model) = loaded(script, folder.path()).await;
-    let told = folder.path().join("told");
+    let terminated = folder.path().join("term");
     tokio::select! {
         evicted = driver.evict(&model) => panic!("{evicted:?}"),
-        line = line_of(&told) => assert_eq!(line, "told"),
+        line = line_of(&terminated) => assert_eq!(line, "term"),
     }
     driver.stop(&model).await.unwrap();
     let clean = std::fs::read_to_string(folder.path().join("clean")).expect("it could finish");
-    let told = std::fs::read_to_string(told).unwrap();
-    assert_eq!((clean.as_str(), told.as_str()), ("clean\n", "told\n"));
+    let terminated = std::fs::read_to_string(terminated).unwrap();
+    assert_eq!((clean.as_str(), terminated.as_str()), ("clean\n", "term\n"));
 }
 
 #[tokio::test]
 async fn unready_server_can_be_evicted_during_load() {
     let folder = folder();
-    let seen = folder.path().join("pid");
-    let (driver, model) = shell(&format!("echo $$ > {}; exec sleep 1000; : ${{PORT}}", seen.display()));
-    let pid = given_up(&driver, &model, &seen).await.parse().unwrap();
+    let pid_file = folder.path().join("pid");
+    let (driver, model) = shell(&format!("echo $$ > {}; exec sleep 1000; : ${{PORT}}", pid_file.display()));
+    let pid = given_up(&driver, &model, &pid_file).await.parse().unwrap();
     driver.force_evict(&model).await.unwrap();
     assert!(!runs(pid));
     assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));

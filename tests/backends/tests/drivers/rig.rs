@@ -84,7 +84,7 @@ const WRONG: &str = "wrong";
 const SLOW: &str = "slow";
 
 pub(crate) fn folder() -> TempDir {
-    tempfile::Builder::new().prefix("modelrelay-driver-").tempdir().expect("a folder can be made")
+    tempfile::Builder::new().prefix("modelrelay-driver-").tempdir().expect("the folder can be created")
 }
 
 fn path(path: &Path) -> String {

@@ -74,8 +74,8 @@ async fn successor() -> (Server, Sglang) {
 #[tokio::test]
 async fn released_foreign_engine_is_not_treated_as_serving() {
     let (_server, driver) = successor().await;
-    let seen = driver.probe(&"m".into()).await;
-    assert!(!seen.is_ok_and(|probed| probed.ready), "its health is good, and it generates nothing");
+    let result = driver.probe(&"m".into()).await;
+    assert!(!result.is_ok_and(|probed| probed.ready), "healthy but generates no tokens");
 
     let (_server, driver) = successor().await;
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
@@ -106,7 +106,7 @@ async fn released_server_is_probed_and_checked_at_once() {
     let model = "m".into();
     driver.evict(&model).await.unwrap();
     let looks = async { (driver.check(&model).await, driver.probe(&model).await) };
-    let looks = tokio::time::timeout(AT_ONCE, looks).await.expect("both answer at once");
+    let looks = tokio::time::timeout(AT_ONCE, looks).await.expect("both respond at once");
     assert_eq!(looks, (Ok(()), Ok(Probed::gone())));
 }
 
@@ -138,7 +138,7 @@ async fn eviction_releases_cuda_graphs_too() {
     driver.evict(&model).await.unwrap();
     let graphs = json!({"tags": ["cuda_graph"]});
     let resumed = post(&server.url, "/resume_memory_occupation", &graphs).await;
-    assert_eq!(resumed.map(|(status, _)| status), Some(200), "what was not released ends the server");
+    assert_eq!(resumed.map(|(status, _)| status), Some(200), "memory that was not released must stop the server");
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn refused_key_error_names_admin_key() {
 async fn load_of_paused_foreign_server_fails_soon() {
     let load = async |defects: &[&str]| {
         let (server, driver) = foreign(defects, None).await;
-        post(&server.url, "/pause_generation", &json!({})).await.expect("it answers");
+        post(&server.url, "/pause_generation", &json!({})).await.expect("a response");
         let load = tokio::time::timeout(Duration::from_secs(20), driver.load(&"m".into(), LoadKind::Cold)).await;
         load.expect("it fails soon").unwrap_err().to_string()
     };
@@ -181,5 +181,5 @@ async fn fake_dies_of_second_release() {
     let (server, driver) = foreign(&[], None).await;
     driver.evict(&"m".into()).await.unwrap();
     post(&server.url, "/release_memory_occupation", &json!({})).await;
-    until("it is dead", async || !is_listening(server.url.port().expect("it has one")).await).await;
+    until("the server has exited", async || !is_listening(server.url.port().expect("the URL has a port")).await).await;
 }

@@ -82,12 +82,12 @@ pub(crate) async fn wrong_model_fails_load(rig: Rig) {
     let failure = rig.driver.load(&rig.wrong, LoadKind::Cold).await.unwrap_err();
     let says_so = match &failure {
         LoadFailure::WrongModel { expected, found } => *expected == *rig.wrong && !found.is_empty(),
-        LoadFailure::Driver(said) => said.contains(&*rig.wrong) && said.contains("not found"),
+        LoadFailure::Driver(message) => message.contains(&*rig.wrong) && message.contains("not found"),
         LoadFailure::Exited(_) | LoadFailure::TimedOut(_) | LoadFailure::DiedAtOnce => false,
     };
     assert!(says_so, "{failure:?}");
     if rig.driver.capabilities().owns_backends {
-        until("the wrong one is gone", async || processes_with(&rig.mark).is_empty()).await;
+        until("the unknown model is gone", async || processes_with(&rig.mark).is_empty()).await;
     }
     rig.driver.force_evict(&rig.wrong).await.unwrap();
 }
@@ -125,14 +125,14 @@ pub(crate) async fn dead_backend_is_detected(mut rig: Rig) {
     rig.kill_backends().await;
     if rig.driver.capabilities().owns_backends {
         let ended = tokio::time::timeout(modelrelay_harness::TEST_TIMEOUT, rig.driver.ended(&rig.models[0])).await;
-        assert!(ended.is_ok(), "its parent hears of its end");
+        assert!(ended.is_ok(), "its parent must be notified of its exit");
     }
     let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));
     // For an external server, it is unknown whether it has ended or is temporarily overloaded.
-    let seen = if rig.is_certain { Found::Nothing } else { Found::Silence };
+    let expected = if rig.is_certain { Found::Nothing } else { Found::Silence };
     until(
-        "its end is seen",
-        async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == seen),
+        "its exit is reported",
+        async || matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(found) if found == expected),
     )
     .await;
     // It is no failure that it is already gone.
@@ -197,8 +197,8 @@ async fn is_ready(rig: &Rig, nth: usize) -> bool {
 }
 
 async fn assert_serves(rig: &Rig, nth: usize) {
-    let url = rig.driver.url(&rig.models[nth]).expect("what is loaded has an address");
+    let url = rig.driver.url(&rig.models[nth]).expect("a loaded model has an address");
     let body = json!({"model": rig.names[nth], "prompt": "Hi", "max_tokens": 1});
-    let (status, answer) = post(&url, "/v1/completions", &body).await.expect("it answers");
+    let (status, answer) = post(&url, "/v1/completions", &body).await.expect("a response");
     assert_eq!(status, 200, "{answer}");
 }

@@ -49,13 +49,13 @@ async fn is_busy(server: &Server) -> bool {
 }
 
 fn port(server: &Server) -> u16 {
-    server.url.port().expect("it has one")
+    server.url.port().expect("the URL has a port")
 }
 
 /// Runs a fake backend until the test ends; returns its address.
 async fn serve(router: Router) -> url::Url {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
-    let url = format!("http://{}", listener.local_addr().expect("it has an address"));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("the listener has an address"));
     drop(tokio::spawn(async move { axum::serve(listener, router).await }));
     url.parse().expect("this is a URL")
 }
@@ -96,7 +96,7 @@ async fn aborted_request_looks_complete_to_its_client() {
         until("it is busy", async || is_busy(&server).await).await;
         driver.force_evict(&"m".into()).await
     });
-    let (status, answer) = answer.expect("it answers");
+    let (status, answer) = answer.expect("a response");
     assert!(status == 200 && answer.contains("\"finish_reason\":\"abort\"") && answer.contains("[DONE]"), "{answer}");
     assert_eq!(ended, Ok(()));
     assert!(!holds_memory(&server).await);
@@ -112,7 +112,7 @@ async fn while_sleep_waits<T>(server: &Server, while_it_waits: impl Future<Outpu
         post(&server.url, "/sleep?level=1&mode=wait", &Value::Null).await
     };
     let then = async {
-        until("it claims to sleep", async || is_paused(server).await).await;
+        until("the server reports that it sleeps", async || is_paused(server).await).await;
         while_it_waits.await
     };
     let ((_, _), outcome) = tokio::join!(async { tokio::join!(request, sleep) }, then);
@@ -196,7 +196,7 @@ async fn interrupted_wake_at_level_two_is_not_gone() {
     let model = "m".into();
     before.evict(&model).await.unwrap();
     assert_eq!(before.probe(&model).await, Ok(Probed::gone()));
-    post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("it answers");
+    post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("a response");
     let after = driver_of(&server, Level::Two);
     assert_eq!(after.probe(&model).await, Ok(Probed::default()));
     after.evict(&model).await.unwrap();
@@ -226,7 +226,7 @@ async fn load_during_waiting_sleep_ends_awake() {
             post(&server.url, "/sleep?level=1&mode=wait", &Value::Null).await
         },
         async {
-            until("it claims to sleep", async || is_paused(&server).await).await;
+            until("the server reports that it sleeps", async || is_paused(&server).await).await;
             driver.load(&model, LoadKind::Wake).await
         }
     );
@@ -240,7 +240,7 @@ async fn interrupted_wake_releases_all_memory_on_eviction() {
         let (server, driver) = foreign(&[]).await;
         let model = "m".into();
         driver.evict(&model).await.unwrap();
-        let woken = post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("it answers").1;
+        let woken = post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("a response").1;
         assert!(woken.contains("\"sleeping\""), "{woken}");
         if is_forced {
             driver.force_evict(&model).await.unwrap();
@@ -248,7 +248,7 @@ async fn interrupted_wake_releases_all_memory_on_eviction() {
             driver.evict(&model).await.unwrap();
         }
         // If its weights were still loaded, this would wake the whole server.
-        let woken = post(&server.url, "/wake_up?tags=kv_cache", &Value::Null).await.expect("it answers").1;
+        let woken = post(&server.url, "/wake_up?tags=kv_cache", &Value::Null).await.expect("a response").1;
         assert!(woken.contains("\"sleeping\""), "{woken}");
     }
 }
@@ -311,8 +311,8 @@ async fn missing_developer_mode_fails_load_naming_settings() {
     let checked = driver.check(&"m".into()).await.unwrap_err().to_string();
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
     let error = driver.evict(&"m".into()).await.unwrap_err().to_string();
-    for said in [checked, failure, error] {
-        assert!(said.contains("VLLM_SERVER_DEV_MODE=1") && said.contains("--enable-sleep-mode"), "{said}");
+    for message in [checked, failure, error] {
+        assert!(message.contains("VLLM_SERVER_DEV_MODE=1") && message.contains("--enable-sleep-mode"), "{message}");
     }
 }
 

@@ -74,7 +74,7 @@ struct Group(u32);
 impl Group {
     /// Returns the group of the process that listens at this address, which its command line contains.
     fn of(url: &Url) -> Self {
-        let port = format!("--port {}", url.port().expect("it has one"));
+        let port = format!("--port {}", url.port().expect("the URL has a port"));
         let [leader, ..] = modelrelay_backends::server::processes_with(&port)[..] else {
             panic!("no process has {port}")
         };

@@ -23,8 +23,8 @@ async fn is_sleeping(engine: &Engine) -> bool {
 }
 
 pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
-    let ask = || engine.completion_request("/v1/completions", 30, false);
-    let expected = text_of(&engine.fetch(ask()).await);
+    let request = || engine.completion_request("/v1/completions", 30, false);
+    let expected = text_of(&engine.fetch(request()).await);
     let model = engine.model.into();
     for (level, left) in [(Level::One, Left::Asleep), (Level::Two, Left::Emptied)] {
         let driver = driver(engine, level);
@@ -36,7 +36,7 @@ pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
         assert!(is_sleeping(engine).await && driver.probe(&model).await.unwrap().gone, "{level:?}");
         driver.load(&model, LoadKind::Wake).await.unwrap();
         assert!(!is_sleeping(engine).await && driver.probe(&model).await.unwrap().ready, "{level:?}");
-        assert_eq!(text_of(&engine.fetch(ask()).await), expected, "{level:?}");
+        assert_eq!(text_of(&engine.fetch(request()).await), expected, "{level:?}");
         driver.force_evict(&model).await.unwrap();
         assert!(is_sleeping(engine).await, "{level:?}");
         driver.load(&model, LoadKind::Wake).await.unwrap();
@@ -45,10 +45,10 @@ pub(crate) async fn idle_server_sleeps_and_wakes(engine: &Engine) {
 
 pub(crate) async fn running_request_ends_before_sleep(engine: &Engine) {
     // Few tokens: the driver waits for five seconds.
-    let ask = || engine.completion_request("/v1/completions", 40, true);
-    let expected = text_of(&engine.fetch(ask()).await);
+    let request = || engine.completion_request("/v1/completions", 40, true);
+    let expected = text_of(&engine.fetch(request()).await);
     let (driver, model) = (driver(engine, Level::One), engine.model.into());
-    let mut running = engine.begin(ask()).response().await;
+    let mut running = engine.begin(request()).response().await;
     running.read_until("data: ").await;
     assert_eq!(driver.evict(&model).await, Ok(Left::Asleep));
     assert_eq!(text_of(&running.read_to_end().await), expected);

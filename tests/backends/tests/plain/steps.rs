@@ -41,12 +41,12 @@ pub(crate) async fn errors_are_unchanged(engine: &Engine, stack: &Stack) {
 /// Checks that concurrent streams do not mix.
 pub(crate) async fn concurrent_streams_are_unchanged(engine: &Engine, stack: &Stack) {
     let lengths = [40, 80, 120, 160];
-    let ask = |tokens| engine.completion_request("/v1/completions", tokens, true);
+    let request = |tokens| engine.completion_request("/v1/completions", tokens, true);
     let mut expected = Vec::new();
     for tokens in lengths {
-        expected.push(text_of(&engine.fetch(ask(tokens)).await));
+        expected.push(text_of(&engine.fetch(request(tokens)).await));
     }
-    let replies = join_all((0..16).map(|number| stack.relay.fetch(ask(lengths[number % lengths.len()])))).await;
+    let replies = join_all((0..16).map(|number| stack.relay.fetch(request(lengths[number % lengths.len()])))).await;
     let bodies = stack.tap.bodies();
     for (number, reply) in replies.iter().enumerate() {
         assert_eq!(text_of(reply), expected[number % lengths.len()], "{} tokens", lengths[number % lengths.len()]);

@@ -65,7 +65,7 @@ async fn context_is_the_models(engine: &Engine, stack: &Stack) {
 async fn benchmark_fails_no_request(engine: &Engine, stack: &Stack) {
     const REQUESTS: u32 = 160;
     let (Some(program), Some(model)) = (vllm("bin/vllm"), vllm("models/tiny")) else { return };
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("the folder can be created");
     let mut bench = Command::new(program);
     bench.args(["bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]);
     bench.args(["--base-url", &stack.relay.url(), "--model", engine.model, "--tokenizer"]).arg(model);

@@ -86,18 +86,18 @@ async fn saturated(window: Duration) {
         }
         let (alone, answers) = (began.elapsed(), *count.borrow_and_update());
         let cost = cost_of(&stack.slot().await, "tiny-b");
-        let asked = Instant::now();
+        let start = Instant::now();
         let lone = stack.relay.begin(answer("tiny-b", 20));
         let waited = async {
             lone.reply().await.with_status(200);
-            asked.elapsed()
+            start.elapsed()
         };
         let rest = async {
             count.wait_for(|count| *count >= 2 * answers).await.expect("it is counted");
-            asked.elapsed()
+            start.elapsed()
         };
-        let (waited, beside) = tokio::join!(waited, tokio::time::timeout(LONG * 3, rest));
-        let beside = beside.expect("the clients of the other model are served again");
+        let (waited, mixed) = tokio::join!(waited, tokio::time::timeout(LONG * 3, rest));
+        let mixed = mixed.expect("the clients of the other model are served again");
         // The load of the machine may have changed meanwhile: the slower of the times before and after is used.
         let after = Instant::now();
         let rest = count.wait_for(|count| *count >= 3 * answers);
@@ -106,9 +106,9 @@ async fn saturated(window: Duration) {
         // docs/multiplexer/policy.md: the other model's turn (quantum, drain and swap), and its own drain and swap.
         let quantum = (cost * 8).max(Duration::from_secs(5));
         let bound = quantum + 2 * (cost + Duration::from_secs(drain));
-        let kept = alone.as_secs_f64() / beside.as_secs_f64();
+        let kept = alone.as_secs_f64() / mixed.as_secs_f64();
         eprintln!(
-            "{answers} answers in {alone:.1?} alone, in {beside:.1?} beside a lone request: {:.0} %; it took {waited:.1?} \
+            "{answers} answers in {alone:.1?} alone, in {mixed:.1?} with a lone request in parallel: {:.0} %; it took {waited:.1?} \
              of {bound:.1?}, a swap costs {cost:.1?}",
             100.0 * kept
         );

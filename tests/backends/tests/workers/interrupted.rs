@@ -34,7 +34,7 @@ async fn stream_outlasting_drain_ends_with_dialect_error() {
         assert!(reply.error_frame().is_some() && text.contains(code) && !text.contains(end), "{}", end_of(&text));
     }
     assert_eq!(stack.worker.metric("modelrelay_worker_severed_total").await, 2.0);
-    assert_eq!(weights.servers().len(), 1, "the severed one is gone");
+    assert_eq!(weights.servers().len(), 1, "the severed server is gone");
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn client_leaving_before_eviction_causes_no_swap() {
     let mut long = stack.relay.send(stream("tiny-a", 4000)).await;
     long.read_until("data: ").await;
     let other = stack.relay.begin(stream("tiny-b", 30));
-    stack.until_slot("the gate is shut", |slot| slot["state"] == "draining").await;
+    stack.until_slot("the gate is closed", |slot| slot["state"] == "draining").await;
     other.abandon();
     stack.until_slot("the gate is open again", |slot| slot["state"] == "ready").await;
     assert_eq!(events(&long.read_to_end().await), expected[&("tiny-a", 4000)]);
@@ -68,7 +68,11 @@ async fn missing_model_file_rolls_back_swap() {
     let log = stack.worker.process.log();
     assert!(log.lines().iter().any(|line| line.contains("missing.gguf") && line.contains("model=\"missing\"")));
     // It was not requested again.
-    stack.until_slot("the former one is back", |slot| slot["resident"] == "tiny-a" && slot["state"] == "ready").await;
+    stack
+        .until_slot("the previous model is loaded again", |slot| {
+            slot["resident"] == "tiny-a" && slot["state"] == "ready"
+        })
+        .await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
     assert_eq!(stack.starts("tiny-a"), 2, "before and after");
 }
@@ -90,7 +94,7 @@ async fn dead_server_is_detected_and_restarted() {
     assert_eq!(events(&next.reply().await), expected[&("tiny-a", 60)]);
     assert_eq!(stack.starts("tiny-a"), 2);
     // The same for an idle server.
-    eventually("a new server is there alone", async || weights.servers().len() == 1).await;
+    eventually("only a new server is running", async || weights.servers().len() == 1).await;
     kill(weights.servers()[0]).await;
     assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
     stack.worker.process.wait_for_line("backend lost").await;

@@ -30,22 +30,22 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
     let stack = Stack::start(&json!({"minResidency": "1ms", "linger": "off"}), &slot).await;
     assert_eq!(loaded(&ollama.url).await, Vec::<String>::new());
     let client = async |number: usize| {
-        let mut told = Vec::new();
+        let mut replies = Vec::new();
         for turn in 0..4 {
             let model = ["tiny-a", "tiny-b"][(number + turn) % 2];
-            told.push((model, text(&stack.relay.fetch(stream(model, 150)).await)));
+            replies.push((model, text(&stack.relay.fetch(stream(model, 150)).await)));
             assert!(loaded(&ollama.url).await.len() <= 1);
         }
-        told
+        replies
     };
     let (one, two, three) = tokio::join!(client(0), client(1), client(2));
     // A direct request returns the same.
-    let address = ollama.url.socket_addrs(|| None).expect("it is an address")[0];
+    let address = ollama.url.socket_addrs(|| None).expect("the URL has an address")[0];
     let direct = async |request: Request| text(&request.fetch(address, &Log::new("ollama")).await);
     let expected = [direct(stream("tiny-a", 150)).await, direct(stream("tiny-b", 150)).await];
     assert_ne!(expected[0], expected[1]);
-    for (model, said) in [one, two, three].concat() {
-        assert_eq!(said, expected[usize::from(model == "tiny-b")], "{model}");
+    for (model, received) in [one, two, three].concat() {
+        assert_eq!(received, expected[usize::from(model == "tiny-b")], "{model}");
     }
     // Another client has had a model loaded; the worker's clients still get the models that they request.
     for model in ["tiny-a", "tiny-b"] {
@@ -56,12 +56,13 @@ async fn ollama_holds_one_model_and_streams_arrive_whole() {
         );
     }
     // There is no way around an Ollama that is gone, and the next request after its return needs none.
-    let port = ollama.url.port().expect("it has a port");
+    let port = ollama.url.port().expect("the URL has a port");
     ollama.kill().await;
     let refused = stack.relay.fetch(answer("tiny-a", 5)).await.with_status(503);
     assert_eq!(refused.json()["error"]["code"], "backend_unavailable");
     let _ollama = engines::ollama_on(folder.folder(), port).await;
-    let after: u64 = refused.header("retry-after").and_then(|after| after.parse().ok()).expect("a time to come back");
+    let after: u64 =
+        refused.header("retry-after").and_then(|after| after.parse().ok()).expect("retry-after is a number");
     assert!(after <= 4, "{after}");
     eventually("it is served again", async || stack.relay.fetch(answer("tiny-a", 5)).await.status == 200).await;
 }

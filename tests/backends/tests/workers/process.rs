@@ -43,7 +43,7 @@ async fn stream_during_swap_demand_ends_whole() {
     let mut long = stack.relay.send(stream("tiny-a", 4000)).await;
     long.read_until("data: ").await;
     let other = stack.relay.begin(stream("tiny-b", 30));
-    stack.until_slot("the gate is shut for the stream", |slot| slot["state"] == "draining").await;
+    stack.until_slot("the gate is closed for the stream", |slot| slot["state"] == "draining").await;
     assert!(!other.is_answered());
     assert_eq!(events(&long.read_to_end().await), expected[&("tiny-a", 4000)]);
     assert_eq!(events(&other.reply().await), expected[&("tiny-b", 30)]);
@@ -85,6 +85,6 @@ async fn two_relays_share_loaded_model_of_one_worker() {
         assert_eq!(served, HashMap::from([("tiny-a", 3), ("tiny-b", 3)]));
     };
     tokio::join!(client(0), client(1), client(2), client(3));
-    eventually("nothing runs any more", async || worker.metric("modelrelay_worker_requests_in_flight").await == 0.0)
+    eventually("no request is in flight", async || worker.metric("modelrelay_worker_requests_in_flight").await == 0.0)
         .await;
 }

@@ -21,7 +21,8 @@ pub(crate) struct Weights(TempDir);
 
 impl Weights {
     pub(crate) fn new() -> Option<Self> {
-        let folder = tempfile::Builder::new().prefix("modelrelay-worker-").tempdir().expect("a folder can be made");
+        let folder =
+            tempfile::Builder::new().prefix("modelrelay-worker-").tempdir().expect("the folder can be created");
         engines::weights(folder.path(), "", &["tiny-a", "tiny-b"])?;
         Some(Self(folder))
     }
@@ -87,8 +88,8 @@ impl Stack {
 
     /// Returns the number of loads so far, as the servers report in the worker's log, under the name of their model.
     pub(crate) fn starts(&self, model: &str) -> usize {
-        let (said, name) = (": listening on ", format!("model=\"{model}\""));
-        self.worker.process.log().lines().iter().filter(|line| line.contains(said) && line.contains(&name)).count()
+        let (message, name) = (": listening on ", format!("model=\"{model}\""));
+        self.worker.process.log().lines().iter().filter(|line| line.contains(message) && line.contains(&name)).count()
     }
 }
 
@@ -112,8 +113,8 @@ pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProces
 /// # Panics
 /// After [`LONG`].
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let came = poll_for(LONG, async || is_so().await.then_some(())).await;
-    assert!(came.is_some(), "waited {LONG:?} in vain until {what}");
+    let held = poll_for(LONG, async || is_so().await.then_some(())).await;
+    assert!(held.is_some(), "timed out after {LONG:?} waiting until {what}");
 }
 
 /// Sends a process SIGKILL.

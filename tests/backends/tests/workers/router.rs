@@ -52,5 +52,5 @@ async fn router_holds_one_model_and_streams_match_servers() {
         (events(&reply), loaded(&router.url).await),
         (expected[&("tiny-b", 60)].clone(), vec!["tiny-b".to_owned()])
     );
-    eventually("nothing waits", async || stack.slot().await["wanted"] == 0).await;
+    eventually("no request is queued", async || stack.slot().await["wanted"] == 0).await;
 }

@@ -47,7 +47,7 @@ pub(crate) fn events(reply: &Reply) -> String {
         let mut event: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {line}"));
         let event = event.as_object_mut().expect("an event is an object");
         let own = event.remove("id");
-        assert_eq!(*name.get_or_insert_with(|| own.clone()), own, "two answers in one");
+        assert_eq!(*name.get_or_insert_with(|| own.clone()), own, "two responses in one");
         for differs in ["created", "timings"] {
             event.remove(differs);
         }
@@ -70,19 +70,19 @@ pub(crate) fn end_of(text: &str) -> String {
 
 /// Returns each model's output for a direct request, for each of these numbers of tokens.
 pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u32), String>> {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("the folder can be created");
     let models = ["tiny-a", "tiny-b"];
     let weights = engines::weights(folder.path(), "direct-", &models)?;
     let mut expected = HashMap::new();
     for (model, weights) in models.into_iter().zip(weights) {
         let server = engines::llama_server(&weights, model, 1).await?;
-        let address = server.url.socket_addrs(|| None).expect("it is an address")[0];
+        let address = server.url.socket_addrs(|| None).expect("the URL has an address")[0];
         for &tokens in tokens {
             let reply = stream(model, tokens).fetch(address, &Log::new("llama-server")).await;
-            let told = events(&reply);
+            let received = events(&reply);
             // One more event reports how it ended.
-            assert_eq!(told.lines().count(), tokens as usize + 1, "{}", end_of(&told));
-            expected.insert((model, tokens), told);
+            assert_eq!(received.lines().count(), tokens as usize + 1, "{}", end_of(&received));
+            expected.insert((model, tokens), received);
         }
     }
     Some(expected)

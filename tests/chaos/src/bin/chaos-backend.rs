@@ -19,7 +19,7 @@ async fn main() {
     let journal = Arc::new(Journal::open(Path::new(&arg())));
     let mut backend = FakeBackend::start_at(address, &["m"]).await;
     backend.forget();
-    #[expect(clippy::print_stdout, reason = "who started it reads the address")]
+    #[expect(clippy::print_stdout, reason = "the parent process reads the address")]
     {
         println!("listening on {}", backend.url());
     }
@@ -30,8 +30,8 @@ async fn main() {
 
 /// Responds to one request, piece by piece, as it specifies.
 async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
-    let ask = RequestSpec::parse(&call.head.target)?;
-    if ask.stall == Some(Stall::Upload) {
+    let spec = RequestSpec::parse(&call.head.target)?;
+    if spec.stall == Some(Stall::Upload) {
         return hang(call).await;
     }
     let body = call.try_read_body().await?;
@@ -39,31 +39,31 @@ async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
     if call.is_abandoned() {
         return None;
     }
-    journal.begins(ask.nonce);
-    if ask.stall == Some(Stall::Head) {
+    journal.begins(spec.nonce);
+    if spec.stall == Some(Stall::Head) {
         return hang(call).await;
     }
-    let pieces = ask.answer(digest(&body));
+    let pieces = spec.answer(digest(&body));
     let middle = pieces.len() / 2;
     // A plain response has its head when it has its first piece, as from every engine.
-    if !ask.stream {
-        pause(ask.gap_ms).await;
+    if !spec.stream {
+        pause(spec.gap_ms).await;
     }
-    let kind = if ask.stream { "text/event-stream" } else { "application/json" };
+    let kind = if spec.stream { "text/event-stream" } else { "application/json" };
     call.head(200, &[("content-type", kind), ("transfer-encoding", "chunked")]).await.then_some(())?;
-    if ask.stall == Some(Stall::FirstByte) {
+    if spec.stall == Some(Stall::FirstByte) {
         return hang(call).await;
     }
     for (number, piece) in pieces.iter().enumerate() {
-        if ask.stall == Some(Stall::Middle) && number == middle {
+        if spec.stall == Some(Stall::Middle) && number == middle {
             return hang(call).await;
         }
-        if ask.stream || number > 0 {
-            pause(ask.gap_ms).await;
+        if spec.stream || number > 0 {
+            pause(spec.gap_ms).await;
         }
         call.chunk(piece).await.then_some(())?;
     }
-    if ask.stall == Some(Stall::End) {
+    if spec.stall == Some(Stall::End) {
         return hang(call).await;
     }
     call.end_stream().await;
@@ -76,7 +76,7 @@ async fn hang(mut call: Call) -> Option<()> {
     None
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pace of an engine, as its request wants it")]
+#[expect(clippy::disallowed_methods, reason = "the pace of an engine, as requested")]
 async fn pause(gap_ms: u64) {
     if gap_ms > 0 {
         tokio::time::sleep(Duration::from_millis(gap_ms)).await;

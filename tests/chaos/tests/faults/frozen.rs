@@ -54,7 +54,7 @@ async fn resumed_backend_repeats_nothing() {
     }
     site.ready().await;
     let summary = site.check("SIGSTOP of backends", load).await;
-    assert!(summary.failures() > 0, "no request met a backend that stood still");
+    assert!(summary.failures() > 0, "no request reached a frozen backend");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,7 +67,7 @@ async fn resumed_relay_repeats_nothing() {
     }
     site.ready().await;
     let summary = site.check("SIGSTOP of the relay", load).await;
-    assert!(summary.failures() + summary.repeated > 0, "no worker has noticed");
+    assert!(summary.failures() + summary.repeated > 0, "no worker noticed the frozen backend");
 }
 
 /// Requests that a relay had sent to a frozen worker are in the worker's socket when it resumes, long after another

@@ -32,10 +32,10 @@ async fn hanging_backend_does_not_delay_other_requests() {
         let hanging: Vec<_> = STALLS
             .into_iter()
             .map(|stall| {
-                let ask = RequestSpec::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
+                let spec = RequestSpec::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
                 let target = target.clone();
                 tokio::spawn(async move {
-                    let record = target.exchange(&ask, Manner::patient(ENDED)).await;
+                    let record = target.exchange(&spec, Manner::patient(ENDED)).await;
                     (stall, record)
                 })
             })
@@ -67,7 +67,7 @@ async fn backend_accepting_no_connection_leads_to_timeout() {
     site.backends[0].process.signal("CONT").await;
     load.ledger().answers(30).await;
     let summary = site.check("a backend that accepts nothing", load).await;
-    assert!(summary.failures() > 0, "no request met the backend that accepts nothing");
+    assert!(summary.failures() > 0, "no request reached the backend that accepts no connections");
     let stated = |reason: &String| reason.contains("request_timeout") || reason == "JSON body cut";
     assert!(summary.failed.keys().all(stated), "{summary}");
 }

@@ -36,8 +36,8 @@ const RELAYS_URL: &str = "dns+http://relays.test:7001";
 
 /// Runs a scenario in its own network, and shows the line that it prints there.
 async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) {
-    let said = namespace::inside(test, body).await;
-    for line in said.lines().filter_map(|line| line.strip_prefix(REPORT)) {
+    let output = namespace::inside(test, body).await;
+    for line in output.lines().filter_map(|line| line.strip_prefix(REPORT)) {
         report_line(line);
     }
 }

@@ -32,7 +32,7 @@ async fn uploads_beyond_memory_are_refused_and_relay_survives() {
     let (peak, held) = (site.relays[0].relay.usage().peak_bytes, cage.peak());
     report_line(&format!("memory limit: peak RSS {} MiB, the cgroup's peak {} MiB", peak >> 20, held >> 20));
     assert_eq!(cage.kills(), 0, "the kernel killed the relay");
-    assert!(summary.failed.contains_key("503 overloaded"), "nothing was refused: {summary}");
+    assert!(summary.failed.contains_key("503 overloaded"), "no request was rejected: {summary}");
     assert!(summary.failed.keys().all(|reason| reason == "503 overloaded"), "{summary}");
     assert!(ledger.records().iter().all(|record| record.retry_after || record.first_byte.is_some()));
     assert!(peak < LIMIT, "{peak} bytes");

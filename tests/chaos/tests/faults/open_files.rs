@@ -28,11 +28,14 @@ async fn relay_without_descriptors_finishes_running_requests() {
     load.ledger().fault();
     let mut idle = Vec::new();
     while !relay.log().contains("cannot accept a connection") {
-        assert!(idle.len() < 1000, "the descriptors do not end");
+        assert!(idle.len() < 1000, "the relay never ran out of descriptors");
         idle.push(RawConnection::open(relay.addr(), relay.log()).await);
     }
     // Running requests end normally; the next requests of their clients wait to be accepted.
-    eventually("what ran is answered", async || load.ledger().counts().answered >= before.answered + CLIENTS / 2).await;
+    eventually("running requests are answered", async || {
+        load.ledger().counts().answered >= before.answered + CLIENTS / 2
+    })
+    .await;
     drop(idle);
     load.ledger().answers_within(50, Duration::from_secs(30)).await;
     let summary = site.check("relay without descriptors", load).await;
@@ -48,7 +51,7 @@ async fn worker_without_descriptors_reports_it_and_recovers() {
     if cfg!(target_os = "linux") {
         let pid = site.workers[0].process.process.pid().expect("it runs");
         let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        eventually("the worker has opened all that it may", async || open() >= 39).await;
+        eventually("the worker has opened all descriptors that it may", async || open() >= 39).await;
     }
     load.ledger().answers(150).await;
     let crowded = load.finish().await;

@@ -21,13 +21,13 @@ const MEGABITS: u32 = 8;
 const AT_ONCE: usize = 8;
 
 /// Sends all at once, each of 400 kB; returns the durations of the fastest and the slowest.
-async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> RequestSpec) -> (Duration, Duration) {
+async fn together(site: &Site, ledger: &Arc<Ledger>, spec: impl Fn() -> RequestSpec) -> (Duration, Duration) {
     let target = &site.relays[0].target;
     let exchanges: Vec<_> = (0..AT_ONCE)
         .map(|_| {
-            let (ask, target) = (ask(), Arc::clone(target));
+            let (spec, target) = (spec(), Arc::clone(target));
             ledger.sent();
-            tokio::spawn(async move { target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await })
+            tokio::spawn(async move { target.exchange(&spec, Manner::patient(Duration::from_secs(20))).await })
         })
         .collect();
     let mut took = Vec::new();
@@ -55,7 +55,7 @@ async fn streams_over_slow_network_arrive_whole() {
         report_line(&format!("{MEGABITS} Mbit/s, {AT_ONCE} at once: streams {streams:.1?}, uploads {uploads:.1?}"));
         site.summary(&ledger).check("bandwidth limit");
         for (kind, (fastest, slowest)) in [("streams", streams), ("uploads", uploads)] {
-            assert!(slowest > Duration::from_secs(2), "the cable was not narrow: {kind} took {slowest:?}");
+            assert!(slowest > Duration::from_secs(2), "bandwidth was not limited: {kind} took {slowest:?}");
             assert!(fastest * 2 > slowest, "{kind} are not fair: {fastest:?} and {slowest:?}");
         }
     })

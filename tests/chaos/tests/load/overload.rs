@@ -52,8 +52,8 @@ async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
         let (ledger, target) = (Arc::clone(ledger), Arc::clone(target));
         ledger.sent();
         sent.spawn(async move {
-            let ask = RequestSpec::plain(new_nonce(), REQUEST_MS);
-            let record = target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await;
+            let spec = RequestSpec::plain(new_nonce(), REQUEST_MS);
+            let record = target.exchange(&spec, Manner::patient(Duration::from_secs(20))).await;
             ledger.ended(record.clone());
             record
         });
@@ -91,11 +91,11 @@ async fn fivefold_overload_keeps_throughput_and_rejects_excess_early() {
     ));
     let summary = site.summary(&ledger);
     summary.check("overload, five times capacity");
-    let told = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
-    assert!(summary.failed.keys().all(told), "{summary}");
+    let is_rejection = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
+    assert!(summary.failed.keys().all(is_rejection), "{summary}");
     assert!(ledger.records().iter().all(|record| record.first_byte.is_some() || record.retry_after), "no Retry-After");
-    assert!(five.refusals.len() > 1000, "it was no overload: {summary}");
+    assert!(five.refusals.len() > 1000, "the relay was not overloaded: {summary}");
     assert!(five.answered_per_second >= GOODPUT * once.answered_per_second, "goodput fell");
     assert!(p99 <= REFUSED_WITHIN, "refused only after {p99:?}");
-    assert!(five.resident <= once.resident + GROWTH, "memory grows with what is offered");
+    assert!(five.resident <= once.resident + GROWTH, "memory grows with the offered load");
 }

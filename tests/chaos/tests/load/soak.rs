@@ -53,7 +53,7 @@ impl Held {
 /// Compares the last third with the first.
 fn check(name: &str, samples: &[Held]) {
     let third = samples.len() / 3;
-    assert!(third > 0, "too short to say anything");
+    assert!(third > 0, "the run is too short to judge");
     let (first, last) = (Held::mean(&samples[..third]), Held::mean(&samples[samples.len() - third..]));
     report_line(&format!(
         "soak: {name} first and last third: memory {:.1} and {:.1} MB, descriptors {:.1} and {:.1}, threads {:.1} and {:.1}",

@@ -39,13 +39,13 @@ async fn thousand_workers_reconnect_within_ten_seconds() {
     let secret = |it: modelrelay_harness::worker_process::WorkerBuilder| it.env("WORKER_SECRET", SECRET);
     let relay = |it: modelrelay_harness::relay::RelayBuilder| it.env("WORKER_SECRET", SECRET);
     let mut site = Site::with_workers(BACKEND, 2, relay, secret).await;
-    let crowd = Crowd::connect(site.relays[0].relay.addr(), WORKERS).await.expect("a thousand workers are let in");
+    let crowd = Crowd::connect(site.relays[0].relay.addr(), WORKERS).await.expect("a thousand workers are accepted");
     let load = site.load(Plan::mixed(8)).await;
     load.ledger().fault();
     site.relays[0].kill().await;
     site.relays[0].restart().await;
     let listening = Instant::now();
-    assert!(crowd.returned(WORKERS, ALL_BACK).await, "{} of {WORKERS} came back", crowd.away().count);
+    assert!(crowd.returned(WORKERS, ALL_BACK).await, "{} of {WORKERS} reconnected", crowd.away().count);
     let all_back = listening.elapsed();
     load.ledger().answers(50).await;
     site.relays[0].has_workers(WORKERS as usize + 2).await;

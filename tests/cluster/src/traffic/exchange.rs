@@ -61,7 +61,7 @@ impl Exchange {
     }
 
     /// Sends it and reads the whole response.
-    pub(super) async fn run(self, told: impl FnMut(Stage)) -> Outcome {
+    pub(super) async fn run(self, on_stage: impl FnMut(Stage)) -> Outcome {
         let (to, request, expected) = (self.to, self.request, self.expected);
         let answer = match tokio::time::timeout(SILENCE, send(to, request)).await {
             Ok(Ok(answer)) => answer,
@@ -69,7 +69,7 @@ impl Exchange {
             Ok(Err(error)) => return Outcome::Retryable(error),
             Err(_) => return Outcome::Failed(format!("no answer within {SILENCE:?}")),
         };
-        if answer.status() == StatusCode::OK { read(answer, &expected, told).await } else { refusal(answer).await }
+        if answer.status() == StatusCode::OK { read(answer, &expected, on_stage).await } else { refusal(answer).await }
     }
 }
 
@@ -100,15 +100,15 @@ async fn send(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Response<
 /// Evaluates a response other than 200 as the SDKs do.
 async fn refusal(answer: Response<Incoming>) -> Outcome {
     let status = answer.status();
-    let said = answer.headers().get("x-should-retry").map(|value| value == "true");
+    let should_retry = answer.headers().get("x-should-retry").map(|value| value == "true");
     let usual = matches!(status.as_u16(), 408 | 409 | 429) || status.is_server_error();
     let body = tokio::time::timeout(SILENCE, answer.into_body().collect()).await;
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let why = format!("{status}: {}", String::from_utf8_lossy(&body));
-    if said.unwrap_or(usual) { Outcome::Retryable(why) } else { Outcome::Failed(why) }
+    if should_retry.unwrap_or(usual) { Outcome::Retryable(why) } else { Outcome::Failed(why) }
 }
 
-async fn read(answer: Response<Incoming>, expected: &str, mut told: impl FnMut(Stage)) -> Outcome {
+async fn read(answer: Response<Incoming>, expected: &str, mut on_stage: impl FnMut(Stage)) -> Outcome {
     let mut body = answer.into_body();
     let mut text = Vec::new();
     loop {
@@ -119,7 +119,7 @@ async fn read(answer: Response<Incoming>, expected: &str, mut told: impl FnMut(S
         match frame {
             Some(Ok(frame)) => {
                 if text.is_empty() {
-                    told(Stage::Begun);
+                    on_stage(Stage::Begun);
                 }
                 text.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
             }
@@ -132,7 +132,7 @@ async fn read(answer: Response<Incoming>, expected: &str, mut told: impl FnMut(S
 /// Evaluates a whole event stream: every frame must be a chunk, their contents the expected text, and the last one
 /// `[DONE]`.
 pub(super) fn judge(stream: &str, expected: &str) -> Outcome {
-    let mut said = String::new();
+    let mut content = String::new();
     let mut done = false;
     for event in stream.split("\n\n").filter(|event| !event.is_empty()) {
         let Some(data) = event.strip_prefix("data: ").filter(|_| !done) else {
@@ -147,16 +147,16 @@ pub(super) fn judge(stream: &str, expected: &str) -> Outcome {
             return Outcome::Cut(format!("error in the stream: {data}"));
         }
         match chunk["choices"][0]["delta"].as_object() {
-            Some(delta) => said += delta.get("content").and_then(Value::as_str).unwrap_or_default(),
+            Some(delta) => content += delta.get("content").and_then(Value::as_str).unwrap_or_default(),
             None => return Outcome::Failed(format!("not a chunk of an answer: {event:?}")),
         }
     }
-    if said == expected && done {
+    if content == expected && done {
         Outcome::Answered
-    } else if !done && expected.starts_with(&said) {
-        Outcome::Cut(format!("ended after {:?}", tail(said.as_bytes())))
+    } else if !done && expected.starts_with(&content) {
+        Outcome::Cut(format!("ended after {:?}", tail(content.as_bytes())))
     } else {
-        Outcome::Failed(format!("wrong answer {said:?}, expected {expected:?}"))
+        Outcome::Failed(format!("wrong answer {content:?}, expected {expected:?}"))
     }
 }
 

@@ -37,8 +37,9 @@ async fn server(answer: &'static str) -> SocketAddr {
 
 async fn counts_of(answer: &'static str) -> Counts {
     let running = Traffic::to(server(answer).await).streams(1).words(1).start();
-    let came = |counts: &Counts| counts.answered + counts.retryable.len() + counts.cut.len() + counts.failed.len() > 0;
-    running.wait_for("an outcome", came).await;
+    let is_counted =
+        |counts: &Counts| counts.answered + counts.retryable.len() + counts.cut.len() + counts.failed.len() > 0;
+    running.wait_for("an outcome", is_counted).await;
     running.finish().await
 }
 

@@ -7,14 +7,14 @@ use super::setup::{POOL_LABEL, Setup, pod, pool, worker};
 #[tokio::test]
 async fn pod_of_missing_pool_is_refused_by_name() {
     let setup = Setup::empty().await;
-    let said = setup.refused(&pod("vllm", "nowhere")).await;
+    let error = setup.refused(&pod("vllm", "nowhere")).await;
     let wanted = format!(
         "namespace {} has no WorkerPool nowhere: create it, or set label modelrelay.io/pool to none",
         setup.namespace.name
     );
-    assert!(said.contains(&wanted), "{said}");
-    let said = setup.refused(&pod("vllm", "")).await;
-    assert!(said.contains("label modelrelay.io/pool is empty: set it to the name of a WorkerPool"), "{said}");
+    assert!(error.contains(&wanted), "{error}");
+    let error = setup.refused(&pod("vllm", "")).await;
+    assert!(error.contains("label modelrelay.io/pool is empty: set it to the name of a WorkerPool"), "{error}");
     assert_eq!(setup.namespace.pod_names("").await, Vec::<String>::new());
     // A pool of another namespace does not apply.
     setup.namespace.apply(&[pool("nowhere", &json!({}))]).await;
@@ -41,13 +41,13 @@ async fn dry_run_shows_worker_without_side_effects() {
     let everything = "get pods,secrets,configmaps,services,deployments,serviceaccounts,events.v1. --output name";
     let before = setup.namespace.kubectl(everything).await;
     assert!(worker(&setup.admitted(&pod("vllm", "llama")).await).is_some());
-    let said = setup
+    let error = setup
         .namespace
         .kubectl("create --dry-run=server --filename -")
         .input(pod("vllm", "nowhere").to_string())
         .expect_failure()
         .await;
-    assert!(said.contains("has no WorkerPool nowhere"), "{said}");
+    assert!(error.contains("has no WorkerPool nowhere"), "{error}");
     let after = setup.namespace.kubectl(everything).await;
     // The Provider may still publish Events.
     let objects = |names: &str| -> Vec<String> {
@@ -63,13 +63,13 @@ async fn pod_declaring_worker_port_is_refused() {
     let setup = Setup::pool(&json!({})).await;
     let mut clash = pod("vllm", "llama");
     clash["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8000}, {"containerPort": 17990}]);
-    let said = setup.refused(&clash).await;
+    let error = setup.refused(&clash).await;
     let wanted = "WorkerPool llama: container vllm declares port 17990, which the worker needs for probes: set \
                   spec.sidecar.port of the pool to another port";
-    assert!(said.contains(wanted), "{said}");
+    assert!(error.contains(wanted), "{error}");
     setup.namespace.apply(&[pool("llama", &json!({"sidecar": {"port": 18000}}))]).await;
     let given = setup.admitted(&clash).await;
-    let (_, sidecar) = worker(&given).expect("it has a worker");
+    let (_, sidecar) = worker(&given).expect("the Pod has a worker");
     assert_eq!(sidecar["ports"][0]["containerPort"], 18000);
     assert_eq!(sidecar["startupProbe"]["httpGet"]["port"], 18000);
     assert_eq!(given["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]["port"], 18000);
@@ -80,8 +80,8 @@ async fn pool_with_own_pods_refuses_injection() {
     let setup = Setup::empty().await;
     let template = json!({"spec": {"containers": [modelrelay_cluster::manifests::demo_container()]}});
     setup.namespace.apply(&[pool("llama", &json!({"template": template, "replicas": 0}))]).await;
-    let said = setup.refused(&pod("vllm", "llama")).await;
-    assert!(said.contains("WorkerPool llama: it runs Pods from its template"), "{said}");
+    let error = setup.refused(&pod("vllm", "llama")).await;
+    assert!(error.contains("WorkerPool llama: it runs Pods from its template"), "{error}");
 }
 
 #[tokio::test]

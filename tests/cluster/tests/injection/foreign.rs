@@ -130,17 +130,17 @@ fn own(mut pod: Value) -> Value {
 /// Removes the additions of injection, and checks that each is present and last.
 fn without_worker(mut pod: Value) -> Value {
     assert_eq!(worker(&pod).map(|(list, _)| list), Some("initContainers"));
-    pod["spec"]["initContainers"].as_array_mut().expect("they are a list").pop();
-    let volumes = pod["spec"]["volumes"].as_array_mut().expect("they are a list");
+    pod["spec"]["initContainers"].as_array_mut().expect("a list").pop();
+    let volumes = pod["spec"]["volumes"].as_array_mut().expect("a list");
     let added = volumes.split_off(volumes.len() - 3);
     let names: Vec<_> = added.iter().map(|volume| volume["name"].as_str().unwrap_or_default()).collect();
     assert_eq!(names, ["modelrelay-config", "modelrelay-secret", "modelrelay-no-token"]);
-    let lifecycle = pod["spec"]["containers"][0]["lifecycle"].as_object_mut().expect("it had one");
+    let lifecycle = pod["spec"]["containers"][0]["lifecycle"].as_object_mut().expect("the container has a lifecycle");
     assert!(lifecycle.remove("preStop").is_some_and(|hook| hook["httpGet"]["path"] == "/drain"));
     let grace = pod["spec"]["terminationGracePeriodSeconds"].take();
-    assert_eq!(grace, 40, "it was raised from 25");
+    assert_eq!(grace, 40, "the grace period must be raised from 25");
     pod["spec"]["terminationGracePeriodSeconds"] = json!(25);
-    let label = pod["metadata"]["labels"].as_object_mut().expect("it had some").remove(POOL_LABEL);
+    let label = pod["metadata"]["labels"].as_object_mut().expect("the Pod has labels").remove(POOL_LABEL);
     assert_eq!(label, Some(json!("llama")));
     assert!(take_hash(&mut pod));
     pod
@@ -148,7 +148,7 @@ fn without_worker(mut pod: Value) -> Value {
 
 /// Removes the hash that identifies an outdated worker; returns true if it was present.
 fn take_hash(pod: &mut Value) -> bool {
-    let annotations = pod["metadata"]["annotations"].as_object_mut().expect("it has some");
+    let annotations = pod["metadata"]["annotations"].as_object_mut().expect("the Pod has annotations");
     annotations.remove("modelrelay.io/worker-hash").is_some()
 }
 
@@ -161,11 +161,11 @@ async fn foreign_pod_fields_are_kept_byte_for_byte() {
     for pod in [&plain, &labelled] {
         setup.namespace.kubectl("create --filename -").input(pod.to_string()).await;
     }
-    let seen = async |name: &str| -> Value {
+    let created = async |name: &str| -> Value {
         let text = setup.namespace.kubectl(&format!("get pod {name} --output json")).await;
         own(serde_json::from_str(&text).expect("kubectl prints JSON"))
     };
-    let (plain, injected) = (seen("plain").await, without_worker(seen("labelled").await));
+    let (plain, injected) = (created("plain").await, without_worker(created("labelled").await));
     // The comparison proves little if the API server dropped these fields.
     for kept in [
         "/spec/resources/requests/cpu",

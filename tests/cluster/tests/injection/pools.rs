@@ -75,8 +75,8 @@ async fn pod_missed_by_webhook_is_listed() {
     setup.namespace.kubectl("label pod late modelrelay.io/pool=llama").await;
     let lists = |pool: &DynamicObject| not_injected(pool) == ["late"];
     setup.namespace.wait_for(&setup.pools, "llama", "notInjected names it", lists).await;
-    let told = setup.reason("False", "PodsNotInjected").await;
-    assert_eq!(ready_of(&told)["message"], "1 of 1 Pods has no worker: late; delete it");
+    let reported = setup.reason("False", "PodsNotInjected").await;
+    assert_eq!(ready_of(&reported)["message"], "1 of 1 Pods has no worker: late; delete it");
     setup.status(&json!({"replicas": 1, "injected": 0})).await;
     // Next to a Pod that serves, it does not make the pool unready, but stays listed.
     setup.namespace.apply(&[pod("right", "llama")]).await;

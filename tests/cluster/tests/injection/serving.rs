@@ -13,7 +13,7 @@ async fn labelled_pod_gets_sidecar_and_serves() {
     let setup = Setup::provided(&json!({})).await;
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
     let running = json_of(&setup.running("vllm").await);
-    let (list, sidecar) = worker(&running).expect("it has a worker");
+    let (list, sidecar) = worker(&running).expect("the Pod has a worker");
     assert_eq!((list, &sidecar["restartPolicy"]), ("initContainers", &json!("Always")));
     assert_eq!(sidecar["image"], manifests::WORKER_IMAGE);
     let hook = &running["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"];
@@ -24,7 +24,7 @@ async fn labelled_pod_gets_sidecar_and_serves() {
     let token = "/var/run/secrets/kubernetes.io/serviceaccount";
     let mounted = |container: &Value| {
         let mounts = container["volumeMounts"].as_array().cloned().unwrap_or_default();
-        let mount = mounts.into_iter().find(|mount| mount["mountPath"] == token).expect("something is mounted there");
+        let mount = mounts.into_iter().find(|mount| mount["mountPath"] == token).expect("a volume is mounted there");
         mount["name"].as_str().unwrap_or_default().to_owned()
     };
     assert_eq!(mounted(sidecar), "modelrelay-no-token");
@@ -44,7 +44,7 @@ async fn worker_may_be_plain_container() {
     let setup = Setup::provided(&json!({"injectMode": "Container"})).await;
     setup.namespace.apply(&[pod("vllm", "llama")]).await;
     let running = json_of(&setup.running("vllm").await);
-    let (list, container) = worker(&running).expect("it has a worker");
+    let (list, container) = worker(&running).expect("the Pod has a worker");
     assert_eq!((list, container.get("restartPolicy")), ("containers", None));
     assert_eq!(running["spec"].get("initContainers"), None);
     setup.reason("True", "Serving").await;
@@ -86,7 +86,7 @@ async fn pod_drain_requires_its_own_token() {
 
     let drain = async |token: Option<&str>| {
         let headers: Vec<(&str, &str)> = token.into_iter().map(|token| ("x-modelrelay-drain-token", token)).collect();
-        let reply = fetch(sidecar_of(one), "GET /drain", &headers, &Value::Null).await.expect("the worker answers");
+        let reply = fetch(sidecar_of(one), "GET /drain", &headers, &Value::Null).await.expect("the worker responds");
         reply.status
     };
     assert_eq!((drain(None).await, drain(Some("")).await, drain(Some(&tokens[1])).await), (403, 403, 403));
@@ -106,6 +106,6 @@ fn sidecar_of(pod: &Pod) -> SocketAddr {
 
 /// Returns the drain state that a worker reports: null while it is not draining.
 async fn draining(pod: &Pod) -> Value {
-    let health = fetch(sidecar_of(pod), "GET /healthz", &[], &Value::Null).await.expect("the worker answers").json();
-    health.get("drain").expect("it says whether it drains").clone()
+    let health = fetch(sidecar_of(pod), "GET /healthz", &[], &Value::Null).await.expect("the worker responds").json();
+    health.get("drain").expect("health reports the drain state").clone()
 }

@@ -125,9 +125,9 @@ pub(crate) fn json_of(pod: &Pod) -> Value {
 
 /// Returns the token that drains this Pod's worker.
 pub(crate) fn drain_token(pod: &Value) -> String {
-    let (_, worker) = worker(pod).expect("it has a worker");
-    let env = worker["env"].as_array().expect("it has variables");
-    let token = env.iter().find(|variable| variable["name"] == "DRAIN_TOKEN").expect("one of them is the token");
+    let (_, worker) = worker(pod).expect("the Pod has a worker");
+    let env = worker["env"].as_array().expect("the worker has variables");
+    let token = env.iter().find(|variable| variable["name"] == "DRAIN_TOKEN").expect("one variable is the token");
     token["value"].as_str().expect("text").to_owned()
 }
 

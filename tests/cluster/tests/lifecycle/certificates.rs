@@ -27,7 +27,7 @@ async fn external_certificate_and_its_successor_are_served() {
     let user = cluster.namespace("injected").await;
     user.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     // The API server learns of a new webhook, and kube-proxy of its Pods, shortly after Helm is done.
-    let unknown = "a refusal, because nobody has published the authority";
+    let unknown = "a rejection, because the CA is not published";
     wait_until(unknown, TEST_TIMEOUT, async || {
         create_pod(&user).output().await.stderr.contains("certificate signed by unknown authority")
     })
@@ -40,15 +40,15 @@ async fn external_certificate_and_its_successor_are_served() {
     fill_secret(namespace, folder.path()).await;
     publish(&release, folder.path()).await;
     wait_for_injection(&user).await;
-    let secret = namespace.api::<Secret>().get(SECRET).await.expect("the Secret is still there");
+    let secret = namespace.api::<Secret>().get(SECRET).await.expect("the Secret still exists");
     let writers: Vec<_> = secret.managed_fields().iter().filter_map(|entry| entry.manager.clone()).collect();
-    assert!(!writers.iter().any(|writer| writer.contains("modelrelay")), "the operator wrote to it: {writers:?}");
+    assert!(!writers.iter().any(|writer| writer.contains("modelrelay")), "the operator changed it: {writers:?}");
     release.uninstall(&[&format!("Secret/{SECRET}")]).await;
 }
 
 /// Waits until a labelled Pod gets its worker; nothing is created.
 pub(crate) async fn wait_for_injection(namespace: &Namespace) {
-    wait_until("a labelled Pod to get its worker", TEST_TIMEOUT, async || {
+    wait_until("a labelled Pod to receive its worker", TEST_TIMEOUT, async || {
         let created = create_pod(namespace).output().await;
         let pod: Value = serde_json::from_str(&created.stdout).unwrap_or_default();
         has_worker(&pod)

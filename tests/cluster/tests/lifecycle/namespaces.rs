@@ -30,21 +30,24 @@ async fn release_for_one_namespace_has_no_other_rights() {
     let pod = create_pod(&other).await;
     assert!(!has_worker(&serde_json::from_str(&pod).expect("kubectl writes JSON")), "{pod}");
 
-    let asked = cluster.requests_by(&release.namespace.name, &release.operator()).await;
+    let requests = cluster.requests_by(&release.namespace.name, &release.operator()).await;
     let configuration = format!("/mutatingwebhookconfigurations/{}.{}", release.operator(), release.namespace.name);
     // Its only other right is to list relays in its own binding, which lets them have workers' tokens reviewed.
     let reviewers = format!("/clusterrolebindings/{}.{}-token-reviews", release.operator(), release.namespace.name);
     let by_name = format!("fieldSelector=metadata.name%3D{}.{}", release.operator(), release.namespace.name);
-    let strays = asked.iter().filter(|asked| {
+    let strays = requests.iter().filter(|request| {
         let inside =
-            [&watched, &release.namespace].iter().any(|it| asked.uri.contains(&format!("/namespaces/{}/", it.name)));
-        let own = [&configuration, &by_name, &reviewers].iter().any(|it| asked.uri.contains(it.as_str()));
+            [&watched, &release.namespace].iter().any(|it| request.uri.contains(&format!("/namespaces/{}/", it.name)));
+        let own = [&configuration, &by_name, &reviewers].iter().any(|it| request.uri.contains(it.as_str()));
         !(inside || own)
     });
     let strays: Vec<_> = strays.collect();
-    assert!(strays.is_empty(), "asked for outside of its namespaces: {strays:#?}");
-    let lacking = lacking(&asked);
-    assert!(lacking.is_empty(), "it lacks rights: {lacking:#?}");
-    assert!(asked.iter().any(|it| it.verb == "patch" && it.resource == "deployments"), "it made no relay: {asked:?}");
+    assert!(strays.is_empty(), "requests outside the operator's namespaces: {strays:#?}");
+    let lacking = lacking(&requests);
+    assert!(lacking.is_empty(), "the operator lacks rights: {lacking:#?}");
+    assert!(
+        requests.iter().any(|it| it.verb == "patch" && it.resource == "deployments"),
+        "the operator made no relay: {requests:?}"
+    );
     release.uninstall(&[]).await;
 }

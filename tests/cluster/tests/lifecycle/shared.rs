@@ -23,7 +23,7 @@ impl Away {
         let get = cluster.helm(4, &format!("get values {RELEASE} --namespace {SYSTEM_NAMESPACE} --output json"));
         let shown = get.output().await;
         let text = if shown.success { shown.stdout.as_str() } else { VALUES };
-        std::fs::write(values.path().join("values.json"), text).expect("the folder takes a file");
+        std::fs::write(values.path().join("values.json"), text).expect("the file can be written");
         let away = Self { cluster: cluster.clone(), values };
         if shown.success {
             cluster.helm(4, &format!("uninstall {RELEASE} --namespace {SYSTEM_NAMESPACE} --wait")).await;

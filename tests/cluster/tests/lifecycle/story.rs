@@ -27,29 +27,33 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     let user = User::begin(&cluster).await;
     let traffic = user.traffic().await.start();
     changes(&first, &user, &traffic).await;
-    goes(&first, &user, &traffic).await;
+    uninstall(&first, &user, &traffic).await;
 
     // With another Helm, name and namespace, the definitions and all of the user's objects are taken over.
     let second = Release::prepare(&cluster, 4, "second").await;
     let (relays, backends) = (user.relays().await, user.backends().await);
-    let said = second.install("dev", DEMO).await;
+    let output = second.install("dev", DEMO).await;
     assert!(
-        said.contains("do not belong to this release"),
-        "the notes do not mention the definitions of the other release:\n{said}"
+        output.contains("do not belong to this release"),
+        "the notes do not mention the definitions of the other release:\n{output}"
     );
     user.namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 50}}))]).await;
     user.ready().await;
-    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the next release restarts nothing");
+    assert_eq!(
+        (user.relays().await, user.backends().await),
+        (relays, backends),
+        "the next release must restart no Pods"
+    );
     changes(&second, &user, &traffic).await;
-    goes(&second, &user, &traffic).await;
+    uninstall(&second, &user, &traffic).await;
     traffic.finish().await.expect_all_answered();
 }
 
 /// Tests, upgrades and rolls back the release. Relays follow, backends stay unchanged.
 async fn changes(release: &Release, user: &User, traffic: &Running) {
     traffic.wait_for_answers(6).await;
-    let said = release.test().await;
-    assert!(said.contains("Succeeded"), "{said}");
+    let output = release.test().await;
+    assert!(output.contains("Succeeded"), "{output}");
     let backends = user.backends().await;
 
     release.upgrade(NEXT, &format!("{DEMO} --set worker.resources.limits.memory=300Mi")).await;
@@ -61,12 +65,12 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
     release.rollback(1).await;
     user.relay_of("dev").await;
     user.pool("own", "no Pod that is outdated", |pool| pool.data["status"]["outdated"] == 0).await;
-    assert_eq!(user.backends().await, backends, "nor does the old one that comes back");
+    assert_eq!(user.backends().await, backends, "nor may a rollback to the old release");
     traffic.wait_for_answers(6).await;
 }
 
 /// Uninstalls the release: none of its objects stays, and all of the user's do.
-async fn goes(release: &Release, user: &User, traffic: &Running) {
+async fn uninstall(release: &Release, user: &User, traffic: &Running) {
     let operator = release.operator();
     let here = release.objects().await;
     for object in [
@@ -78,12 +82,12 @@ async fn goes(release: &Release, user: &User, traffic: &Running) {
         "Secret/demo-admin",
         "Deployment/demo-backend",
     ] {
-        assert!(here.iter().any(|name| name == object), "{object} is not looked for, only {here:#?}");
+        assert!(here.iter().any(|name| name == object), "{object} is not among {here:#?}");
     }
     let (relays, backends) = (user.relays().await, user.backends().await);
     release.uninstall(&[]).await;
     let definitions = release.namespace.kubectl("get crd providers.modelrelay.io workerpools.modelrelay.io").await;
     assert_eq!(definitions.lines().count(), 3, "{definitions}");
     traffic.wait_for_answers(12).await;
-    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the user's Pods stay");
+    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the user's Pods must stay");
 }

@@ -53,9 +53,9 @@ impl User {
 
     /// Returns the backend Pods, each with its worker.
     pub(crate) async fn backends(&self) -> Vec<PodState> {
-        let seen = states_of(&self.namespace.pods("app in (vllm,own)").await);
-        assert_eq!(seen.len(), 2, "one Pod of each pool: {seen:?}");
-        seen
+        let states = states_of(&self.namespace.pods("app in (vllm,own)").await);
+        assert_eq!(states.len(), 2, "one Pod of each pool: {states:?}");
+        states
     }
 
     /// Returns the relay Pods.
@@ -83,9 +83,9 @@ fn template() -> Value {
 }
 
 fn states_of(pods: &[Pod]) -> Vec<PodState> {
-    let mut seen: Vec<PodState> = pods.iter().map(|pod| (pod.uid().unwrap_or_default(), restarts(pod))).collect();
-    seen.sort();
-    seen
+    let mut states: Vec<PodState> = pods.iter().map(|pod| (pod.uid().unwrap_or_default(), restarts(pod))).collect();
+    states.sort();
+    states
 }
 
 fn restarts(pod: &Pod) -> i32 {

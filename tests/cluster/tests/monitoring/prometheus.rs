@@ -77,10 +77,10 @@ impl Prometheus {
 
     /// Returns `data` of the API's response for this path.
     pub(crate) async fn api(&self, path: &str) -> Value {
-        let said = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
-        let mut said = said.unwrap_or_else(|error| panic!("{path}: {error}")).json();
-        assert_eq!(said["status"], "success", "{path}: {said}");
-        said["data"].take()
+        let response = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
+        let mut response = response.unwrap_or_else(|error| panic!("{path}: {error}")).json();
+        assert_eq!(response["status"], "success", "{path}: {response}");
+        response["data"].take()
     }
 
     /// Returns the current samples of a query: labels and value.
@@ -95,7 +95,7 @@ impl Prometheus {
     /// Waits until a query returns this single number.
     pub(crate) async fn wait_for_number(&self, query: &str, number: f64) {
         let is = async || matches!(self.query(query).await.as_slice(), [(_, value)] if (*value - number).abs() < 1e-9);
-        wait_until(&format!("{query} to give {number}"), TEST_TIMEOUT, is).await;
+        wait_until(&format!("{query} to return {number}"), TEST_TIMEOUT, is).await;
     }
 
     /// Returns job and URL of all targets, sorted, and whether all of them responded last time.
@@ -112,7 +112,7 @@ impl Prometheus {
 
 /// Returns the shipped scrape jobs and rules with a short interval, and the targets from a file.
 fn configuration(dir: &Path) -> String {
-    let text = fs::read_to_string(format!("{ROOT}/deploy/prometheus/scrape.yaml")).expect("the scrape jobs are there");
+    let text = fs::read_to_string(format!("{ROOT}/deploy/prometheus/scrape.yaml")).expect("the scrape jobs exist");
     let mut config: Value = serde_yaml::from_str(&text).expect("the scrape jobs are YAML");
     config["global"] = json!({"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"});
     for job in config["scrape_configs"].as_array_mut().expect("jobs") {
@@ -122,7 +122,7 @@ fn configuration(dir: &Path) -> String {
     }
     let rules = format!("{ROOT}/charts/modelrelay/files/rules/modelrelay.yaml");
     for name in config["rule_files"].as_array().expect("rule files") {
-        fs::copy(&rules, dir.join(name.as_str().expect("a file name"))).expect("the rules are there");
+        fs::copy(&rules, dir.join(name.as_str().expect("a file name"))).expect("the rules exist");
     }
     serde_yaml::to_string(&config).expect("YAML")
 }
@@ -161,9 +161,9 @@ async fn install() {
     }
     let install = "apt-get install -qq -y --no-install-recommends prometheus";
     let script = format!("{install} || {{ apt-get update -qq && {install}; }}");
-    let said = Command::new("/bin/sh").args(["-c", &script]).env("DEBIAN_FRONTEND", "noninteractive").output().await;
+    let output = Command::new("/bin/sh").args(["-c", &script]).env("DEBIAN_FRONTEND", "noninteractive").output().await;
     wait_until("prometheus, of Debian's package", Duration::from_secs(5), is_there).await;
-    assert!(said.success, "{}", said.stderr);
+    assert!(output.success, "{}", output.stderr);
 }
 
 fn percent_encoded(text: &str) -> String {

@@ -9,7 +9,11 @@ use super::setup::{Census, Setup, model, standalone};
 
 async fn two_models(name: &str) -> Setup {
     let setup = Setup::start(name, &standalone(&["alpha", "beta"]), &[model("alpha"), model("beta")].concat()).await;
-    assert_eq!((setup.replicas("alpha").await, setup.replicas("beta").await), (0, 0), "nothing is loaded unasked");
+    assert_eq!(
+        (setup.replicas("alpha").await, setup.replicas("beta").await),
+        (0, 0),
+        "no model may be loaded without a request"
+    );
     setup
 }
 

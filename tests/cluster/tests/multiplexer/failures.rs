@@ -11,15 +11,15 @@ use super::setup::{Setup, model, standalone};
 async fn start(name: &str) -> Setup {
     let mut broken = model("broken");
     broken[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("localhost/nobody-has-this:dev");
-    let beside = [model("alpha"), broken].concat();
-    Setup::start(name, &standalone(&["alpha", "broken", "absent"]), &beside).await
+    let objects = [model("alpha"), broken].concat();
+    Setup::start(name, &standalone(&["alpha", "broken", "absent"]), &objects).await
 }
 
 impl Setup {
     /// Keeps requesting a model that cannot be loaded, as SDKs do, until an Event of the pool reports it: the operator
     /// polls every few seconds, and a first failure is forgotten sooner.
     async fn expect_event(&self, model: &str, reason: &str, parts: &[&str]) {
-        wait_until(&format!("an Event {reason} that says {parts:?}"), TEST_TIMEOUT, async || {
+        wait_until(&format!("an Event {reason} that contains {parts:?}"), TEST_TIMEOUT, async || {
             self.refused(model).await;
             let events =
                 self.namespace.api::<Event>().list(&ListParams::default()).await.expect("Events can be listed");
@@ -43,7 +43,7 @@ async fn model_without_deployment_does_not_disturb_resident() {
     assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
     setup.expect_event("absent", "LoadFailed", &["absent", "gpu0"]).await;
     setup.resident("alpha").await;
-    assert_eq!(setup.uids().await, before, "it was not unloaded");
+    assert_eq!(setup.uids().await, before, "the model was not unloaded");
     setup.answers("alpha").await;
 }
 

@@ -74,10 +74,10 @@ async fn unknown_model_is_rejected_and_unloads_nothing() {
     let provider = json!({"queue": {"timeout": "60s"}});
     let setup = Setup::start_at(&provider, "mux-open", &processes(), &[]).await;
     setup.resident("alpha").await;
-    let asked = Instant::now();
+    let start = Instant::now();
     let (status, error) = setup.refused("unheard-of").await;
     assert_eq!((status, &error["code"]), (404, &json!("model_not_found")), "{error}");
-    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     setup.resident("alpha").await;
     setup.swaps_between("alpha", "beta", 1).await;
 }
@@ -88,9 +88,9 @@ async fn model_outside_catalogue_is_rejected_immediately() {
         json!({"models": [{"id": "alpha", "aliases": ["first"]}, {"id": "beta"}], "queue": {"timeout": "60s"}});
     let setup = Setup::start_at(&provider, "mux-catalogue", &processes(), &[]).await;
     setup.resident("alpha").await;
-    let asked = Instant::now();
+    let start = Instant::now();
     let (status, error) = setup.refused("unheard-of").await;
     assert_eq!((status, &error["code"]), (404, &json!("model_not_found")), "{error}");
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     setup.swaps_between("first", "beta", 2).await;
 }

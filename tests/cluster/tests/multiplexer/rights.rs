@@ -15,11 +15,11 @@ const WORKER: &str = "swap-worker";
 impl Setup {
     async fn may(&self, what: &str) -> bool {
         let who = format!("system:serviceaccount:{}:{WORKER}", self.namespace.name);
-        let said = self.namespace.kubectl(&format!("auth can-i --as {who} {what}")).output().await;
-        match said.stdout.trim() {
+        let output = self.namespace.kubectl(&format!("auth can-i --as {who} {what}")).output().await;
+        match output.stdout.trim() {
             "yes" => true,
             "no" => false,
-            _ => panic!("{what}: {}", said.output_text()),
+            _ => panic!("{what}: {}", output.output_text()),
         }
     }
 
@@ -28,14 +28,14 @@ impl Setup {
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
         K::DynamicType: Default,
     {
-        self.namespace.api::<K>().get_opt(name).await.expect("it can be looked for").is_some()
+        self.namespace.api::<K>().get_opt(name).await.expect("the lookup succeeds").is_some()
     }
 }
 
 #[tokio::test]
 async fn worker_may_only_scale_models_and_see_pods() {
-    let beside = [model("alpha"), model("beta"), model("other")].concat();
-    let setup = Setup::start("mux-rights", &standalone(&["alpha", "beta"]), &beside).await;
+    let objects = [model("alpha"), model("beta"), model("other")].concat();
+    let setup = Setup::start("mux-rights", &standalone(&["alpha", "beta"]), &objects).await;
     let scale = |verb: &str, deployment: &str| format!("{verb} deployments.apps/{deployment} --subresource scale");
     for allowed in [scale("get", "alpha"), scale("patch", "beta"), "list pods".into(), "watch pods".into()] {
         assert!(setup.may(&allowed).await, "{allowed}");
@@ -66,7 +66,7 @@ async fn only_pool_scaling_deployments_has_account_with_rights() {
     let plain = json!({"provider": "local", "standalone": {"replicas": 1}, "backend": {"url": "http://alpha"}});
     setup.namespace.apply(&[manifests::worker_pool("plain", &plain)]).await;
     let workers = setup.namespace.api::<Deployment>();
-    setup.namespace.wait_for(&workers, "plain-worker", "the operator has made it", |_| true).await;
+    setup.namespace.wait_for(&workers, "plain-worker", "the operator has created it", |_| true).await;
     assert!(!setup.has::<ServiceAccount>("plain-worker").await && !setup.has::<Role>("plain-worker").await);
     // Without the driver they are removed.
     let slot = json!({"id": "gpu0", "driver": "static", "models": [{"id": "alpha", "url": "http://alpha"}]});

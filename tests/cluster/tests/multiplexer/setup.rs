@@ -31,15 +31,15 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Applies the pool and the objects that it needs, and waits until its one worker is connected.
-    pub(crate) async fn start(name: &str, pool: &Value, beside: &[Value]) -> Self {
-        Self::start_at(&json!({"queue": {"timeout": "60s"}}), name, pool, beside).await
+    pub(crate) async fn start(name: &str, pool: &Value, objects: &[Value]) -> Self {
+        Self::start_at(&json!({"queue": {"timeout": "60s"}}), name, pool, objects).await
     }
 
     /// As [`Self::start`], with these settings of the Provider.
-    pub(crate) async fn start_at(provider: &Value, name: &str, pool: &Value, beside: &[Value]) -> Self {
+    pub(crate) async fn start_at(provider: &Value, name: &str, pool: &Value, objects: &[Value]) -> Self {
         let namespace = Cluster::connect().await.namespace(name).await;
         let provider = manifests::provider("local", provider);
-        namespace.apply(&[beside, &[provider, manifests::worker_pool(POOL, pool)]].concat()).await;
+        namespace.apply(&[objects, &[provider, manifests::worker_pool(POOL, pool)]].concat()).await;
         let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
         namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
         let service = namespace.service_address("local").await;
@@ -68,7 +68,9 @@ impl Setup {
     /// Sends a request for a model and returns the status and the error.
     pub(crate) async fn refused(&self, model: &str) -> (u16, Value) {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
-        let reply = fetch(self.service, "POST /v1/chat/completions", &[], &body).await.expect("it is refused in time");
+        let reply = fetch(self.service, "POST /v1/chat/completions", &[], &body)
+            .await
+            .expect("the request is rejected in time");
         (reply.status, reply.json()["error"].clone())
     }
 
@@ -95,7 +97,7 @@ impl Setup {
 
     /// Returns a Deployment's number of replicas.
     pub(crate) async fn replicas(&self, deployment: &str) -> i32 {
-        let found = self.namespace.api::<Deployment>().get(deployment).await.expect("the Deployment is there");
+        let found = self.namespace.api::<Deployment>().get(deployment).await.expect("the Deployment exists");
         found.spec.and_then(|spec| spec.replicas).unwrap_or_default()
     }
 
@@ -132,50 +134,50 @@ pub(crate) fn model(name: &str) -> Vec<Value> {
 
 /// Counts the slot's Pods from now on. Terminating Pods are included until they are gone.
 pub(crate) struct Census {
-    seen: Arc<Mutex<ObservedPods>>,
+    observed: Arc<Mutex<ObservedPods>>,
     _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
 struct ObservedPods {
-    there: BTreeSet<String>,
+    current: BTreeSet<String>,
     most: usize,
     ever: BTreeSet<String>,
 }
 
 impl Census {
     pub(crate) fn begin(namespace: &Namespace) -> Self {
-        let seen = Arc::new(Mutex::new(ObservedPods::default()));
+        let observed = Arc::new(Mutex::new(ObservedPods::default()));
         let mut task = JoinSet::new();
-        task.spawn(count(namespace.api::<Pod>(), Arc::clone(&seen)));
-        Self { seen, _task: task }
+        task.spawn(count(namespace.api::<Pod>(), Arc::clone(&observed)));
+        Self { observed, _task: task }
     }
 
     /// Returns the largest number of Pods at once, and the total.
     pub(crate) fn most_and_all(&self) -> (usize, usize) {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        (seen.most, seen.ever.len())
+        let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        (observed.most, observed.ever.len())
     }
 }
 
-async fn count(pods: Api<Pod>, seen: Arc<Mutex<ObservedPods>>) {
+async fn count(pods: Api<Pod>, observed: Arc<Mutex<ObservedPods>>) {
     let params = WatchParams::default().labels(SLOT_LABEL).disable_bookmarks();
     loop {
         let Ok(changes) = pods.watch(&params, "0").await else { continue };
         let mut changes = Box::pin(changes);
-        seen.lock().unwrap_or_else(PoisonError::into_inner).there.clear();
+        observed.lock().unwrap_or_else(PoisonError::into_inner).current.clear();
         while let Some(Ok(change)) = changes.next().await {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
             match change {
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    seen.there.insert(pod.name_any());
-                    seen.ever.insert(pod.name_any());
+                    observed.current.insert(pod.name_any());
+                    observed.ever.insert(pod.name_any());
                 }
-                WatchEvent::Deleted(pod) => drop(seen.there.remove(&pod.name_any())),
+                WatchEvent::Deleted(pod) => drop(observed.current.remove(&pod.name_any())),
                 WatchEvent::Bookmark(_) => {}
                 WatchEvent::Error(_) => break,
             }
-            seen.most = seen.most.max(seen.there.len());
+            observed.most = observed.most.max(observed.current.len());
         }
     }
 }

@@ -27,7 +27,7 @@ async fn certificate_renewal_fails_no_pod() {
     Operator::settled(&cluster).await;
     namespace.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let long = value(&secrets.get(SECRET).await.expect("the operator made its certificate"), "tls.crt");
+    let long = value(&secrets.get(SECRET).await.expect("the operator created its certificate"), "tls.crt");
 
     // An existing certificate keeps its lifetime, so it is deleted; until the API server knows the next one, Pods may
     // fail.
@@ -41,7 +41,7 @@ async fn certificate_renewal_fails_no_pod() {
     changed(&namespace, &secrets, "tls.crt", &served).await;
     creating.further(8).await;
     // Without its key the authority is replaced too: a second one is published, then used, then the first is removed.
-    let authority = value(&secrets.get(SECRET).await.expect("the certificate is there"), "ca.crt");
+    let authority = value(&secrets.get(SECRET).await.expect("the certificate exists"), "ca.crt");
     let lose = r#"[{"op": "remove", "path": "/data/ca.key"}]"#;
     let patch = format!("--namespace {SYSTEM_NAMESPACE} patch secret {SECRET} --type json --patch");
     cluster.kubectl(&patch).arg(lose).await;
@@ -49,7 +49,7 @@ async fn certificate_renewal_fails_no_pod() {
     let forgotten = |secret: &Secret| value(secret, "ca-previous.crt").is_empty();
     namespace.wait_for(&secrets, SECRET, "the old authority to be forgotten", forgotten).await;
     creating.further(8).await;
-    let served = value(&secrets.get(SECRET).await.expect("the certificate is there"), "tls.crt");
+    let served = value(&secrets.get(SECRET).await.expect("the certificate exists"), "tls.crt");
     short.restore().await;
     // The last of the short-lived ones is replaced too.
     changed(&namespace, &secrets, "tls.crt", &served).await;
@@ -149,13 +149,13 @@ impl Creating {
 
 /// Creates a Pod; the error explains why it was not created with its worker.
 async fn create(pods: &Api<Pod>, name: &str) -> Result<(), String> {
-    let pod: Pod = serde_json::from_value(nobodys_pod(name)).expect("this is a Pod");
+    let pod: Pod = serde_json::from_value(unschedulable_pod(name)).expect("this is a Pod");
     let created = pods.create(&PostParams::default(), &pod).await.map_err(|error| error.to_string())?;
-    if has_worker(&created) { Ok(()) } else { Err("it has no worker".to_owned()) }
+    if has_worker(&created) { Ok(()) } else { Err("the Pod has no worker".to_owned()) }
 }
 
 /// A labelled Pod that cannot be scheduled.
-pub(crate) fn nobodys_pod(name: &str) -> Value {
+pub(crate) fn unschedulable_pod(name: &str) -> Value {
     let mut container = modelrelay_cluster::manifests::demo_container();
     container["resources"] = json!({"requests": {"cpu": "1m"}});
     json!({

@@ -20,10 +20,10 @@ async fn too_deeply_nested_pool_blocks_no_other() {
     let status = "get workerpool deep --output jsonpath={.status.conditions[?(@.type=='Ready')].status}";
     wait_until("the pool to be judged", TEST_TIMEOUT, async || !deep.kubectl(status).await.is_empty()).await;
 
-    let beside = cluster.namespace("beside").await;
-    let pools = beside.custom("modelrelay.io/v1alpha1", "WorkerPool");
-    beside.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
-    beside.wait_for_condition(&pools, "llama", "Ready", "False").await;
+    let other = cluster.namespace("beside").await;
+    let pools = other.custom("modelrelay.io/v1alpha1", "WorkerPool");
+    other.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
+    other.wait_for_condition(&pools, "llama", "Ready", "False").await;
 
     // A new replica lists all of them again.
     let rollout =
@@ -31,7 +31,7 @@ async fn too_deeply_nested_pool_blocks_no_other() {
     rollout("restart").await;
     rollout("status --timeout 90s").await;
     Operator::settled(&cluster).await;
-    beside.apply(&[worker_pool("mistral", &json!({"provider": "local"}))]).await;
-    beside.wait_for_condition(&pools, "mistral", "Ready", "False").await;
+    other.apply(&[worker_pool("mistral", &json!({"provider": "local"}))]).await;
+    other.wait_for_condition(&pools, "mistral", "Ready", "False").await;
     deep.kubectl("delete workerpool deep --timeout 60s").await;
 }

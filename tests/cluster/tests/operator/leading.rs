@@ -29,7 +29,7 @@ async fn one_replica_leads_and_all_serve_webhook() {
     for pod in pods {
         let answer = reviewed_by(&cluster, &pod, &namespace.name).await;
         assert_eq!(answer["response"]["allowed"], true, "{pod} answered {answer}");
-        assert!(answer["response"]["patch"].is_string(), "{pod} injects nothing: {answer}");
+        assert!(answer["response"]["patch"].is_string(), "{pod} injects no worker: {answer}");
     }
 }
 
@@ -64,7 +64,7 @@ async fn returning_api_server_is_not_flooded() {
     cluster.nothing_is_leaving().await;
     let restarts = restarts(&operator).await;
     let reconciled = operator.reconciliations().await;
-    let asked = requests_about(&namespace).await;
+    let before = requests_about(&namespace).await;
 
     cluster.restart("apiserver", Duration::from_secs(3)).await;
     // It works again: new changes are applied.
@@ -79,7 +79,7 @@ async fn returning_api_server_is_not_flooded() {
     let objects = objects(&cluster).await;
     let more = operator.reconciliations().await - reconciled;
     assert!(more <= f64::from(20 + 12 * objects), "{more} reconciliations of {objects} objects");
-    let more = requests_about(&namespace).await - asked;
+    let more = requests_about(&namespace).await - before;
     assert!((1..700).contains(&more), "{more} requests about one namespace");
 }
 
@@ -102,9 +102,9 @@ async fn reviewed_by(cluster: &Cluster, pod: &str, namespace: &str) -> Value {
     });
     let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/https:{pod}:9443/proxy/mutate-pods");
     let request = Request::post(path).header("content-type", "application/json").body(review.to_string().into_bytes());
-    let answer = cluster.client.request_text(request.expect("the request is one")).await;
-    let answer = answer.unwrap_or_else(|error| panic!("the webhook of {pod} does not answer: {error}"));
-    serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} answers no JSON ({error}): {answer}"))
+    let answer = cluster.client.request_text(request.expect("the request is valid")).await;
+    let answer = answer.unwrap_or_else(|error| panic!("the webhook of {pod} does not respond: {error}"));
+    serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{pod} does not return JSON ({error}): {answer}"))
 }
 
 /// Returns the number of container restarts, by Pod.
@@ -122,12 +122,12 @@ async fn restarts(operator: &Operator) -> Vec<(String, i32)> {
 /// Returns the number of requests that the operator has sent to the API server about this namespace.
 async fn requests_about(namespace: &Namespace) -> usize {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
-    asked.iter().filter(|asked| asked.uri.contains(&path)).count()
+    let requests = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    requests.iter().filter(|request| request.uri.contains(&path)).count()
 }
 
 /// Returns the number of Providers and WorkerPools in the cluster.
 async fn objects(cluster: &Cluster) -> u32 {
     let names = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await;
-    u32::try_from(names.lines().count()).expect("a cluster of tests has few")
+    u32::try_from(names.lines().count()).expect("a test cluster has few")
 }

@@ -9,7 +9,7 @@ use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, TEST_TIMEOUT, wai
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::certificates::nobodys_pod;
+use super::certificates::unschedulable_pod;
 use super::replicas::{OPERATOR, Operator, sum};
 
 /// The time in which nothing may be written.
@@ -39,16 +39,16 @@ async fn idle_operator_writes_nothing() {
     cluster.nothing_is_leaving().await;
     settle(&namespace).await;
 
-    let (reconciled, asked) = (operator.reconciliations().await, requests(&namespace).await.len());
-    #[expect(clippy::disallowed_methods, reason = "what is written and asked for in this time is the subject")]
+    let (reconciled, sent) = (operator.reconciliations().await, requests(&namespace).await.len());
+    #[expect(clippy::disallowed_methods, reason = "the test observes the requests made during this time")]
     tokio::time::sleep(WINDOW).await;
     let reconciled = operator.reconciliations().await - reconciled;
-    let asked = requests(&namespace).await.split_off(asked);
-    let written: Vec<_> = asked.iter().filter(|(verb, _)| !matches!(verb.as_str(), "get" | "list" | "watch")).collect();
-    assert!(written.is_empty(), "written while nothing happened: {written:?}");
-    assert!(asked.len() <= 4, "asked for while nothing happened: {asked:?}");
+    let sent = requests(&namespace).await.split_off(sent);
+    let written: Vec<_> = sent.iter().filter(|(verb, _)| !matches!(verb.as_str(), "get" | "list" | "watch")).collect();
+    assert!(written.is_empty(), "wrote while idle: {written:?}");
+    assert!(sent.len() <= 4, "sent requests while idle: {sent:?}");
     let objects = cluster.kubectl("get providers,workerpools --all-namespaces --output name").await.lines().count();
-    let objects = u32::try_from(objects).expect("a cluster of tests has few");
+    let objects = u32::try_from(objects).expect("a test cluster has few");
     assert!(reconciled <= f64::from(4 * objects), "{reconciled} reconciliations of {objects} objects in {WINDOW:?}");
 }
 
@@ -72,7 +72,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
             held.is_some()
         })
         .await;
-        let held = held.expect("it was waited for");
+        let held = held.expect("the metric exists");
         eprintln!("{name} holds {} KiB", held >> 10);
         assert!(held <= MEMORY, "{name} holds {held} bytes with {PODS} Pods");
     }
@@ -86,7 +86,7 @@ async fn three_hundred_pods_fit_into_little_memory() {
 /// seconds.
 async fn settle(namespace: &Namespace) {
     let mut before = (0, tokio::time::Instant::now());
-    wait_until("the operator to have nothing left to do", TEST_TIMEOUT, async || {
+    wait_until("the operator to become idle", TEST_TIMEOUT, async || {
         let now = requests(namespace).await.len();
         if now != before.0 {
             before = (now, tokio::time::Instant::now());
@@ -99,8 +99,8 @@ async fn settle(namespace: &Namespace) {
 /// Returns verb and path of the operator's requests about this namespace, in order.
 async fn requests(namespace: &Namespace) -> Vec<(String, String)> {
     let path = format!("/namespaces/{}/", namespace.name);
-    let asked = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
-    asked.into_iter().filter(|asked| asked.uri.contains(&path)).map(|asked| (asked.verb, asked.uri)).collect()
+    let sent = namespace.cluster.requests_by(SYSTEM_NAMESPACE, OPERATOR).await;
+    sent.into_iter().filter(|request| request.uri.contains(&path)).map(|request| (request.verb, request.uri)).collect()
 }
 
 async fn create_pods(pods: &Api<Pod>) {
@@ -109,7 +109,7 @@ async fn create_pods(pods: &Api<Pod>) {
         let pods = pods.clone();
         creating.spawn(async move {
             for number in (worker..PODS).step_by(AT_ONCE) {
-                let pod: Pod = serde_json::from_value(nobodys_pod(&number.to_string())).expect("this is a Pod");
+                let pod: Pod = serde_json::from_value(unschedulable_pod(&number.to_string())).expect("this is a Pod");
                 let created = pods.create(&PostParams::default(), &pod).await;
                 created.unwrap_or_else(|error| panic!("Pod {number} was not created: {error}"));
             }

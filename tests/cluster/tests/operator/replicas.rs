@@ -57,7 +57,7 @@ impl Operator {
     /// Returns the metrics page of one Pod, read through the API server, or `None` without a response.
     pub(crate) async fn metrics(&self, pod: &str) -> Option<String> {
         let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{pod}:8080/proxy/metrics");
-        let request = Request::get(path).body(Vec::new()).expect("the path is one");
+        let request = Request::get(path).body(Vec::new()).expect("the path is valid");
         self.cluster.client.request_text(request).await.ok()
     }
 

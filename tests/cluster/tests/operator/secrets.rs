@@ -26,31 +26,31 @@ async fn no_secret_is_exposed() {
     let mut hidden = secrets(&namespace, "modelrelay.io/provider=local").await;
     assert!(hidden.iter().any(|(of, _)| of.starts_with("local-worker/")), "no worker secret: {hidden:?}");
     assert!(hidden.iter().any(|(of, _)| of.starts_with("local-admin/")), "no admin token");
-    assert!(hidden.iter().any(|(of, _)| of.starts_with("local-relay/worker-secret-previous")), "nothing was rotated");
+    assert!(hidden.iter().any(|(of, _)| of.starts_with("local-relay/worker-secret-previous")), "no secret was rotated");
     hidden.push(("the API key".to_owned(), key));
     hidden.push(("a wrong API key".to_owned(), WRONG_KEY.to_owned()));
     hidden.push(("a wrong token".to_owned(), WRONG_TOKEN.to_owned()));
     hidden.push(("the drain token".to_owned(), drain_token(&namespace).await));
     hidden.extend(certificate_keys(&cluster).await);
 
-    let mut told = logs(&namespace).await;
+    let mut outputs = logs(&namespace).await;
     for pod in operator.pods().await {
         let logs = format!("--namespace {SYSTEM_NAMESPACE} logs {}", pod.name_any());
-        told.push((pod.name_any(), cluster.kubectl(&logs).await));
+        outputs.push((pod.name_any(), cluster.kubectl(&logs).await));
     }
-    told.push(("events".to_owned(), namespace.kubectl("get events --output json").await));
-    told.push(("status".to_owned(), status_of_everything(&namespace).await));
+    outputs.push(("events".to_owned(), namespace.kubectl("get events --output json").await));
+    outputs.push(("status".to_owned(), status_of_everything(&namespace).await));
     for (place, words) in
         [("local-relay", "API key created"), ("vllm", "advertised models"), ("status", "\"workers\":1")]
     {
-        let written = told.iter().filter(|(name, _)| name.starts_with(place)).any(|(_, text)| text.contains(words));
-        assert!(written, "{place} does not say {words:?}, so it is not what was to be searched");
+        let written = outputs.iter().filter(|(name, _)| name.starts_with(place)).any(|(_, text)| text.contains(words));
+        assert!(written, "{place} does not contain {words:?}, so the search is not valid");
     }
     for (what, value) in &hidden {
-        assert!(value.len() >= 16, "{what} is too short to be looked for: {} characters", value.len());
-        for (place, text) in &told {
-            assert!(!text.contains(value), "{place} tells {what}");
-            assert!(!text.contains(&base64(value.as_bytes())), "{place} tells {what}, in base64");
+        assert!(value.len() >= 16, "{what} is too short to search for: {} characters", value.len());
+        for (place, text) in &outputs {
+            assert!(!text.contains(value), "{place} discloses {what}");
+            assert!(!text.contains(&base64(value.as_bytes())), "{place} discloses {what}, in base64");
         }
     }
 }
@@ -107,8 +107,8 @@ async fn make_key(namespace: &Namespace) -> String {
     let wrong = format!("Bearer {WRONG_TOKEN}");
     let body = json!({"name": "a client"});
     let refused = fetch(admin, "POST /admin/keys", &[("authorization", &wrong)], &body).await;
-    assert_eq!(refused.expect("the relay answers").status, 403);
-    let made = fetch(admin, "POST /admin/keys", &[("authorization", &token)], &body).await.expect("the relay answers");
+    assert_eq!(refused.expect("the relay responds").status, 403);
+    let made = fetch(admin, "POST /admin/keys", &[("authorization", &token)], &body).await.expect("the relay responds");
     made.json()["secret"].as_str().unwrap_or_else(|| panic!("no key was made: {}", made.status)).to_owned()
 }
 
@@ -140,7 +140,7 @@ async fn drain_token(namespace: &Namespace) -> String {
 /// Returns the private keys of the webhook, without their headers.
 async fn certificate_keys(cluster: &Cluster) -> Vec<(String, String)> {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let secret = secrets.get("modelrelay-webhook-certificate").await.expect("the operator made its certificate");
+    let secret = secrets.get("modelrelay-webhook-certificate").await.expect("the operator created its certificate");
     let data = secret.data.unwrap_or_default();
     let keys = ["tls.key", "ca.key"].map(|key| {
         let text = String::from_utf8_lossy(&data.get(key).expect("it holds its keys").0).into_owned();

@@ -146,7 +146,7 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     assert_eq!(service.port(), 443);
     let client = Client::trusting(&authority.certificate, host.clone());
     let answers = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == first.der());
-    wait_until("an answer over TLS from the worker that was there", TEST_TIMEOUT * 2, answers).await;
+    wait_until("a response over TLS from the existing worker", TEST_TIMEOUT * 2, answers).await;
     assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
     setup.connected().await;
 

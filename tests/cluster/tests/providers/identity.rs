@@ -47,7 +47,7 @@ impl Setup {
             ("authorization", bearer.as_str()),
         ];
         let what = format!("GET /v1/worker/connect?provider={LOCAL}");
-        fetch(address_of(relay, 8081), &what, &headers, &Value::Null).await.expect("it answers").status
+        fetch(address_of(relay, 8081), &what, &headers, &Value::Null).await.expect("a response").status
     }
 
     async fn identities(&self, relay: &Pod) -> Vec<Value> {
@@ -88,7 +88,7 @@ async fn workers_register_only_with_token_of_their_account() {
     let log = setup.namespace.kubectl(&format!("logs {name}")).await;
     assert!(log.contains("the worker's token is no longer valid"), "{log}");
     for token in [good, unused] {
-        assert!(!log.contains(token.rsplit('.').next().expect("a signature")), "the relay's log tells a token");
+        assert!(!log.contains(token.rsplit('.').next().expect("a signature")), "the relay's log discloses a token");
     }
 }
 
@@ -102,13 +102,13 @@ async fn relay_reviews_tokens_while_provider_lists_accounts() {
     for more in
         ["get secrets", "create pods", "create serviceaccounts --subresource token", "create subjectaccessreviews"]
     {
-        let said = setup.namespace.kubectl(&format!("auth can-i --as {relay} {more}")).output().await;
-        assert_eq!(said.stdout.trim(), "no", "{more}");
+        let output = setup.namespace.kubectl(&format!("auth can-i --as {relay} {more}")).output().await;
+        assert_eq!(output.stdout.trim(), "no", "{more}");
     }
     setup.patch(&json!({"workerServiceAccounts": []})).await;
-    wait_until("the right to be gone", TEST_TIMEOUT, async || !setup.may_review().await).await;
+    wait_until("the right to be revoked", TEST_TIMEOUT, async || !setup.may_review().await).await;
     setup.patch(&json!({"workerServiceAccounts": [WORKERS]})).await;
     wait_until("the right", TEST_TIMEOUT, async || setup.may_review().await).await;
     setup.namespace.kubectl(&format!("delete provider {LOCAL}")).await;
-    wait_until("the right to be gone with the Provider", TEST_TIMEOUT, async || !setup.may_review().await).await;
+    wait_until("the right to be deleted with the Provider", TEST_TIMEOUT, async || !setup.may_review().await).await;
 }

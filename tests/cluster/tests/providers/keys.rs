@@ -12,7 +12,7 @@ async fn key_works_at_both_relays_until_revoked() {
     setup.namespace.rolled_out("deployment/local-relay").await;
     let relays = setup.relays().await;
     let [one, other] = relays.as_slice() else { panic!("two relays, not {}", relays.len()) };
-    let anybody = fetch(address_of(one, 8080), "GET /v1/models", &[], &Value::Null).await.expect("it answers");
+    let anybody = fetch(address_of(one, 8080), "GET /v1/models", &[], &Value::Null).await.expect("a response");
     assert_eq!(anybody.status, 401, "{anybody:?}");
     let (id, key) = setup.make_key(one).await;
     setup.wait_for_status(one, &key, 200).await;
@@ -34,11 +34,11 @@ async fn admin_api_requires_its_token() {
     let relays = setup.relays().await;
     let address = address_of(relays.first().expect("a relay"), 8082);
     for headers in [&[][..], &[("authorization", "Bearer guessed")]] {
-        let reply = fetch(address, "GET /admin/state", headers, &Value::Null).await.expect("it answers");
+        let reply = fetch(address, "GET /admin/state", headers, &Value::Null).await.expect("a response");
         assert_eq!(reply.status, 403, "{reply:?}");
     }
     // Nor is it available on the clients' port.
     let reply = setup.namespace.service_address("local").await;
-    let reply = fetch(reply, "GET /admin/state", &[], &Value::Null).await.expect("it answers");
+    let reply = fetch(reply, "GET /admin/state", &[], &Value::Null).await.expect("a response");
     assert_eq!(reply.status, 404, "{reply:?}");
 }

@@ -22,7 +22,7 @@ async fn recreated_provider_keeps_client_keys() {
     assert_eq!(setup.send_request("/v1/chat/completions", &[]).await.status, 401);
     let mut before = Vec::new();
     for secret in SECRETS {
-        let secret = setup.namespace.api::<Secret>().get(secret).await.expect("it is there");
+        let secret = setup.namespace.api::<Secret>().get(secret).await.expect("the Secret exists");
         assert_eq!(secret.owner_references(), &[], "{}", secret.name_any());
         before.push((secret.uid(), secret.data));
     }
@@ -38,11 +38,11 @@ async fn recreated_provider_keeps_client_keys() {
     setup.condition("Ready", "True").await;
     setup.connected().await;
     for (secret, (uid, data)) in SECRETS.into_iter().zip(before) {
-        let now = setup.namespace.api::<Secret>().get(secret).await.expect("it is still there");
+        let now = setup.namespace.api::<Secret>().get(secret).await.expect("the Secret still exists");
         assert_eq!(now.uid(), uid, "{secret} is another");
         // Compared without being printed. The time of a key's last use changes meanwhile; whether the key works is
         // checked below.
-        assert!(secret == "local-api-keys" || now.data == data, "{secret} holds something else");
+        assert!(secret == "local-api-keys" || now.data == data, "{secret} was changed");
     }
     setup.answers(Some(&key)).await;
     assert_eq!(setup.send_request("/v1/chat/completions", &[]).await.status, 401);
@@ -83,15 +83,18 @@ async fn user_worker_secret_is_awaited_and_never_written() {
 
     let secret = |key: &str| json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own"}, "stringData": {key: "of-my-own"}});
     setup.namespace.apply(&[secret("other-key")]).await;
-    let what = "the message says that the key is missing";
+    let what = "the message names the missing key";
     let says = |it: &kube::api::DynamicObject| message_of(it, "Ready").contains("has no text in the key value");
     setup.namespace.wait_for(&setup.providers, LOCAL, what, says).await;
     setup.namespace.apply(&[secret("value")]).await;
-    let version = setup.namespace.api::<Secret>().get("own").await.expect("it is there").resource_version();
+    let version = setup.namespace.api::<Secret>().get("own").await.expect("the Secret exists").resource_version();
 
     setup.condition("Ready", "True").await;
     setup.connected().await;
     setup.answers(None).await;
     assert!(setup.secret("local-worker").await["worker-secret"] == "of-my-own", "workers mount another value");
-    assert_eq!(setup.namespace.api::<Secret>().get("own").await.expect("it is there").resource_version(), version);
+    assert_eq!(
+        setup.namespace.api::<Secret>().get("own").await.expect("the Secret exists").resource_version(),
+        version
+    );
 }

@@ -32,13 +32,13 @@ async fn taken_name_stalls_provider_until_it_is_free() {
     let setup = Setup::empty().await;
     setup.namespace.apply(&[manifests::service(LOCAL, "somebody", 80, 8080)]).await;
     let services = setup.namespace.api::<Service>();
-    let theirs = services.get(LOCAL).await.expect("it was made");
+    let foreign = services.get(LOCAL).await.expect("the object exists");
     setup.provide(&json!({})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     let message = message_of(&stalled, "Stalled");
     assert!(message.contains("Service local exists and does not belong to this Provider"), "{message}");
     setup.reason("Ready", "False", "NameTaken").await;
-    assert_eq!(services.get(LOCAL).await.expect("it is still there"), theirs);
+    assert_eq!(services.get(LOCAL).await.expect("the Service still exists"), foreign);
     setup.namespace.kubectl("delete service local").await;
     setup.condition("Ready", "True").await;
     setup.condition("Stalled", "False").await;
@@ -48,27 +48,28 @@ async fn taken_name_stalls_provider_until_it_is_free() {
 #[tokio::test]
 async fn foreign_secret_with_needed_name_is_not_adopted() {
     let setup = Setup::empty().await;
-    let theirs = json!({
+    let foreign = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "local-admin"}, "stringData": {"token": "theirs"},
     });
-    setup.namespace.apply(&[theirs]).await;
-    let version = setup.namespace.api::<Secret>().get("local-admin").await.expect("it was made").resource_version();
+    setup.namespace.apply(&[foreign]).await;
+    let version =
+        setup.namespace.api::<Secret>().get("local-admin").await.expect("the object exists").resource_version();
     setup.provide(&json!({"relay": {"replicas": 0}})).await;
     let stalled = setup.reason("Stalled", "True", "NameTaken").await;
     assert!(message_of(&stalled, "Stalled").contains("Secret local-admin"), "{stalled:?}");
-    let now = setup.namespace.api::<Secret>().get("local-admin").await.expect("it is there");
+    let now = setup.namespace.api::<Secret>().get("local-admin").await.expect("the Secret exists");
     assert_eq!((now.resource_version(), now.owner_references().len()), (version, 0));
 }
 
 /// Deletes an object, and waits for another of its name.
-async fn comes_back<K>(setup: &Setup, name: &str)
+async fn expect_recreation<K>(setup: &Setup, name: &str)
 where
     K: Resource<Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned + Send + 'static,
     K::DynamicType: Default,
 {
     let api: Api<K> = setup.namespace.api();
-    let before = api.get(name).await.expect("it was made").uid();
-    api.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let before = api.get(name).await.expect("the object exists").uid();
+    api.delete(name, &DeleteParams::default()).await.expect("the object can be deleted");
     let another = |it: &K| it.uid().is_some() && it.uid() != before;
     setup.namespace.wait_for(&api, name, "another one in its place", another).await;
 }
@@ -76,12 +77,12 @@ where
 #[tokio::test]
 async fn deleted_objects_are_recreated() {
     let setup = at_zero(&json!({})).await;
-    comes_back::<Service>(&setup, "local").await;
-    comes_back::<Service>(&setup, "local-workers").await;
-    comes_back::<PodDisruptionBudget>(&setup, "local-relay").await;
-    comes_back::<NetworkPolicy>(&setup, "local-relay").await;
-    comes_back::<ServiceAccount>(&setup, "local-relay").await;
-    comes_back::<Secret>(&setup, "local-relay").await;
+    expect_recreation::<Service>(&setup, "local").await;
+    expect_recreation::<Service>(&setup, "local-workers").await;
+    expect_recreation::<PodDisruptionBudget>(&setup, "local-relay").await;
+    expect_recreation::<NetworkPolicy>(&setup, "local-relay").await;
+    expect_recreation::<ServiceAccount>(&setup, "local-relay").await;
+    expect_recreation::<Secret>(&setup, "local-relay").await;
 }
 
 #[tokio::test]
@@ -166,7 +167,7 @@ async fn objects_have_shapes_enforced_by_cluster() {
 
 /// Checks that everything but the three Secrets is deleted with the Provider and carries its labels.
 async fn assert_owned(setup: &Setup) {
-    let uid = setup.providers.get(LOCAL).await.expect("it is there").uid();
+    let uid = setup.providers.get(LOCAL).await.expect("the Provider exists").uid();
     let kinds = "service,serviceaccount,deployment,pdb,networkpolicy,secret";
     let found = object_json(setup, &format!("{kinds} --selector modelrelay.io/provider=local")).await;
     let items = found["items"].as_array().expect("a list");
@@ -224,7 +225,7 @@ async fn network_settings_of_spec_reach_objects() {
     assert_eq!(ingress[1]["from"], json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]));
     let monitoring = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}});
     assert_eq!(ingress[2]["from"], json!([operator(), monitoring]));
-    let provider = setup.providers.get(LOCAL).await.expect("it is there");
+    let provider = setup.providers.get(LOCAL).await.expect("the Provider exists");
     let endpoint = format!("http://local.{}.svc:8000/v1", setup.namespace.name);
     assert_eq!(provider.data["status"]["endpoint"], endpoint);
     // Disabled, it is removed.
@@ -249,5 +250,5 @@ async fn relay_has_rights_only_with_api_keys() {
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::Role>(), "local-relay").await;
     setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::RoleBinding>(), "local-relay").await;
     // The keys belong to the clients.
-    setup.namespace.api::<Secret>().get("local-api-keys").await.expect("it stays");
+    setup.namespace.api::<Secret>().get("local-api-keys").await.expect("the Secret stays");
 }

@@ -33,13 +33,13 @@ async fn table(setup: &Setup, arguments: &str) -> Vec<Vec<String>> {
 /// Waits for a table of one row, whose last cell is an age.
 async fn wait_for_row(setup: &Setup, arguments: &str, wanted: &[&str]) {
     let mut last = Vec::new();
-    let seen = poll_for(TEST_TIMEOUT, async || {
+    let found = poll_for(TEST_TIMEOUT, async || {
         last = table(setup, arguments).await;
         let row = last.get(1).and_then(|row| row.split_last());
         row.is_some_and(|(age, row)| is_age(age) && row == wanted).then_some(())
     });
-    let seen = seen.await;
-    assert!(seen.is_some(), "waited {TEST_TIMEOUT:?} in vain for {wanted:?} and an age; last seen: {last:?}");
+    let found = found.await;
+    assert!(found.is_some(), "timed out after {TEST_TIMEOUT:?} waiting for {wanted:?} and an age; last seen: {last:?}");
 }
 
 fn is_age(text: &str) -> bool {
@@ -94,7 +94,7 @@ async fn disabled_provider_reports_it_and_loses_nothing() {
         let ready = super::setup::condition_of(pool, "Ready");
         (&ready["status"], &ready["reason"]) == (&json!("False"), &json!("ProviderDisabled"))
     };
-    setup.namespace.wait_for(&setup.pools, "llama", "the pool says so too", disabled).await;
+    setup.namespace.wait_for(&setup.pools, "llama", "the pool reports it too", disabled).await;
 
     setup.patch(&json!({"enabled": true})).await;
     setup.condition("Ready", "True").await;

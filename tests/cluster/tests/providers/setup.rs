@@ -106,14 +106,14 @@ impl Setup {
         let token = self.secret("local-admin").await["token"].clone();
         let bearer = format!("Bearer {token}");
         let address = address_of(relay, 8082);
-        fetch(address, what, &[("authorization", &bearer)], body).await.expect("the admin API answers")
+        fetch(address, what, &[("authorization", &bearer)], body).await.expect("the admin API responds")
     }
 
     /// Creates an API key at one relay; returns its id and the key.
     pub(crate) async fn make_key(&self, relay: &v1::Pod) -> (String, String) {
         let made = self.admin(relay, "POST /admin/keys", &json!({"name": "a client"})).await;
         assert_eq!(made.status, 201, "{made:?}");
-        let text = |name: &str| made.json()[name].as_str().expect("it is told").to_owned();
+        let text = |name: &str| made.json()[name].as_str().expect("the response contains it").to_owned();
         (text("id"), text("secret"))
     }
 
@@ -155,8 +155,8 @@ impl Setup {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.namespace.cluster.client.clone(), &self.namespace.name, &resource);
-            let ours = ListParams::default().labels("app.kubernetes.io/managed-by=modelrelay-operator");
-            let found = api.list(&ours).await.expect("it can be listed").items;
+            let managed = ListParams::default().labels("app.kubernetes.io/managed-by=modelrelay-operator");
+            let found = api.list(&managed).await.expect("it can be listed").items;
             all.extend(found.iter().map(|it| format!("{kind} {} {}", it.name_any(), it.uid().unwrap_or_default())));
         }
         all.sort();
@@ -164,7 +164,7 @@ impl Setup {
     }
 
     pub(crate) async fn deployment(&self) -> Deployment {
-        self.namespace.api::<Deployment>().get("local-relay").await.expect("the relay's Deployment is there")
+        self.namespace.api::<Deployment>().get("local-relay").await.expect("the relay's Deployment exists")
     }
 
     /// Changes the Provider's spec by a merge patch.

@@ -48,8 +48,8 @@ impl Outside {
     async fn start() -> Self {
         let namespace = Cluster::connect().await.namespace("traffic-outside").await;
         let stack = Stack::apply(namespace, &[provider(&json!({"service": {"workers": true}}))], 0).await;
-        let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator made it");
-        let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("it has the secret").0;
+        let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator created it");
+        let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("the Secret has a worker secret").0;
         let backend = free_address();
         let probe = free_address();
         let backend_process = start(&["demo", "--listen", &backend.to_string()], &[]);
@@ -89,5 +89,5 @@ fn worker_program() -> PathBuf {
 /// Returns an address on which nothing listened a moment ago.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("an address is free");
-    listener.local_addr().expect("it has one")
+    listener.local_addr().expect("the listener has an address")
 }

@@ -27,11 +27,11 @@ async fn scaling_down_removes_idle_pods_and_cuts_nothing() {
     stack.namespace.wait_for(&stack.providers(), PROVIDER, "status.inFlight 1", runs).await;
     stack.namespace.kubectl(&format!("scale workerpool {POOL} --replicas 1")).await;
     wait_until("one Pod left", TEST_TIMEOUT, async || stack.namespace.pods(POOL_PODS).await.len() == 1).await;
-    assert_eq!(stack.namespace.pod_names(POOL_PODS).await, busy, "a busy Pod had to go, idle ones stayed");
+    assert_eq!(stack.namespace.pod_names(POOL_PODS).await, busy, "a busy Pod was deleted before idle ones");
     // By chance alone, it would be spared one time in three.
     let left = stack.namespace.pods(POOL_PODS).await.swap_remove(0);
     let cost = left.annotations().get("controller.kubernetes.io/pod-deletion-cost");
-    assert_eq!(cost.map(String::as_str), Some("1"), "nobody said that the busy Pod should stay");
+    assert_eq!(cost.map(String::as_str), Some("1"), "the busy Pod has no deletion cost");
     traffic.finish().await.expect_all_answered();
     stack.wait_for_workers(2, 1).await;
 }

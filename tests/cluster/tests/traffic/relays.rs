@@ -64,7 +64,7 @@ async fn killed_relay_breaks_only_its_own_requests() {
 async fn expect_only_losses_of(stack: &Stack, traffic: &Running, survivor: &v1::Pod) {
     let counts = traffic.counts();
     counts.expect_no_final_failure();
-    let stats = stack.admin_get(survivor, "/admin/stats").await.expect("the other relay answers");
+    let stats = stack.admin_get(survivor, "/admin/stats").await.expect("the other relay responds");
     let ended = stats["providers"]["local"]["requests"].as_object().expect("requests by outcome").clone();
     let answered_alone = ended.keys().all(|outcome| outcome == "ok");
     assert!(answered_alone, "the relay that was not killed failed requests: {ended:?}; clients saw {counts}");

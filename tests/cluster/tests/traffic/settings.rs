@@ -27,7 +27,7 @@ async fn rotating_and_revoking_worker_secret_fails_no_request() {
         })
         .await;
     let second = secret(&stack, "local-worker").await;
-    assert_ne!(first["worker-secret"], second["worker-secret"], "workers still mount the old value");
+    assert_ne!(first["worker-secret"], second["worker-secret"], "workers still mount the previous value");
     let relay = secret(&stack, "local-relay").await;
     assert_eq!(relay["worker-secret"], second["worker-secret"]);
     assert_eq!(relay["worker-secret-previous"], first["worker-secret"]);
@@ -49,7 +49,7 @@ async fn rotating_and_revoking_worker_secret_fails_no_request() {
         })
         .await;
     let relay = secret(&stack, "local-relay").await;
-    assert!(!relay.contains_key("worker-secret-previous"), "the old value is still there");
+    assert!(!relay.contains_key("worker-secret-previous"), "the previous value is kept");
     traffic.wait_for_answers(CLIENTS).await;
     traffic.finish().await.expect_all_answered();
     assert_eq!(stack.lives().await, lives, "Pods were restarted or replaced");
@@ -75,7 +75,7 @@ async fn changing_configuration_fails_no_request() {
     traffic.wait_for_answers(CLIENTS).await;
     traffic.finish().await.expect_all_answered();
     assert_eq!(stack.lives().await, lives, "Pods were restarted or replaced");
-    assert_eq!(self::links(&stack).await, links, "workers had to dial again");
+    assert_eq!(self::links(&stack).await, links, "workers reconnected");
 }
 
 async fn annotate(stack: &Stack, rotate: &str) {
@@ -84,7 +84,7 @@ async fn annotate(stack: &Stack, rotate: &str) {
 }
 
 async fn secret(stack: &Stack, name: &str) -> Data {
-    let secret = stack.namespace.api::<v1::Secret>().get(name).await.expect("the operator made it");
+    let secret = stack.namespace.api::<v1::Secret>().get(name).await.expect("the operator created it");
     secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect()
 }
 

@@ -68,8 +68,8 @@ impl Stack {
         namespace.apply(all).await;
         let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
         namespace.wait_for_condition(&providers, PROVIDER, "Ready", "True").await;
-        let secret = namespace.api::<v1::Secret>().get("local-admin").await.expect("the operator made it");
-        let token = secret.data.unwrap_or_default().remove("token").expect("it has a token").0;
+        let secret = namespace.api::<v1::Secret>().get("local-admin").await.expect("the operator created it");
+        let token = secret.data.unwrap_or_default().remove("token").expect("the Secret has a token").0;
         let admin_token = String::from_utf8(token).expect("a token is text");
         let service = namespace.service_address(PROVIDER).await;
         let stack = Self { namespace, service, admin_token };

@@ -44,8 +44,9 @@ async fn with_relay() -> Option<(Machine, String)> {
     let install = block(SERVICES, "enable --now modelrelay-relay");
     machine.run(&replaced(install, &[("sudoedit", EDIT_RELAY.to_owned())])).await;
     // At once: the start has waited for the relay.
-    let said = machine.run(&block(SERVICES, "keys create laptop")).await;
-    let key = said.lines().find(|line| line.starts_with("mr-")).unwrap_or_else(|| panic!("no key: {said}")).to_owned();
+    let output = machine.run(&block(SERVICES, "keys create laptop")).await;
+    let key =
+        output.lines().find(|line| line.starts_with("mr-")).unwrap_or_else(|| panic!("no key: {output}")).to_owned();
     Some((machine, key))
 }
 
@@ -53,7 +54,7 @@ async fn with_relay() -> Option<(Machine, String)> {
 async fn begin_stream(machine: &Machine, key: &str) -> Process {
     let stream = machine.spawn_client(&request_command(key, "slow", true));
     stream.wait_for_line("data: {").await;
-    assert!(!stream.log().contains("[DONE]"), "it has ended already");
+    assert!(!stream.log().contains("[DONE]"), "the stream has ended already");
     stream
 }
 
@@ -75,18 +76,18 @@ fn request_command(key: &str, model: &str, stream: bool) -> String {
 
 /// Sends a request, which waits until a worker connects, and checks its response.
 async fn answers(machine: &Machine, key: &str, model: &str) {
-    let said = machine.run(&request_command(key, model, false)).await;
-    let answer: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
-    assert_eq!(answer["model"], model, "{said}");
+    let output = machine.run(&request_command(key, model, false)).await;
+    let answer: Value = serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"));
+    assert_eq!(answer["model"], model, "{output}");
 }
 
 /// Stops a unit while a response runs: both the response and the service end in order.
 async fn a_stop_drains(machine: &Machine, key: &str, unit: &str) {
     let stream = begin_stream(machine, key).await;
-    let said =
+    let output =
         machine.run(&format!("systemctl stop {unit}\nsystemctl show --property Result,ActiveState {unit}")).await;
     is_whole(stream).await;
-    assert_eq!(said, "Result=success\nActiveState=inactive", "{unit}");
+    assert_eq!(output, "Result=success\nActiveState=inactive", "{unit}");
 }
 
 /// Kills a unit, and checks that it is restarted.
@@ -119,9 +120,9 @@ async fn documented_relay_and_worker_start_drain_and_restart() {
     answers(&machine, &key, "slow").await;
     let kept = machine.run("stat --format %a /var/lib/modelrelay/api-keys.json").await;
     assert_eq!(kept, "600");
-    let look = block("charts/modelrelay/RUNBOOKS.md", "journalctl -u modelrelay-relay");
-    let said = machine.run(&format!("export MODELRELAY_ADMIN_TOKEN=a-token-of-admins\n{look}")).await;
-    assert!(said.contains("worker registered") && said.contains("connected to proxy"), "{said}");
+    let command = block("charts/modelrelay/RUNBOOKS.md", "journalctl -u modelrelay-relay");
+    let output = machine.run(&format!("export MODELRELAY_ADMIN_TOKEN=a-token-of-admins\n{command}")).await;
+    assert!(output.contains("worker registered") && output.contains("connected to proxy"), "{output}");
 
     // As the table documents, for a server that would be stopped at once.
     machine.run(&edit_unit(worker, "[Unit]\nAfter=backend-slow.service")).await;
@@ -132,9 +133,9 @@ async fn documented_relay_and_worker_start_drain_and_restart() {
 
 /// Copies the page's scripts to a folder in which any Node loads them as modules.
 fn web_modules() -> TempDir {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web");
-    for script in std::fs::read_dir(scripts).expect("the pages are there").flatten() {
+    for script in std::fs::read_dir(scripts).expect("the pages exist").flatten() {
         if script.path().extension().is_some_and(|extension| extension == "js") {
             std::fs::copy(script.path(), folder.path().join(script.file_name())).expect("a folder that can be written");
         }
@@ -165,8 +166,8 @@ async fn worker_of_setup_page_starts_drains_and_restarts() {
     let Some((machine, key)) = with_relay().await else { return };
     let unit = "modelrelay-worker";
 
-    let (succeeded, said) = machine.attempt(&lasting("127.0.0.1:8000", "a-secret-of-workers")).await;
-    assert!(!succeeded && said.contains("Job for modelrelay-worker.service failed"), "{said}");
+    let (succeeded, output) = machine.attempt(&lasting("127.0.0.1:8000", "a-secret-of-workers")).await;
+    assert!(!succeeded && output.contains("Job for modelrelay-worker.service failed"), "{output}");
     // Pasted again, with the missing part: http://.
     machine.run(&lasting("http://127.0.0.1:8000", "a-secret-of-workers")).await;
     answers(&machine, &key, "demo").await;
@@ -196,7 +197,7 @@ async fn worker_with_worker_yaml_lets_its_servers_finish() {
         .await;
     let typed = block(SERVICES, "LoadCredential=worker.yaml");
     let (of_any_worker, _) =
-        typed.split_once("\n# Only where the worker starts servers.").expect("the rest is for those");
+        typed.split_once("\n# Only where the worker starts servers.").expect("the rest is for such workers");
     let unit = "modelrelay-worker@gpu";
     let edited = edit_block("sudo systemctl edit modelrelay-worker@gpu", unit, of_any_worker);
     machine.run(&format!("cd /root\n{edited}")).await;

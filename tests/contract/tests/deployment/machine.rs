@@ -29,17 +29,17 @@ impl Machine {
             cannot_run(&format!("{missing} is missing: of Debian's packages systemd and util-linux"));
             return None;
         }
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deployment/machine.sh");
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let programs = path_of("modelrelay-relay").parent().expect("it is in a folder").to_owned();
+        let programs = path_of("modelrelay-relay").parent().expect("the program is in a folder").to_owned();
         let mut command = Command::new("unshare");
         command.args(["--mount", "bash"]).arg(script).arg(folder.path()).arg(repository).arg(programs);
-        let log = std::fs::File::create(folder.path().join("log")).expect("the folder is ours");
+        let log = std::fs::File::create(folder.path().join("log")).expect("the folder is writable");
         let supervisor = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn();
-        let mut machine = Self { supervisor: supervisor.expect("unshare is there"), pid: String::new(), folder };
+        let mut machine = Self { supervisor: supervisor.expect("unshare is installed"), pid: String::new(), folder };
         if let Err(why) = machine.await_start().await {
-            cannot_run(&format!("systemd cannot be booted beside this machine's own, which needs root: {why}"));
+            cannot_run(&format!("systemd cannot be booted next to this machine's own, which needs root: {why}"));
             return None;
         }
         // Commands work shortly after the start; this one then reports whether all units are up or which one failed.
@@ -69,10 +69,10 @@ impl Machine {
     }
 
     fn log_text(&self) -> String {
-        let mut said = String::new();
+        let mut journal = String::new();
         let log = std::fs::File::open(self.folder.path().join("log"));
-        let _ = log.and_then(|mut log| log.read_to_string(&mut said));
-        said
+        let _ = log.and_then(|mut log| log.read_to_string(&mut journal));
+        journal
     }
 
     /// Starts a client that reaches the machine only by its network, and that survives the machine's shutdown:
@@ -85,19 +85,20 @@ impl Machine {
 
     /// Runs a script, which must succeed, and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
-        let (succeeded, said) = self.attempt(script).await;
-        assert!(succeeded, "in the machine:\n{script}\n{said}\n{}", self.journal().await);
-        said
+        let (succeeded, printed) = self.attempt(script).await;
+        assert!(succeeded, "in the machine:\n{script}\n{printed}\n{}", self.journal().await);
+        printed
     }
 
     /// Runs a script; returns whether it succeeded, and its output.
     pub(crate) async fn attempt(&self, script: &str) -> (bool, String) {
         let command = self.command(script);
         let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
-        let output = tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("{LONG:?} in vain:\n{script}"));
-        let output = output.expect("nsenter is there");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8_lossy(&said).trim().to_owned())
+        let output =
+            tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("timed out after {LONG:?}:\n{script}"));
+        let output = output.expect("nsenter is installed");
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&printed).trim().to_owned())
     }
 
     fn command(&self, script: &str) -> Vec<String> {

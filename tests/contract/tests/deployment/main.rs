@@ -16,7 +16,7 @@ fn deployed(name: &str) -> String {
 /// Replaces each of these strings, which must occur.
 fn replaced(mut text: String, all: &[(&str, String)]) -> String {
     for (what, by) in all {
-        assert!(text.contains(what), "there is no {what:?} in\n{text}");
+        assert!(text.contains(what), "no {what:?} in\n{text}");
         text = text.replace(what, by);
     }
     text

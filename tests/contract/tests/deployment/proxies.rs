@@ -43,7 +43,7 @@ impl Deployment {
         }
         let relay = Relay::builder().env("TRUSTED_PROXIES", "127.0.0.1").env("LOG_LEVEL", "debug").start().await;
         let certificates = Certificates::make();
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let address = free_address();
         kind.write(&folder, &certificates, address, relay.addr());
         let proxy = kind.spawn(&folder);
@@ -61,8 +61,8 @@ impl Deployment {
 
     /// Starts a stream, and reads its first piece before there is a second one.
     async fn begin_stream(&mut self) -> (Response, Call) {
-        let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "stream": true, "messages": []}));
-        let client = asked.over_tls(Some(self.certificates.client())).start(self.address, self.relay.log());
+        let request = Request::post("/v1/chat/completions", &json!({"model": "m", "stream": true, "messages": []}));
+        let client = request.over_tls(Some(self.certificates.client())).start(self.address, self.relay.log());
         let mut call = self.backend.call().await;
         call.start_stream().await;
         call.chunk(&sse("first")).await;
@@ -76,11 +76,11 @@ impl Kind {
     /// Writes the shipped file, adapted to this machine.
     fn write(self, folder: &TempDir, certificates: &Certificates, address: SocketAddr, relay: SocketAddr) {
         let file = |name: &str| folder.path().join(name).display().to_string();
-        std::fs::write(file("tls.crt"), certificates.certificate()).expect("the folder is ours");
-        std::fs::write(file("tls.key"), certificates.key()).expect("the folder is ours");
+        std::fs::write(file("tls.crt"), certificates.certificate()).expect("the folder is writable");
+        std::fs::write(file("tls.key"), certificates.key()).expect("the folder is writable");
         let config = match self {
             Self::Nginx => {
-                let ours = replaced(
+                let contents = replaced(
                     deployed("nginx/modelrelay.conf"),
                     &[
                         ("server 127.0.0.1:8080;", format!("server {relay};")),
@@ -93,7 +93,7 @@ impl Kind {
                         ("/etc/letsencrypt/live/relay.example/privkey.pem", file("tls.key")),
                     ],
                 );
-                std::fs::write(file("site.conf"), ours).expect("the folder is ours");
+                std::fs::write(file("site.conf"), contents).expect("the folder is writable");
                 // Debian's own configuration, but without root.
                 "daemon off; pid nginx.pid; error_log stderr notice;
 events { worker_connections 768; }
@@ -108,11 +108,11 @@ http {
             Self::Caddy => {
                 let site = format!("https://{address} {{\n\ttls {} {}", file("tls.crt"), file("tls.key"));
                 let all = [("relay.example {", site), ("127.0.0.1:8080", relay.to_string())];
-                let ours = replaced(deployed("caddy/Caddyfile"), &all);
-                format!("{{\n\tadmin unix/{}\n\tauto_https off\n}}\n{ours}", file("admin"))
+                let contents = replaced(deployed("caddy/Caddyfile"), &all);
+                format!("{{\n\tadmin unix/{}\n\tauto_https off\n}}\n{contents}", file("admin"))
             }
         };
-        std::fs::write(file("config"), config).expect("the folder is ours");
+        std::fs::write(file("config"), config).expect("the folder is writable");
     }
 
     fn spawn(self, folder: &TempDir) -> Process {
@@ -171,15 +171,15 @@ async fn wait_until_open(address: SocketAddr, proxy: &Process) {
 async fn whole_requests_streams_and_addresses_pass(kind: Kind) {
     let Some(mut deployment) = Deployment::start(kind).await else { return };
     let address = deployment.relay.workers().await[0]["address"].clone();
-    assert_eq!(address, "127.0.0.1", "the worker's own, of what the proxy says");
+    assert_eq!(address, "127.0.0.1", "the address must be the worker's own, not the proxy's");
     let reply = deployment.fetch(Request::get("/v1/models")).await.with_status(200);
     assert_eq!(reply.json()["data"][0]["id"], "m");
 
     // More than a proxy accepts by default, both ways.
     let large = "x".repeat(3_000_000);
-    let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
+    let request = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
     let client =
-        asked.over_tls(Some(deployment.certificates.client())).start(deployment.address, deployment.relay.log());
+        request.over_tls(Some(deployment.certificates.client())).start(deployment.address, deployment.relay.log());
     let mut call = deployment.backend.call().await;
     assert!(call.read_body().await.len() > large.len());
     call.answer_json(200, &json!({ "content": large })).await;

@@ -14,22 +14,22 @@ const UNITS: [(&str, &str); 2] =
 #[test]
 fn systemd_understands_every_line() {
     let Some(analyze) = on_path("systemd-analyze") else { return cannot_run("systemd-analyze is not installed") };
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let complaints = |unit: &Path| {
         let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(unit).output().expect("it starts");
-        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
-        said.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
+        let output = String::from_utf8_lossy(&verified.stderr).into_owned();
+        output.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
     };
     // Verifies that it reports errors at all.
     let wrong = folder.path().join("modelrelay-wrong.service");
-    std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is ours");
+    std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is writable");
     assert!(complaints(&wrong).iter().any(|line| line.contains("NoSuchKey")), "{:?}", complaints(&wrong));
     for (unit, program) in UNITS {
         let built = path_of(program).display().to_string();
         let text = replaced(deployed(&format!("systemd/{unit}")), &[(&format!("/usr/local/bin/{program}"), built)]);
         // A template is checked as one of its instances.
         let unit = folder.path().join(unit.replace('@', "@vllm"));
-        std::fs::write(&unit, text).expect("the folder is ours");
+        std::fs::write(&unit, text).expect("the folder is writable");
         assert_eq!(complaints(&unit), Vec::<String>::new());
     }
 }

@@ -121,7 +121,7 @@ async fn client_not_reading_stops_its_backend() {
     let mut written = 0_usize;
     while tokio::time::timeout(std::time::Duration::from_secs(1), call.chunk(&block)).await.is_ok() {
         written += 1;
-        assert!(written < 64, "64 MiB were read for a client that reads nothing");
+        assert!(written < 64, "64 MiB were read for a client that does not read");
     }
     assert_eq!(response.read_at_least(written << 20).await.len() >> 20, written);
 }

@@ -71,7 +71,7 @@ async fn late_relay_receives_worker_soon() {
     // By then the worker has reached its two relays many times. If its pause doubled each time, this alone would take
     // 90 s.
     let linked = front.connections();
-    eventually("eight dials in vain", &one, || async { front.connections() >= linked + 8 }).await;
+    eventually("eight failed dials", &one, || async { front.connections() >= linked + 8 }).await;
     front.add(&late);
     let waiting = late.begin(chat(3));
     let served = tokio::time::timeout(Duration::from_secs(30), waiting.reply()).await;
@@ -139,8 +139,8 @@ async fn one_slot_serves_queues_of_both_relays_alternately() {
     let twos: Vec<_> = (0..EACH).map(|_| two.begin(chat(2))).collect();
     let mut call = backend.call().await;
     // A demand is sent 50 ms after the previous one; before that the worker cannot know of a queue.
-    let told = || async { waiting(&worker).await == [EACH as u64 - 1, EACH as u64] };
-    one.eventually("a worker that knows both queues", told).await;
+    let knows_both = || async { waiting(&worker).await == [EACH as u64 - 1, EACH as u64] };
+    one.eventually("a worker that knows both queues", knows_both).await;
     let first = number(&mut call).await;
     call.answer_json(200, &json!({})).await;
     let mut order = vec![first];

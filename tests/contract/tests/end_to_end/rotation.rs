@@ -126,7 +126,7 @@ async fn idle_worker_adopts_new_secret_without_losing_links() {
     let closed = || async { relay.log().count_of("worker disconnected") == 1 };
     eventually("the older link is closed", &relay, closed).await;
     let registered = || async { worker.process.log().count_of(" registered") == 2 };
-    eventually("the worker says that it registered again", &relay, registered).await;
+    eventually("the worker logs that it registered again", &relay, registered).await;
     assert_eq!(relay.workers().await.len(), 1, "{}", relay.log().dump());
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     let _ = relay.fetch(Request::post(CHAT, &json!({"model": "m"}))).await.with_status(200);

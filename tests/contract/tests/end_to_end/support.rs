@@ -40,10 +40,10 @@ impl Load {
             let task = tokio::spawn(async move {
                 let log = Log::new("a client");
                 while !stop.load(Ordering::SeqCst) {
-                    let asked = Request::post("/v1/chat/completions", &json!({"model": "m"}));
-                    let _ = asked.fetch(to, &log).await.with_status(200);
+                    let request = Request::post("/v1/chat/completions", &json!({"model": "m"}));
+                    let _ = request.fetch(to, &log).await.with_status(200);
                     count.fetch_add(1, Ordering::SeqCst);
-                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });
@@ -59,7 +59,7 @@ impl Load {
         // A failed client is detected when it is joined.
         let is_done = || gained().all(|gained| gained >= answers) || self.has_failed();
         let done = poll_for(LONG, async || is_done().then_some(())).await;
-        assert!(done.is_some(), "a client starves: {:?} of {answers} answers within {LONG:?}", gained().min());
+        assert!(done.is_some(), "a client starves: {:?} of {answers} responses within {LONG:?}", gained().min());
     }
 
     fn has_failed(&self) -> bool {

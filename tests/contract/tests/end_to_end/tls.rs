@@ -19,8 +19,8 @@ async fn responses_and_streams_pass_byte_for_byte() {
     let mut stack = start(&Certificates::make()).await;
     // More than any buffer on the way, both ways.
     let large = "x".repeat(3_000_000);
-    let asked = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
-    let client = stack.relay.begin(asked);
+    let request = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": [], "user": large}));
+    let client = stack.relay.begin(request);
     let mut call = stack.backend.call().await;
     assert!(call.read_body().await.windows(20).filter(|part| *part == &large.as_bytes()[..20]).count() > 2_000_000);
     call.answer_json(200, &json!({ "content": large })).await;

@@ -58,8 +58,8 @@ async fn token_renewal_fails_no_request() {
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
     relay.wait_for_workers(1).await;
     kubernetes.revoke(&first);
-    let seen = kubernetes.reviewed().len();
-    eventually("the second token was reviewed again", &relay, || async { kubernetes.reviewed().len() > seen + 2 })
+    let before = kubernetes.reviewed().len();
+    eventually("the second token was reviewed again", &relay, || async { kubernetes.reviewed().len() > before + 2 })
         .await;
     load.serves_everyone(2).await;
     load.end().await;
@@ -82,7 +82,7 @@ async fn worker_of_deleted_pod_logs_rejection_reason() {
     let worker = worker_of(&relay, &backend, directory.path()).await;
     kubernetes.revoke(&token);
     relay.log().wait_for_line("the worker's token is no longer valid").await;
-    let told = worker.process.wait_for_line("the relay rejected the worker token (401)").await;
-    assert!(told.contains("WARN"), "{told}");
+    let line = worker.process.wait_for_line("the relay rejected the worker token (401)").await;
+    assert!(line.contains("WARN"), "{line}");
     relay.wait_for_workers(0).await;
 }

@@ -55,10 +55,10 @@ async fn exchange(stack: &mut Stack, request: Request, answer: &Value) -> (Optio
     let client = stack.relay.begin(request);
     let call = stack.backend.call().await;
     let header = |name| call.head.header(name).map(str::to_owned);
-    let told = (header("traceparent"), header("tracestate"));
+    let received = (header("traceparent"), header("tracestate"));
     call.answer_json(200, answer).await;
     client.reply().await.with_status(200);
-    told
+    received
 }
 
 fn only<'a>(spans: &'a [Span], name: &str) -> &'a Span {
@@ -73,7 +73,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     let mut stack = exporting(&collector.http.url()).await;
     let request = chat().header("traceparent", parent(TRACE, "01")).header("tracestate", "vendor=1");
     let usage = json!({"usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}});
-    let (told, state) = exchange(&mut stack, request, &usage).await;
+    let (traceparent, state) = exchange(&mut stack, request, &usage).await;
     let spans = collector.trace(TRACE, 4).await;
 
     let server = only(&spans, "POST /v1/chat/completions");
@@ -84,7 +84,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     assert_eq!((forward.kind, &*forward.service, &forward.parent), (SERVER, "modelrelay-worker", &attempt.id));
     let backend = only(&spans, "POST");
     assert_eq!((backend.kind, &*backend.service, &backend.parent), (CLIENT, "modelrelay-worker", &forward.id));
-    assert_eq!(told, Some(format!("00-{TRACE}-{}-01", backend.id)), "what the backend was told");
+    assert_eq!(traceparent, Some(format!("00-{TRACE}-{}-01", backend.id)), "the traceparent that the backend received");
     assert_eq!(state.as_deref(), Some("vendor=1"));
 
     for (key, value) in [
@@ -109,7 +109,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
     assert!(server.nanos >= attempt.nanos && forward.nanos >= backend.nanos, "{spans:#?}");
     let line = format!("trace_id=\"{TRACE}\"");
-    assert!(stack.relay.log().contains(&line), "the request's log line does not say {line}");
+    assert!(stack.relay.log().contains(&line), "the request's log line does not contain {line}");
 }
 
 #[tokio::test]
@@ -118,11 +118,11 @@ async fn malformed_parent_is_ignored_and_starts_new_trace() {
     let mut stack = exporting(&collector.http.url()).await;
     let malformed = format!("00-{}-{CLIENT_SPAN}-01", TRACE.to_uppercase());
     let request = chat().header("traceparent", malformed).header("tracestate", "vendor=1");
-    let (told, state) = exchange(&mut stack, request, &json!({})).await;
-    let told = told.expect("a traceparent");
-    let trace = told.split('-').nth(1).expect("a trace").to_owned();
-    assert!(!trace.eq_ignore_ascii_case(TRACE), "{told}");
-    assert_eq!(state, None, "a state belongs to its parent");
+    let (traceparent, state) = exchange(&mut stack, request, &json!({})).await;
+    let traceparent = traceparent.expect("a traceparent");
+    let trace = traceparent.split('-').nth(1).expect("a trace").to_owned();
+    assert!(!trace.eq_ignore_ascii_case(TRACE), "{traceparent}");
+    assert_eq!(state, None, "a tracestate belongs to its traceparent");
     let spans = collector.trace(&trace, 4).await;
     assert_eq!(only(&spans, "POST /v1/chat/completions").parent, "");
 }
@@ -131,10 +131,11 @@ async fn malformed_parent_is_ignored_and_starts_new_trace() {
 async fn unsampled_parent_is_passed_on_and_exports_nothing() {
     let collector = Collector::start().await;
     let mut stack = exporting(&collector.http.url()).await;
-    let (told, _) = exchange(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
-    let told = told.expect("a traceparent");
-    assert!(told.starts_with(&format!("00-{OTHER_TRACE}-")) && told.ends_with("-00"), "{told}");
-    assert!(!told.contains(CLIENT_SPAN), "{told}");
+    let (traceparent, _) =
+        exchange(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
+    let traceparent = traceparent.expect("a traceparent");
+    assert!(traceparent.starts_with(&format!("00-{OTHER_TRACE}-")) && traceparent.ends_with("-00"), "{traceparent}");
+    assert!(!traceparent.contains(CLIENT_SPAN), "{traceparent}");
     exchange(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
     collector.trace(TRACE, 4).await;
     let others: Vec<Span> = collector.spans().into_iter().filter(|span| span.trace != TRACE).collect();
@@ -211,7 +212,7 @@ async fn attempts_of_requeued_request_are_linked_spans() {
     drop(first);
     let mut second = relay.core1_worker(&["m"], 1).await;
     let again = second.expect_request().await.header("traceparent").expect("a parent").to_owned();
-    assert_ne!(sent, again, "each sending is a parent of its own");
+    assert_ne!(sent, again, "each attempt must have its own span");
     drop(second);
     let mut third = relay.core1_worker(&["m"], 1).await;
     let last = third.expect_request().await.header("traceparent").expect("a parent").to_owned();
@@ -263,17 +264,17 @@ async fn stream_protocol_violation_marks_span_as_failed() {
     let mut rig = Rig::with(&Ack::core1(), 1, exporting).await;
     let more =
         RequestSpec::chat("m").header("traceparent", &parent(TRACE, "01")).body(b"twenty bytes of body").claiming(10);
-    let asked = rig.link.send_request(&more);
-    assert!(rig.link.reply(&asked).await.error_code().is_some());
+    let request = rig.link.send_request(&more);
+    assert!(rig.link.reply(&request).await.error_code().is_some());
     let spans = collector.trace_with(TRACE, "forward m").await;
     let forward = only(&spans, "forward m");
     assert_eq!((forward.is_error, &*forward.attribute("error.type")), (true, "body"));
     assert_eq!(forward.attribute("modelrelay.outcome"), "body");
     // A request that the relay cancels is not an error.
-    let asked = rig
+    let request = rig
         .link
         .send_request_head(&RequestSpec::chat("m").header("traceparent", &parent(OTHER_TRACE, "01")).claiming(10));
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     let spans = collector.trace_with(OTHER_TRACE, "forward m").await;
     let forward = only(&spans, "forward m");
     assert_eq!((forward.is_error, &*forward.attribute("modelrelay.outcome")), (false, "cancelled"));
@@ -300,7 +301,7 @@ async fn no_secret_is_exported() {
     let broken = broken.bearer(PLANTED[2]).header("traceparent", parent(OTHER_TRACE, "01"));
     stack.relay.fetch(broken).await.with_status(400);
     collector.trace(OTHER_TRACE, 1).await;
-    assert!(collector.has_received("modelrelay.outcome"), "the search finds what is there");
+    assert!(collector.has_received("modelrelay.outcome"), "the search must find an attribute that exists");
     for planted in PLANTED.into_iter().chain([modelrelay_harness::relay::WORKER_SECRET]) {
         assert!(!collector.has_received(planted), "{planted} was exported");
     }
@@ -316,7 +317,7 @@ async fn no_secret_is_exported() {
 async fn tls_collector_is_trusted_by_its_certificate() {
     let certificates = Certificates::make();
     let collector = Relay::builder().tls(&certificates).start().await;
-    let said = |line: &str| line.contains("cannot export traces").then(|| line.to_owned());
+    let about_export = |line: &str| line.contains("cannot export traces").then(|| line.to_owned());
     let trusting = exporting_to(&collector.url())
         .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &certificates.ca_file().to_string_lossy())
         .start()
@@ -324,7 +325,7 @@ async fn tls_collector_is_trusted_by_its_certificate() {
     let wary = exporting_to(&collector.url()).start().await;
     for (relay, expected) in [(&trusting, "the collector returned 404"), (&wary, "invalid peer certificate")] {
         relay.fetch(Request::post("/v1/chat/completions", &json!({}))).await.with_status(400);
-        let line = relay.log().wait_for("a line about the collector", said).await;
+        let line = relay.log().wait_for("a line about the collector", about_export).await;
         assert!(line.contains(expected), "{line}");
     }
 }
@@ -360,15 +361,15 @@ async fn sdk_disabled_variable_turns_tracing_off() {
     stack.worker.process.wait_exit().await;
     stack.relay.process().terminate().await;
     stack.relay.process().wait_exit().await;
-    assert_eq!(collector.http.received_heads().len(), 0, "the collector was asked");
+    assert_eq!(collector.http.received_heads().len(), 0, "the collector received a request");
 }
 
 /// Checks that a client's headers reach the backend unchanged, well-formed or not.
 async fn assert_untouched(stack: &mut Stack) {
     for value in [parent(TRACE, "01"), "nonsense".to_owned()] {
         let request = chat().header("traceparent", &value).header("tracestate", "vendor=1, other");
-        let told = exchange(stack, request, &json!({})).await;
-        assert_eq!(told, (Some(value), Some("vendor=1, other".to_owned())));
+        let traceparent = exchange(stack, request, &json!({})).await;
+        assert_eq!(traceparent, (Some(value), Some("vendor=1, other".to_owned())));
     }
     assert_eq!(exchange(stack, chat(), &json!({})).await, (None, None));
 }

@@ -63,14 +63,14 @@ fn error_of(frame: &str) -> Value {
 #[tokio::test]
 async fn stream_of_killed_worker_ends_with_error() {
     let text = killed_in_the_middle(CHAT).await;
-    let frame = text.strip_prefix("data: first\n\n").expect("the bytes that came");
+    let frame = text.strip_prefix("data: first\n\n").expect("the stream starts with the received bytes");
     assert!(error_of(frame)["error"]["message"].is_string(), "{frame}");
 }
 
 #[tokio::test]
 async fn message_of_killed_worker_ends_with_error() {
     let text = killed_in_the_middle(MESSAGES).await;
-    let frame = text.strip_prefix("data: first\n\n").expect("the bytes that came");
+    let frame = text.strip_prefix("data: first\n\n").expect("the stream starts with the received bytes");
     assert!(frame.starts_with("event: error\n"), "{frame}");
     assert_eq!(error_of(frame)["type"], "error");
 }
@@ -103,7 +103,11 @@ async fn stream_of_reset_backend_ends_with_error() {
     response.read_until("first").await;
     call.reset();
     let reply = response.read_to_end().await;
-    let frame = reply.broken_stream().strip_prefix("data: first\n\n").expect("the bytes that came").to_owned();
+    let frame = reply
+        .broken_stream()
+        .strip_prefix("data: first\n\n")
+        .expect("the stream starts with the received bytes")
+        .to_owned();
     assert!(error_of(&frame)["error"]["message"].is_string(), "{frame}");
 }
 

@@ -46,7 +46,7 @@ fn chunked_request() -> Vec<u8> {
 /// Checks that nothing is left of any client: no request, no byte, no queue, no more descriptors than before.
 async fn nothing_is_left(relay: &Relay, descriptors: usize) {
     relay
-        .eventually("nothing is left of those who vanished", || async {
+        .eventually("no state is left of the vanished clients", || async {
             relay.admin_json("/admin/requests").await["requests"] == json!([])
                 && relay.metric("modelrelay_buffered_bytes ").await == 0.0
                 && relay.admin_json("/admin/stats").await["queue_depth"]["local"] == 0
@@ -62,10 +62,11 @@ fn open_files(relay: &Relay) -> usize {
 
 /// Checks that the next client is served.
 async fn is_answered(relay: &Relay, worker: &mut FakeWorker) {
-    let asked = relay.begin(modelrelay_harness::client::Request::post("/v1/chat/completions", &json!({"model": "m"})));
+    let request =
+        relay.begin(modelrelay_harness::client::Request::post("/v1/chat/completions", &json!({"model": "m"})));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({"answer": 42})).await;
-    assert_eq!(asked.reply().await.with_status(200).json()["answer"], 42);
+    assert_eq!(request.reply().await.with_status(200).json()["answer"], 42);
 }
 
 /// Sends `request` up to each of `offsets` and disconnects. Only complete requests may reach the worker.
@@ -126,7 +127,9 @@ async fn client_disconnect_during_large_request_leaks_nothing() {
 /// Reads exactly this number of bytes.
 async fn read_exactly(stream: &mut TcpStream, count: usize, log: &Log) -> Vec<u8> {
     let mut bytes = vec![0; count];
-    modelrelay_harness::within("so much of the answer", log, stream.read_exact(&mut bytes)).await.expect("it is sent");
+    modelrelay_harness::within("the requested part of the response", log, stream.read_exact(&mut bytes))
+        .await
+        .expect("it is sent");
     bytes
 }
 

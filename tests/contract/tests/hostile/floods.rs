@@ -71,7 +71,7 @@ fn json_floods() -> Vec<Flood> {
             with_model(&format!("{}{}", "[".repeat(9), "]".repeat(million))),
             Refused(400),
         ),
-        json_flood("arrays and nothing else", "[".repeat(million), Refused(400)),
+        json_flood("only arrays", "[".repeat(million), Refused(400)),
         json_flood("a million keys", format!("{{\"model\":\"m\",{}}}", keys(|at| format!("\"k{at}\""))), Passes),
         json_flood("a million times one key", format!("{{\"model\":\"m\",{}}}", keys(|_| "\"k\"".into())), Passes),
         json_flood("a million models", format!("{{{}}}", keys(|_| "\"model\"".into())), Refused(400)),
@@ -145,12 +145,12 @@ fn bombs() -> Vec<Flood> {
         bomb("x-gzip", &["x-gzip"], 413),
         bomb("GZIP", &["GZIP"], 413),
         bomb("identity, then gzip", &["identity", "gzip"], 413),
-        bomb("gzip that says zstd", &["zstd"], 400),
+        bomb("gzip labelled as zstd", &["zstd"], 400),
         bomb("deflate", &["deflate"], 415),
         bomb("br", &["br"], 415),
         bomb("a bomb in a bomb", &["gzip, gzip, gzip"], 415),
-        bomb("a coding that nobody has", &["chunked"], 415),
-        json_flood("gzip that does not say so", "\u{1f}\u{8}".repeat(5000), Refused(400)),
+        bomb("an unknown coding", &["chunked"], 415),
+        json_flood("gzip without a label", "\u{1f}\u{8}".repeat(5000), Refused(400)),
     ]
 }
 
@@ -179,9 +179,9 @@ fn keep_requesting(mut neighbour: Neighbour) -> (JoinHandle<Duration>, mpsc::Sen
 async fn send(relay: &Relay, flood: &Flood, taken: &mut mpsc::UnboundedReceiver<usize>) {
     let request = Request::new("POST", flood.path).body(flood.body.clone());
     let request = flood.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
-    let asked = Instant::now();
+    let start = Instant::now();
     let reply = relay.fetch(request).await;
-    eprintln!("{}: {} bytes, {} after {:?}", flood.name, flood.body.len(), reply.status, asked.elapsed());
+    eprintln!("{}: {} bytes, {} after {:?}", flood.name, flood.body.len(), reply.status, start.elapsed());
     let fate = if reply.status == 200 { Passes } else { Refused(reply.status) };
     assert_eq!(fate, flood.fate, "{}: {}", flood.name, reply.text());
     match fate {
@@ -201,8 +201,8 @@ async fn flood_of_bodies_does_not_delay_neighbour() {
         send(&relay, &flood, &mut taken).await;
     }
     let _ = stop.send(()).await;
-    let slowest = asking.await.expect("the neighbour is always answered");
-    eprintln!("the neighbour's slowest answer took {slowest:?}");
+    let slowest = asking.await.expect("the neighbour always receives a response");
+    eprintln!("the neighbour's slowest response took {slowest:?}");
     assert!(slowest < AT_ONCE, "a neighbour waited {slowest:?}");
     relay.eventually("no byte is held", || async { relay.metric("modelrelay_buffered_bytes ").await == 0.0 }).await;
     worker.abort();

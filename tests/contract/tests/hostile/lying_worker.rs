@@ -71,8 +71,8 @@ async fn be_honest(mut worker: FakeWorker, known: Arc<Mutex<Known>>, seed: u64, 
     let mut dice = Dice::of(seed);
     loop {
         let job = worker.expect_request().await;
-        assert_eq!(job.json()["model"], "honest", "a request of somebody else's");
-        known.lock().expect("nobody panics with it").learn_others(&job.id, job.stream);
+        assert_eq!(job.json()["model"], "honest", "a request of another worker");
+        known.lock().expect("no panic while the lock is held").learn_others(&job.id, job.stream);
         echo(&mut worker, &job, &mut dice).await;
         served.fetch_add(1, Ordering::Relaxed);
     }
@@ -93,16 +93,16 @@ async fn echo(worker: &mut FakeWorker, job: &Job, dice: &mut Dice) {
 /// Sends requests to the honest worker until stopped. Every response must equal the request, byte for byte.
 async fn check_honest(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> usize {
     let mut dice = Dice::of(seed);
-    let mut asked = 0;
+    let mut answered = 0;
     while !enough.load(Ordering::Relaxed) {
         // Fits into the window of a response, escapes included: the honest worker waits for no credit.
         let text = dice.text(8_000);
-        let body = json!({"model": "honest", "stream": asked % 2 == 0, "text": text}).to_string();
+        let body = json!({"model": "honest", "stream": answered % 2 == 0, "text": text}).to_string();
         let reply = relay.fetch(Request::new("POST", "/v1/chat/completions").body(body.clone())).await.with_status(200);
-        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {asked} was answered with something else");
-        asked += 1;
+        assert!(!reply.aborted && reply.body == body.as_bytes(), "request {answered} received a wrong response");
+        answered += 1;
     }
-    asked
+    answered
 }
 
 /// Sends requests to the liar until stopped. A response may contain anything, but must end in time, and a failure must
@@ -120,15 +120,15 @@ async fn be_lied_to(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> Ve
 
 /// Returns a keyword for how this response ended.
 fn end_of(reply: &Reply) -> String {
-    assert!(!reply.text().contains("\"model\":\"honest\""), "an answer of somebody else's");
+    assert!(!reply.text().contains("\"model\":\"honest\""), "a response of another worker");
     if !reply.is_complete() {
         return "cut off".into();
     }
     // The backend's own statuses are the liar's choice; the relay's have a code.
-    let ours = serde_json::from_slice::<Value>(&reply.body)
+    let error = serde_json::from_slice::<Value>(&reply.body)
         .ok()
         .and_then(|body| body["error"]["code"].as_str().map(str::to_owned));
-    match ours {
+    match error {
         Some(code) if reply.status >= 400 => {
             assert!(REASONS.contains(&code.as_str()) || code.starts_with("lie_"), "{}: {}", reply.status, reply.text());
             code
@@ -173,12 +173,12 @@ async fn lie_over(worker: &mut FakeWorker, dice: &mut Dice, known: &Mutex<Known>
         // Reads the messages so far, so that some lies are about its own requests.
         while let Ok(frame) = tokio::time::timeout(Duration::from_micros(500), worker.recv()).await {
             match frame {
-                Frame::Json(message) => known.lock().expect("nobody panics with it").learn(&message),
+                Frame::Json(message) => known.lock().expect("no panic while the lock is held").learn(&message),
                 Frame::Close(code, _) => return code,
                 Frame::Binary(_) | Frame::Pong(_) => {}
             }
         }
-        let lie = lie(dice, &known.lock().expect("nobody panics with it"), outrageous);
+        let lie = lie(dice, &known.lock().expect("no panic while the lock is held"), outrageous);
         worker.send_message(lie).await;
     }
     0
@@ -223,18 +223,18 @@ async fn lying_worker_harms_only_its_own_clients() {
         assert!(honest_worker.try_join_next().is_none(), "the honest worker was cut off");
     }
     enough.store(true, Ordering::Relaxed);
-    let asked: usize = checks.join_all().await.into_iter().sum();
+    let answered: usize = checks.join_all().await.into_iter().sum();
     let ends: Vec<_> = clients.join_all().await.concat();
     eprintln!(
-        "{asked} honest answers; links of the liar closed: {}; its clients: {}",
+        "{answered} honest responses; links of the liar closed: {}; its clients: {}",
         tally(codes),
         tally(ends.clone())
     );
-    assert!(asked >= 100 && served.load(Ordering::Relaxed) >= asked, "only {asked} honest answers");
-    assert!(!ends.is_empty(), "nobody was lied to");
+    assert!(answered >= 100 && served.load(Ordering::Relaxed) >= answered, "only {answered} honest responses");
+    assert!(!ends.is_empty(), "no client received a lie");
     check_alive(&relay).await;
     relay
-        .eventually("nobody is served any more", || async {
+        .eventually("no request is in flight", || async {
             relay.admin_json("/admin/requests").await["requests"] == json!([])
         })
         .await;

@@ -61,7 +61,7 @@ impl Site {
     /// Ends the attack, and checks that the budget is free again.
     async fn check_freed_of(&self, attack: impl Sized) {
         drop(attack);
-        self.relay.eventually("nothing is held", async || held(&self.relay).await == 0).await;
+        self.relay.eventually("no memory is reserved", async || held(&self.relay).await == 0).await;
     }
 }
 

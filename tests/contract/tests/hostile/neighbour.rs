@@ -30,10 +30,10 @@ impl Neighbour {
 
     /// Returns the duration of one request.
     pub(crate) async fn send_request(&mut self) -> Duration {
-        let asked = Instant::now();
+        let start = Instant::now();
         let response = self.connection.send(Request::post("/v1/chat/completions", &json!({"model": MODEL}))).await;
         assert_eq!(response.read_to_end().await.with_status(200).json()["answer"], 42);
-        asked.elapsed()
+        start.elapsed()
     }
 
     /// Returns the 99th percentile and the maximum of this number of requests.

@@ -36,17 +36,17 @@ const HEADER_BYTES: u64 = 24 << 10;
 /// a connection.
 const READER_BYTES: u64 = 2 * ANSWER_WINDOW as u64 + HEADER_BYTES;
 
-fn check(what: &str, before: (Duration, Duration), beside: (Duration, Duration), cost: u64, bound: u64) {
+fn check(what: &str, before: (Duration, Duration), during: (Duration, Duration), cost: u64, bound: u64) {
     eprintln!(
-        "{what}: p99 {:?} before, {:?} beside {CROWD}; slowest {:?} and {:?}; {} KiB each",
+        "{what}: p99 {:?} before, {:?} with {CROWD}; slowest {:?} and {:?}; {} KiB each",
         before.0,
-        beside.0,
+        during.0,
         before.1,
-        beside.1,
+        during.1,
         cost / CROWD as u64 / 1024
     );
-    assert!(beside.0 <= 2 * before.0 + NOISE, "p99 {:?} beside {what}, {:?} before", beside.0, before.0);
-    assert!(cost < bound, "{what} cost {cost} bytes, {bound} at most");
+    assert!(during.0 <= 2 * before.0 + NOISE, "p99 {:?} with {what}, {:?} before", during.0, before.0);
+    assert!(cost < bound, "{what} cost {cost} bytes; the limit is {bound}");
 }
 
 /// Sends headers one byte at a time on each connection, round after round, until stopped. Returns the number of rounds.
@@ -83,12 +83,12 @@ async fn two_thousand_slow_headers_do_not_delay_others() {
     }
     let enough = Arc::new(AtomicBool::new(false));
     let crowd = tokio::spawn(dribble(crowd, Arc::clone(&enough)));
-    let beside = neighbour.send_requests(QUESTIONS).await;
+    let during = neighbour.send_requests(QUESTIONS).await;
     enough.store(true, Ordering::Relaxed);
     let (crowd, rounds) = crowd.await.expect("the crowd does not panic");
-    assert!(rounds > 0, "no byte was sent beside the questions");
+    assert!(rounds > 0, "no byte was sent in parallel with the requests");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
-    check("slow headers", before, beside, cost, CROWD as u64 * HEADER_BYTES);
+    check("slow headers", before, during, cost, CROWD as u64 * HEADER_BYTES);
     drop(crowd);
     neighbour.send_request().await;
 }
@@ -114,18 +114,18 @@ async fn readers(relay: &Relay) -> (Vec<Response>, JoinHandle<()>) {
     let worker = tokio::spawn(answer_begins(worker, given));
     let request =
         Request::post("/v1/chat/completions", &json!({"model": "slow", "stream": true})).small_receive_buffer();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for _ in 0..CROWD {
-        asked.push(relay.begin(request.clone()));
-        if asked.len() % 50 == 0 {
+        requests.push(relay.begin(request.clone()));
+        if requests.len() % 50 == 0 {
             for _ in 0..50 {
                 gives.recv().await.expect("the worker lives");
             }
         }
     }
     let mut responses = Vec::new();
-    for asked in asked {
-        responses.push(asked.response().await);
+    for request in requests {
+        responses.push(request.response().await);
     }
     (responses, worker)
 }
@@ -149,10 +149,10 @@ async fn two_thousand_slow_readers_do_not_delay_others() {
         }
         responses
     });
-    let beside = neighbour.send_requests(QUESTIONS).await;
-    let responses = slowly.await.expect("everybody had something to read");
+    let during = neighbour.send_requests(QUESTIONS).await;
+    let responses = slowly.await.expect("every client could read");
     let cost = relay.usage().peak_bytes.saturating_sub(memory);
-    check("slow readers", before, beside, cost, CROWD as u64 * READER_BYTES);
+    check("slow readers", before, during, cost, CROWD as u64 * READER_BYTES);
     worker.abort();
     drop(responses);
     relay

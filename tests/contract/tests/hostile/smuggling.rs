@@ -18,7 +18,7 @@ use recorder::{Door, ForwardedRequest, Oracle, Talk, record_worker, talk};
 #[derive(Debug)]
 struct Outcome {
     talk: Talk,
-    seen: Vec<ForwardedRequest>,
+    forwarded: Vec<ForwardedRequest>,
 }
 
 /// Sends every case to one program, all at once, each over its own connection.
@@ -32,8 +32,8 @@ async fn run(door: &Door) -> Vec<Talk> {
     ended
 }
 
-fn outcomes(talks: Vec<Talk>, mut seen: BTreeMap<usize, Vec<ForwardedRequest>>) -> Vec<Outcome> {
-    let outcome = |(number, talk)| Outcome { talk, seen: seen.remove(&number).unwrap_or_default() };
+fn outcomes(talks: Vec<Talk>, mut forwarded: BTreeMap<usize, Vec<ForwardedRequest>>) -> Vec<Outcome> {
+    let outcome = |(number, talk)| Outcome { talk, forwarded: forwarded.remove(&number).unwrap_or_default() };
     talks.into_iter().enumerate().map(outcome).collect()
 }
 
@@ -41,9 +41,9 @@ async fn relay_outcomes() -> Vec<Outcome> {
     let relay = Relay::start().await;
     let recorded = record_worker(relay.worker(&["m"], 1000).await);
     let talks = run(&Door::Tcp(relay.addr())).await;
-    let seen = recorded.take();
+    let forwarded = recorded.take();
     assert_eq!(relay.get("/livez").await.status, 200);
-    outcomes(talks, seen)
+    outcomes(talks, forwarded)
 }
 
 async fn oracle_outcomes(name: &str) -> Option<Vec<Outcome>> {
@@ -61,18 +61,18 @@ fn is_among(few: &[ForwardedRequest], many: &[ForwardedRequest]) -> bool {
 /// Returns the faults in the relay's outcome of one case.
 fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<String> {
     let mut faults = Vec::new();
-    let verdict = Reaction::of(relay.talk.status, relay.talk.closed, &relay.seen);
+    let verdict = Reaction::of(relay.talk.status, relay.talk.closed, &relay.forwarded);
     if verdict != case.relay {
         faults.push(format!("expected {:?}, got {verdict:?}", case.relay));
     }
     for (name, oracle) in oracles {
-        let unlike = !is_among(&relay.seen, &oracle.seen);
+        let unlike = !is_among(&relay.forwarded, &oracle.forwarded);
         if unlike && !case.stricter.contains(name) {
-            faults.push(format!("{name} passed on {:?}, the relay {:?}", oracle.seen, relay.seen));
+            faults.push(format!("{name} passed on {:?}, the relay {:?}", oracle.forwarded, relay.forwarded));
         }
         // A stricter program rejects the bytes; it never parses them as something else.
-        if case.stricter.contains(name) && !oracle.seen.is_empty() && unlike {
-            faults.push(format!("{name} is not stricter, it reads something else: {:?}", oracle.seen));
+        if case.stricter.contains(name) && !oracle.forwarded.is_empty() && unlike {
+            faults.push(format!("{name} is not stricter but parses a different request: {:?}", oracle.forwarded));
         }
     }
     faults
@@ -85,12 +85,15 @@ async fn requests_are_parsed_like_nginx_and_haproxy() {
         [("nginx", nginx), ("haproxy", haproxy)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect();
     let mut faults = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
-        let beside: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
-        let shown =
-            |outcome: &Outcome| format!("{:?}", Reaction::of(outcome.talk.status, outcome.talk.closed, &outcome.seen));
-        let others: Vec<_> = beside.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
+        let references: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
+        let shown = |outcome: &Outcome| {
+            format!("{:?}", Reaction::of(outcome.talk.status, outcome.talk.closed, &outcome.forwarded))
+        };
+        let others: Vec<_> = references.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
         eprintln!("{}: relay {}, {}", case.name, shown(&relay[number]), others.join(", "));
-        faults.extend(judge(case, &relay[number], &beside).into_iter().map(|fault| format!("{}: {fault}", case.name)));
+        faults.extend(
+            judge(case, &relay[number], &references).into_iter().map(|fault| format!("{}: {fault}", case.name)),
+        );
     }
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }

@@ -53,8 +53,8 @@ fn violations() -> Vec<(String, Vec<Message>, u16)> {
         one("a close in parts", frame(OpCode::Control(Control::Close), false, &[3, 232]), PROTOCOL_ERROR),
         one("a close of 126 bytes", close(&[3; 126]), PROTOCOL_ERROR),
         one("a close of one byte", close(&[3]), PROTOCOL_ERROR),
-        one("a part of nothing", frame(MORE, true, b"x"), PROTOCOL_ERROR),
-        one("a part of nothing, to go on", frame(MORE, false, b"x"), PROTOCOL_ERROR),
+        one("a continuation without a start", frame(MORE, true, b"x"), PROTOCOL_ERROR),
+        one("an unfinished continuation without a start", frame(MORE, false, b"x"), PROTOCOL_ERROR),
         one("text that is no UTF-8", frame(TEXT, true, b"{\"type\":\"\xff\"}"), INVALID_DATA),
         one("text that stops within a letter", frame(TEXT, true, b"\"\xe2\x82"), INVALID_DATA),
         one("text with half a surrogate pair", frame(TEXT, true, b"\"\xed\xa0\x80\""), INVALID_DATA),
@@ -127,5 +127,5 @@ async fn pings_of_any_size_between_fragments_get_pongs() {
     }
     worker.send_message(frame(MORE, true, &update[9..])).await;
     let listed = || async { relay.get("/v1/models").await.text().contains("\"other\"") };
-    relay.eventually("the message that came in parts is read", listed).await;
+    relay.eventually("the fragmented message is read", listed).await;
 }

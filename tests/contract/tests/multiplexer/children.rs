@@ -20,8 +20,8 @@ fn children_of(pid: u32) -> Vec<u32> {
 #[tokio::test]
 async fn sigterm_ends_backend_too() {
     let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
-    let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let request = rig.link.send_request(&chat("a"));
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let supervisors = children_of(rig.worker.process.pid().expect("it runs"));
     let children: Vec<u32> = supervisors.iter().flat_map(|pid| children_of(*pid)).collect();
     assert_eq!((supervisors.len(), children.len()), (1, 1), "{supervisors:?} {children:?}");
@@ -41,8 +41,8 @@ async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
     let model = json!({"id": "a", "expectModel": "demo", "command": ["sh", "-c", script]});
     let slots = json!([{"id": "gpu0", "driver": "process", "models": [model]}]);
     let mut rig = Rig::with(&Ack::old(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
-    let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let request = rig.link.send_request(&chat("a"));
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     (rig, folder)
 }
 
@@ -56,9 +56,12 @@ async fn end(rig: &mut Rig) -> Duration {
 
 #[tokio::test]
 async fn terminated_worker_lets_backend_finish() {
-    let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
+    let (mut rig, folder) = with_trap("sleep 1; echo stopped > NOTE; exit 0").await;
     end(&mut rig).await;
-    assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
+    assert_eq!(
+        std::fs::read_to_string(folder.path().join("note")).expect("the process received the signal"),
+        "stopped\n"
+    );
     let ended = rig.worker.process.wait_for_line("process has exited").await;
     assert!(ended.ends_with("code=0"), "{ended}");
 }
@@ -89,20 +92,20 @@ async fn child_processes_inherit_neither_secrets_nor_notify_socket() {
     let (_config, builder) = worker_with(&Slot::default().yaml());
     let builder = builder.env("NOTIFY_SOCKET", place.to_string_lossy()).env("DRAIN_TOKEN", "planted-drain-token");
     let worker = builder.relay(relay.url()).start().await;
-    let mut said = [0; 64];
-    let length = systemd.recv(&mut said).await.expect("a word");
-    assert_eq!(String::from_utf8_lossy(&said[..length]).trim(), "READY=1");
+    let mut message = [0; 64];
+    let length = systemd.recv(&mut message).await.expect("a word");
+    assert_eq!(String::from_utf8_lossy(&message[..length]).trim(), "READY=1");
 
     let mut link = relay.accept_with(&Ack::old()).await;
-    let asked = link.send_request(&chat("a"));
-    assert_eq!(link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let request = link.send_request(&chat("a"));
+    assert_eq!(link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let worker = worker.process.pid().expect("it runs");
     let children = descendants_of(worker);
     assert!(!children.is_empty());
     for name in ["WORKER_SECRET", "DRAIN_TOKEN", "NOTIFY_SOCKET"] {
         let has = |pid: u32| variables_of(pid).iter().any(|variable| variable == name);
         assert!(has(worker), "the worker was not started with {name}");
-        assert!(!children.iter().any(|pid| has(*pid)), "{name} came to what the worker has started");
+        assert!(!children.iter().any(|pid| has(*pid)), "a child of the worker received {name}");
     }
 }
 
@@ -114,15 +117,15 @@ async fn log_contains_output_of_load_but_not_alive() {
     let command = |script: &str| json!(["sh", "-c", script.replace("MARK", &mark.to_string_lossy())]);
     let backend = FakeBackend::with_models(&["a"]).await;
     let model = json!({
-        "id": "a", "url": backend.url(), "load": command("echo load says; touch MARK"), "evict": command("rm MARK"),
-        "alive": command("echo alive says; test -e MARK"),
+        "id": "a", "url": backend.url(), "load": command("echo load runs; touch MARK"), "evict": command("rm MARK"),
+        "alive": command("echo alive runs; test -e MARK"),
     });
     let block = json!({"multiplexer": {"slots": [{"id": "gpu0", "driver": "hooks", "models": [model]}]}});
     let mut rig = Rig::with(&slots1(), &block.to_string()).await;
     demand(&rig.link, "a", 1);
     gate(&mut rig.link, "a").await;
-    rig.worker.process.wait_for_line("load says").await;
-    assert!(!rig.worker.log().contains("alive says"), "{}", rig.worker.log());
+    rig.worker.process.wait_for_line("load runs").await;
+    assert!(!rig.worker.log().contains("alive runs"), "{}", rig.worker.log());
 }
 
 /// The worker accepts being scheduled as a batch process; a model's server must not inherit that.
@@ -130,7 +133,7 @@ async fn log_contains_output_of_load_but_not_alive() {
 async fn child_processes_have_normal_scheduling_policy() {
     let own = std::process::id();
     if (field(own, 41), field(own, 19)) != ("0".to_owned(), "0".to_owned()) {
-        return cannot_run("whoever runs this has chosen another scheduling policy or nice value");
+        return cannot_run("the test runs with another scheduling policy or nice value");
     }
     let (rig, _folder) = with_trap("").await;
     let worker = rig.worker.process.pid().expect("it runs");
@@ -169,12 +172,12 @@ pub(crate) async fn gone(children: &[u32]) {
 async fn sigterm_lets_stream_end_before_its_backend() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = crate::rig::request_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
-    rig.link.part(&asked).await;
+    let request = crate::rig::request_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
+    rig.link.part(&request).await;
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.is_complete() && crate::rig::text(&reply).ends_with("data: [DONE]\n\n"), "{}", reply.end);
     assert!(rig.worker.process.wait_exit_within(LONG).await.success());
 }

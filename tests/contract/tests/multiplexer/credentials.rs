@@ -13,8 +13,8 @@ use crate::rig::{LONG, Rig, chat, demand, gate, slots1};
 const SECRET: &str = "hf_dont_tell_anybody";
 
 fn key_of(backend: &FakeBackend, path: &str) -> Option<String> {
-    let seen = backend.received_heads();
-    let last = seen.iter().rev().find(|head| head.path() == path)?;
+    let heads = backend.received_heads();
+    let last = heads.iter().rev().find(|head| head.path() == path)?;
     let key = last.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("authorization"))?;
     Some(String::from_utf8_lossy(&key.1).into_owned())
 }
@@ -36,9 +36,9 @@ async fn backend_key_is_sent_and_reloaded_without_restart() {
             std::fs::write(file.path(), key).expect("a writable file");
             rig.worker.process.wait_for_line("worker.yaml applied").await;
         }
-        let ask = chat("m").header("authorization", "Bearer of-the-client");
-        let asked = rig.link.send_request(&ask);
-        assert_eq!(rig.link.reply(&asked).await.status, 200);
+        let spec = chat("m").header("authorization", "Bearer of-the-client");
+        let request = rig.link.send_request(&spec);
+        assert_eq!(rig.link.reply(&request).await.status, 200);
         let shown = Some(format!("Bearer {key}"));
         assert_eq!(key_of(&backend, "/v1/chat/completions"), shown);
         if key == "first" {
@@ -62,17 +62,17 @@ async fn output_of_dying_backend_stays_on_worker() {
         if ack.capabilities.iter().any(|known| known == "slots1") {
             let order = json!({"type": "command", "op_id": "1", "command": "load", "model": "m"});
             rig.link.send(&order);
-            let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("an answer").body;
+            let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("a response").body;
             assert!(result["ok"] == false && !result.to_string().contains(SECRET), "{result}");
             let has_failed = |slots: &serde_json::Value| slots["slots"][0]["models"][0]["status"] == "failed";
             let slots = rig.link.message_within(LONG, "slots", has_failed).await.map(|slots| slots.body);
             let slots = slots.unwrap_or_default().to_string();
             assert!(!slots.contains(SECRET), "{slots}");
         }
-        let asked = rig.link.send_request(&chat("m"));
-        let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
-        let told = format!("{:?} {}", reply.end, String::from_utf8_lossy(&reply.body));
-        assert!(told.contains("could not be loaded") && !told.contains(SECRET), "{told}");
+        let request = rig.link.send_request(&chat("m"));
+        let reply = rig.link.reply_within(LONG, &request).await.expect("a response");
+        let failure = format!("{:?} {}", reply.end, String::from_utf8_lossy(&reply.body));
+        assert!(failure.contains("could not be loaded") && !failure.contains(SECRET), "{failure}");
         let health = rig.worker.probe("/healthz").await.body;
         assert!(health.contains(SECRET), "{health}");
         rig.worker.process.wait_for_line(SECRET).await;

@@ -54,8 +54,8 @@ async fn clients_of_both_models_are_served_alternately() {
         let reply = relay.fetch(chat(model)).await.with_status(200);
         assert_eq!(reply.json()["served_by"], model);
     }
-    let asked: Vec<_> = (0..12).map(|n| if n % 2 == 0 { "a" } else { "b" }).collect();
-    let pending: Vec<_> = asked.iter().map(|model| (model, relay.begin(chat(model)))).collect();
+    let models: Vec<_> = (0..12).map(|n| if n % 2 == 0 { "a" } else { "b" }).collect();
+    let pending: Vec<_> = models.iter().map(|model| (model, relay.begin(chat(model)))).collect();
     for (model, pending) in pending {
         assert_eq!(pending.reply().await.with_status(200).json()["served_by"], Value::from(*model));
     }

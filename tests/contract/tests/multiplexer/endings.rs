@@ -69,14 +69,14 @@ async fn load(rig: &mut Rig, model: &str) {
 async fn sigterm_while_draining_ends_stream_and_prevents_loads() {
     let slot = Slot { delay: "100ms", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
-    rig.link.part(&asked).await;
+    let request = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    rig.link.part(&request).await;
     rig.link.send(&json!({"type": "command", "op_id": "1", "command": "unload", "model": "a"}));
     reaches(&mut rig, "draining").await;
     let started = descendants_of(rig.worker.process.pid().expect("it runs"));
     rig.worker.terminate().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{}", reply.end);
     assert!(rig.worker.process.wait_exit_within(SOON).await.success());
     gone(&started).await;

@@ -34,7 +34,7 @@ async fn failed_load_is_reported_until_model_is_loaded() {
     let builder = builder.relay(format!("http://{}", relay.addr()));
     let _worker = builder.env("WORKER_SECRET", WORKER_SECRET).env("WORKER_NAME", "one").start().await;
     wait_for_model(&relay, "a").await;
-    assert_eq!(slot(&relay).await["last_failure"], json!(null), "nothing has failed yet");
+    assert_eq!(slot(&relay).await["last_failure"], json!(null), "no load has failed yet");
 
     let load = json!({"command": "load", "model": "a"});
     let id = id_at(&relay, "one").await;
@@ -57,6 +57,6 @@ async fn failed_load_is_reported_until_model_is_loaded() {
 
     load_once_it_has_started(&relay, &id, "a").await;
     let loaded = || async { slot(&relay).await["resident"] == "a" };
-    relay.eventually("the relay knows that it is loaded", loaded).await;
-    assert_eq!(slot(&relay).await["last_failure"], json!(null), "it could be loaded since");
+    relay.eventually("the relay reports the model as loaded", loaded).await;
+    assert_eq!(slot(&relay).await["last_failure"], json!(null), "a load must clear the failure");
 }

@@ -29,8 +29,8 @@ const SWAPS: &str = "modelrelay_worker_swaps_total{";
 pub(crate) async fn backend(worker: &'static str) -> FakeBackend {
     let backend = FakeBackend::with_models(&MODELS).await;
     backend.answer_with(move |_, body| {
-        let asked: Value = serde_json::from_slice(body).unwrap_or_default();
-        Answer::json(200, &json!({"worker": worker, "model": asked["model"]}))
+        let request: Value = serde_json::from_slice(body).unwrap_or_default();
+        Answer::json(200, &json!({"worker": worker, "model": request["model"]}))
     });
     backend
 }
@@ -114,7 +114,7 @@ impl Crowd {
                     assert_eq!(reply.json()["model"], model);
                     answers += 1;
                     count.send_modify(|count| *count += 1);
-                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });
@@ -137,16 +137,16 @@ impl Crowd {
 }
 
 /// Returns each worker's number of swaps and its resident.
-async fn look(nodes: &[Node]) -> Vec<(f64, Option<String>)> {
-    let mut seen = Vec::new();
+async fn states_of(nodes: &[Node]) -> Vec<(f64, Option<String>)> {
+    let mut states = Vec::new();
     for node in nodes {
-        seen.push((node.swaps().await, node.resident().await));
+        states.push((node.swaps().await, node.resident().await));
     }
-    seen
+    states
 }
 
-fn is_a_model_each(seen: &[(f64, Option<String>)]) -> bool {
-    let residents: BTreeSet<_> = seen.iter().filter_map(|(_, resident)| resident.as_deref()).collect();
+fn is_a_model_each(states: &[(f64, Option<String>)]) -> bool {
+    let residents: BTreeSet<_> = states.iter().filter_map(|(_, resident)| resident.as_deref()).collect();
     residents == BTreeSet::from(MODELS)
 }
 
@@ -155,22 +155,22 @@ fn is_a_model_each(seen: &[(f64, Option<String>)]) -> bool {
 async fn check_settles(relays: &[&Relay], nodes: &[Node], most: f64) {
     let mut crowd = Crowd::start(relays, 8);
     let rest = async {
-        let mut seen = look(nodes).await;
+        let mut states = states_of(nodes).await;
         loop {
             crowd.answered(300).await;
-            let now = look(nodes).await;
-            if now == seen && is_a_model_each(&now) {
+            let now = states_of(nodes).await;
+            if now == states && is_a_model_each(&now) {
                 return now;
             }
-            seen = now;
+            states = now;
         }
     };
     let rest = within_for(LONG, "a model on each worker, and no more swaps", relays[0].log(), rest).await;
     within_for(LONG, "a thousand more answers", relays[0].log(), crowd.answered(1000)).await;
-    assert_eq!(look(nodes).await, rest, "swaps after all had come to rest");
+    assert_eq!(states_of(nodes).await, rest, "swaps after the fleet had settled");
     crowd.finish().await;
     let loads: f64 = rest.iter().map(|(swaps, _)| swaps).sum();
-    assert!(loads <= most, "{loads} loads before they came to rest");
+    assert!(loads <= most, "{loads} loads before the fleet settled");
 }
 
 #[tokio::test]
@@ -251,7 +251,7 @@ async fn begun_response_is_never_requested_again() {
     assert_eq!(
         (two.backend.request_count(CHAT), one.backend.request_count(CHAT)),
         (1, 1),
-        "sent again after its first byte"
+        "a request was sent again after its first byte"
     );
 }
 
@@ -264,7 +264,7 @@ pub(crate) async fn order(relay: &Relay, worker_id: &str, body: &Value) {
 pub(crate) async fn outcome(relay: &Relay, worker_id: &str, body: &Value) -> Value {
     let reply = relay.admin_post(&format!("/admin/workers/{worker_id}/command"), body).await.with_status(202);
     let op = format!("/admin/ops/{}", reply.json()["op_id"].as_str().expect("an op_id"));
-    relay.eventually("the order has ended", || async { relay.admin_json(&op).await["done"] == true }).await;
+    relay.eventually("the operation is done", || async { relay.admin_json(&op).await["done"] == true }).await;
     relay.admin_json(&op).await
 }
 

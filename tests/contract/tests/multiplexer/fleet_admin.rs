@@ -26,7 +26,7 @@ async fn order_of_one_relay_is_visible_everywhere() {
     load_once_it_has_started(&one, &id_at(&one, "one").await, "b").await;
     for relay in [&one, &two] {
         let resident = || async { slot_at(relay).await["resident"] == "b" };
-        relay.eventually("both relays see what was loaded", resident).await;
+        relay.eventually("both relays report the loaded model", resident).await;
         let slot = slot_at(relay).await;
         assert_eq!((&slot["id"], &slot["state"], &slot["generation"]), (&json!("gpu0"), &json!("ready"), &json!(1)));
         let status: Vec<_> = slot["models"].as_array().expect("models").iter().map(|it| it["status"].clone()).collect();
@@ -38,7 +38,11 @@ async fn order_of_one_relay_is_visible_everywhere() {
     order(&two, &id_at(&two, "one").await, &json!({"command": "unload", "model": "b", "slot": "gpu0", "mode": "now"}))
         .await;
     for relay in [&one, &two] {
-        relay.eventually("both relays see it unloaded", || async { slot_at(relay).await["state"] == "empty" }).await;
+        relay
+            .eventually("both relays report the model as unloaded", || async {
+                slot_at(relay).await["state"] == "empty"
+            })
+            .await;
     }
 }
 
@@ -55,7 +59,7 @@ async fn pin_of_one_relay_withstands_demand_of_other() {
     }
     assert!(!waiting.is_answered(), "a pinned model was unloaded");
     let pinned = slot_at(&two).await["models"][0]["pinned"].clone();
-    assert_eq!(pinned, json!(true), "and the other relay is told so");
+    assert_eq!(pinned, json!(true), "the other relay must receive the pin");
     order(&two, &id_at(&two, "one").await, &json!({"command": "unpin", "model": "a"})).await;
     assert_eq!(waiting.reply().await.with_status(200).json()["model"], "b");
 }

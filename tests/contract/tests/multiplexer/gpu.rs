@@ -20,7 +20,7 @@ async fn worker_starts_despite_hanging_gpu_driver() {
     let worker = worker.relay(relay.url()).env("PATH", path).start().await;
     let _link = relay.accept_with(&slots1()).await;
     let gave_up = "nvidia-smi did not exit";
-    assert!(!worker.log().contains(gave_up), "the relay waited for it: {}", worker.log());
+    assert!(!worker.log().contains(gave_up), "the relay waited for nvidia-smi: {}", worker.log());
     // If NVIDIA's own library is present, it is used instead.
     if !Path::new("/proc/driver/nvidia").exists() {
         worker.process.wait_for_line(gave_up).await;

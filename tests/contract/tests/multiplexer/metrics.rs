@@ -65,8 +65,8 @@ async fn scrape() -> Scrape {
     }
     // Requests are held only for relays that do not support slots.
     let mut held = Rig::start(&Ack::old(), &Slot::default()).await;
-    let asked = held.link.send_request(&rig::chat("a"));
-    assert_eq!(held.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let request = held.link.send_request(&rig::chat("a"));
+    assert_eq!(held.link.reply_within(LONG, &request).await.expect("a response").status, 200);
     let held = held.worker.probe("/metrics").await.body;
     let held: Vec<_> = held.lines().filter(|line| line.contains("_hold_seconds")).collect();
     let text = format!("{}\n{}", worker.probe("/metrics").await.body, held.join("\n"));
@@ -113,17 +113,17 @@ fn queries() -> Vec<String> {
 
 /// Returns each use of a metric: its name and its matchers.
 fn metric_uses() -> Vec<(String, Vec<Matcher>)> {
-    let mut asked = Vec::new();
+    let mut uses = Vec::new();
     for query in queries() {
         // The names of recorded series contain colons.
         for (at, _) in query.match_indices(PREFIX).filter(|(at, _)| !query[..*at].ends_with(':')) {
             let rest = &query[at..];
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
             let selector = rest[end..].strip_prefix('{').and_then(|inner| inner.split('}').next()).unwrap_or_default();
-            asked.push((rest[..end].to_owned(), matchers(selector)));
+            uses.push((rest[..end].to_owned(), matchers(selector)));
         }
     }
-    asked
+    uses
 }
 
 #[tokio::test]
@@ -145,12 +145,12 @@ async fn documented_and_queried_metrics_are_in_real_scrape() {
         scrape["modelrelay_worker_gpu_time_share"].iter().map(|it| &*it["activity"]).collect();
     assert_eq!(activities, BTreeSet::from(["idle", "serving", "swapping"]));
 
-    let asked = metric_uses();
-    assert!(asked.len() > 30, "the queries are not found: {asked:?}");
+    let uses = metric_uses();
+    assert!(uses.len() > 30, "found too few queries: {uses:?}");
     // Prometheus adds the labels of the target.
     let added = ["namespace", "pod", "job"];
-    for (name, matchers) in asked {
-        let found = scrape.get(&name).unwrap_or_else(|| panic!("{name} is asked for, and in no scrape"));
+    for (name, matchers) in uses {
+        let found = scrape.get(&name).unwrap_or_else(|| panic!("{name} is queried but is in no scrape"));
         for (label, how, value) in matchers.into_iter().filter(|(label, ..)| !added.contains(&&**label)) {
             let fits = |series: &BTreeMap<String, String>| match &*how {
                 "=" => series.get(&label) == Some(&value),
@@ -159,7 +159,7 @@ async fn documented_and_queried_metrics_are_in_real_scrape() {
                     .all(|one| found.iter().any(|series| series.get(&label).is_some_and(|it| it == one))),
                 _ => panic!("{how} in a query for {name}"),
             };
-            assert!(found.iter().any(fits), "{name} is asked for with {label}{how}{value}: {found:?}");
+            assert!(found.iter().any(fits), "{name} is queried with {label}{how}{value}: {found:?}");
         }
     }
 }

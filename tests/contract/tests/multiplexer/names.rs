@@ -76,7 +76,7 @@ async fn every_model_name_reaches_backend_as_its_own() {
             assert_eq!((&reply["path"], &reply["model"]), (&json!(path), &json!(name)), "{model}: {reply}");
             let mut expected = chat(model);
             expected["model"] = json!(name);
-            assert_eq!(reply["asked"], expected, "nothing else has changed");
+            assert_eq!(reply["asked"], expected, "the rest of the body must not change");
         }
         let mut streamed = chat(model);
         streamed["stream"] = json!(true);
@@ -129,7 +129,7 @@ async fn model_of_form_is_renamed() {
         .header("content-type", "multipart/form-data; boundary=B")
         .body(form("qwen3"));
     let reply = relay.fetch(request).await.with_status(200);
-    assert!(reply.text() == form("Qwen/Qwen3-8B"), "another form came");
+    assert!(reply.text() == form("Qwen/Qwen3-8B"), "the body has another form");
 }
 
 #[tokio::test]
@@ -139,8 +139,8 @@ async fn relays_without_slots_may_use_any_name() {
         let mut rig = Rig::with(&ack, &yaml(&qwen, &b)).await;
         assert_eq!(rig.link.registration["models"], json!(["b", "qwen", "bee", "claude-sonnet-4-5", "qwen3"]));
         for (model, name) in [("qwen3", "Qwen/Qwen3-8B"), ("bee", "b"), ("qwen", "Qwen/Qwen3-8B")] {
-            let asked = rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes()));
-            let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
+            let request = rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes()));
+            let reply = rig.link.reply_within(LONG, &request).await.expect("a response");
             assert_eq!((reply.status, &reply.json()["model"]), (200, &json!(name)), "{}", reply.end);
         }
     }
@@ -154,10 +154,10 @@ async fn worker_reports_names_sharing_one_gate() {
     let entry = |id: &str| json!({"id": id, "waiting": 1, "oldest_ms": 10, "sum_ms": 10});
     rig.link.send(&json!({"type": "demand", "models": [entry("qwen3"), entry("claude-sonnet-4-5")]}));
     assert_eq!(gate(&mut rig.link, "qwen").await, 2);
-    let asked = ["qwen3", "claude-sonnet-4-5", "qwen"]
+    let requests = ["qwen3", "claude-sonnet-4-5", "qwen"]
         .map(|model| rig.link.send_request(&RequestSpec::chat(model).body(chat(model).to_string().as_bytes())));
-    for asked in &asked[..2] {
-        assert_eq!(rig.link.reply_within(LONG, asked).await.expect("an answer").status, 200);
+    for request in &requests[..2] {
+        assert_eq!(rig.link.reply_within(LONG, request).await.expect("a response").status, 200);
     }
 }
 
@@ -168,8 +168,8 @@ async fn ambiguous_name_is_rejected_at_startup() {
     let (_config, builder) = worker_with(&yaml);
     let mut process = builder.spawn();
     assert_eq!(process.wait_exit().await.code(), Some(1));
-    let said = process.log().lines().join("\n");
-    assert!(said.contains("multiplexer.slots.gpu0.models.b.aliases: \"qwen3\"") && said.contains("qwen has it too"));
+    let log = process.log().lines().join("\n");
+    assert!(log.contains("multiplexer.slots.gpu0.models.b.aliases: \"qwen3\"") && log.contains("qwen has it too"));
 }
 
 #[tokio::test]

@@ -20,13 +20,13 @@ async fn slot_failing_every_request_is_ejected() {
     let url = format!("http://{}", relay.addr());
     let slotted = builder.relay(url).env("WORKER_SECRET", WORKER_SECRET).start().await;
     wait_for_model(&relay, "m").await;
-    let ask = |model: &str| relay.fetch(Request::post("/v1/chat/completions", &json!({"model": model})));
+    let send = |model: &str| relay.fetch(Request::post("/v1/chat/completions", &json!({"model": model})));
     for _ in 0..5 {
-        assert_eq!(ask("m").await.status, 500);
+        assert_eq!(send("m").await.status, 500);
     }
     slotted.process.wait_for_line("the backend fails every request for the model").await;
     assert_eq!(slotted.probe("/healthz").await.json()["failing_models"], json!(["real", "m"]));
-    assert_eq!(ask("real").await.status, 500, "no other worker serves this name");
+    assert_eq!(send("real").await.status, 500, "no other worker serves this name");
 
     let sound = FakeBackend::start().await;
     sound.answer_with(|_, _| Answer::json(200, &json!({"served": true})));
@@ -42,6 +42,6 @@ async fn slot_failing_every_request_is_ejected() {
     };
     relay.eventually("two workers with model m", serves).await;
     for _ in 0..8 {
-        assert_eq!(ask("m").await.status, 200);
+        assert_eq!(send("m").await.status, 200);
     }
 }

@@ -10,8 +10,8 @@ async fn health_and_metrics_report_resident() {
     for path in ["/livez", "/readyz", "/backendz"] {
         assert_eq!(rig.worker.probe(path).await.status, 200, "{path}");
     }
-    let asked = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let request = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&request).await.status, 200);
     let health = rig.worker.probe("/healthz").await.json();
     let slot = &health["slots"][0];
     assert_eq!((&slot["id"], &slot["resident"], &health["models"]), (&json!("gpu0"), &json!("a"), &json!(["a", "b"])));
@@ -21,5 +21,5 @@ async fn health_and_metrics_report_resident() {
     }
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
     let metrics = rig.worker.probe("/metrics").await.body;
-    assert!(!metrics.contains("backend_up"), "nobody shall be alarmed of a backend that is not there by design");
+    assert!(!metrics.contains("backend_up"), "a backend that is stopped by design must not raise an alert");
 }

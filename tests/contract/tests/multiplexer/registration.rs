@@ -16,7 +16,7 @@ async fn worker_registers_its_slots_and_all_their_models() {
     assert_eq!(slot["models"][1]["id"], "b");
     assert_eq!(slot["models"][1]["status"], "unloaded");
     rig.link.expect("slots").await;
-    assert_eq!(rig.link.expect("grant").await["models"], json!([]), "every gate is shut until something is loaded");
+    assert_eq!(rig.link.expect("grant").await["models"], json!([]), "every gate is closed until a model is loaded");
 }
 
 #[tokio::test]
@@ -67,8 +67,8 @@ async fn invalid_setting_is_named_in_one_line() {
         let (_config, builder) = worker_with(&yaml.replacen(from, to, 1));
         let mut process = builder.spawn();
         assert_eq!(process.wait_exit().await.code(), Some(1));
-        let said = process.log().lines().join("\n");
-        assert!(parts.iter().all(|part| said.contains(part)), "{parts:?} in {said}");
-        assert_eq!(said.trim().lines().count(), 1, "{said}");
+        let log = process.log().lines().join("\n");
+        assert!(parts.iter().all(|part| log.contains(part)), "{parts:?} in {log}");
+        assert_eq!(log.trim().lines().count(), 1, "{log}");
     }
 }

@@ -11,8 +11,8 @@ use crate::rig::{LONG, Rig, Slot, chat, demand, gate, granted, request_once_load
 async fn removed_model_is_withdrawn_and_capacities_change() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let request = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&request).await.status, 200);
     let yaml = slot.yaml().lines().filter(|line| !line.contains("\"id\":\"b\"")).collect::<Vec<_>>().join("\n");
     rig.rewrite(&yaml.replace("\"maxConcurrency\":4", "\"maxConcurrency\":2"));
     let update = rig.link.message_within(LONG, "models_update", |update| update["models"] == json!(["a"])).await;
@@ -20,8 +20,8 @@ async fn removed_model_is_withdrawn_and_capacities_change() {
     demand(&rig.link, "a", 1);
     let fewer = rig.link.message_within(LONG, "grant", |grant| granted(grant, "a") == Some(2)).await;
     assert!(fewer.is_some(), "{}", rig.worker.log());
-    let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let request = rig.link.send_request(&chat("a"));
+    assert_eq!(rig.link.reply(&request).await.status, 200);
 }
 
 #[tokio::test]
@@ -57,50 +57,50 @@ fn slow() -> Slot {
 async fn added_model_is_loaded_after_running_stream() {
     let slot = slow();
     let mut rig = Rig::with(&slots1(), &without(&slot.yaml(), "b")).await;
-    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
-    rig.link.part(&asked).await;
+    let request = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    rig.link.part(&request).await;
     rig.rewrite(&slot.yaml());
     let update = rig.link.message_within(LONG, "models_update", |update| update["models"] == json!(["a", "b"])).await;
     assert!(update.is_some(), "{}", rig.worker.log());
     demand(&rig.link, "b", 1);
-    let reply = rig.link.reply_within(LONG, &asked).await.expect("the stream ends");
+    let reply = rig.link.reply_within(LONG, &request).await.expect("the stream ends");
     assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
     gate(&mut rig.link, "b").await;
-    let asked = rig.link.send_request(&chat("b"));
-    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200, "{}", rig.worker.log());
+    let request = rig.link.send_request(&chat("b"));
+    assert_eq!(rig.link.reply_within(LONG, &request).await.expect("a response").status, 200, "{}", rig.worker.log());
 }
 
 #[tokio::test]
 async fn removed_model_ends_its_stream_and_is_unloaded() {
     let slot = slow();
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
-    rig.link.part(&asked).await;
+    let request = request_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    rig.link.part(&request).await;
     rig.rewrite(&without(&slot.yaml(), "a"));
     let update = rig.link.message_within(LONG, "models_update", |update| update["models"] == json!(["b"])).await;
     assert!(update.is_some(), "{}", rig.worker.log());
-    let reply = rig.link.reply_within(LONG, &asked).await.expect("the stream ends");
+    let reply = rig.link.reply_within(LONG, &request).await.expect("the stream ends");
     assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
     let is_empty = |slots: &Value| slots["slots"][0]["state"] == "empty" && slots["slots"][0]["models"][0]["id"] == "b";
     assert!(rig.link.message_within(LONG, "slots", is_empty).await.is_some(), "{}", rig.worker.log());
-    let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply(&asked).await.status, 404);
+    let request = rig.link.send_request(&chat("a"));
+    assert_eq!(rig.link.reply(&request).await.status, 404);
 }
 
 #[tokio::test]
 async fn changed_command_is_used_from_next_load() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
-    let asked = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let request = request_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&request).await.status, 200);
     rig.rewrite(&with_other_command(&slot.yaml()));
     rig.worker.process.wait_for_line("changed the models of a slot").await;
-    let asked = rig.link.send_request(&chat("a"));
-    assert_eq!(rig.link.reply(&asked).await.status, 200, "the loaded model stays");
+    let request = rig.link.send_request(&chat("a"));
+    assert_eq!(rig.link.reply(&request).await.status, 200, "the loaded model must stay");
     assert!(!rig.worker.log().contains("second life"), "{}", rig.worker.log());
     for model in ["b", "a"] {
-        let asked = request_once_loaded(&mut rig.link, &chat(model), model).await;
-        assert_eq!(rig.link.reply(&asked).await.status, 200, "{}", rig.worker.log());
+        let request = request_once_loaded(&mut rig.link, &chat(model), model).await;
+        assert_eq!(rig.link.reply(&request).await.status, 200, "{}", rig.worker.log());
     }
     rig.worker.process.wait_for_line("second life").await;
 }

@@ -117,17 +117,17 @@ pub(crate) fn granted(grant: &Value, model: &str) -> Option<u64> {
 /// Waits until the model's gate is open for this relay.
 pub(crate) async fn gate(link: &mut RelayLink, model: &str) -> u64 {
     let open = link.message_within(LONG, "grant", |grant| granted(grant, model).is_some_and(|slots| slots > 0)).await;
-    let open = open.unwrap_or_else(|| panic!("the gate of {model} stays shut"));
+    let open = open.unwrap_or_else(|| panic!("the gate of {model} stays closed"));
     granted(&open.body, model).unwrap_or_default()
 }
 
 /// Has the model loaded, and sends one request to it.
-pub(crate) async fn request_once_loaded(link: &mut RelayLink, ask: &RequestSpec, model: &str) -> SentRequest {
+pub(crate) async fn request_once_loaded(link: &mut RelayLink, spec: &RequestSpec, model: &str) -> SentRequest {
     demand(link, model, 1);
     gate(link, model).await;
-    let asked = link.send_request(ask);
+    let request = link.send_request(spec);
     demand(link, model, 0);
-    asked
+    request
 }
 
 /// Returns the text of a streamed response.

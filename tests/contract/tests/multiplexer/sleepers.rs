@@ -47,8 +47,8 @@ impl Engine {
     }
 
     async fn until_page(&self, path: &str, part: &str) {
-        let came = poll_for(TEST_TIMEOUT, async || self.page(path).await.contains(part).then_some(())).await;
-        assert!(came.is_some(), "{path} shows {part}");
+        let held = poll_for(TEST_TIMEOUT, async || self.page(path).await.contains(part).then_some(())).await;
+        assert!(held.is_some(), "{path} shows {part}");
     }
 }
 

@@ -63,7 +63,7 @@ async fn link_dying_during_body_is_detected() {
         namespace.set_network(false).await;
         both_find_out(&stack, dead).await;
         namespace.set_network(true).await;
-        assert!(!response.read_to_end().await.is_complete(), "a cut stream looked complete");
+        assert!(!response.read_to_end().await.is_complete(), "a truncated stream ended as complete");
         endless.await.expect("the backend's stream ends with its connection");
         answers_again(&stack).await;
     })

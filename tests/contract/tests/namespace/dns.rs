@@ -55,14 +55,14 @@ async fn pair(namespace: &Namespace, addresses: &[&str]) -> Pair {
 }
 
 async fn serves(link: &mut RelayLink, backend: &mut FakeBackend) {
-    let asked = link.send_request(&RequestSpec::chat("m"));
+    let request = link.send_request(&RequestSpec::chat("m"));
     backend.call().await.answer_json(200, &json!({"ok": true})).await;
-    assert_eq!(link.reply(&asked).await.status, 200);
+    assert_eq!(link.reply(&request).await.status, 200);
 }
 
 impl Pair {
     /// Waits until a lookup has returned this number of addresses, after a different one.
-    async fn looked_up(&self, addresses: usize) {
+    async fn expect_lookup(&self, addresses: usize) {
         let what = format!("relay addresses changed to {addresses}");
         let wanted = format!("addresses={addresses}");
         let found = |line: &str| (line.contains("relay addresses changed") && line.contains(&wanted)).then_some(());
@@ -95,7 +95,7 @@ async fn removed_address_keeps_its_link_without_new_dial() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         to_b.grant(4).await;
         serves(&mut to_b, &mut pair.backend).await;
         drop(to_b);
@@ -113,7 +113,7 @@ async fn returning_address_is_dialled_again() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         drop(to_b);
         namespace.set_addresses(&[A, B]);
         link(&mut pair.b, "b").await;
@@ -127,9 +127,12 @@ async fn returning_address_with_live_link_gets_no_second() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (_to_a, mut to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[A]);
-        pair.looked_up(1).await;
+        pair.expect_lookup(1).await;
         namespace.set_addresses(&[A, B]);
-        assert!(pair.b.dial_within(LOOKUP_INTERVAL + QUIET).await.is_none(), "a second link beside the live one");
+        assert!(
+            pair.b.dial_within(LOOKUP_INTERVAL + QUIET).await.is_none(),
+            "a second link in addition to the live one"
+        );
         serves(&mut to_b, &mut pair.backend).await;
         drop(to_b);
         link(&mut pair.b, "b").await;
@@ -190,7 +193,7 @@ async fn two_addresses_of_one_relay_share_one_link() {
         let first = link(&mut relay, "a").await;
         let second = relay.accept_with(&Ack { duplicate: true, ..ack("a") }).await;
         second.close(1000, "duplicate");
-        assert!(relay.dial_within(QUIET).await.is_none(), "a relay that the worker has was dialled again");
+        assert!(relay.dial_within(QUIET).await.is_none(), "the worker dialled a connected relay again");
         drop(first);
         link(&mut relay, "a").await;
     })

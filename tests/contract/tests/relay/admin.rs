@@ -194,7 +194,7 @@ async fn state_includes_workers_and_load_per_model() {
     let provider = &state["providers"][0];
     assert_eq!((&provider["name"], &provider["enabled"]), (&json!("local"), &json!(true)));
     assert_eq!((&provider["queue_depth"], &provider["in_flight"]), (&json!(1), &json!(1)));
-    let told = &provider["workers"][0];
+    let entry = &provider["workers"][0];
     for (name, value) in [
         ("instance_id", json!(instance)),
         ("pool", json!("llama")),
@@ -203,7 +203,7 @@ async fn state_includes_workers_and_load_per_model() {
         ("in_flight_count", json!(1)),
         ("max_concurrent", json!(3)),
     ] {
-        assert_eq!(told[name], value, "{name} in {told}");
+        assert_eq!(entry[name], value, "{name} in {entry}");
     }
     let models = provider["models"].as_array().expect("a list of models");
     let counts = |id: &str| {
@@ -230,14 +230,14 @@ async fn admin_responses_contain_no_secrets() {
 async fn admin_api_can_have_its_own_listener() {
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let admin = relay.admin_addr().await;
-    let ask = |path: &str, to| Request::get(path).bearer(ADMIN_TOKEN).fetch(to, relay.log());
+    let get = |path: &str, to| Request::get(path).bearer(ADMIN_TOKEN).fetch(to, relay.log());
     for path in ["/admin/workers", "/metrics"] {
-        assert_eq!(ask(path, admin).await.status, 200, "{path} on its own listener");
-        assert_eq!(ask(path, relay.addr()).await.status, 404, "{path} on the clients'");
+        assert_eq!(get(path, admin).await.status, 200, "{path} on its own listener");
+        assert_eq!(get(path, relay.addr()).await.status, 404, "{path} on the clients'");
     }
     for path in ["/livez", "/readyz", "/health"] {
-        assert_ne!(ask(path, admin).await.status, 404, "{path} on its own listener");
-        assert_ne!(ask(path, relay.addr()).await.status, 404, "{path} on the clients'");
+        assert_ne!(get(path, admin).await.status, 404, "{path} on its own listener");
+        assert_ne!(get(path, relay.addr()).await.status, 404, "{path} on the clients'");
     }
-    assert_eq!(ask("/v1/models", admin).await.status, 404);
+    assert_eq!(get("/v1/models", admin).await.status, 404);
 }

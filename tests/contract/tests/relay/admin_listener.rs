@@ -48,13 +48,13 @@ async fn logged_in_page_can_send_test_requests() {
     let listed = site.send_request(site.as_page("GET", "/v1/models")).await.with_status(200).json();
     assert_eq!(listed["data"][0]["id"], "m");
     // A browser adds the credentials of a proxy in front of the relay, which no backend must see.
-    let asked = site.as_page("POST", CHAT).header("authorization", "Basic dXNlcjpwYXNz").body(ASKED);
-    let asked = asked.start(site.admin, site.relay.log());
+    let request = site.as_page("POST", CHAT).header("authorization", "Basic dXNlcjpwYXNz").body(ASKED);
+    let request = request.start(site.admin, site.relay.log());
     let job = worker.expect_request().await;
     assert_eq!(job.header("authorization"), None);
     assert_eq!((job.path(), job.header("cookie"), job.header("x-modelrelay-dashboard")), (CHAT, None, None));
     worker.answer(&job, &json!({ "said": "hello" })).await;
-    assert_eq!(asked.reply().await.with_status(200).json()["said"], "hello");
+    assert_eq!(request.reply().await.with_status(200).json()["said"], "hello");
 }
 
 #[tokio::test]
@@ -97,11 +97,11 @@ async fn login_does_not_replace_required_api_key() {
     let _ = site.send_request(site.as_page("POST", CHAT).body(ASKED)).await.with_status(401);
     let _ = site.send_request(site.as_page("GET", "/v1/models")).await.with_status(401);
     let _ = site.send_request(Request::new("POST", CHAT).bearer(&key).body(ASKED)).await.with_status(404);
-    let asked = site.as_page("POST", CHAT).bearer(&key).body(ASKED).start(site.admin, site.relay.log());
+    let request = site.as_page("POST", CHAT).bearer(&key).body(ASKED).start(site.admin, site.relay.log());
     let job = worker.expect_request().await;
     assert_eq!(job.header("authorization"), None);
     worker.answer(&job, &json!({})).await;
-    let _ = asked.reply().await.with_status(200);
+    let _ = request.reply().await.with_status(200);
 }
 
 #[tokio::test]
@@ -114,8 +114,8 @@ async fn shared_listener_requires_no_client_login() {
 
 /// Returns the setup of a relay whose address in the browser is `relay.example`.
 async fn setup(relay: &Relay, admin: SocketAddr) -> Value {
-    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example:9");
-    asked.fetch(admin, relay.log()).await.with_status(200).json()
+    let request = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example:9");
+    request.fetch(admin, relay.log()).await.with_status(200).json()
 }
 
 #[tokio::test]
@@ -123,68 +123,71 @@ async fn setup_returns_worker_and_client_listener_addresses() {
     let builder = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
     let relay = builder.start().await;
     let workers = relay.worker_addr().await.port();
-    let told = setup(&relay, relay.admin_addr().await).await;
-    assert_eq!(told["relay_url"], format!("http://relay.example:{}", relay.addr().port()));
-    assert_eq!(told["worker_url"], format!("http://relay.example:{workers}"));
-    assert_eq!(told["listen_with"], format!("WORKER_LISTEN_ADDR=0.0.0.0:{workers}"));
+    let addresses = setup(&relay, relay.admin_addr().await).await;
+    assert_eq!(addresses["relay_url"], format!("http://relay.example:{}", relay.addr().port()));
+    assert_eq!(addresses["worker_url"], format!("http://relay.example:{workers}"));
+    assert_eq!(addresses["listen_with"], format!("WORKER_LISTEN_ADDR=0.0.0.0:{workers}"));
     // A machine without a network has none.
-    if let Some(url) = told["network_url"].as_str() {
+    if let Some(url) = addresses["network_url"].as_str() {
         let address: SocketAddr = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address");
         assert!(!address.ip().is_loopback() && address.port() == workers, "{url}");
-        TcpStream::connect(address).await.expect("it is listened to");
+        TcpStream::connect(address).await.expect("the address has a listener");
     }
 
     let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let clients = relay.addr().port();
-    let told = setup(&relay, relay.admin_addr().await).await;
-    assert_eq!(told["worker_url"], format!("http://relay.example:{clients}"));
-    assert_eq!(told["listen_with"], format!("LISTEN_ADDR=0.0.0.0:{clients}"));
-    assert_eq!(told["network_url"], Value::Null, "it listens for this machine alone");
+    let addresses = setup(&relay, relay.admin_addr().await).await;
+    assert_eq!(addresses["worker_url"], format!("http://relay.example:{clients}"));
+    assert_eq!(addresses["listen_with"], format!("LISTEN_ADDR=0.0.0.0:{clients}"));
+    assert_eq!(addresses["network_url"], Value::Null, "the relay listens only on loopback");
 }
 
 #[tokio::test]
 async fn worker_listener_scheme_follows_relays_own_tls() {
-    let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let request = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
     let builder = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").env("WORKERS_ON_CLIENT_PORT", "false");
     let relay = builder.start().await;
     let port = relay.worker_addr().await.port();
-    let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
-    assert_eq!(told["relay_url"], "https://relay.example");
-    assert_eq!(told["worker_url"], format!("http://relay.example:{port}"));
+    let addresses = relay.fetch(request().header("x-forwarded-proto", "https")).await.with_status(200).json();
+    assert_eq!(addresses["relay_url"], "https://relay.example");
+    assert_eq!(addresses["worker_url"], format!("http://relay.example:{port}"));
 
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).env("WORKER_LISTEN_ADDR", "0.0.0.0:0").start().await;
     let port = relay.worker_addr().await.port();
-    let told = relay.fetch(asked()).await.with_status(200).json();
-    assert_eq!(told["worker_url"], format!("https://relay.example:{port}"));
-    assert_eq!(told["network_url"], Value::Null, "a certificate is for a name");
+    let addresses = relay.fetch(request()).await.with_status(200).json();
+    assert_eq!(addresses["worker_url"], format!("https://relay.example:{port}"));
+    assert_eq!(addresses["network_url"], Value::Null, "a certificate is for a name");
 }
 
 #[tokio::test]
 async fn worker_url_prefers_encrypting_proxy() {
     let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
-    let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
-    let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
-    assert_eq!(told["worker_url"], "https://relay.example", "their secret goes with it");
-    let told = relay.fetch(asked()).await.with_status(200).json();
-    assert_eq!(told["worker_url"], format!("http://relay.example:{}", relay.worker_addr().await.port()));
+    let request = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let addresses = relay.fetch(request().header("x-forwarded-proto", "https")).await.with_status(200).json();
+    assert_eq!(
+        addresses["worker_url"], "https://relay.example",
+        "an HTTPS proxy takes precedence because workers send their secret there"
+    );
+    let addresses = relay.fetch(request()).await.with_status(200).json();
+    assert_eq!(addresses["worker_url"], format!("http://relay.example:{}", relay.worker_addr().await.port()));
 }
 
 #[tokio::test]
 async fn configured_public_urls_are_returned_by_setup() {
     let builder = Relay::builder().env("PUBLIC_URL", "https://llm.example").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
     let relay = builder.start().await;
-    let told = setup(&relay, relay.addr()).await;
+    let addresses = setup(&relay, relay.addr()).await;
     assert_eq!(
-        (&told["relay_url"], &told["worker_url"]),
+        (&addresses["relay_url"], &addresses["worker_url"]),
         (&json!("https://llm.example"), &json!("https://llm.example"))
     );
-    assert_eq!(told["network_url"], Value::Null);
+    assert_eq!(addresses["network_url"], Value::Null);
 
     let builder = Relay::builder().env("PUBLIC_URL", "https://llm.example");
     let relay = builder.env("WORKER_PUBLIC_URL", "https://workers.example:8443/").start().await;
-    let told = setup(&relay, relay.addr()).await;
-    assert_eq!(told["relay_url"], "https://llm.example");
-    assert_eq!(told["worker_url"], "https://workers.example:8443");
-    assert_eq!(told["network_url"], Value::Null);
+    let addresses = setup(&relay, relay.addr()).await;
+    assert_eq!(addresses["relay_url"], "https://llm.example");
+    assert_eq!(addresses["worker_url"], "https://workers.example:8443");
+    assert_eq!(addresses["network_url"], Value::Null);
 }

@@ -39,7 +39,7 @@ async fn new_token_applies_without_restart() {
     let relay = with_file("first").start().await;
     assert!(admits(&relay, "first").await);
     relay.replace_file("token", "second");
-    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+    relay.eventually("the new token is accepted", || admits(&relay, "second")).await;
     assert!(!admits(&relay, "first").await);
     assert!(!relay.log().contains("second"), "a token was logged\n{}", relay.log().dump());
 }
@@ -50,11 +50,11 @@ async fn broken_file_keeps_previous_token_with_one_warning() {
     relay.replace_file("token", "\n");
     relay.log().wait_for_line("keeping previous token").await;
     assert!(admits(&relay, "first").await && !admits(&relay, "").await);
-    #[expect(clippy::disallowed_methods, reason = "the file is read each second, which nothing shows")]
+    #[expect(clippy::disallowed_methods, reason = "the file is read each second, without a visible effect")]
     tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
     assert_eq!(relay.log().count_of("keeping previous token"), 1, "{}", relay.log().dump());
     relay.replace_file("token", "second");
-    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+    relay.eventually("the new token is accepted", || admits(&relay, "second")).await;
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn token_from_file_is_never_forwarded() {
     let relay = with_file("first").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     relay.replace_file("token", "second");
-    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+    relay.eventually("the new token is accepted", || admits(&relay, "second")).await;
     let pending = relay.begin(chat("m").bearer("second"));
     let job = worker.expect_request().await;
     assert_eq!(job.header("authorization"), None);

@@ -50,13 +50,13 @@ async fn similar_models_are_limited_to_allowed_ones() {
     let relay = strict().start().await;
     let _worker = relay.worker(&["secret-1", "open-1"], 1).await;
     let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["open-1", "open-2", "secret-3"]})).await;
-    let ask = async |model| relay.fetch(chat(model).bearer(&secret)).await;
-    let message = openai_error(&ask("open-2").await, 404, "invalid_request_error", "model_not_found");
+    let send = async |model| relay.fetch(chat(model).bearer(&secret)).await;
+    let message = openai_error(&send("open-2").await, 404, "invalid_request_error", "model_not_found");
     assert_eq!(message, "no provider for model open-2; similar: open-1");
-    let message = openai_error(&ask("secret-3").await, 404, "invalid_request_error", "model_not_found");
+    let message = openai_error(&send("secret-3").await, 404, "invalid_request_error", "model_not_found");
     assert_eq!(message, "no provider for model secret-3");
     // Nor does a key learn which models exist that it may not use.
-    openai_error(&ask("secret-2").await, 403, "permission_error", "model_forbidden");
+    openai_error(&send("secret-2").await, 403, "permission_error", "model_forbidden");
 }
 
 #[tokio::test]
@@ -241,14 +241,15 @@ async fn body_with_two_models_cannot_bypass_key_limit() {
     let forms = forms.map(|headers| ("/v1/audio/transcriptions", "multipart/form-data; boundary=B", form(headers)));
     let bodies = [json(r#"{"model":"a","Model":"b"}"#), json(r#"{"model":"a","MODEL":"b"}"#)].into_iter().chain(forms);
     for (path, content_type, body) in bodies {
-        let ask = Request::new("POST", path).header("content-type", content_type).body(body.clone()).bearer(&secret);
-        openai_error(&relay.fetch(ask).await, 400, "invalid_request_error", "invalid_json");
+        let request =
+            Request::new("POST", path).header("content-type", content_type).body(body.clone()).bearer(&secret);
+        openai_error(&relay.fetch(request).await, 400, "invalid_request_error", "invalid_json");
     }
     let two_boundaries = "multipart/form-data; boundary=B; boundary=C";
     for types in [vec![two_boundaries], vec!["multipart/form-data; boundary=B", "multipart/form-data; boundary=C"]] {
-        let ask = Request::new("POST", "/v1/audio/transcriptions").body(form("name=x")).bearer(&secret);
-        let ask = types.iter().fold(ask, |ask, content_type| ask.header("content-type", content_type));
-        openai_error(&relay.fetch(ask).await, 400, "invalid_request_error", "invalid_json");
+        let request = Request::new("POST", "/v1/audio/transcriptions").body(form("name=x")).bearer(&secret);
+        let request = types.iter().fold(request, |request, content_type| request.header("content-type", content_type));
+        openai_error(&relay.fetch(request).await, 400, "invalid_request_error", "invalid_json");
     }
     let pending = relay.begin(chat("a").bearer(&secret));
     let job = worker.expect_request().await;

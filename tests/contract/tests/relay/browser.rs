@@ -145,8 +145,8 @@ async fn admin_routes_are_never_shared() {
     let relay = open_to("*").await;
     let request = Request::get("/admin/workers").bearer(ADMIN_TOKEN).header("origin", APP);
     assert_eq!(relay.fetch(request).await.with_status(200).header("access-control-allow-origin"), None);
-    let asked = Request::new("OPTIONS", "/admin/workers").header("origin", APP);
-    let reply = relay.fetch(asked.header("access-control-request-method", "GET")).await;
+    let preflight = Request::new("OPTIONS", "/admin/workers").header("origin", APP);
+    let reply = relay.fetch(preflight.header("access-control-request-method", "GET")).await;
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (403, None));
 }
 

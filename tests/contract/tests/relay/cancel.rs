@@ -94,8 +94,8 @@ async fn cancel_never_precedes_its_request() {
                 worker.complete(&id, 200, serde_json::Map::new(), "{}").await;
                 last_came = true;
             }
-            Some("request") => assert!(open.insert(id), "an id came twice"),
-            Some("cancel") => assert!(open.remove(&id), "a cancel without its request before it"),
+            Some("request") => assert!(open.insert(id), "an id was used twice"),
+            Some("cancel") => assert!(open.remove(&id), "a cancel arrived before its request"),
             other => panic!("unexpected {other:?}"),
         }
     }

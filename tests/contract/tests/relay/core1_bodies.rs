@@ -36,7 +36,7 @@ async fn request_body_follows_its_message_in_pieces() {
     let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "p".repeat(1 << 20));
     let pending = relay.begin(post_bytes("/v1/chat/completions?q=1", &body));
     let job = worker.expect_request().await;
-    assert!(job.body == body.as_bytes(), "the body changed on its way");
+    assert!(job.body == body.as_bytes(), "the body was changed");
     assert_eq!(job.message["content_length"], body.len());
     assert_eq!(job.path(), "/v1/chat/completions?q=1");
     assert_eq!(job.message["model"], "m");
@@ -58,7 +58,7 @@ async fn response_body_of_any_bytes_passes() {
     worker.pieces(&job, &body[20_001..]).await;
     worker.finish(&job).await;
     let reply = pending.reply().await.with_status(206);
-    assert!(reply.body == body && !reply.aborted, "the body changed on its way");
+    assert!(reply.body == body && !reply.aborted, "the body was changed");
     assert_eq!(reply.header("content-encoding").as_deref(), Some("gzip"));
 }
 
@@ -103,7 +103,7 @@ async fn short_response_body_fails_that_request_alone() {
     worker.pieces(&job, b"12345").await;
     worker.finish(&job).await;
     let reply = pending.reply().await;
-    assert!(reply.aborted || reply.status == 502, "a short body looked complete: {}", reply.status);
+    assert!(reply.aborted || reply.status == 502, "a short body ended as complete: {}", reply.status);
     neighbour_is_well(worker, neighbour).await;
 }
 

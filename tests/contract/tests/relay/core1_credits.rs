@@ -83,7 +83,7 @@ async fn cancel_ends_body_waiting_for_credit() {
     check_instant(start, "the cancel");
     worker.send(&json!({"type": "credit", "stream": job.stream, "bytes": 1 << 20})).await;
     worker.expect_quiet().await;
-    assert_eq!(worker.received(job.stream), WINDOW, "pieces came after the cancel");
+    assert_eq!(worker.received(job.stream), WINDOW, "pieces arrived after the cancel");
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn cancel_overtakes_large_bodies() {
     victim.abandon();
     worker.expect_cancel(&victim_job.id).await;
     check_instant(start, "the cancel");
-    assert!(worker.received(large_job.stream) < 30 << 20, "the cancel came behind the body");
+    assert!(worker.received(large_job.stream) < 30 << 20, "the cancel was sent after the body");
 }
 
 #[tokio::test]

@@ -67,12 +67,12 @@ async fn redialing_worker_replaces_its_older_link() {
     ghost.grant(1).await;
     let pending = relay.begin(chat("m"));
     ghost.expect_request().await;
-    let mut anew = relay.dial().open().await;
-    anew.register_with(core1_registration(&["m"], 1, &instance)).await;
-    anew.grant(1).await;
+    let mut newer = relay.dial().open().await;
+    newer.register_with(core1_registration(&["m"], 1, &instance)).await;
+    newer.grant(1).await;
     assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
-    let job = anew.expect_request().await;
-    anew.answer(&job, &json!({})).await;
+    let job = newer.expect_request().await;
+    newer.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     relay.wait_for_workers(1).await;
 }
@@ -87,7 +87,7 @@ async fn succeeded_link_finishes_its_running_requests() {
     let streamed = relay.begin(chat_stream("m"));
     let begun = older.expect_request().await;
     older.start_stream(&begun, "data: 1\n\n").await;
-    let asked = relay.begin(chat("m"));
+    let request = relay.begin(chat("m"));
     let unbegun = older.expect_request().await;
     let mut newer = relay.dial().open().await;
     let mut message = core1_registration(&["m"], 2, &instance);
@@ -100,14 +100,17 @@ async fn succeeded_link_finishes_its_running_requests() {
     relay.wait_for_queue_depth("local", 1).await;
     older.expect_quiet().await;
     newer.grant(1).await;
-    let told = older.expect("graceful_shutdown").await;
-    assert_eq!(told["reason"], "succeeded");
-    assert!(told["drain_timeout_secs"].as_u64() >= Some(300), "as long as a request may take: {told}");
+    let shutdown = older.expect("graceful_shutdown").await;
+    assert_eq!(shutdown["reason"], "succeeded");
+    assert!(
+        shutdown["drain_timeout_secs"].as_u64() >= Some(300),
+        "the drain timeout must be at least the request timeout: {shutdown}"
+    );
     let job = newer.expect_request().await;
     newer.answer(&job, &json!({})).await;
     let _ = next.reply().await.with_status(200);
     older.answer(&unbegun, &json!({})).await;
-    let _ = asked.reply().await.with_status(200);
+    let _ = request.reply().await.with_status(200);
     older.stream_on(&begun, "data: 2\n\n").await;
     older.end_stream(&begun).await;
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
@@ -150,10 +153,10 @@ async fn link_succeeding_another_relay_replaces_older_link() {
     let instance = new_instance_id();
     let mut ghost = relay.dial().open().await;
     ghost.register_with(core1_registration(&["m"], 1, &instance)).await;
-    let mut anew = relay.dial().open().await;
+    let mut newer = relay.dial().open().await;
     let mut message = core1_registration(&["m"], 1, &instance);
     message["succeeds"] = json!(["some-other-relay"]);
-    anew.register_with(message).await;
+    newer.register_with(message).await;
     assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
 }
 
@@ -251,7 +254,7 @@ async fn self_draining_worker_gets_its_requested_time() {
     // It lists nothing yet, so every model may still appear.
     let _asking = relay.worker(&[], 1).await;
     // Waits for longer than the relay's own drains may take.
-    let _ = relay.fetch(chat("nobody's")).await.with_status(504);
+    let _ = relay.fetch(chat("unserved")).await.with_status(504);
     worker.stream_on(&job, "data: b\n\n").await;
     worker.end_stream(&job).await;
     let reply = pending.reply().await.with_status(200);

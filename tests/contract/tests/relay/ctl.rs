@@ -29,14 +29,14 @@ async fn run_command(relay: &Relay, args: &[&str]) -> Output {
 async fn output_of(relay: &Relay, args: &[&str]) -> String {
     let output = run_command(relay, args).await;
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the single line of a command that fails.
 fn failure(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.lines().count() == 1, "{said:?}");
-    said
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.lines().count() == 1, "{message:?}");
+    message
 }
 
 /// Returns the cells of the line that begins with this word.
@@ -52,15 +52,15 @@ async fn status_shows_load_and_problems() {
     let _running = relay.begin(chat("m"));
     worker.expect_request().await;
     // Its worker is disconnected.
-    drop(relay.core1_worker(&["nobodys"], 4).await);
-    wait_for_model(&relay, "nobodys", false).await;
-    let _waiting = relay.begin(chat("nobodys"));
+    drop(relay.core1_worker(&["unserved"], 4).await);
+    wait_for_model(&relay, "unserved", false).await;
+    let _waiting = relay.begin(chat("unserved"));
     relay.wait_for_queue_depth("local", 1).await;
     let status = output_of(&relay, &["status"]).await;
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
-    assert!(status.contains("- 1 waiting for nobodys: no worker serves it"), "{status}");
+    assert!(status.contains("- 1 waiting for unserved: no worker serves it"), "{status}");
     let both: Value = serde_json::from_str(&output_of(&relay, &["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }
@@ -110,9 +110,9 @@ async fn drain_waits_until_worker_is_gone() {
     let mut drain = drain.spawn().expect("it starts");
     worker.expect("graceful_shutdown").await;
     let mut progress = BufReader::new(drain.stderr.take().expect("a pipe"));
-    let mut told = String::new();
-    within("its progress", relay.log(), progress.read_line(&mut told)).await.unwrap();
-    assert_eq!(told, "worker hand-played is draining: 1 request left\n");
+    let mut line = String::new();
+    within("its progress", relay.log(), progress.read_line(&mut line)).await.unwrap();
+    assert_eq!(line, "worker hand-played is draining: 1 request left\n");
     worker.answer(&request, &serde_json::json!({})).await;
     assert_eq!(running.reply().await.status, 200);
     drop(worker);
@@ -126,9 +126,9 @@ async fn drain_waits_until_worker_is_gone() {
 async fn drain_warns_that_older_worker_returns() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
-    let said = output_of(&relay, &["drain", "hand-played"]).await;
-    assert!(said.starts_with("worker hand-played disconnected; its older version"), "{said}");
-    assert!(said.contains("stop its process"), "{said}");
+    let message = output_of(&relay, &["drain", "hand-played"]).await;
+    assert!(message.starts_with("worker hand-played disconnected; its older version"), "{message}");
+    assert!(message.contains("stop its process"), "{message}");
 }
 
 #[tokio::test]
@@ -139,14 +139,17 @@ async fn failure_is_one_line_with_its_remedy() {
         async move { command.output().await.expect("it starts") }
     };
     let url = relay.url();
-    let said = failure(&status(&["status", "--url", &url]).await);
-    assert!(said.contains("MODELRELAY_ADMIN_TOKEN (--token) is missing"), "{said}");
-    let said = failure(&status(&["status", "--url", &url, "--token", "not-the-token"]).await);
-    assert!(said.contains("403") && said.contains("to its admin token") && !said.contains("not-the-token"), "{said}");
-    let said = failure(&status(&["status", "--url", "http://127.0.0.1:1", "--token", "x"]).await);
-    assert!(said.contains("cannot reach the relay") && said.contains("(--url)"), "{said}");
-    let said = failure(&status(&["status", "--url", "relay", "--token", "x"]).await);
-    assert!(said.contains("MODELRELAY_URL (--url)"), "{said}");
+    let message = failure(&status(&["status", "--url", &url]).await);
+    assert!(message.contains("MODELRELAY_ADMIN_TOKEN (--token) is missing"), "{message}");
+    let message = failure(&status(&["status", "--url", &url, "--token", "not-the-token"]).await);
+    assert!(
+        message.contains("403") && message.contains("to its admin token") && !message.contains("not-the-token"),
+        "{message}"
+    );
+    let message = failure(&status(&["status", "--url", "http://127.0.0.1:1", "--token", "x"]).await);
+    assert!(message.contains("cannot reach the relay") && message.contains("(--url)"), "{message}");
+    let message = failure(&status(&["status", "--url", "relay", "--token", "x"]).await);
+    assert!(message.contains("MODELRELAY_URL (--url)"), "{message}");
 }
 
 #[tokio::test]
@@ -156,8 +159,8 @@ async fn ca_file_is_trusted_over_tls() {
     let file = certificates.ca_file();
     let status = output_of(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
     assert!(status.contains("is running"), "{status}");
-    let said = failure(&run_command(&relay, &["status"]).await);
-    assert!(said.contains("cannot reach the relay"), "{said}");
+    let message = failure(&run_command(&relay, &["status"]).await);
+    assert!(message.contains("cannot reach the relay"), "{message}");
 }
 
 #[tokio::test]
@@ -172,14 +175,14 @@ async fn check_accepts_valid_and_refuses_invalid_settings() {
     let good = check("providers:\n- name: home\n  workerSecrets: [{value: a-secret-of-some-length}]\n").await;
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
     assert_eq!(String::from_utf8_lossy(&good.stdout), "configuration OK; providers: home\n");
-    let said = failure(&check("providers:\n- nam: home\n").await);
-    assert!(said.contains("relay.yaml") && said.contains("nam"), "{said}");
+    let message = failure(&check("providers:\n- nam: home\n").await);
+    assert!(message.contains("relay.yaml") && message.contains("nam"), "{message}");
     let set = command(&["check"]).env("WORKER_SECRET", WORKER_SECRET).output().await.unwrap();
     assert!(set.status.success());
     let mut traced = command(&["check"]);
     traced.env("WORKER_SECRET", WORKER_SECRET).env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
-    let said = failure(&traced.env("OTEL_EXPORTER_OTLP_CERTIFICATE", &file).output().await.unwrap());
-    assert!(said.contains("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{said}");
+    let message = failure(&traced.env("OTEL_EXPORTER_OTLP_CERTIFICATE", &file).output().await.unwrap());
+    assert!(message.contains("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{message}");
 }
 
 #[tokio::test]
@@ -191,11 +194,14 @@ async fn check_refuses_unusable_key_storage() {
         command.current_dir(folder.path());
         async move { command.output().await.expect("it starts") }
     };
-    let said = failure(&check("DATABASE_URL", "postgres://user:pass@db/keys".to_owned()).await);
-    assert!(said.contains("DATABASE_URL") && said.contains("API_KEYS_FILE") && !said.contains("pass@"), "{said}");
+    let message = failure(&check("DATABASE_URL", "postgres://user:pass@db/keys".to_owned()).await);
+    assert!(
+        message.contains("DATABASE_URL") && message.contains("API_KEYS_FILE") && !message.contains("pass@"),
+        "{message}"
+    );
     let absent = folder.path().join("no-such-folder").join("keys.json");
-    let said = failure(&check("API_KEYS_FILE", absent.display().to_string()).await);
-    assert!(said.contains("API_KEYS_FILE") && said.contains("no-such-folder"), "{said}");
+    let message = failure(&check("API_KEYS_FILE", absent.display().to_string()).await);
+    assert!(message.contains("API_KEYS_FILE") && message.contains("no-such-folder"), "{message}");
     let good = check("API_KEYS_FILE", folder.path().join("keys.json").display().to_string()).await;
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a check leaves no file");
@@ -203,8 +209,8 @@ async fn check_refuses_unusable_key_storage() {
 
 #[tokio::test]
 async fn check_refuses_toml_file() {
-    let said = failure(&command(&["--config", "server.toml", "check"]).output().await.expect("it starts"));
-    assert!(said.contains("server.toml") && said.contains("YAML, not TOML"), "{said}");
+    let message = failure(&command(&["--config", "server.toml", "check"]).output().await.expect("it starts"));
+    assert!(message.contains("server.toml") && message.contains("YAML, not TOML"), "{message}");
 }
 
 #[tokio::test]
@@ -216,8 +222,8 @@ async fn token_file_of_windows_editor_is_read() {
     let file = file.to_str().unwrap();
     let status = output_of(&relay, &["status", "--token-file", file]).await;
     assert!(status.contains("is running"), "{status}");
-    let said = failure(&run_command(&relay, &["status", "--token-file", &format!("{file}s")]).await);
-    assert!(said.contains("(--token-file)") && said.contains("cannot read the file"), "{said}");
+    let message = failure(&run_command(&relay, &["status", "--token-file", &format!("{file}s")]).await);
+    assert!(message.contains("(--token-file)") && message.contains("cannot read the file"), "{message}");
 }
 
 #[tokio::test]
@@ -247,16 +253,16 @@ async fn command_connects_through_environment_proxy() {
     let args = ["--url", "https://relay.example", "--ca-file", ca_file.to_str().unwrap()];
     let output = through("https_proxy", &url, &args).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let asked = proxy.next_request().await;
-    assert!(asked.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{asked}");
-    assert!(asked.to_lowercase().contains("proxy-authorization: basic "), "{asked}");
+    let request = proxy.next_request().await;
+    assert!(request.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{request}");
+    assert!(request.to_lowercase().contains("proxy-authorization: basic "), "{request}");
 
     let refusing = ConnectProxy::refusing("407 Proxy Authentication Required").await;
-    let said = failure(&through("HTTPS_PROXY", &format!("http://me:planted-4711@{}", refusing.addr()), &args).await);
-    assert!(said.contains(" through the proxy in HTTPS_PROXY: "), "{said}");
-    assert!(!said.contains("planted"), "{said}");
-    let said = failure(&through("ALL_PROXY", "socks5://me:planted-4711@proxy.example", &args).await);
-    assert!(said.contains("ALL_PROXY: its value (not shown) must be http://HOST:PORT"), "{said}");
+    let message = failure(&through("HTTPS_PROXY", &format!("http://me:planted-4711@{}", refusing.addr()), &args).await);
+    assert!(message.contains(" through the proxy in HTTPS_PROXY: "), "{message}");
+    assert!(!message.contains("planted"), "{message}");
+    let message = failure(&through("ALL_PROXY", "socks5://me:planted-4711@proxy.example", &args).await);
+    assert!(message.contains("ALL_PROXY: its value (not shown) must be http://HOST:PORT"), "{message}");
 }
 
 #[tokio::test]

@@ -113,8 +113,8 @@ async fn cross_site_change_with_cookie_is_403() {
     let reply = relay.fetch(forged).await.with_status(403);
     assert!(reply.text().contains("x-modelrelay-dashboard"), "{}", reply.text());
     assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));
-    let ours = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
-    let _ = relay.fetch(ours).await.with_status(201);
+    let request = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
+    let _ = relay.fetch(request).await.with_status(201);
 }
 
 #[tokio::test]
@@ -133,8 +133,8 @@ async fn cross_site_login_and_logout_are_403() {
 async fn token_guesses_are_always_audited() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
     // The validity of a token is not revealed where attempts are not counted.
-    let asked = Request::get("/dashboard/session").bearer(ADMIN_TOKEN);
-    assert_eq!(relay.fetch(asked).await.with_status(200).json()["logged_in"], false);
+    let request = Request::get("/dashboard/session").bearer(ADMIN_TOKEN);
+    assert_eq!(relay.fetch(request).await.with_status(200).json()["logged_in"], false);
     // A cookie signed with a guess is treated as a login attempt.
     let guessed = "modelrelay_session=9999999999.00.0000000000000000000000000000000000000000000000000000000000000000";
     let _ = relay.fetch(Request::get("/admin/stats").header("cookie", guessed)).await.with_status(403);
@@ -244,11 +244,11 @@ async fn slots_are_shown_with_state_and_target() {
     worker.register_slots1(&["m", "n"], &[gpu]).await;
     let mut stream = Live::open(&relay, &cookie(&relay).await).await;
     let snapshot = stream.next("snapshot").await;
-    let seen = &snapshot["workers"][0]["slots"][0];
-    assert_eq!((&seen["id"], &seen["state"], &seen["target"]), (&json!("gpu0"), &json!("loading"), &json!("m")));
-    let (now, eta) = (snapshot["at"].as_u64().unwrap(), seen["eta"].as_u64().unwrap());
+    let shown = &snapshot["workers"][0]["slots"][0];
+    assert_eq!((&shown["id"], &shown["state"], &shown["target"]), (&json!("gpu0"), &json!("loading"), &json!("m")));
+    let (now, eta) = (snapshot["at"].as_u64().unwrap(), shown["eta"].as_u64().unwrap());
     assert!((now..now + 10_000).contains(&eta), "{now} {eta}");
-    assert_eq!(seen["models"].as_array().map(Vec::len), Some(2));
+    assert_eq!(shown["models"].as_array().map(Vec::len), Some(2));
 }
 
 #[tokio::test]
@@ -263,8 +263,8 @@ async fn event_log_is_independent_of_log_level() {
     let of = |message: &str| journal.iter().find(|entry| entry["message"] == message);
     let registered = of("worker registered").unwrap_or_else(|| panic!("{journal:?}"));
     assert_eq!((&registered["level"], &registered["fields"]["provider"]), (&json!("info"), &json!("local")));
-    assert!(!relay.log().contains("worker registered"), "LOG_LEVEL still counts for the log");
-    assert!(of("request dispatched").is_none(), "there would be nothing else soon");
+    assert!(!relay.log().contains("worker registered"), "LOG_LEVEL must stay in effect for the log");
+    assert!(of("request dispatched").is_none(), "such lines would crowd out all others");
 }
 
 #[tokio::test]
@@ -282,19 +282,19 @@ async fn setup_returns_address_reachable_from_network() {
     let relay = Relay::builder().env("LISTEN_ADDR", "0.0.0.0:0").start().await;
     let port = relay.addr().port();
     // The browser may have come through a tunnel.
-    let asked = |cookie: &str| as_page("GET", "/admin/setup", cookie).header("host", "localhost:9999");
-    let setup = relay.fetch(asked(&cookie(&relay).await)).await.with_status(200).json();
+    let request = |cookie: &str| as_page("GET", "/admin/setup", cookie).header("host", "localhost:9999");
+    let setup = relay.fetch(request(&cookie(&relay).await)).await.with_status(200).json();
     assert_eq!(setup["relay_url"], "http://localhost:9999");
     // A machine without a network has none.
     if let Some(url) = setup["network_url"].as_str() {
         let address = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address and a port");
         assert!(!SocketAddr::ip(&address).is_loopback() && address.port() == port);
-        TcpStream::connect(address).await.expect("it is listened to");
+        TcpStream::connect(address).await.expect("the address has a listener");
     }
     // A Pod's own address is of no use outside the cluster.
     let relay =
         Relay::builder().env("LISTEN_ADDR", "0.0.0.0:0").env("KUBERNETES_SERVICE_HOST", "10.0.0.1").start().await;
-    let setup = relay.fetch(asked(&cookie(&relay).await)).await.with_status(200).json();
+    let setup = relay.fetch(request(&cookie(&relay).await)).await.with_status(200).json();
     assert_eq!(setup["network_url"], Value::Null);
 }
 
@@ -306,10 +306,10 @@ async fn setup_returns_address_and_worker_secret() {
         relay.fetch(as_page("GET", "/admin/setup", &cookie).header("host", "relay.example")).await.with_status(200);
     let setup = setup.json();
     assert_eq!(setup["relay_url"], "http://relay.example");
-    assert_eq!(setup["network_url"], Value::Null, "it listens for this machine alone");
+    assert_eq!(setup["network_url"], Value::Null, "the relay listens only on loopback");
     assert_eq!(setup["providers"], json!([{ "name": "local", "enabled": true, "has_secret": true }]));
-    let asked = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "local" }).to_string());
-    let reply = relay.fetch(asked).await.with_status(200);
+    let request = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "local" }).to_string());
+    let reply = relay.fetch(request).await.with_status(200);
     assert_eq!(reply.json(), json!({ "provider": "local", "secret": WORKER_SECRET }));
     assert_eq!(reply.header("cache-control").as_deref(), Some("no-store"));
     let audited = r#""action":"secret.show","outcome":"ok","status":200,"subject":"local""#;
@@ -322,8 +322,8 @@ async fn setup_returns_address_and_worker_secret() {
 #[tokio::test]
 async fn provider_without_secret_is_409_naming_setting() {
     let relay = Relay::builder().config("providers:\n- name: local\n").start().await;
-    let asked = Request::post("/admin/setup/secret", &json!({ "provider": "local" })).bearer(ADMIN_TOKEN);
-    let reply = relay.fetch(asked).await.with_status(409);
+    let request = Request::post("/admin/setup/secret", &json!({ "provider": "local" })).bearer(ADMIN_TOKEN);
+    let reply = relay.fetch(request).await.with_status(409);
     assert!(reply.text().contains("workerSecrets in relay.yaml"), "{}", reply.text());
 }
 

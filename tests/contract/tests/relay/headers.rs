@@ -112,9 +112,9 @@ async fn admin_token_is_not_forwarded() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for scheme in ["Bearer ", "Bearer\t", "bearer  ", "Token ", "", "Bearer sk-other, Bearer "] {
-        let asked = chat("m").header("authorization", format!("{scheme}{ADMIN_TOKEN}"));
-        let job = job_of(&relay, &mut worker, asked).await;
-        assert_eq!(job.header("authorization"), None, "a secret of the relay went to a worker behind {scheme:?}");
+        let request = chat("m").header("authorization", format!("{scheme}{ADMIN_TOKEN}"));
+        let job = job_of(&relay, &mut worker, request).await;
+        assert_eq!(job.header("authorization"), None, "a worker received a secret of the relay after {scheme:?}");
     }
 }
 
@@ -211,15 +211,15 @@ async fn invalid_request_id_is_replaced() {
 async fn every_response_carries_unique_ids() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 2).await;
-    let mut seen = std::collections::HashSet::new();
+    let mut ids = std::collections::HashSet::new();
     for request in [Request::get("/v1/models"), Request::get("/nope"), Request::get("/health"), chat("")] {
-        assert!(seen.insert(check_ids(&relay.fetch(request).await)), "an id came twice");
+        assert!(ids.insert(check_ids(&relay.fetch(request).await)), "an id was used twice");
     }
     let pending = relay.begin(chat_stream("m"));
     let job = worker.expect_request().await;
     worker.start_stream(&job, "data: 1\n\n").await;
     worker.end_stream(&job).await;
-    assert!(seen.insert(check_ids(&pending.reply().await)), "an id came twice");
+    assert!(ids.insert(check_ids(&pending.reply().await)), "an id was used twice");
 }
 
 #[tokio::test]

@@ -72,21 +72,21 @@ async fn concurrent_writes_of_relays_lose_no_key() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());
     let (one, other) = tokio::join!(relay_in(&kubernetes, &here).start(), relay_in(&kubernetes, &there).start());
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for round in 0..6 {
         for (relay, which) in [(&one, "one"), (&other, "other")] {
             let body = json!({ "name": format!("{which}-{round}") });
             let request = Request::post("/admin/keys", &body).bearer(modelrelay_harness::relay::ADMIN_TOKEN);
-            asked.push(relay.begin(request));
+            requests.push(relay.begin(request));
         }
     }
-    for answer in asked {
+    for answer in requests {
         let _ = answer.reply().await.with_status(201);
     }
     assert_eq!(kubernetes.keys().len(), 12);
     for (relay, mount) in [(&one, &here), (&other, &there)] {
         mount.sync(&kubernetes);
-        relay.eventually("all keys are known", || async { names(relay).await.len() == 12 }).await;
+        relay.eventually("all keys are accepted", || async { names(relay).await.len() == 12 }).await;
     }
 }
 
@@ -112,9 +112,9 @@ async fn keys_survive_restart_through_mount_alone() {
     assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
     mount.sync(&kubernetes);
     let relay = relay.restart().await;
-    let asked = kubernetes.reads();
+    let reads = kubernetes.reads();
     assert!(admits(&relay, &kept).await && !admits(&relay, &revoked).await);
-    assert_eq!(kubernetes.reads(), asked, "the API server was asked");
+    assert_eq!(kubernetes.reads(), reads, "the API server received a request");
 }
 
 #[tokio::test]
@@ -136,9 +136,9 @@ async fn outdated_mount_removes_no_fresh_key() {
     let (_, first) = new_key(&relay, "first").await;
     let behind = kubernetes.data().expect("a Secret");
     let (_, second) = new_key(&relay, "second").await;
-    let asked = kubernetes.reads();
+    let reads = kubernetes.reads();
     mount.show(&behind);
-    relay.eventually("the relay asks which keys there are", || async { kubernetes.reads() > asked }).await;
+    relay.eventually("the relay lists the keys", || async { kubernetes.reads() > reads }).await;
     assert!(admits(&relay, &first).await && admits(&relay, &second).await);
     assert_eq!(names(&relay).await, ["first", "second"]);
 }

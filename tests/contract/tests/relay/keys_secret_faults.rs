@@ -62,10 +62,10 @@ async fn rotated_account_token_is_used_at_once() {
     // The server is ahead of the kubelet for a moment.
     kubernetes.expect_token("service-account-token-3");
     let refused = kubernetes.refusals();
-    let asked = relay.begin(Request::post("/admin/keys", &json!({"name": "third"})).bearer(ADMIN_TOKEN));
+    let request = relay.begin(Request::post("/admin/keys", &json!({"name": "third"})).bearer(ADMIN_TOKEN));
     relay.eventually("the old token is refused", || async { kubernetes.refusals() > refused }).await;
     kubernetes.rotate_token("service-account-token-3");
-    let _ = asked.reply().await.with_status(201);
+    let _ = request.reply().await.with_status(201);
     assert_eq!(names(&relay).await, ["first", "second", "third"]);
     assert!(!relay.log().contains("service-account-token"), "{}", relay.log().dump());
 }
@@ -134,8 +134,8 @@ async fn server_of_another_authority_receives_no_token() {
     let relay = relay_in(&kubernetes, &mount);
     let (_, port) = stranger.variables(&mount).swap_remove(1);
     let relay = relay.env("KUBERNETES_SERVICE_PORT", &port).start().await;
-    let asked = relay.begin(Request::post("/admin/keys", &json!({"name": "k"})).bearer(ADMIN_TOKEN));
-    let reply = asked.reply().await;
+    let request = relay.begin(Request::post("/admin/keys", &json!({"name": "k"})).bearer(ADMIN_TOKEN));
+    let reply = request.reply().await;
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert!(reply.text().contains("certificate"), "{}", reply.text());
     assert_eq!((stranger.reads(), stranger.refusals()), (0, 0), "a request reached the stranger");

@@ -22,7 +22,7 @@ async fn is_let_through(body: &[u8]) {
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(post_bytes(PATH, body));
     let job = worker.expect_request().await;
-    assert!(job.body == body, "the body changed on its way");
+    assert!(job.body == body, "the body was changed");
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
 }

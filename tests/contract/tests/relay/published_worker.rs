@@ -100,7 +100,7 @@ async fn held_bytes_pass_when_no_status_comes() {
     worker.chunk(&job.id, "neither event nor error").await;
     let mut response = pending.response().await;
     response.read_until("neither").await;
-    assert!(start.elapsed() >= Duration::from_secs(4), "it was not held");
+    assert!(start.elapsed() >= Duration::from_secs(4), "the bytes were not held");
     assert_eq!(response.status, 200);
 }
 

@@ -227,7 +227,7 @@ async fn cold_timeout_applies_while_model_is_unserved() {
     relay.wait_for_queue_depth("local", 1).await;
     let warm = relay.fetch(chat_for_busy_worker(&relay).await).await;
     assert_eq!(warm.status, 504);
-    assert!(!pending.is_answered(), "the cold clock ran as fast as the warm one");
+    assert!(!pending.is_answered(), "the timeout of a cold model ended as early as that of a loaded one");
     let mut worker = relay.worker(&["m"], 1).await;
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;

@@ -268,7 +268,7 @@ async fn broken_json_body_is_aborted_after_first_byte() {
     worker.vanish();
     let reply = response.read_to_end().await;
     assert!(reply.aborted);
-    assert_eq!(reply.text(), "{\"half\":", "nothing is added to a body that is no event stream");
+    assert_eq!(reply.text(), "{\"half\":", "a body that is no event stream must not be extended");
 }
 
 #[tokio::test]

@@ -108,7 +108,7 @@ async fn multipart_request_is_routed_by_model_field() {
     let job = worker.expect_request().await;
     assert_eq!(job.path(), "/v1/audio/transcriptions");
     assert_eq!(job.header("content-type"), Some("multipart/form-data; boundary=XyZ"));
-    assert!(job.body == body, "the multipart body changed on its way");
+    assert!(job.body == body, "the multipart body was changed");
     worker.answer(&job, &json!({"text": "hello"})).await;
     let _ = pending.reply().await.with_status(200);
 }

@@ -174,7 +174,7 @@ async fn severed_stream_ends_with_error_frame() {
         worker.fail(&job.id, "severed_by_swap", "the model was swapped out").await;
         let reply = response.read_to_end().await;
         let text = reply.broken_stream();
-        let frame = text.strip_prefix("data: {\"x\":1}\n\n").expect("what had come stays");
+        let frame = text.strip_prefix("data: {\"x\":1}\n\n").expect("the received frame stays");
         let (event, data) = frame.split_once("data: ").expect("an error frame");
         let data: serde_json::Value = serde_json::from_str(data.trim()).expect("JSON");
         if event.is_empty() {
@@ -249,7 +249,7 @@ async fn invalid_slots_are_refused_without_harm() {
     assert!(logged.contains("65 slots"), "with the reason: {logged}");
     worker.send_slots(&[slot("", "empty", &["a"])]).await;
     worker.expect_quiet().await;
-    assert_eq!(relay.log().count_of("invalid slot report"), 1, "once a minute, however often they come");
+    assert_eq!(relay.log().count_of("invalid slot report"), 1, "invalid reports must be logged once a minute");
     worker.open_gates(&[("a", 4)]).await;
     let pending = relay.begin(chat("a"));
     let job = worker.expect_request().await;

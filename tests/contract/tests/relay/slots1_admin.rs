@@ -27,20 +27,20 @@ async fn operation(relay: &Relay, id: &str) -> Value {
 async fn slots_are_listed_as_reported() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
-    let said = failed(slot("gpu0", "empty", &["a", "b"]), "b", "insufficient_memory", "needs 24 GiB", 4_000);
-    worker.register_slots1(&["a", "b"], std::slice::from_ref(&said)).await;
+    let reported = failed(slot("gpu0", "empty", &["a", "b"]), "b", "insufficient_memory", "needs 24 GiB", 4_000);
+    worker.register_slots1(&["a", "b"], std::slice::from_ref(&reported)).await;
     let _plain = relay.worker(&["a"], 1).await;
     let workers = relay.workers().await;
     let listed = &workers[0]["slots"][0];
     for name in ["id", "state", "resident", "target", "generation", "wanted"] {
-        assert_eq!(listed[name], said[name], "{name} in {listed}");
+        assert_eq!(listed[name], reported[name], "{name} in {listed}");
     }
     assert_eq!((&listed["models"][0]["id"], &listed["models"][0]["capacity"]), (&json!("a"), &json!(4)));
     for (name, value) in [("status", "failed"), ("code", "insufficient_memory"), ("message", "needs 24 GiB")] {
         assert_eq!(listed["models"][1][name], value, "{listed}");
     }
     assert!(listed["models"][1]["retry_ms"].as_u64().is_some_and(|left| left <= 4_000), "{listed}");
-    assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has none");
+    assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has no slots");
     worker.send_slots(&[slot("gpu7", "loading", &["a"])]).await;
     worker.expect_quiet().await;
     assert_eq!(relay.workers().await[0]["slots"][0]["id"], "gpu7");
@@ -66,9 +66,9 @@ async fn state_lists_location_of_each_model() {
         |model: &Value| json!([model["workers"], model["open_workers"], model["asked_worker"], model["residency"]]);
     assert_eq!(picked(&models[0]), json!([1, 1, null, here("resident", true)]), "{models}");
     assert_eq!(picked(&models[1]), json!([1, 0, worker.worker_id, here("sleeping", false)]), "{models}");
-    let told = &state["providers"][0]["workers"][0];
-    assert_eq!(told["gates"], json!([{"id": "a", "slots": 3, "others": 0, "capacity": 4}]), "{told}");
-    assert_eq!(told["slots"][0]["id"], "gpu0");
+    let entry = &state["providers"][0]["workers"][0];
+    assert_eq!(entry["gates"], json!([{"id": "a", "slots": 3, "others": 0, "capacity": 4}]), "{entry}");
+    assert_eq!(entry["slots"][0]["id"], "gpu0");
 }
 
 /// Programs with a bounded buffer read it every few seconds.
@@ -76,8 +76,8 @@ async fn state_lists_location_of_each_model() {
 async fn state_omits_messages_and_residency_by_default() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;
-    let said = failed(slot("gpu0", "empty", &["a"]), "a", "insufficient_memory", &"x".repeat(900), 4_000);
-    worker.register_slots1(&["a"], &[said]).await;
+    let reported = failed(slot("gpu0", "empty", &["a"]), "a", "insufficient_memory", &"x".repeat(900), 4_000);
+    worker.register_slots1(&["a"], &[reported]).await;
     let state = relay.admin_json("/admin/state").await;
     let provider = &state["providers"][0];
     let model = &provider["workers"][0]["slots"][0]["models"][0];
@@ -95,37 +95,37 @@ async fn last_failure_of_slot_outlives_its_back_off() {
     let instance = new_instance_id();
     let empty = slot("gpu0", "empty", &["a", "b"]);
     worker.register_with(slots1_registration(&["a", "b"], std::slice::from_ref(&empty), &instance)).await;
-    let told = async |path: &str| {
+    let last_failure = async |path: &str| {
         let state = relay.admin_json(path).await;
         let workers = if path == "/admin/state" { &state["providers"][0]["workers"] } else { &state["workers"] };
         workers.as_array().and_then(|all| all.last()).expect("a worker")["slots"][0]["last_failure"].clone()
     };
-    assert_eq!(told("/admin/state").await, json!(null));
+    assert_eq!(last_failure("/admin/state").await, json!(null));
     let words = "x".repeat(900);
     let backoff = failed(slot("gpu0", "backoff", &["a", "b"]), "b", "insufficient_memory", &words, 2_000);
     worker.send_slots(&[backoff]).await;
     worker.send_slots(std::slice::from_ref(&empty)).await;
     worker.expect_quiet().await;
-    let failure = told("/admin/state").await;
+    let failure = last_failure("/admin/state").await;
     assert_eq!((&failure["model"], &failure["code"]), (&json!("b"), &json!("insufficient_memory")), "{failure}");
     assert_eq!(failure["message"], json!("x".repeat(256)), "one for each slot, and bounded");
     assert!(failure["age_ms"].is_u64(), "{failure}");
-    assert_eq!(told("/admin/workers").await["message"], json!(words), "people may read all of it");
+    assert_eq!(last_failure("/admin/workers").await["message"], json!(words), "admins must receive the whole message");
 
     // Another link of the same worker knows it too.
     let mut newer = relay.dial().open().await;
     newer.register_with(slots1_registration(&["a", "b"], std::slice::from_ref(&empty), &instance)).await;
     newer.expect_quiet().await;
-    assert_eq!(told("/admin/state").await["model"], "b");
+    assert_eq!(last_failure("/admin/state").await["model"], "b");
     let mut ready = empty.clone();
     (ready["state"], ready["resident"]) = (json!("ready"), json!("a"));
     newer.send_slots(std::slice::from_ref(&ready)).await;
     newer.expect_quiet().await;
-    assert_eq!(told("/admin/state").await["model"], "b", "another model is resident");
+    assert_eq!(last_failure("/admin/state").await["model"], "b", "another model is resident");
     ready["resident"] = json!("b");
     newer.send_slots(&[ready]).await;
     newer.expect_quiet().await;
-    assert_eq!(told("/admin/state").await, json!(null));
+    assert_eq!(last_failure("/admin/state").await, json!(null));
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn disconnect_of_worker_ends_its_orders() {
     let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
     worker.expect("command").await;
     worker.vanish();
-    relay.eventually("the order has ended", || async { operation(&relay, &op).await["done"] == true }).await;
+    relay.eventually("the operation is done", || async { operation(&relay, &op).await["done"] == true }).await;
     let ended = operation(&relay, &op).await;
     assert_eq!(ended["ok"], false);
     assert!(ended["error"].as_str().is_some_and(|error| error.contains("disconnected")), "{ended}");
@@ -281,10 +281,10 @@ async fn orders_need_admin_token() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
     let here = target(&worker.worker_id);
-    let nobody = target("nobody");
+    let unknown = target("nobody");
     let load = r#"{"command":"load","model":"a"}"#;
     // An unauthorized client learns neither which workers exist nor the format of a command.
-    for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&nobody, load)] {
+    for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&unknown, load)] {
         let reply = relay.fetch(Request::new("POST", to).bearer("wrong").body(body)).await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (403, &json!("forbidden")), "{to} {body}");
     }

@@ -58,7 +58,7 @@ async fn failed_load_tries_another_worker_then_ends_requests() {
             openai_error(&reply, 503, "service_unavailable_error", "backend_unavailable")
         };
         assert!(message.contains("no such file"), "{message}");
-        assert_eq!(reply.header("retry-after").as_deref(), Some("4"), "when the first of them tries again");
+        assert_eq!(reply.header("retry-after").as_deref(), Some("4"), "the earliest retry time");
     }
     let again = relay.fetch(chat("a")).await;
     openai_error(&again, 503, "service_unavailable_error", "backend_unavailable");
@@ -154,16 +154,16 @@ async fn relays_sharing_workers_choose_same_worker() {
     }
     let mut last_of = [None; 3];
     for model in models {
-        let mut asked = Vec::new();
+        let mut assigned = Vec::new();
         for (number, relay) in relays.iter().enumerate() {
             let state = relay.admin_json("/admin/state").await;
             let listed = state["providers"][0]["models"].as_array().expect("models").clone();
             let entry = listed.into_iter().find(|entry| entry["id"] == model).expect("the model is listed");
-            let id = entry["asked_worker"].as_str().expect("somebody is asked").to_owned();
-            asked.push(links.iter().position(|pair| pair[number].worker_id == id).expect("one of the workers"));
+            let id = entry["asked_worker"].as_str().expect("a worker is assigned").to_owned();
+            assigned.push(links.iter().position(|pair| pair[number].worker_id == id).expect("one of the workers"));
         }
-        assert_eq!(asked[0], asked[1], "model {model}");
-        last_of[asked[0]] = Some(model);
+        assert_eq!(assigned[0], assigned[1], "model {model}");
+        last_of[assigned[0]] = Some(model);
     }
     for (pair, last) in links.iter_mut().zip(last_of) {
         for link in pair {

@@ -24,7 +24,7 @@ async fn send_until_credit_ends(worker: &mut FakeWorker, job: &Job) -> u64 {
         }
         worker.pieces(job, &piece).await;
         sent += size;
-        assert!(sent < 64 << 20, "credit without end for a client that reads nothing");
+        assert!(sent < 64 << 20, "unlimited credit for a client that does not read");
     }
 }
 
@@ -38,7 +38,7 @@ async fn stalled_client_stops_only_its_own_stream() {
     let response = slow.response().await;
     // The kernel's buffers come on top of what the relay may hold, and are no sign of a client that reads fast.
     let sent = send_until_credit_ends(&mut worker, &slow_job).await;
-    assert!(sent <= 1 << 20, "{sent} bytes were taken for a client that reads nothing");
+    assert!(sent <= 1 << 20, "{sent} bytes were accepted for a client that does not read");
     let quick = relay.begin(chat_stream("m"));
     let quick_job = worker.expect_request().await;
     worker.start_stream(&quick_job, "data: 1\n\n").await;
@@ -178,7 +178,7 @@ async fn many_unfinished_uploads_are_refused_rather_than_held() {
     }
     // The budget is for ten, and most of the rest is enough.
     for _ in 0..4 {
-        let (_raw, head) = heads.join_next().await.expect("sixteen uploads").expect("an answer");
+        let (_raw, head) = heads.join_next().await.expect("sixteen uploads").expect("a response");
         assert!(head.starts_with("HTTP/1.1 503"), "{head}");
     }
     heads.shutdown().await;

@@ -150,7 +150,7 @@ async fn five_failures_lock_out_address() {
     assert_eq!(reply.status, 429);
     check_retry_after(&reply);
     let plain = relay.fetch(relay.dial().secret("wrong").request()).await;
-    assert!([400, 426].contains(&plain.status), "the handshake is looked at first");
+    assert!([400, 426].contains(&plain.status), "the handshake must be checked first");
 }
 
 #[tokio::test]

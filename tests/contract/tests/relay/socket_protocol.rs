@@ -18,7 +18,7 @@ async fn pong_to_periodic_ping_updates_load() {
     let mut worker = relay.worker(&["m"], 9).await;
     for load in 1..=2 {
         let frame = worker.recv().await;
-        let Frame::Json(ping) = frame else { panic!("awaited a ping, got {frame:?}") };
+        let Frame::Json(ping) = frame else { panic!("expected a ping, got {frame:?}") };
         assert_eq!(ping["type"], "ping");
         assert!(ping["timestamp_unix_ms"].is_u64(), "{ping}");
         worker.report_load(load).await;
@@ -33,7 +33,7 @@ async fn pings_are_sent_during_constant_traffic() {
     let relay = quick_hearted().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(crate::support::chat_stream("m"));
-    let Frame::Json(request) = worker.recv().await else { panic!("awaited the request") };
+    let Frame::Json(request) = worker.recv().await else { panic!("expected the request") };
     let id = request["request_id"].as_str().expect("an id").to_owned();
     let mut response = None;
     let mut pending = Some(pending);
@@ -174,7 +174,7 @@ async fn worker_links_use_up_listener_connections() {
     let mut third = RawConnection::open(relay.addr(), relay.log()).await;
     third.write("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     tokio::select! {
-        early = third.read_head() => panic!("a third connection was served beside two: {early:?}"),
+        early = third.read_head() => panic!("a third connection was served in addition to two: {early:?}"),
         () = other_listener_answers(&relay, None) => {}
     }
     leaving.vanish();

@@ -76,7 +76,7 @@ async fn event_of_one_megabyte_passes() {
     let event = format!("data: {}\n\n", "e".repeat(1 << 20));
     worker.start_stream(&job, &event).await;
     worker.end_stream(&job).await;
-    assert!(pending.reply().await.text() == event, "the event changed on its way");
+    assert!(pending.reply().await.text() == event, "the event was changed");
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn stream_over_size_limit_ends_with_error() {
     }
     let reply = pending.reply().await;
     assert!(reply.broken_stream().contains("response_too_large"), "another error");
-    assert!(reply.body.len() < 12_000, "{} bytes came", reply.body.len());
+    assert!(reply.body.len() < 12_000, "received {} bytes", reply.body.len());
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
 }
 

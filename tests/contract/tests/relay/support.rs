@@ -87,7 +87,7 @@ pub(crate) fn anthropic_error(reply: &Reply, status: u16, kind: &str) -> String 
 
 /// Checks that both request id headers are present and equal.
 pub(crate) fn check_ids(reply: &Reply) -> String {
-    let id = reply.header("x-request-id").expect("x-request-id on every answer");
+    let id = reply.header("x-request-id").expect("x-request-id on every response");
     assert_eq!(reply.headers.all("x-request-id").len(), 1);
     assert_eq!(reply.headers.all("request-id"), std::slice::from_ref(&id), "both ids are the same");
     assert!(!id.is_empty() && id.len() <= 128);

@@ -160,7 +160,7 @@ async fn requeue_does_not_restart_request_timeout() {
     assert_eq!(second.expect_cancel(&job.id).await["reason"], "timeout");
     assert_eq!(pending.reply().await.status, 504);
     let took = start.elapsed();
-    assert!(took < Duration::from_millis(5500), "the timeout began anew: {took:?}");
+    assert!(took < Duration::from_millis(5500), "the timeout was restarted: {took:?}");
 }
 
 #[tokio::test]

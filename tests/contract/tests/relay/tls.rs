@@ -48,7 +48,7 @@ async fn alpn_negotiates_http_1_1_only() {
         Request::get("/livez").over_tls(Some(client.into())).is_answered_at(relay.addr(), relay.log())
     };
     assert!(offering(&["h2", "http/1.1"]).await);
-    assert!(!offering(&["h2"]).await, "nobody speaks HTTP/2 here");
+    assert!(!offering(&["h2"]).await, "the relay must not offer HTTP/2");
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn failed_or_missing_handshake_affects_no_others() {
     assert_eq!(relay.get("/livez").await.status, 200);
     assert_eq!(silent.read_to_end_within(Duration::from_secs(20)).await, "");
     let took = begun.elapsed();
-    assert!(took > Duration::from_secs(9), "gone after {took:?}");
+    assert!(took > Duration::from_secs(9), "closed after {took:?}");
     relay.log().wait_for_line("TLS handshake timed out").await;
 }
 
@@ -129,15 +129,15 @@ async fn broken_renewal_keeps_old_certificate_and_is_reported() {
         (old.certificate(), "secret-nonsense".to_owned(), [KEY, "no PEM private key"]),
     ] {
         replace(&relay, &certificate, &key);
-        let seen =
+        let is_reported =
             || async { error_of(&relay).await.as_str().is_some_and(|why| parts.iter().all(|it| why.contains(it))) };
-        relay.eventually(&format!("{parts:?} in /readyz"), seen).await;
+        relay.eventually(&format!("{parts:?} in /readyz"), is_reported).await;
         assert_eq!(relay.metric("modelrelay_tls_last_reload_successful").await, 0.0);
         // /readyz may be ahead of the log lines in the pipe.
-        let said =
+        let logged =
             |line: &str| (line.contains("keeping previous certificate") && line.contains(parts[1])).then_some(());
-        relay.log().wait_for("a line that says so", said).await;
-        assert!(is_trusted_by(&relay, &old).await, "the old one does not count");
+        relay.log().wait_for("a line that reports it", logged).await;
+        assert!(is_trusted_by(&relay, &old).await, "the relay must keep the previous certificate");
     }
     assert!(!relay.log().contains("secret-nonsense"), "{}", relay.log().dump());
     replace(&relay, &old.certificate(), &old.key());
@@ -156,7 +156,7 @@ async fn certificate_expiry_is_exported_as_metric() {
     let ends = relay.metric("modelrelay_tls_certificate_expiry_timestamp_seconds").await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let days = (ends - now) / 86_400.0;
-    assert!((1.9..=2.0).contains(&days), "it was made for two days, and ends in {days}");
+    assert!((1.9..=2.0).contains(&days), "the certificate is valid for two days, but {days} are reported");
     let plain = Relay::start().await;
     let metrics = plain.admin("GET", "/metrics").await.text();
     assert!(!metrics.contains("modelrelay_tls_"), "a certificate that is not there would raise an alarm");

@@ -13,14 +13,14 @@ async fn other_worker_error_is_502_with_its_message() {
         for code in ["response_too_large", "bad_path", "something_new"] {
             let pending = relay.begin(chat("m"));
             let job = worker.expect_request().await;
-            worker.fail(&job.id, code, "what went wrong").await;
+            worker.fail(&job.id, code, "the reason").await;
             let message = openai_error(&pending.reply().await, 502, "server_error", code);
-            assert_eq!(message, "what went wrong");
+            assert_eq!(message, "the reason");
         }
         let pending = relay.begin(messages("m"));
         let job = worker.expect_request().await;
-        worker.fail(&job.id, "bad_path", "what went wrong").await;
-        assert_eq!(anthropic_error(&pending.reply().await, 502, "api_error"), "what went wrong");
+        worker.fail(&job.id, "bad_path", "the reason").await;
+        assert_eq!(anthropic_error(&pending.reply().await, 502, "api_error"), "the reason");
     }
 }
 
@@ -30,7 +30,7 @@ async fn error_without_request_id_is_harmless() {
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = worker.expect_request().await;
-    worker.send(&json!({"type": "error", "code": "odd", "message": "just saying"})).await;
+    worker.send(&json!({"type": "error", "code": "odd", "message": "unknown"})).await;
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
 }

@@ -186,7 +186,7 @@ async fn revoked_token_drains_and_closes_its_workers() {
     kubernetes.revoke(&token);
     assert_eq!(gone.expect("graceful_shutdown").await["drain_timeout_secs"], 30);
     assert_eq!(gone.expect_close().await, (1008, "worker authentication failed".to_owned()));
-    assert_eq!(relay.dial().token(&token).refused().await.status, 401, "what is known of it is not older than that");
+    assert_eq!(relay.dial().token(&token).refused().await.status, 401, "a cached review must expire by then");
     stays.expect_quiet().await;
 }
 

@@ -55,9 +55,9 @@ async fn missing_permission_is_reported_with_its_remedy() {
     for _ in 0..3 {
         assert_eq!(relay.dial().token(&token).refused().await.status, 503);
     }
-    let told = error(&relay).await;
-    let told = told.as_str().expect("an error");
-    assert!(told.contains("ClusterRole") && told.contains("create") && told.contains("tokenreviews"), "{told}");
+    let reason = error(&relay).await;
+    let reason = reason.as_str().expect("an error");
+    assert!(reason.contains("ClusterRole") && reason.contains("create") && reason.contains("tokenreviews"), "{reason}");
     assert_eq!(relay.log().count_of("cannot review worker tokens"), 1, "{}", relay.log().dump());
     // The rejected worker learns nothing of that.
     kubernetes.fail_reviews(&[Fault::Status(403, "tokenreviews is forbidden")]);
@@ -72,8 +72,8 @@ async fn connected_worker_stays_while_reviews_fail() {
     let mut worker = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, 2)).open().await;
     worker.register(&["m"], 1).await;
     kubernetes.fail_reviews(&vec![Fault::Status(503, "away"); 60]);
-    let asked = kubernetes.reviewed().len();
-    relay.eventually("many reviews went wrong", || async { kubernetes.reviewed().len() >= asked + 60 }).await;
+    let reviews = kubernetes.reviewed().len();
+    relay.eventually("many reviews have failed", || async { kubernetes.reviewed().len() >= reviews + 60 }).await;
     assert_eq!(relay.log().count_of("graceful shutdown"), 0, "{}", relay.log().dump());
     assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
 }
@@ -92,7 +92,7 @@ async fn shared_token_is_reviewed_once() {
     relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
     drop(held);
     while let Some(worker) = dials.join_next().await {
-        worker.expect("let in").register(&["m"], 1).await;
+        worker.expect("the worker is accepted").register(&["m"], 1).await;
     }
     assert_eq!(kubernetes.reviewed(), std::slice::from_ref(&token));
     // A returning fleet causes no further reviews either.
@@ -113,14 +113,14 @@ async fn invalid_token_flood_does_not_block_valid_token() {
     for number in 100..300 {
         flood.spawn(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused());
     }
-    let one = flood.join_next().await.expect("a flood").expect("an answer");
-    assert_eq!(one.status, 503, "the lane of those who failed often is full");
+    let one = flood.join_next().await.expect("a flood").expect("a response");
+    assert_eq!(one.status, 503, "the queue of addresses with many failures must be full");
     relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
     let good = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).header("x-forwarded-for", "203.0.113.1");
     let good = tokio::spawn(good.open());
-    relay.eventually("a review of its own", || async { kubernetes.waiting_reviews() == 2 }).await;
+    relay.eventually("a separate review", || async { kubernetes.waiting_reviews() == 2 }).await;
     drop(held);
-    good.await.expect("let in").register(&["m"], 1).await;
+    good.await.expect("the worker is accepted").register(&["m"], 1).await;
     let mut statuses: Vec<u16> = flood.join_all().await.iter().map(|reply| reply.status).collect();
     statuses.sort_unstable();
     assert!(statuses.iter().all(|status| [429, 503].contains(status)), "{statuses:?}");
@@ -155,6 +155,6 @@ async fn disconnect_of_worker_does_not_cancel_shared_review() {
     first.abort();
     let _ = first.await;
     drop(held);
-    second.await.expect("let in").register(&["m"], 1).await;
+    second.await.expect("the worker is accepted").register(&["m"], 1).await;
     assert_eq!(kubernetes.reviewed().len(), 1);
 }

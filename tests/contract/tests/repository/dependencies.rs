@@ -55,7 +55,7 @@ fn every_non_obvious_dependency_has_its_reason() {
         .filter(|(name, reason)| !reason && !OBVIOUS.contains(&name.as_str()) && !name.starts_with("modelrelay-"))
         .map(|(name, _)| name)
         .collect();
-    assert!(silent.is_empty(), "Cargo.toml does not say what they are for: {silent:?}");
+    assert!(silent.is_empty(), "Cargo.toml does not state the purpose of: {silent:?}");
 }
 
 fn root() -> PathBuf {

@@ -12,8 +12,8 @@ fn help_into_closed_pipe_succeeds() {
             drop(reader);
             let mut command = Command::new(path_of(program));
             let ended = command.args(words).stdin(Stdio::null()).stdout(writer).output().expect("it runs");
-            let said = String::from_utf8_lossy(&ended.stderr);
-            assert!(ended.status.success() && said.is_empty(), "{program} {words:?}: {}: {said}", ended.status);
+            let output = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success() && output.is_empty(), "{program} {words:?}: {}: {output}", ended.status);
         }
     }
 }
@@ -25,7 +25,7 @@ fn printed(program: &str, args: &[&str]) -> String {
     let mut command = Command::new(path_of(program));
     let ended = command.env_clear().args(args).stdin(Stdio::null()).output().expect("it runs");
     assert!(ended.status.success() && ended.stderr.is_empty(), "{program} {args:?}: {ended:?}");
-    String::from_utf8(ended.stdout).expect("it writes text")
+    String::from_utf8(ended.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the words that bash would propose.
@@ -46,7 +46,7 @@ fn proposed(program: &str, words: &[&str]) -> Vec<String> {
 fn bash_completes_commands_and_flags() {
     assert_eq!(proposed("modelrelay-worker", &["con"]), ["connect", "convert"]);
     assert_eq!(proposed("modelrelay-worker", &["connect", "--worker-n"]), ["--worker-name"]);
-    assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "what the help hides is not proposed");
+    assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "a hidden command must not be completed");
     assert_eq!(proposed("modelrelay-relay", &["keys", "cr"]), ["create"]);
     assert_eq!(proposed("modelrelay", &["worker", "con"]), ["connect", "convert"]);
     assert_eq!(proposed("modelrelay", &["up", "--backend-u"]), ["--backend-url"]);

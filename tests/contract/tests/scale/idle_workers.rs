@@ -44,7 +44,7 @@ async fn idle(mut worker: FakeWorker, heartbeats: Arc<AtomicU32>) {
                 heartbeats.fetch_add(1, Ordering::SeqCst);
             }
             frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
-                panic!("an idle worker got {frame:?}")
+                panic!("an idle worker received {frame:?}")
             }
         }
     }
@@ -138,5 +138,5 @@ async fn thousand_workers_cost_nothing_between_heartbeats() {
     tokio::time::sleep(QUIET).await;
     let (took, cpu) = (start.elapsed(), relay.usage().cpu - first.cpu);
     eprintln!("{cpu:?} in {took:?}");
-    assert!(cpu < QUIET_CPU, "{cpu:?} of processor time in {took:?} of nothing to do");
+    assert!(cpu < QUIET_CPU, "{cpu:?} of processor time in {took:?} while idle");
 }

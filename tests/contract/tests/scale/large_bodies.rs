@@ -79,7 +79,7 @@ impl Traffic {
                     match answer.next_piece().await {
                         Piece::Data(data) => down.down.fetch_add(data.len() as u64, Ordering::Relaxed),
                         Piece::End => break,
-                        Piece::Aborted(error) => panic!("the answer was cut: {error}"),
+                        Piece::Aborted(error) => panic!("the response was truncated: {error}"),
                     };
                 }
             }
@@ -124,14 +124,14 @@ async fn serve(mut backend: FakeBackend, moved: Arc<Moved>, chats: mpsc::Unbound
 async fn take_upload(mut call: Call, moved: Arc<Moved>) {
     let mut total = 0;
     loop {
-        let bytes = call.read_some(1 << 16).await.expect("the upload does not break off");
+        let bytes = call.read_some(1 << 16).await.expect("the upload does not end prematurely");
         if bytes.is_empty() {
             break;
         }
         total += bytes.len();
         moved.up.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
-    assert!(total > UPLOAD_BYTES - 16 && total <= UPLOAD_BYTES, "{total} bytes of the prompt came");
+    assert!(total > UPLOAD_BYTES - 16 && total <= UPLOAD_BYTES, "received {total} bytes of the prompt");
     call.answer_json(200, &json!({})).await;
 }
 
@@ -172,11 +172,11 @@ async fn large_bodies_do_not_delay_neighbour() {
     let mut slowest = Duration::ZERO;
     for _ in 0..ROUNDS {
         traffic.moves(1 << 20).await;
-        let asked = Instant::now();
+        let start = Instant::now();
         let neighbour = stack.relay.begin(Request::post(CHAT_PATH, &json!({"model": "m"})));
         traffic.chat().await.answer_json(200, &json!({"small": true})).await;
         assert_eq!(neighbour.reply().await.with_status(200).json(), json!({"small": true}));
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(start.elapsed());
     }
     eprintln!("the slowest neighbour took {slowest:?}");
     assert!(slowest < AT_ONCE, "a neighbour took {slowest:?}");

@@ -14,8 +14,8 @@ async fn relay_accepts_connections_beyond_soft_file_limit() {
     for _ in 0..200 {
         silent.push(RawConnection::open(relay.addr(), relay.log()).await);
     }
-    let asked = relay.begin(Request::post("/v1/chat/completions", &json!({"model": "m"})));
+    let request = relay.begin(Request::post("/v1/chat/completions", &json!({"model": "m"})));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;
-    let _ = asked.reply().await.with_status(200);
+    let _ = request.reply().await.with_status(200);
 }

@@ -64,7 +64,7 @@ async fn answered(pending: &mut Vec<Pending>, count: usize) -> Vec<Reply> {
         (replies.len() >= count).then_some(())
     });
     let all = all.await;
-    assert!(all.is_some(), "{} of {count} answers came", replies.len());
+    assert!(all.is_some(), "received {} of {count} responses", replies.len());
     replies
 }
 

@@ -52,7 +52,7 @@ async fn quick_run(json: &std::path::Path) -> Output {
     let mut run = Command::new(path_of("modelrelay-bench"));
     run.args(["run", "--quick", "--rounds", "1", "--systems", "direct,modelrelay", "--json"]).arg(json);
     run.arg("--programs").arg(programs.parent().expect("a folder")).kill_on_drop(true);
-    let output = tokio::time::timeout(AT_MOST, run.output()).await.expect("a quick run comes to its end");
+    let output = tokio::time::timeout(AT_MOST, run.output()).await.expect("a quick run ends");
     output.expect("modelrelay-bench is built")
 }
 
@@ -61,11 +61,11 @@ async fn quick_run_reports_every_figure_and_compares_bytes() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("speed.json");
     let output = quick_run(&json).await;
-    let said = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let printed = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{printed}");
     let report: Value = serde_json::from_slice(&std::fs::read(json).expect("the report is written")).expect("JSON");
     let turns = report["turns"].as_array().expect("turns");
-    assert_eq!(turns.len(), 2, "{said}");
+    assert_eq!(turns.len(), 2, "{printed}");
     for (turn, extra) in turns.iter().zip([&[][..], &OURS[..]]) {
         assert_eq!(turn["faults"].as_array().map(Vec::len), Some(0), "{turn}");
         // Each of 345 bytes at least.
@@ -80,9 +80,9 @@ async fn quick_run_reports_every_figure_and_compares_bytes() {
 
 /// Checks that relay and worker have a figure in every cell of their row, and each goal has its own row.
 fn check_table(text: &str) {
-    let ours = text.lines().find(|line| line.starts_with("| **modelrelay**")).unwrap_or_else(|| panic!("{text}"));
-    let cells: Vec<_> = ours.trim_matches('|').split('|').skip(1).map(str::trim).collect();
-    assert!(cells.len() == SHARED.len() + 1 && cells.iter().all(|cell| cell.parse::<f64>().is_ok()), "{ours}");
+    let row = text.lines().find(|line| line.starts_with("| **modelrelay**")).unwrap_or_else(|| panic!("{text}"));
+    let cells: Vec<_> = row.trim_matches('|').split('|').skip(1).map(str::trim).collect();
+    assert!(cells.len() == SHARED.len() + 1 && cells.iter().all(|cell| cell.parse::<f64>().is_ok()), "{row}");
     for goal in 1..=12 {
         assert!(text.lines().any(|line| line.starts_with(&format!("| P{goal} |"))), "P{goal}: {text}");
     }

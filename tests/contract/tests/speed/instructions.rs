@@ -91,22 +91,22 @@ impl Rig {
     async fn requests(&mut self, client: &mut Connection, count: u64) {
         let answer = Answer::new(200, &[("content-type", "application/json")], &vec![b'7'; 345]);
         for _ in 0..count {
-            let asked = client.send(chat(false));
-            let (response, ()) = tokio::join!(asked, async { self.backend.call().await.answer(&answer).await });
+            let request = client.send(chat(false));
+            let (response, ()) = tokio::join!(request, async { self.backend.call().await.answer(&answer).await });
             let reply = response.read_to_end().await;
             assert!(reply.status == 200 && reply.body.len() == 345, "{} {}", reply.status, reply.text());
         }
     }
 
     async fn stream(&mut self, client: &mut Connection, tokens: u64) {
-        let asked = client.send(chat(true));
+        let request = client.send(chat(true));
         let answered = async {
             let mut call = self.backend.call().await;
             call.read_body().await;
             call.start_stream().await;
             call
         };
-        let (mut response, mut call) = tokio::join!(asked, answered);
+        let (mut response, mut call) = tokio::join!(request, answered);
         for number in 0..tokens {
             let token = sse(&format!("{{\"choices\":[{{\"delta\":{{\"content\":\"{number:0>180}\"}}}}]}}"));
             call.chunk(&token).await;
@@ -147,8 +147,8 @@ async fn request_and_token_stay_within_instruction_baseline() {
     }
     let Some(rig) = Rig::start().await else { return };
     let least = rig.work(REQUESTS, TOKENS).await;
-    let more_requests = Rig::start().await.expect("valgrind is here").work(2 * REQUESTS, TOKENS).await;
-    let more_tokens = Rig::start().await.expect("valgrind is here").work(REQUESTS, 2 * TOKENS).await;
+    let more_requests = Rig::start().await.expect("valgrind is installed").work(2 * REQUESTS, TOKENS).await;
+    let more_tokens = Rig::start().await.expect("valgrind is installed").work(REQUESTS, 2 * TOKENS).await;
     let request = least.each(more_requests, REQUESTS);
     let token = least.each(more_tokens, TOKENS);
     let measured = json!({

@@ -18,7 +18,7 @@ async fn quick_run(json: &std::path::Path) -> Output {
     let mut run = Command::new(path_of("modelrelay-bench"));
     run.args(["scale", "--quick", "--json"]).arg(json).arg("--programs").arg(programs.parent().expect("a folder"));
     let output = tokio::time::timeout(AT_MOST, run.kill_on_drop(true).output()).await;
-    output.expect("a quick run comes to its end").expect("modelrelay-bench is built")
+    output.expect("a quick run ends").expect("modelrelay-bench is built")
 }
 
 fn is_absent(report: &Value, part: &str) -> bool {
@@ -38,16 +38,16 @@ async fn quick_run_measures_every_part_and_cleans_up() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("scale.json");
     let output = quick_run(&json).await;
-    let said = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let printed = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{printed}");
     let report: Value = serde_json::from_slice(&std::fs::read(json).expect("the report is written")).expect("JSON");
-    assert_eq!(report["faults"].as_array().map(Vec::len), Some(0), "{said}");
+    assert_eq!(report["faults"].as_array().map(Vec::len), Some(0), "{printed}");
     for absent in report["absent"].as_array().expect("a list") {
         let may_be = MAY_BE_ABSENT.iter().any(|part| absent.as_str().is_some_and(|why| why.starts_with(part)));
         assert!(may_be, "{absent}");
     }
     check_crowds(&report);
-    check_comparisons(&report, &said);
+    check_comparisons(&report, &printed);
     check_namespaces();
 }
 
@@ -67,22 +67,22 @@ fn check_crowds(report: &Value) {
     assert_eq!(queue["late"]["count"], queue["expired"], "{queue}");
 }
 
-fn check_comparisons(report: &Value, said: &str) {
-    assert_eq!(report["throughput"].as_array().map(Vec::len), Some(4), "{said}");
+fn check_comparisons(report: &Value, printed: &str) {
+    assert_eq!(report["throughput"].as_array().map(Vec::len), Some(4), "{printed}");
     let features = report["features"].as_array().expect("a list");
-    assert_eq!(features.len(), if is_absent(report, "TwoRelays") { 6 } else { 7 }, "{said}");
+    assert_eq!(features.len(), if is_absent(report, "TwoRelays") { 6 } else { 7 }, "{printed}");
     for feature in features {
         check_figures(feature, &["alone_p50_ms", "request_micros", "relay_request_micros", "chunk_micros"]);
     }
     let ways = report["network"].as_array().expect("a list");
-    assert_eq!(ways.len(), if is_absent(report, "Network") { 0 } else { 2 }, "{said}");
+    assert_eq!(ways.len(), if is_absent(report, "Network") { 0 } else { 2 }, "{printed}");
     for way in ways {
         check_figures(way, &["alone_p50_ms", "first_p50_ms", "first_p99_ms"]);
         assert!(way["first_events"].as_u64().is_some_and(|events| events >= 32), "{way}");
     }
     let right = report["right"].as_u64().unwrap_or(0);
     // Each of 345 bytes at least.
-    assert!(right > 100 && report["bytes"].as_u64().is_some_and(|bytes| bytes > right * 345), "{said}");
+    assert!(right > 100 && report["bytes"].as_u64().is_some_and(|bytes| bytes > right * 345), "{printed}");
 }
 
 /// Checks that no namespace of this run is left: other runs may be active, but this one has ended, and so has its

@@ -41,15 +41,15 @@ async fn chunks_received_together_reach_client_in_few_writes() {
     let mut fewest = usize::MAX;
     for attempt in 0..ATTEMPTS {
         let mark = format!("batch-of-chunks-{attempt}");
-        let asked = relay.begin(stream().header("x-request-id", &mark));
+        let request = relay.begin(stream().header("x-request-id", &mark));
         let job = worker.expect_request().await;
         worker.send_together(streamed_answer(&job)).await;
-        let reply = asked.reply().await.with_status(200);
+        let reply = request.reply().await.with_status(200);
         assert!(reply.body == whole(), "{:?}", reply.text());
         let writes = recorded(&trace, "the answer", |calls| sends_from(calls, &mark)).await;
         fewest = fewest.min(writes);
     }
-    assert!(fewest <= WRITES, "{CHUNKS} chunks went to the client in {fewest} writes");
+    assert!(fewest <= WRITES, "{CHUNKS} chunks reached the client in {fewest} writes");
 }
 
 #[tokio::test]
@@ -58,19 +58,19 @@ async fn queued_requests_reach_worker_in_few_writes() {
     let relay = Relay::builder().traced(&trace, SOCKETS).start().await;
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], CHUNKS as u64).await;
-    let asked: Vec<_> = (0..CHUNKS).map(|_| relay.begin(stream())).collect();
+    let requests: Vec<_> = (0..CHUNKS).map(|_| relay.begin(stream())).collect();
     relay.wait_for_queue_depth("local", CHUNKS as u64).await;
     worker.grant(CHUNKS as u64).await;
     for _ in 0..CHUNKS {
         let job = worker.expect_request().await;
         worker.answer(&job, &json!({})).await;
     }
-    for asked in asked {
-        let _ = asked.reply().await.with_status(200);
+    for request in requests {
+        let _ = request.reply().await.with_status(200);
     }
     // Each request is a text message and a piece; credit and demand use the same socket.
     let writes = recorded(&trace, "the requests", |calls| sends_from(calls, "\\\"type\\\":\\\"request\\\"")).await;
-    assert!(writes <= CHUNKS / 2, "{} frames went to the worker in {writes} writes", 2 * CHUNKS);
+    assert!(writes <= CHUNKS / 2, "{} frames reached the worker in {writes} writes", 2 * CHUNKS);
 }
 
 #[tokio::test]
@@ -87,18 +87,18 @@ async fn chunks_received_together_reach_relay_in_few_writes() {
     let mut fewest = usize::MAX;
     for _ in 0..ATTEMPTS {
         let before = recorded(&trace, "the link", link_sends).await;
-        let asked = link.send_request(&RequestSpec::chat("m"));
+        let request = link.send_request(&RequestSpec::chat("m"));
         let mut call = backend.call().await;
         call.read_body().await;
         call.start_stream().await;
         call.write_raw(&chunked()).await;
         call.keep_alive();
-        let reply = link.reply(&asked).await;
+        let reply = link.reply(&request).await;
         assert!(reply.body == whole(), "{} bytes", reply.body.len());
         // Credit for the request's body and a grant may be among them.
         fewest = fewest.min(recorded(&trace, "the link", link_sends).await - before);
     }
-    assert!(fewest <= WRITES, "{CHUNKS} chunks went to the relay in {fewest} writes");
+    assert!(fewest <= WRITES, "{CHUNKS} chunks reached the relay in {fewest} writes");
 }
 
 /// Returns the messages of a whole response in chunks.

@@ -34,7 +34,7 @@ async fn heartbeats(worker: &mut FakeWorker, count: usize) {
         match worker.recv().await {
             Frame::Json(message) if message["type"] == "ping" => worker.report_load(0).await,
             frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
-                panic!("an idle worker got {frame:?}")
+                panic!("an idle worker received {frame:?}")
             }
         }
     }
@@ -117,7 +117,7 @@ async fn no_timer_wakes_idle_relay_between_heartbeats() {
         match worker.recv_within(3 * LONG_HEARTBEAT).await {
             Frame::Json(message) if message["type"] == "ping" => {}
             frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
-                panic!("an idle worker got {frame:?}")
+                panic!("an idle worker received {frame:?}")
             }
         }
         if beat == 0 {

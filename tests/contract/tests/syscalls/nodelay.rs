@@ -59,10 +59,10 @@ async fn relay_sets_nodelay_on_accepted_connections() {
     worker.register_core1(&["m"], 1).await;
     worker.grant(1).await;
     let _ = Request::get("/livez").fetch(admin, relay.log()).await.with_status(200);
-    let asked = relay.begin(Request::post("/v1/chat/completions", &json!({"model": "m"})));
+    let request = relay.begin(Request::post("/v1/chat/completions", &json!({"model": "m"})));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;
-    let _ = asked.reply().await.with_status(200);
+    let _ = request.reply().await.with_status(200);
     // The readiness probe of the start, the worker, the admin listener, the client.
     recorded(&trace, "four connections", |calls| (checked_connections(calls) >= 4).then_some(())).await;
 }
@@ -77,13 +77,13 @@ async fn worker_sets_nodelay_on_dialled_and_accepted_connections() {
     let mut link = relay.accept_with(&Ack::core1()).await;
     link.ready(&["m"], 2).await;
     // Two at once: two connections to the backend, the second of which must be dialled for a request.
-    let asked = [(); 2].map(|()| link.send_request(&modelrelay_harness::fake_relay::RequestSpec::chat("m")));
+    let requests = [(); 2].map(|()| link.send_request(&modelrelay_harness::fake_relay::RequestSpec::chat("m")));
     let calls = [backend.call().await, backend.call().await];
     for call in calls {
         call.answer_json(200, &json!({})).await;
     }
-    for asked in &asked {
-        assert_eq!(link.reply(asked).await.status, 200);
+    for request in &requests {
+        assert_eq!(link.reply(request).await.status, 200);
     }
     assert_eq!(worker.probe("/livez").await.status, 200);
     // The relay, the backend twice, the probe.

@@ -90,7 +90,7 @@ async fn later_runs_use_next_ports() {
     let moved = [&first, &second, &third].into_iter().filter(|up| up.printed("port 8080 is in use; listening on"));
     assert!(moved.count() >= 2);
     first.stop().await;
-    assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run lives on its own");
+    assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run must not depend on the first");
     second.stop().await;
     third.stop().await;
 }
@@ -103,9 +103,9 @@ async fn printed_token_logs_in_at_dashboard() {
     let url = url.rsplit(' ').next().expect("an address");
     let login = format!("{{\"token\":\"{}\"}}", token.trim_end_matches(')'));
     let status = |args: &[&str]| {
-        let ours = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "x-modelrelay-dashboard: 1"];
+        let options = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "x-modelrelay-dashboard: 1"];
         let output =
-            std::process::Command::new("curl").args([&ours, args].concat()).output().expect("curl is installed");
+            std::process::Command::new("curl").args([&options, args].concat()).output().expect("curl is installed");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert_eq!(status(&[url]), "200");

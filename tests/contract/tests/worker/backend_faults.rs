@@ -8,11 +8,11 @@ use serde_json::json;
 /// Sends a request, lets `play` break it, and checks that the link and the backend still work.
 async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     play(call).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     rig.still_serves().await;
     rig.worker.process.wait_for_line("backend error").await;
     reply
@@ -43,13 +43,13 @@ async fn reset_within_head_may_be_retried_elsewhere() {
 #[tokio::test]
 async fn reset_during_stream_reports_error_after_received_bytes() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&sse("first")).await;
-    assert_eq!(rig.link.part(&asked).await, sse("first"));
+    assert_eq!(rig.link.part(&request).await, sse("first"));
     call.reset();
-    let error = rig.link.expect_where("error", |error| error["request_id"] == json!(asked.id)).await;
+    let error = rig.link.expect_where("error", |error| error["request_id"] == json!(request.id)).await;
     assert!(error["code"].is_string() && error["message"].is_string(), "{}", error.body);
     rig.still_serves().await;
 }
@@ -122,9 +122,9 @@ async fn stalled_backend_does_not_delay_other_requests() {
 #[tokio::test]
 async fn reset_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.reset();
-    assert_eq!(rig.link.reply(&asked).await.error_code(), Some("backend_reset"));
+    assert_eq!(rig.link.reply(&request).await.error_code(), Some("backend_reset"));
     rig.still_serves().await;
 }
 
@@ -132,13 +132,13 @@ async fn reset_backend_stays_advertised() {
 async fn kept_connection_closed_by_backend_fails_no_request() {
     let mut rig = Rig::core1().await;
     for _ in 0..10 {
-        let asked = rig.link.send_request(&RequestSpec::chat("m"));
+        let request = rig.link.send_request(&RequestSpec::chat("m"));
         let mut call = rig.backend.call().await;
         call.read_body().await;
         call.head(200, &[("content-length", "2")]).await;
         call.write_raw(b"{}").await;
         drop(call);
-        let reply = rig.link.reply(&asked).await;
+        let reply = rig.link.reply(&request).await;
         assert_eq!((reply.status, reply.body.as_slice()), (200, &b"{}"[..]));
     }
 }
@@ -146,12 +146,12 @@ async fn kept_connection_closed_by_backend_fails_no_request() {
 #[tokio::test]
 async fn idle_connection_closes_when_backend_closes_it() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.head(200, &[("content-length", "2")]).await;
     call.write_raw(b"{}").await;
-    assert!(rig.link.reply(&asked).await.is_complete());
+    assert!(rig.link.reply(&request).await.is_complete());
     call.hang_up().await;
     call.closed().await;
 }
@@ -159,21 +159,21 @@ async fn idle_connection_closes_when_backend_closes_it() {
 #[tokio::test]
 async fn error_contains_request_id_and_reason() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.reset();
-    let end = rig.link.reply(&asked).await.end;
-    assert_eq!(end["request_id"], json!(asked.id));
+    let end = rig.link.reply(&request).await.end;
+    assert_eq!(end["request_id"], json!(request.id));
     assert!(end["message"].as_str().is_some_and(|message| !message.is_empty()), "{end}");
 }
 
 #[tokio::test]
 async fn length_of_absent_body_is_not_announced() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.write_raw(b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n").await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.is_complete() && reply.body.is_empty(), "{}", reply.end);
     let start = reply.start.expect("a response_start");
     assert!(matches!(start["content_length"].as_u64(), None | Some(0)), "{start}");
@@ -182,14 +182,14 @@ async fn length_of_absent_body_is_not_announced() {
 #[tokio::test]
 async fn chunked_encoding_overrides_content_length() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     let head = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
     call.write_raw(head).await;
     call.chunk(b"longer than five").await;
     call.end_stream().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     let start = reply.start.clone().unwrap_or_default();
     match reply.error_code() {
         // A parser may reject it, because it can be used to smuggle requests.

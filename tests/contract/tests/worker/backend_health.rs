@@ -60,11 +60,11 @@ async fn no_model_is_advertised_until_backend_is_healthy() {
 async fn refused_connection_withdraws_models_before_failing_request() {
     let mut rig = Rig::core1().await;
     rig.backend.refuse().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
-    let reply = rig.link.reply(&asked).await;
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
+    let reply = rig.link.reply(&request).await;
     assert_eq!(reply.error_code(), Some("backend_unreachable"));
     let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
-    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal was sent after the error that it explains");
     rig.worker.process.wait_for_line("backend error").await;
 }
 
@@ -190,14 +190,14 @@ async fn each_change_of_condition_is_logged_once() {
 #[tokio::test]
 async fn loading_backend_error_may_be_retried_elsewhere() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.backend.set_healthy(false);
     call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.error_code(), &reply.start), (Some("backend_unreachable"), &None));
     let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
-    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal was sent after the error that it explains");
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"lost\"").await, 1.0);
 }
 
@@ -215,11 +215,11 @@ async fn healthy_backend_error_is_passed_on() {
 #[tokio::test]
 async fn old_relay_receives_error_of_loading_backend() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.backend.set_healthy(false);
     call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.status, &reply.json()["error"]["message"]), (503, &json!("Loading model")));
 }
 
@@ -280,7 +280,7 @@ async fn silent_streams_of_closed_backend_are_aborted() {
     };
     let error = tokio::select! {
         error = broken => error,
-        () = writes => unreachable!("it writes for ever"),
+        () = writes => unreachable!("the writer never ends"),
     };
     assert_eq!(
         (error["request_id"].as_str(), &error["code"]),

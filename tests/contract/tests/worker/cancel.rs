@@ -12,11 +12,11 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 #[tokio::test]
 async fn cancel_before_first_byte_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     let cancelled = Instant::now();
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     assert!(call.closed().await - cancelled < AT_ONCE);
     rig.worker.process.wait_for_line("cancelled").await;
 }
@@ -24,24 +24,24 @@ async fn cancel_before_first_byte_reaches_backend_immediately() {
 #[tokio::test]
 async fn cancel_during_stream_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
-    rig.link.part(&asked).await;
+    rig.link.part(&request).await;
     let cancelled = Instant::now();
-    rig.link.cancel(&asked.id, "timeout");
+    rig.link.cancel(&request.id, "timeout");
     assert!(call.closed().await - cancelled < AT_ONCE);
 }
 
 #[tokio::test]
 async fn cancel_during_upload_reaches_backend_immediately() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 32 << 20]));
+    let request = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 32 << 20]));
     let mut call = rig.backend.call().await;
     call.read_some(1 << 20).await;
     let cancelled = Instant::now();
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     assert!(call.closed().await - cancelled < AT_ONCE);
 }
 
@@ -79,9 +79,9 @@ async fn large_bodies_do_not_delay_cancel() {
 async fn cancelled_request_frees_its_slot_immediately() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..5 {
-        let asked = rig.link.send_request(&RequestSpec::chat("m"));
+        let request = rig.link.send_request(&RequestSpec::chat("m"));
         let _never_answers = rig.backend.call().await;
-        rig.link.cancel(&asked.id, "timeout");
+        rig.link.cancel(&request.id, "timeout");
         rig.still_serves().await;
     }
 }
@@ -103,8 +103,8 @@ async fn cancel_affects_only_its_own_request() {
 async fn immediately_cancelled_request_leaves_nothing_behind() {
     let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker).await;
     for _ in 0..20 {
-        let asked = rig.link.send_request(&RequestSpec::chat("m"));
-        rig.link.cancel(&asked.id, "client_disconnect");
+        let request = rig.link.send_request(&RequestSpec::chat("m"));
+        rig.link.cancel(&request.id, "client_disconnect");
     }
     rig.still_serves_with_leftovers().await;
 }
@@ -112,19 +112,19 @@ async fn immediately_cancelled_request_leaves_nothing_behind() {
 #[tokio::test]
 async fn stream_sends_nothing_after_processed_cancel() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
-    rig.link.part(&asked).await;
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.part(&request).await;
+    rig.link.cancel(&request.id, "client_disconnect");
     rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     rig.link.expect("pong").await;
     rig.link.forget();
     call.chunk(b"data: 2\n\n").await;
     call.closed().await;
     rig.still_serves().await;
-    let late = rig.link.reply_within(Duration::ZERO, &asked).await;
+    let late = rig.link.reply_within(Duration::ZERO, &request).await;
     assert!(late.is_none_or(|reply| reply.parts.is_empty()), "a piece after the cancel");
 }
 
@@ -132,9 +132,9 @@ async fn stream_sends_nothing_after_processed_cancel() {
 async fn known_and_unknown_cancel_reasons_are_accepted() {
     let mut rig = Rig::core1().await;
     for reason in ["client_disconnect", "timeout", "graceful_shutdown", "server_shutdown", "invented_tomorrow"] {
-        let asked = rig.link.send_request(&RequestSpec::chat("m"));
+        let request = rig.link.send_request(&RequestSpec::chat("m"));
         let mut call = rig.backend.call().await;
-        rig.link.cancel(&asked.id, reason);
+        rig.link.cancel(&request.id, reason);
         call.closed().await;
     }
     rig.still_serves().await;

@@ -60,12 +60,12 @@ async fn idle_slots_are_granted_to_every_link() {
 #[tokio::test]
 async fn load_of_other_links_is_reported() {
     let (mut rig, mut second) = two_links(4).await;
-    let asked = second.send_request(&RequestSpec::chat("m"));
+    let request = second.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let grant = rig.link.expect_where("grant", |grant| grant["others"] == 1).await;
     assert_eq!(grant["slots"], 3);
     call.answer_json(200, &json!({})).await;
-    second.reply(&asked).await;
+    second.reply(&request).await;
     assert_eq!(rig.link.expect_where("grant", |grant| grant["others"] == 0).await["slots"], 4);
 }
 
@@ -94,14 +94,14 @@ async fn grant_precedes_refusal_explained_by_it() {
 #[tokio::test]
 async fn grant_precedes_response_that_frees_slot() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     second.grant(0).await;
     demand(&second, 1);
     second.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     second.expect("pong").await;
     call.answer_json(200, &json!({})).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     let lost = rig.link.grant(0).await;
     assert!(lost.seq < reply.end_seq, "the relay would have sent another request first");
     second.grant(1).await;
@@ -110,7 +110,7 @@ async fn grant_precedes_response_that_frees_slot() {
 #[tokio::test]
 async fn single_slot_alternates_between_waiting_links() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&rig.link, 10);
     demand(&second, 10);
@@ -119,13 +119,13 @@ async fn single_slot_alternates_between_waiting_links() {
         link.expect("pong").await;
     }
     answer(&mut rig).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
     for round in 0..6 {
         let link = if round % 2 == 0 { &mut second } else { &mut rig.link };
         link.grant(1).await;
-        let asked = link.send_request(&RequestSpec::chat("m"));
+        let request = link.send_request(&RequestSpec::chat("m"));
         rig.backend.call().await.answer_json(200, &json!(round)).await;
-        assert_eq!(link.reply(&asked).await.json(), json!(round));
+        assert_eq!(link.reply(&request).await.json(), json!(round));
     }
 }
 
@@ -146,7 +146,7 @@ async fn busy_relay_does_not_starve_other_one() {
 #[tokio::test]
 async fn unused_granted_slot_passes_to_next_link() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&rig.link, 5);
     demand(&second, 5);
@@ -155,7 +155,7 @@ async fn unused_granted_slot_passes_to_next_link() {
         link.expect("pong").await;
     }
     answer(&mut rig).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
     second.grant(1).await;
     rig.link.grant(1).await;
     assert_eq!(second.grant(0).await["slots"], 0);
@@ -175,14 +175,14 @@ async fn closed_link_releases_its_slots_to_other() {
 #[tokio::test]
 async fn empty_demand_withdraws_previous_demand() {
     let (mut rig, mut second) = two_links(1).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     second.grant(0).await;
     demand(&second, 3);
     second.send(&json!({"type": "demand", "models": []}));
     second.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     second.expect("pong").await;
     answer(&mut rig).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!(reply.status, 200);
     second.grant(1).await;
     let withdrawn = rig.link.message_within(Duration::ZERO, "grant", |grant: &Value| grant["slots"] == 0).await;
@@ -194,7 +194,7 @@ async fn finishing_link_receives_no_grant_despite_earlier_demand() {
     let (mut rig, mut second) = two_links(3).await;
     // The older link of a worker that moves: it holds a long response, and its relay last reported five waiting
     // requests.
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let held = rig.backend.call().await;
     demand(&rig.link, 5);
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
@@ -206,12 +206,12 @@ async fn finishing_link_receives_no_grant_despite_earlier_demand() {
     let _running = second.send_request(&RequestSpec::chat("m"));
     let _held_too = rig.backend.call().await;
     for round in 0..4 {
-        let asked = second.send_request(&RequestSpec::chat("m"));
+        let request = second.send_request(&RequestSpec::chat("m"));
         rig.backend.call().await.answer_json(200, &json!(round)).await;
-        assert_eq!(second.reply(&asked).await.json(), json!(round));
+        assert_eq!(second.reply(&request).await.json(), json!(round));
     }
     held.answer_json(200, &json!("finished")).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    assert_eq!(rig.link.reply(&request).await.json(), json!("finished"));
     rig.link.closed().await;
     second.expect_where("grant", |grant| grant["slots"] == 3).await;
 }

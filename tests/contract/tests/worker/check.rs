@@ -18,8 +18,8 @@ fn check(folder: &Path, yaml: &str) -> Command {
 
 async fn run(command: &mut Command) -> Output {
     let output = command.output().await.expect("it starts");
-    for said in [&output.stdout, &output.stderr] {
-        assert!(!String::from_utf8_lossy(said).contains(SECRET), "it told a secret");
+    for stream in [&output.stdout, &output.stderr] {
+        assert!(!String::from_utf8_lossy(stream).contains(SECRET), "the output contains a secret");
     }
     output
 }
@@ -28,16 +28,19 @@ async fn run(command: &mut Command) -> Output {
 async fn plan(command: &mut Command) -> String {
     let output = run(command).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("it writes text")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 /// Returns the lines of a check that finds mistakes, one each.
 async fn mistakes(command: &mut Command) -> Vec<String> {
     let output = run(command).await;
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
-    let said = String::from_utf8(output.stderr).expect("it writes text");
-    said.lines()
-        .map(|line| line.strip_prefix("modelrelay-worker: ").expect("each line says who speaks").to_owned())
+    let printed = String::from_utf8(output.stderr).expect("the output is UTF-8");
+    printed
+        .lines()
+        .map(|line| {
+            line.strip_prefix("modelrelay-worker: ").expect("each line starts with the program's name").to_owned()
+        })
         .collect()
 }
 
@@ -45,7 +48,7 @@ async fn mistakes(command: &mut Command) -> Vec<String> {
 async fn valid_settings_are_reported_with_run_plan() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "relay: https://relay.example\nname: box-9\nbackend: {url: 'http://127.0.0.1:9000/v1', engine: vllm}\n";
-    let said = plan(check(folder.path(), yaml).env("MAX_CONCURRENCY", "3")).await;
+    let plan_text = plan(check(folder.path(), yaml).env("MAX_CONCURRENCY", "3")).await;
     let expected = "configuration OK\n\
         relay: https://relay.example:443\n\
         provider: local, as box-9, with a worker secret\n\
@@ -53,17 +56,17 @@ async fn valid_settings_are_reported_with_run_plan() {
         models: all that it lists\n\
         concurrent requests: 3\n\
         probes: http://127.0.0.1:17990\n";
-    assert_eq!(said, expected);
+    assert_eq!(plan_text, expected);
 }
 
 #[tokio::test]
 async fn every_mistake_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "relay: ftp://x\nbackend: {url: nonsense, engine: vlm}\nmodels: ['*', a]\nprobeListen: 17990\n";
-    let said = mistakes(check(folder.path(), yaml).env("MAX_CONCURRENCY", "0").env("WORKER_SECRET", "")).await;
+    let errors = mistakes(check(folder.path(), yaml).env("MAX_CONCURRENCY", "0").env("WORKER_SECRET", "")).await;
     let places = ["probeListen: ", "relay: ", "WORKER_SECRET: ", "backend.url: ", "models: ", "MAX_CONCURRENCY: "];
-    let found: Vec<_> = said.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
-    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{said:#?}");
+    let found: Vec<_> = errors.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
+    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{errors:#?}");
 }
 
 #[tokio::test]
@@ -75,8 +78,8 @@ async fn trace_settings_are_checked_as_for_run() {
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
         command
     };
-    let said = mistakes(to_collector().env("OTEL_EXPORTER_OTLP_CERTIFICATE", unreadable)).await;
-    assert!(said.len() == 1 && said[0].starts_with("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{said:#?}");
+    let errors = mistakes(to_collector().env("OTEL_EXPORTER_OTLP_CERTIFICATE", unreadable)).await;
+    assert!(errors.len() == 1 && errors[0].starts_with("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{errors:#?}");
     plan(&mut to_collector()).await;
 }
 
@@ -86,7 +89,7 @@ async fn multiplexer_settings_are_checked_as_for_run() {
     let yaml = "maxConcurrency: 3\nmultiplexer:\n  maxWait: soon\n  slots:\n\
         \x20 - {id: a, driver: static, models: [{id: m, url: nonsense}, {id: n}]}\n\
         \x20 - {id: b, driver: ollama, url: 'http://127.0.0.1:11434', default: q, models: [{id: o, level: 2}]}\n";
-    let said = mistakes(&mut check(folder.path(), yaml)).await;
+    let errors = mistakes(&mut check(folder.path(), yaml)).await;
     let places = [
         "maxConcurrency: conflicts with `multiplexer`",
         "multiplexer.maxWait: ",
@@ -95,32 +98,35 @@ async fn multiplexer_settings_are_checked_as_for_run() {
         "multiplexer.slots.b.models.o.level: ",
         "multiplexer.slots.b.default: ",
     ];
-    let found: Vec<_> = said.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
-    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{said:#?}");
+    let found: Vec<_> = errors.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
+    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{errors:#?}");
     let yaml = "multiplexer:\n  slots:\n  - {id: a, driver: ollama, url: 'http://127.0.0.1:11434', models: [{id: m}, {id: n}]}\n";
-    let said = plan(&mut check(folder.path(), yaml)).await;
-    assert!(said.contains("\nslot a: m, n, one at a time\n") && !said.contains("backend"), "{said}");
+    let plan_text = plan(&mut check(folder.path(), yaml)).await;
+    assert!(plan_text.contains("\nslot a: m, n, one at a time\n") && !plan_text.contains("backend"), "{plan_text}");
 }
 
 #[tokio::test]
 async fn flags_work_anywhere_and_override_variables() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = check(folder.path(), "name: from-file\nmaxConcurrency: 2\n");
-    let said = plan(command.env("WORKER_NAME", "from-environment").args(["--worker-name", "from-flag"])).await;
-    assert!(said.contains("as from-flag, ") && said.contains("concurrent requests: 2\n"), "{said}");
+    let plan_text = plan(command.env("WORKER_NAME", "from-environment").args(["--worker-name", "from-flag"])).await;
+    assert!(plan_text.contains("as from-flag, ") && plan_text.contains("concurrent requests: 2\n"), "{plan_text}");
     let mut command = Command::new(path_of("modelrelay-worker"));
     command.env_clear().env("WORKER_SECRET", SECRET).env("WORKER_NAME", "from-environment");
-    let said = plan(command.args(["--worker-name", "before", "check"])).await;
-    assert!(said.contains("as before, "), "{said}");
+    let plan_text = plan(command.args(["--worker-name", "before", "check"])).await;
+    assert!(plan_text.contains("as before, "), "{plan_text}");
 }
 
 #[tokio::test]
 async fn invalid_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let said = mistakes(&mut check(folder.path(), "relay: http://x\nmaxConcurency: 3\n")).await;
-    assert!(said.len() == 1 && said[0].contains("worker.yaml") && said[0].contains("maxConcurency"), "{said:?}");
-    let said = mistakes(check(folder.path(), "").env("RELAY_CA_FILE", "/nowhere/ca.pem")).await;
-    assert!(said.len() == 1 && said[0].starts_with("RELAY_CA_FILE: \"/nowhere/ca.pem\""), "{said:?}");
+    let errors = mistakes(&mut check(folder.path(), "relay: http://x\nmaxConcurency: 3\n")).await;
+    assert!(
+        errors.len() == 1 && errors[0].contains("worker.yaml") && errors[0].contains("maxConcurency"),
+        "{errors:?}"
+    );
+    let errors = mistakes(check(folder.path(), "").env("RELAY_CA_FILE", "/nowhere/ca.pem")).await;
+    assert!(errors.len() == 1 && errors[0].starts_with("RELAY_CA_FILE: \"/nowhere/ca.pem\""), "{errors:?}");
     let later = folder.path().join("later");
     let mut command = check(folder.path(), "");
     let output = run(command.env_remove("WORKER_SECRET").env("WORKER_SECRET_FILE", &later)).await;

@@ -61,11 +61,11 @@ impl Site {
     async fn refused(&self, command: &mut Command) -> String {
         let before = files(self.folder.path());
         let output = self.run(command).await;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(1) && !said.contains(WORKER_SECRET), "{said}");
-        assert_eq!(files(self.folder.path()), before, "{said}");
-        let last = said.lines().last().unwrap_or_default();
-        last.strip_prefix("modelrelay-worker: ").unwrap_or_else(|| panic!("{said:?}")).to_owned()
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && !stderr.contains(WORKER_SECRET), "{stderr}");
+        assert_eq!(files(self.folder.path()), before, "{stderr}");
+        let last = stderr.lines().last().unwrap_or_default();
+        last.strip_prefix("modelrelay-worker: ").unwrap_or_else(|| panic!("{stderr:?}")).to_owned()
     }
 
     /// Returns the relay's view of the configured worker.
@@ -87,7 +87,7 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn mode(path: &Path) -> u32 {
-    std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+    std::fs::metadata(path).expect("the file exists").permissions().mode() & 0o777
 }
 
 /// True if a terminal is available: util-linux's `script` creates one; other programs of that name have other flags.
@@ -103,7 +103,7 @@ fn has_terminal() -> bool {
 struct Dialogue<'a> {
     site: &'a Site,
     child: Child,
-    said: String,
+    output: String,
     read: usize,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Dialogue<'a> {
         command.args(["-q", "-e", "-c", line, "/dev/null"]).env_clear().current_dir(site.folder.path());
         command.env("W", path_of("modelrelay-worker")).env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        Self { site, child: command.spawn().expect("util-linux has `script`"), said: String::new(), read: 0 }
+        Self { site, child: command.spawn().expect("util-linux has `script`"), output: String::new(), read: 0 }
     }
 
     async fn read_some(&mut self) -> bool {
@@ -122,18 +122,18 @@ impl<'a> Dialogue<'a> {
         let stdout = self.child.stdout.as_mut().expect("a pipe");
         let reading = within("more words", self.site.relay.log(), stdout.read(&mut bytes));
         let read = reading.await.expect("a pipe can be read");
-        self.said.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        self.output.push_str(&String::from_utf8_lossy(&bytes[..read]));
         read > 0
     }
 
     /// Waits for a question.
     async fn expect_question(&mut self, part: &str) -> &mut Self {
         loop {
-            if let Some(at) = self.said[self.read..].find(part) {
+            if let Some(at) = self.output[self.read..].find(part) {
                 self.read += at + part.len();
                 return self;
             }
-            assert!(self.read_some().await, "it ended before {part:?}: {}", self.said);
+            assert!(self.read_some().await, "the program ended before {part:?}: {}", self.output);
         }
     }
 
@@ -145,7 +145,7 @@ impl<'a> Dialogue<'a> {
     async fn end(mut self) -> (Option<i32>, String) {
         while self.read_some().await {}
         let ended = within("the end", self.site.relay.log(), self.child.wait()).await.expect("it ends");
-        (ended.code(), std::mem::take(&mut self.said))
+        (ended.code(), std::mem::take(&mut self.output))
     }
 }
 
@@ -174,10 +174,10 @@ async fn terminal_answers_are_checked_and_wrong_ones_repeated() {
     dialogue.expect_question("MAX_CONCURRENCY (--max-concurrency): \"none\" is not allowed").await;
     dialogue.expect_question("concurrent requests [4]").await.answer("3\n").await;
     dialogue.expect_question("Display name of this worker").await.answer("Grace's box\n").await;
-    let (code, said) = dialogue.end().await;
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("modelrelay-worker --config worker.yaml"), "{said}");
-    assert!(!said.contains(WORKER_SECRET) && !said.contains("planted-wrong-secret-9"), "{said}");
+    let (code, output) = dialogue.end().await;
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("modelrelay-worker --config worker.yaml"), "{output}");
+    assert!(!output.contains(WORKER_SECRET) && !output.contains("planted-wrong-secret-9"), "{output}");
     assert_eq!((site.read("worker.secret"), mode(&site.path("worker.secret"))), (format!("{WORKER_SECRET}\n"), 0o600));
     assert!(!site.read("worker.yaml").contains(WORKER_SECRET));
     site.relay.log().wait_for_line("worker disconnected before registering").await;
@@ -195,9 +195,9 @@ async fn interrupt_at_hidden_prompt_restores_terminal() {
     let line = format!("trap : INT; $W connect {}; echo code $?; stty -a", site.relay.url());
     let mut dialogue = Dialogue::begin(&site, &line);
     dialogue.expect_question("not echoed").await.answer("\x03").await;
-    let (_, said) = dialogue.end().await;
-    assert!(said.contains("nothing was written") && said.contains("code 130"), "{said}");
-    assert!(said.contains(" echo ") && !said.contains("-echo "), "{said}");
+    let (_, output) = dialogue.end().await;
+    assert!(output.contains("nothing was written") && output.contains("code 130"), "{output}");
+    assert!(output.contains(" echo ") && !output.contains("-echo "), "{output}");
     assert!(files(site.folder.path()).is_empty());
 }
 
@@ -215,7 +215,11 @@ async fn terminal_overwrites_file_only_after_confirmation() {
             dialogue.expect_question("Worker secret").await.answer("\x03").await;
         }
         assert_eq!(dialogue.end().await.0, Some(code), "{answer:?}");
-        assert_eq!(site.read("worker.yaml"), "relay: http://older\n", "nothing is written before all is known");
+        assert_eq!(
+            site.read("worker.yaml"),
+            "relay: http://older\n",
+            "no file may be written before all answers are known"
+        );
     }
 }
 
@@ -254,8 +258,8 @@ async fn replacing_existing_secret_file_requires_confirmation() {
             dialogue.expect_question("concurrent requests [4]").await.answer("\n").await;
             dialogue.expect_question("Display name of this worker").await.answer("\n").await;
         }
-        let (ended, said) = dialogue.end().await;
-        assert_eq!((ended, site.read("worker.secret").trim()), (Some(code), kept), "{said}");
+        let (ended, output) = dialogue.end().await;
+        assert_eq!((ended, site.read("worker.secret").trim()), (Some(code), kept), "{output}");
     }
     assert_eq!(site.read("mine"), "planted-wrong-secret-9\n");
 }
@@ -273,11 +277,11 @@ async fn variables_overriding_answers_are_listed_for_unset() {
     dialogue.expect_question("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
     dialogue.expect_question("Worker secret of provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
     dialogue.expect_question("concurrent requests [4]").await.answer("2\n").await;
-    let (code, said) = dialogue.end().await;
-    assert_eq!(code, Some(0), "{said}");
-    let unset: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("unset ")).collect();
-    assert_eq!(unset, ["PROXY_URL WORKER_SECRET_FILE MAX_CONCURRENCY"], "{said}");
-    assert!(said.find("unset PROXY_URL") < said.find("modelrelay-worker --config"), "{said}");
+    let (code, output) = dialogue.end().await;
+    assert_eq!(code, Some(0), "{output}");
+    let unset: Vec<&str> = output.lines().filter_map(|line| line.trim().strip_prefix("unset ")).collect();
+    assert_eq!(unset, ["PROXY_URL WORKER_SECRET_FILE MAX_CONCURRENCY"], "{output}");
+    assert!(output.find("unset PROXY_URL") < output.find("modelrelay-worker --config"), "{output}");
 }
 
 #[tokio::test]
@@ -286,8 +290,8 @@ async fn variables_matching_written_values_are_not_listed() {
     let mut command = site.command(&["--yes"]);
     command.env("PROXY_URL", site.relay.url()).env("BACKEND_URL", site.backend.url()).env("WORKER_NAME", "w");
     std::fs::write(site.path("mine"), format!("{WORKER_SECRET}\n")).unwrap();
-    let said = site.done(command.env("WORKER_SECRET_FILE", "mine").env("PROVIDER_NAME", " ")).await;
-    assert!(!said.contains("unset"), "{said}");
+    let output = site.done(command.env("WORKER_SECRET_FILE", "mine").env("PROVIDER_NAME", " ")).await;
+    assert!(!output.contains("unset"), "{output}");
 }
 
 #[tokio::test]
@@ -300,13 +304,13 @@ async fn overwriting_file_requires_force() {
         command
     };
     std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
-    let said = site.refused(&mut set_up(&[])).await;
-    assert_eq!(said, "worker.yaml already exists; pass --force to overwrite it, or choose another --output");
+    let output = site.refused(&mut set_up(&[])).await;
+    assert_eq!(output, "worker.yaml already exists; pass --force to overwrite it, or choose another --output");
     site.done(&mut set_up(&["--output", "other.yaml"])).await;
     assert_eq!((mode(&site.path("other.secret")), site.read("worker.yaml").as_str()), (0o600, "relay: http://older\n"));
     std::fs::remove_file(site.path("other.yaml")).unwrap();
-    let said = site.refused(&mut set_up(&["--output", "other.yaml"])).await;
-    assert!(said.starts_with("other.secret already exists"), "{said}");
+    let output = site.refused(&mut set_up(&["--output", "other.yaml"])).await;
+    assert!(output.starts_with("other.secret already exists"), "{output}");
     site.done(&mut set_up(&["--force"])).await;
     assert!(site.read("worker.yaml").contains(&url));
 }
@@ -328,20 +332,23 @@ async fn missing_answer_without_terminal_names_its_flag() {
         (vec!["--worker-name", "w"], "WORKER_NAME (--worker-name) is missing"),
         (vec!["--max-concurrency", "2"], "MAX_CONCURRENCY (--max-concurrency) is missing"),
     ] {
-        let said = site.refused(&mut without(&left_out)).await;
-        assert!(said.starts_with(flag), "{said}");
+        let output = site.refused(&mut without(&left_out)).await;
+        assert!(output.starts_with(flag), "{output}");
     }
-    let said = site.refused(without(&[]).env_remove("WORKER_SECRET")).await;
-    assert!(said.contains("WORKER_SECRET") && said.contains("--worker-secret-file"), "{said}");
-    let said = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
-    assert!(said.starts_with("the relay rejected the worker secret (401)") && !said.contains("planted"), "{said}");
-    let said = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
+    let output = site.refused(without(&[]).env_remove("WORKER_SECRET")).await;
+    assert!(output.contains("WORKER_SECRET") && output.contains("--worker-secret-file"), "{output}");
+    let output = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
     assert!(
-        said.contains("no provider has this name; check the relay's address, and that it has a provider nobodys"),
-        "{said}"
+        output.starts_with("the relay rejected the worker secret (401)") && !output.contains("planted"),
+        "{output}"
     );
-    let said = site.refused(without(&[&url]).arg(&backend)).await;
-    assert!(said.contains("check the relay's address"), "{said}");
+    let output = site.refused(without(&[]).env("PROVIDER_NAME", "unknown")).await;
+    assert!(
+        output.contains("no provider has this name; check the relay's address, and that it has a provider unknown"),
+        "{output}"
+    );
+    let output = site.refused(without(&[&url]).arg(&backend)).await;
+    assert!(output.contains("check the relay's address"), "{output}");
     site.done(&mut without(&[])).await;
     site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
 }
@@ -357,12 +364,12 @@ async fn yes_selects_only_unambiguous_backend() {
         command.env("WORKER_SECRET", WORKER_SECRET).args(yes.then_some("--yes"));
         command
     };
-    let said = site.refused(&mut set_up(&both, true)).await;
-    assert!(said.contains(&site.backend.url()) && said.contains(&other.url()), "{said}");
-    let said = site.refused(&mut set_up(&site.ports(), false)).await;
-    assert!(said.contains("(--backend) is missing") && said.contains(&site.backend.url()), "{said}");
-    let said = site.done(&mut set_up(&site.ports(), true)).await;
-    assert!(said.contains(&format!("backend: {} (openai)\n", site.backend.url())), "{said}");
+    let output = site.refused(&mut set_up(&both, true)).await;
+    assert!(output.contains(&site.backend.url()) && output.contains(&other.url()), "{output}");
+    let output = site.refused(&mut set_up(&site.ports(), false)).await;
+    assert!(output.contains("(--backend) is missing") && output.contains(&site.backend.url()), "{output}");
+    let output = site.done(&mut set_up(&site.ports(), true)).await;
+    assert!(output.contains(&format!("backend: {} (openai)\n", site.backend.url())), "{output}");
 }
 
 #[tokio::test]
@@ -385,9 +392,9 @@ async fn run_flag_serves_immediately_from_given_files() {
 #[tokio::test]
 async fn unavailable_backend_is_awaited() {
     let site = Site::new().await;
-    let nobody = FakeBackend::refusing().await;
-    let mut command = site.command(&["--yes", "--backend", &nobody.url(), &site.relay.url()]);
+    let refusing = FakeBackend::refusing().await;
+    let mut command = site.command(&["--yes", "--backend", &refusing.url(), &site.relay.url()]);
     let output = site.run(command.env("WORKER_SECRET", WORKER_SECRET)).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("the worker waits until it responds"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && stderr.contains("the worker waits until it responds"), "{stderr}");
 }

@@ -26,16 +26,16 @@ async fn endless(rig: &mut Rig) -> tokio::task::JoinHandle<Call> {
 }
 
 /// Reads pieces until `bytes` have come.
-async fn receive(link: &mut RelayLink, asked: &SentRequest, bytes: u64) {
+async fn receive(link: &mut RelayLink, request: &SentRequest, bytes: u64) {
     let mut got = 0;
     while got < bytes {
-        got += link.part(asked).await.len() as u64;
+        got += link.part(request).await.len() as u64;
     }
     assert_eq!(got, bytes, "more than the credit allows");
 }
 
 /// True if another piece arrives soon.
-async fn more_comes(link: &mut RelayLink) -> bool {
+async fn has_more(link: &mut RelayLink) -> bool {
     let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
     piece.is_some()
 }
@@ -44,16 +44,16 @@ async fn more_comes(link: &mut RelayLink) -> bool {
 async fn sent_bytes_never_exceed_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let _endless = endless(&mut rig).await;
-    receive(&mut rig.link, &asked, WINDOW).await;
-    assert!(!more_comes(&mut rig.link).await);
+    receive(&mut rig.link, &request, WINDOW).await;
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), WINDOW);
-    rig.link.credit(asked.stream, 1_000);
-    receive(&mut rig.link, &asked, 1_000).await;
-    rig.link.credit(asked.stream, 100_000);
-    receive(&mut rig.link, &asked, 100_000).await;
-    assert!(!more_comes(&mut rig.link).await);
+    rig.link.credit(request.stream, 1_000);
+    receive(&mut rig.link, &request, 1_000).await;
+    rig.link.credit(request.stream, 100_000);
+    receive(&mut rig.link, &request, 100_000).await;
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), WINDOW + 101_000);
 }
 
@@ -61,10 +61,10 @@ async fn sent_bytes_never_exceed_credit() {
 async fn request_may_set_smaller_window() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.send_request(&RequestSpec::stream("m").window(65_536));
+    let request = rig.link.send_request(&RequestSpec::stream("m").window(65_536));
     let _endless = endless(&mut rig).await;
-    receive(&mut rig.link, &asked, 65_536).await;
-    assert!(!more_comes(&mut rig.link).await);
+    receive(&mut rig.link, &request, 65_536).await;
+    assert!(!has_more(&mut rig.link).await);
     assert_eq!(rig.link.received_bytes(), 65_536);
 }
 
@@ -85,7 +85,7 @@ async fn stream_without_credit_slows_no_other() {
 async fn stream_without_credit_stops_reading_from_its_backend() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.start_stream().await;
@@ -93,9 +93,9 @@ async fn stream_without_credit_stops_reading_from_its_backend() {
     let mut written = 0;
     while tokio::time::timeout(QUIET * 3, call.chunk(&block)).await.is_ok() {
         written += 1;
-        assert!(written < 64, "64 MiB were read for a client that reads nothing");
+        assert!(written < 64, "64 MiB were read for a client that does not read");
     }
-    receive(&mut rig.link, &asked, WINDOW).await;
+    receive(&mut rig.link, &request, WINDOW).await;
 }
 
 /// A client that sends everything before it reads would wait indefinitely, and so would its backend.
@@ -104,11 +104,11 @@ async fn body_continues_while_response_waits_for_credit() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
     let body = vec![b'p'; 8 << 20];
-    let asked = rig.link.send_request(&RequestSpec::stream("m").body(&body));
+    let request = rig.link.send_request(&RequestSpec::stream("m").body(&body));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&vec![b'x'; 2 * usize::try_from(WINDOW).expect("a small number")]).await;
-    receive(&mut rig.link, &asked, WINDOW).await;
+    receive(&mut rig.link, &request, WINDOW).await;
     assert_eq!(call.read_body().await.len(), body.len());
 }
 
@@ -116,10 +116,10 @@ async fn body_continues_while_response_waits_for_credit() {
 async fn stream_without_credit_can_be_cancelled() {
     let mut rig = Rig::core1().await;
     rig.link.withhold_credit();
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let endless = endless(&mut rig).await;
-    receive(&mut rig.link, &asked, WINDOW).await;
-    rig.link.cancel(&asked.id, "client_disconnect");
+    receive(&mut rig.link, &request, WINDOW).await;
+    rig.link.cancel(&request.id, "client_disconnect");
     tokio::time::timeout(Duration::from_secs(1), endless).await.expect("an aborted backend").expect("no panic");
 }
 
@@ -127,24 +127,24 @@ async fn stream_without_credit_can_be_cancelled() {
 async fn request_credit_returns_as_backend_reads() {
     let mut rig = Rig::core1().await;
     let body = vec![b'p'; 8 << 20];
-    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&body));
+    let request = rig.link.send_request(&RequestSpec::chat("m").body(&body));
     let mut call = rig.backend.call().await;
     assert_eq!(call.read_body().await.len(), body.len());
     call.answer_json(200, &json!({})).await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    assert_eq!(rig.link.reply(&request).await.status, 200);
 }
 
 #[tokio::test]
 async fn backend_not_reading_limits_credit() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 64 << 20]));
+    let request = rig.link.send_request(&RequestSpec::chat("m").body(&vec![b'p'; 64 << 20]));
     let _unread = rig.backend.call().await;
     let mut credited = 0;
     while let Some(credit) = rig.link.expect_within(QUIET * 3, "credit").await {
-        assert_eq!(credit["stream"], json!(asked.stream));
+        assert_eq!(credit["stream"], json!(request.stream));
         credited += credit["bytes"].as_u64().expect("a number of bytes");
         // 4 MiB outstanding, and the content of the kernel's socket buffers.
-        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that reads nothing");
+        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that does not read");
     }
 }
 
@@ -159,12 +159,12 @@ async fn upload_unread_by_its_backend_slows_no_other() {
 #[tokio::test]
 async fn overrunning_credit_fails_only_that_request() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request_head(&RequestSpec::chat("m").claiming(64 << 20));
+    let request = rig.link.send_request_head(&RequestSpec::chat("m").claiming(64 << 20));
     let _unread = rig.backend.call().await;
     for _ in 0..1024 {
-        rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[b'p'; 65_536])));
+        rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, request.stream, &[b'p'; 65_536])));
     }
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.error_code().is_some(), "{}", reply.end);
     rig.still_serves().await;
 }
@@ -172,8 +172,8 @@ async fn overrunning_credit_fails_only_that_request() {
 #[tokio::test]
 async fn body_exceeding_announced_length_fails_only_that_request() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m").body(b"twenty bytes of body").claiming(10));
-    let reply = rig.link.reply(&asked).await;
+    let request = rig.link.send_request(&RequestSpec::chat("m").body(b"twenty bytes of body").claiming(10));
+    let reply = rig.link.reply(&request).await;
     assert!(reply.error_code().is_some(), "{}", reply.end);
     rig.still_serves_with_leftovers().await;
 }
@@ -182,31 +182,31 @@ async fn body_exceeding_announced_length_fails_only_that_request() {
 async fn pieces_and_credit_for_unknown_streams_are_ignored() {
     let mut rig = Rig::core1().await;
     for kind in [REQUEST_PIECE, RESPONSE_PIECE] {
-        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"nobody's")));
+        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"unknown")));
     }
     rig.link.credit(4_000_000_000, 65_536);
-    rig.link.cancel("nobody's", "timeout");
+    rig.link.cancel("unknown", "timeout");
     rig.still_serves().await;
 }
 
 #[tokio::test]
 async fn pieces_crossing_cancel_are_ignored() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request_head(&RequestSpec::chat("m").claiming(100_000));
+    let request = rig.link.send_request_head(&RequestSpec::chat("m").claiming(100_000));
     let mut call = rig.backend.call().await;
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     call.closed().await;
-    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[1; 50_000])));
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, request.stream, &[1; 50_000])));
     rig.still_serves().await;
 }
 
 #[tokio::test]
 async fn pieces_after_response_are_ignored() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({})).await;
-    rig.link.reply(&asked).await;
-    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, b"late")));
+    rig.link.reply(&request).await;
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, request.stream, b"late")));
     rig.still_serves().await;
 }
 
@@ -248,9 +248,9 @@ async fn text_message_over_one_megabyte_closes_with_1009() {
 async fn old_relay_may_send_large_text_messages() {
     let mut rig = Rig::old().await;
     let body = "p".repeat(8 << 20);
-    let asked = rig.link.send_request(&RequestSpec::chat("m").body(body.as_bytes()));
+    let request = rig.link.send_request(&RequestSpec::chat("m").body(body.as_bytes()));
     let mut call = rig.backend.call().await;
     assert!(call.read_body().await == body.as_bytes(), "the body was changed");
     call.answer_json(200, &json!({})).await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    assert_eq!(rig.link.reply(&request).await.status, 200);
 }

@@ -38,7 +38,7 @@ async fn missing_barrier_does_not_delay_exit() {
 #[tokio::test]
 async fn running_request_is_finished_before_exit() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     rig.worker.terminate().await;
@@ -47,7 +47,7 @@ async fn running_request_is_finished_before_exit() {
     assert!(!rig.link.closes_within(QUIET * 4).await, "the link was closed under a running request");
     call.chunk(b"data: late\n\n").await;
     call.end_stream().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: late\n\n"[..], true));
     rig.link.closed().await;
     assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
@@ -59,9 +59,9 @@ async fn request_crossing_drain_is_answered() {
     rig.backend.answer_with(|_, _| modelrelay_harness::fake_backend::Answer::new(200, &[], b"{}"));
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     barrier(&rig.link);
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.status == 200 || reply.error_code() == Some("draining"), "{}", reply.end);
     assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
 }
@@ -107,12 +107,12 @@ async fn deadline_ends_worker_and_logs_severed_count() {
 #[tokio::test]
 async fn restarting_relay_receives_responses_and_is_redialled() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "relay_shutdown", "drain_timeout_secs": 30}));
     assert!(!rig.link.closes_within(QUIET).await, "the link was closed under a running request");
     call.answer_json(200, &json!("finished")).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    assert_eq!(rig.link.reply(&request).await.json(), json!("finished"));
     rig.link.closed().await;
     rig.link = rig.relay.accept_registered(&["core1"]).await;
     rig.link.ready(&["m"], 4).await;
@@ -132,11 +132,11 @@ async fn graceful_shutdown_without_reason_leads_to_redial() {
 #[tokio::test]
 async fn graceful_shutdown_of_old_relay_is_followed() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "maintenance", "drain_timeout_secs": 30}));
     call.answer_json(200, &json!("finished")).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    assert_eq!(rig.link.reply(&request).await.json(), json!("finished"));
     rig.link.closed().await;
     rig.relay.dial().await;
 }
@@ -144,13 +144,13 @@ async fn graceful_shutdown_of_old_relay_is_followed() {
 #[tokio::test]
 async fn admin_drain_leaves_worker_unlinked_and_running() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": 30}));
     rig.link.expect("drain").await;
     barrier(&rig.link);
     call.answer_json(200, &json!("finished")).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    assert_eq!(rig.link.reply(&request).await.json(), json!("finished"));
     rig.link.closed().await;
     assert!(rig.relay.dial_within(Duration::from_secs(3)).await.is_none(), "it dialled again");
     assert!(rig.worker.process.is_running());
@@ -176,7 +176,7 @@ async fn admin_drain_applies_to_every_link() {
 #[tokio::test]
 async fn drain_probe_blocks_until_idle_and_notifies_relay() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let worker = &rig.worker;
     let draining = worker.drain();
@@ -184,7 +184,7 @@ async fn drain_probe_blocks_until_idle_and_notifies_relay() {
         rig.link.expect("drain").await;
         barrier(&rig.link);
         call.answer_json(200, &json!("finished")).await;
-        rig.link.reply(&asked).await
+        rig.link.reply(&request).await
     };
     let (drained, reply) = tokio::join!(draining, serving);
     assert_eq!((drained.status, reply.json()), (200, json!("finished")));
@@ -205,15 +205,15 @@ async fn drain_probe_waits_for_running_request() {
 async fn drain_is_reverted_after_backend_returns() {
     let mut rig = Rig::core1().await;
     let worker = &rig.worker;
-    let told = async {
+    let relay = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
         rig.link.closed().await;
     };
-    tokio::join!(worker.drain(), told);
+    tokio::join!(worker.drain(), relay);
     rig.backend.refuse().await;
     let quiet = rig.relay.dial_within(QUIET * 4).await;
-    assert!(quiet.is_none(), "it dialled while its backend was down");
+    assert!(quiet.is_none(), "the worker dialled while its backend was down");
     rig.backend.reopen();
     rig.link = rig.relay.accept_registered(&["core1"]).await;
     rig.link.ready(&["m"], 4).await;
@@ -227,12 +227,12 @@ async fn drain_probe_requires_its_configured_token() {
     assert_eq!(rig.worker.probe_with("/drain", &[("x-modelrelay-drain-token", "wrong")]).await.status, 403);
     rig.still_serves().await;
     let worker = &rig.worker;
-    let told = async {
+    let relay = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
     };
     let headers = [("x-modelrelay-drain-token", "planted-drain-token")];
-    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
+    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), relay);
     assert_eq!(drained.status, 200);
     assert!(!rig.worker.log().contains("planted-drain-token"));
 }
@@ -240,44 +240,44 @@ async fn drain_probe_requires_its_configured_token() {
 #[tokio::test]
 async fn page_in_browser_cannot_drain() {
     let mut rig = Rig::core1().await;
-    let ours = ("x-modelrelay-drain", "1");
+    let drain_header = ("x-modelrelay-drain", "1");
     for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
-        let refused = rig.worker.post("/drain", &[ours, header]).await;
+        let refused = rig.worker.post("/drain", &[drain_header, header]).await;
         assert_eq!(refused.status, 403, "{header:?}");
-        assert!(refused.body.contains("DRAIN_TOKEN"), "it does not say what helps: {}", refused.body);
+        assert!(refused.body.contains("DRAIN_TOKEN"), "the error does not name the remedy: {}", refused.body);
     }
     // An image on a page, loaded over a plain connection, for which the browser sends no such header.
     assert_eq!(rig.worker.probe("/drain").await.status, 403);
-    assert_eq!(rig.worker.probe_with("/drain", &[ours]).await.status, 403);
+    assert_eq!(rig.worker.probe_with("/drain", &[drain_header]).await.status, 403);
     assert_eq!(rig.worker.post("/drain", &[]).await.status, 403);
     // DNS rebinding: the page's own name resolves to this address.
-    assert_eq!(rig.worker.post("/drain", &[ours, ("host", "evil.example:17990")]).await.status, 403);
+    assert_eq!(rig.worker.post("/drain", &[drain_header, ("host", "evil.example:17990")]).await.status, 403);
     rig.still_serves().await;
-    let told = async {
+    let relay = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
     };
-    let (drained, ()) = tokio::join!(rig.worker.drain(), told);
+    let (drained, ()) = tokio::join!(rig.worker.drain(), relay);
     assert_eq!(drained.status, 200);
 }
 
 #[tokio::test]
 async fn many_connections_do_not_end_waiting_hook() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     let worker = &rig.worker;
-    let told = async {
+    let relay = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
         let crowd = silent_crowd(worker).await;
         // It is accepted after all of them.
         assert_eq!(worker.probe("/livez").await.status, 200);
         call.answer_json(200, &json!("finished")).await;
-        rig.link.reply(&asked).await;
+        rig.link.reply(&request).await;
         crowd
     };
-    let (drained, _crowd) = tokio::join!(worker.drain(), told);
+    let (drained, _crowd) = tokio::join!(worker.drain(), relay);
     assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
 }
 
@@ -291,14 +291,14 @@ async fn kubelet_hook_drains_every_relay() {
     let headers =
         [("user-agent", "kube-lifecycle/1.36"), ("accept", "*/*"), ("x-modelrelay-drain-token", "planted-drain-token")];
     let worker = &rig.worker;
-    let told = async {
+    let relay = async {
         for link in [&mut rig.link, &mut second] {
             link.expect("drain").await;
             barrier(link);
             link.closed().await;
         }
     };
-    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
+    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), relay);
     assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
     // The hook may be called twice.
     assert_eq!(worker.probe_with("/drain", &headers).await.status, 200);

@@ -56,23 +56,23 @@ fn ok() -> Answer {
 async fn every_client_route_is_forwarded_to_same_path() {
     let mut rig = Rig::core1().await;
     for route in ROUTES {
-        let asked = rig.link.send_request(&RequestSpec::post(route, "m").body(b"{\"model\":\"m\"}"));
+        let request = rig.link.send_request(&RequestSpec::post(route, "m").body(b"{\"model\":\"m\"}"));
         let call = rig.backend.call().await;
         assert_eq!((call.head.method.as_str(), call.head.target.as_str()), ("POST", route));
         call.answer(&ok()).await;
-        assert_eq!(rig.link.reply(&asked).await.status, 200);
+        assert_eq!(rig.link.reply(&request).await.status, 200);
     }
 }
 
 #[tokio::test]
 async fn stored_response_is_fetched_with_bodiless_get() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::post("/v1/responses/resp_1", "m").method("GET"));
+    let request = rig.link.send_request(&RequestSpec::post("/v1/responses/resp_1", "m").method("GET"));
     let mut call = rig.backend.call().await;
     assert_eq!((call.head.method.as_str(), call.head.target.as_str()), ("GET", "/v1/responses/resp_1"));
     assert!(call.read_body().await.is_empty());
     call.answer(&ok()).await;
-    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    assert_eq!(rig.link.reply(&request).await.status, 200);
 }
 
 #[tokio::test]
@@ -91,11 +91,11 @@ async fn unlisted_path_never_reaches_backend() {
 async fn query_string_is_kept_unchanged() {
     let mut rig = Rig::core1().await;
     let target = "/v1/messages?beta=true&q=%20y+z&empty=";
-    let asked = rig.link.send_request(&RequestSpec::chat("m").path(target));
+    let request = rig.link.send_request(&RequestSpec::chat("m").path(target));
     let call = rig.backend.call().await;
     assert_eq!(call.head.target, target);
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
@@ -104,11 +104,11 @@ async fn path_in_backend_url_is_prefix() {
     let base = format!("{}/engine/", backend.url());
     let _worker = WorkerProcess::builder().relay(relay.url()).backend(base).start().await;
     let mut link = relay.accept_registered(&["core1"]).await;
-    let asked = link.send_request(&RequestSpec::chat("m"));
+    let request = link.send_request(&RequestSpec::chat("m"));
     let call = backend.call().await;
     assert_eq!(call.head.target, "/engine/v1/chat/completions");
     call.answer(&ok()).await;
-    assert_eq!(link.reply(&asked).await.status, 200);
+    assert_eq!(link.reply(&request).await.status, 200);
 }
 
 #[tokio::test]
@@ -144,8 +144,9 @@ async fn only_listed_headers_reach_backend() {
         ("x-hop", "1"),
     ];
     let mut rig = Rig::core1().await;
-    let ask = LISTED.iter().chain(&UNLISTED).fold(RequestSpec::chat("m"), |ask, (key, value)| ask.header(key, value));
-    let asked = rig.link.send_request(&ask);
+    let spec =
+        LISTED.iter().chain(&UNLISTED).fold(RequestSpec::chat("m"), |spec, (key, value)| spec.header(key, value));
+    let request = rig.link.send_request(&spec);
     let mut call = rig.backend.call().await;
     for (key, value) in LISTED {
         assert_eq!(call.head.header(key), Some(value), "{key}");
@@ -158,7 +159,7 @@ async fn only_listed_headers_reach_backend() {
     let body = call.read_body().await;
     assert_eq!(call.head.header("content-length"), Some(body.len().to_string().as_str()));
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
@@ -167,45 +168,46 @@ async fn relay_adds_request_headers_except_connection_headers() {
     let named = REFUSED.into_iter().chain(["x-tenant", "user-agent"]);
     let ack = Ack { request_headers: named.clone().collect(), ..Ack::core1() };
     let mut rig = Rig::with(&ack, 4, |worker| worker).await;
-    let asked = rig
-        .link
-        .send_request(&named.chain(["x-other"]).fold(RequestSpec::chat("m"), |ask, name| ask.header(name, "planted")));
+    let request = rig.link.send_request(
+        &named.chain(["x-other"]).fold(RequestSpec::chat("m"), |spec, name| spec.header(name, "planted")),
+    );
     let call = rig.backend.call().await;
     let is_planted = |name: &str| call.head.header(name) == Some("planted");
     assert!(is_planted("x-tenant") && is_planted("user-agent") && !is_planted("x-other"));
     assert!(!REFUSED.into_iter().any(is_planted), "{:?}", call.head.header_names());
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
 async fn compressed_responses_are_never_requested() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("accept-encoding"), None);
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
 async fn client_backend_key_is_forwarded_unlike_api_key() {
     let mut rig = Rig::core1().await;
-    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let asked = rig.link.send_request(&theirs);
+    let with_credentials =
+        RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let request = rig.link.send_request(&with_credentials);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer sk-theirs"));
     assert_eq!(call.head.header("x-api-key"), Some("ak-theirs"));
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
-    let ours =
+    rig.link.reply(&request).await;
+    let with_relay_key =
         RequestSpec::chat("m").header("authorization", "Bearer mr-id-secret").header("x-api-key", "mr-id-secret");
-    let asked = rig.link.send_request(&ours);
+    let request = rig.link.send_request(&with_relay_key);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), None);
     assert_eq!(call.head.header("x-api-key"), None);
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
@@ -214,19 +216,20 @@ async fn configured_backend_key_replaces_client_key() {
     std::fs::write(file.path(), "backend-key\n").expect("a writable file");
     let settings = |worker: WorkerBuilder| worker.file("BACKEND_API_KEY_FILE", file.path()).models("*");
     let mut rig = Rig::with(&Ack::core1(), 1, settings).await;
-    let theirs = RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
-    let asked = rig.link.send_request(&theirs);
+    let with_credentials =
+        RequestSpec::chat("m").header("authorization", "Bearer sk-theirs").header("x-api-key", "ak-theirs");
+    let request = rig.link.send_request(&with_credentials);
     let call = rig.backend.call().await;
     assert_eq!(call.head.header("authorization"), Some("Bearer backend-key"));
     assert_eq!(call.head.header("x-api-key"), None);
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
     let listing = rig
         .backend
         .received_heads()
         .into_iter()
         .find(|head| head.path() == "/v1/models")
-        .expect("the models were asked for");
+        .expect("the worker requested the models");
     assert_eq!(listing.header("authorization"), Some("Bearer backend-key"));
 }
 
@@ -236,12 +239,12 @@ async fn request_body_of_any_bytes_arrives_exactly() {
     let body: Vec<u8> = (0..300_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let multipart =
         RequestSpec::post("/v1/audio/transcriptions", "m").header("content-type", "multipart/form-data; boundary=xYz");
-    let asked = rig.link.send_request(&multipart.body(&body));
+    let request = rig.link.send_request(&multipart.body(&body));
     let mut call = rig.backend.call().await;
     assert_eq!(call.head.header("content-type"), Some("multipart/form-data; boundary=xYz"));
     assert!(call.read_body().await == body, "the body was changed");
     call.answer(&ok()).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
@@ -322,24 +325,24 @@ async fn known_content_length_is_announced() {
 #[tokio::test]
 async fn informational_responses_are_skipped() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.write_raw(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n").await;
     call.answer(&ok()).await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.status, reply.header("link")), (200, None));
 }
 
 #[tokio::test]
 async fn response_without_body_is_complete() {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
     call.head(204, &[]).await;
     call.keep_alive();
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.status, reply.body.len(), reply.is_complete()), (204, 0, true));
 }
 

@@ -71,10 +71,10 @@ async fn refused_secret_is_logged_once_and_retried() {
     }
     let _link = relay.accept_registered(&["core1"]).await;
     worker.process.wait_for_line("registered").await;
-    let told = worker.process.log().lines();
-    let told: Vec<_> =
-        told.iter().filter(|line| line.contains("WARN") && line.to_lowercase().contains("auth")).collect();
-    assert_eq!(told.len(), 1, "{told:#?}");
+    let lines = worker.process.log().lines();
+    let warnings: Vec<_> =
+        lines.iter().filter(|line| line.contains("WARN") && line.to_lowercase().contains("auth")).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
 }
 
 #[tokio::test]
@@ -98,10 +98,10 @@ async fn missing_secret_file_is_awaited() {
     let file = directory.path().join("worker-secret");
     let worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_SECRET");
     let mut worker = worker.file("WORKER_SECRET_FILE", &file).start().await;
-    let told = worker.process.wait_for_line("there is no worker secret yet").await;
-    assert!(told.contains("WARN") && told.contains("WORKER_SECRET_FILE") && told.contains("worker-secret"), "{told}");
+    let line = worker.process.wait_for_line("there is no worker secret yet").await;
+    assert!(line.contains("WARN") && line.contains("WORKER_SECRET_FILE") && line.contains("worker-secret"), "{line}");
     std::fs::write(&file, "\n").expect("a writable directory");
-    assert!(relay.dial_within(QUIET * 2).await.is_none(), "it dialled without a secret");
+    assert!(relay.dial_within(QUIET * 2).await.is_none(), "the worker dialled without a secret");
     // The two messages differ, so each is logged once.
     assert_eq!(worker.process.log().count_of("there is no worker secret yet"), 2, "{}", worker.log());
     assert!(worker.process.is_running());
@@ -238,9 +238,9 @@ async fn reported_relay_count_determines_number_of_links() {
     let (mut rig, mut second) = two_links(4).await;
     rig.still_serves().await;
     second.grant(4).await;
-    let asked = second.send_request(&RequestSpec::chat("m"));
+    let request = second.send_request(&RequestSpec::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({"by": "b"})).await;
-    assert_eq!(second.reply(&asked).await.json(), json!({"by": "b"}));
+    assert_eq!(second.reply(&request).await.json(), json!({"by": "b"}));
 }
 
 #[tokio::test]
@@ -294,12 +294,12 @@ async fn duplicate_keeps_live_link_and_is_retried() {
 #[tokio::test]
 async fn losing_one_link_keeps_requests_of_other() {
     let (mut rig, second) = two_links(4).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     drop(second);
     rig.relay.accept_with(&relay_b()).await;
     call.answer_json(200, &json!({"kept": true})).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!({"kept": true}));
+    assert_eq!(rig.link.reply(&request).await.json(), json!({"kept": true}));
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ async fn unary_response_is_one_response_complete() {
     let reply = rig.answered(&RequestSpec::chat("m"), &Answer::json(200, &body)).await;
     assert_eq!((reply.status, reply.json()), (200, body));
     assert_eq!(reply.header("content-type"), Some("application/json"));
-    assert!(reply.parts.is_empty(), "a unary answer in chunks");
+    assert!(reply.parts.is_empty(), "a unary response in chunks");
     let counts = json!({"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6});
     assert_eq!(reply.end["token_counts"], counts);
 }
@@ -49,16 +49,16 @@ async fn backend_error_passes_with_its_status() {
 #[tokio::test]
 async fn stream_becomes_chunks_and_completion() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     for data in ["one", "two"] {
         call.chunk(&sse(data)).await;
-        assert_eq!(rig.link.part(&asked).await, sse(data));
+        assert_eq!(rig.link.part(&request).await, sse(data));
     }
     call.end_stream().await;
     let end = rig.link.expect("response_complete").await;
-    assert_eq!((end["request_id"].as_str(), end["status_code"].as_u64()), (Some(asked.id.as_str()), Some(200)));
+    assert_eq!((end["request_id"].as_str(), end["status_code"].as_u64()), (Some(request.id.as_str()), Some(200)));
 }
 
 #[tokio::test]
@@ -66,19 +66,19 @@ async fn chunks_end_on_character_boundaries() {
     let mut rig = Rig::old().await;
     let body = sse("zażółć 🦙 \u{10ffff} ok");
     for cut in 1..body.len() {
-        let asked = rig.link.send_request(&RequestSpec::stream("m"));
+        let request = rig.link.send_request(&RequestSpec::stream("m"));
         let mut call = rig.backend.call().await;
         call.start_stream().await;
         call.chunk(&body[..cut]).await;
         let whole = whole_characters(&body[..cut]);
         let mut got = Vec::new();
         while got.len() < whole {
-            got.extend(rig.link.part(&asked).await);
+            got.extend(rig.link.part(&request).await);
         }
         assert_eq!(got.len(), whole, "cut at {cut}");
         call.chunk(&body[cut..]).await;
         call.end_stream().await;
-        got.extend(rig.link.reply(&asked).await.body);
+        got.extend(rig.link.reply(&request).await.body);
         assert!(got == body, "cut at {cut}: {:?}", String::from_utf8_lossy(&got));
     }
 }
@@ -131,13 +131,13 @@ async fn forbidden_path_leads_to_response_without_error_message() {
 
 /// Breaks a stream by a reset of the backend after the first event; returns the last chunk and the completion.
 async fn broken_stream(rig: &mut Rig, path: &str) -> (String, Value) {
-    let asked = rig.link.send_request(&RequestSpec::stream("m").path(path));
+    let request = rig.link.send_request(&RequestSpec::stream("m").path(path));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(&sse("first")).await;
-    assert_eq!(rig.link.part(&asked).await, sse("first"));
+    assert_eq!(rig.link.part(&request).await, sse("first"));
     call.reset();
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     (String::from_utf8(reply.body).expect("chunks are text"), reply.end)
 }
 
@@ -174,16 +174,16 @@ async fn broken_responses_stream_ends_with_nested_error_event() {
 #[tokio::test]
 async fn requests_over_capacity_wait_in_arrival_order() {
     let mut rig = Rig::with(&Ack::old(), 1, |worker| worker).await;
-    let asked: Vec<_> = (0..4)
+    let requests: Vec<_> = (0..4)
         .map(|number| rig.link.send_request(&RequestSpec::chat("m").body(number.to_string().as_bytes())))
         .collect();
-    for (number, asked) in asked.iter().enumerate() {
+    for (number, request) in requests.iter().enumerate() {
         let mut call = rig.backend.call().await;
         assert_eq!(call.read_body().await, number.to_string().as_bytes());
         let crowd = rig.backend.call_within(Duration::from_millis(50)).await;
         assert!(crowd.is_none(), "two requests at once on one slot");
         call.answer_json(200, &json!(number)).await;
-        assert_eq!(rig.link.reply(asked).await.json(), json!(number));
+        assert_eq!(rig.link.reply(request).await.json(), json!(number));
     }
     only_seed_messages(&mut rig.link).await;
 }
@@ -191,12 +191,12 @@ async fn requests_over_capacity_wait_in_arrival_order() {
 #[tokio::test]
 async fn cancelled_request_is_aborted_and_still_completed() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let mut call = rig.backend.call().await;
     call.read_body().await;
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     call.closed().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.is_complete());
 }
 
@@ -257,26 +257,26 @@ async fn request_crossing_withdrawal_is_served() {
 #[tokio::test]
 async fn query_string_is_part_of_endpoint_path() {
     let mut rig = Rig::old().await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m").path("/v1/messages?beta=true"));
+    let request = rig.link.send_request(&RequestSpec::chat("m").path("/v1/messages?beta=true"));
     let call = rig.backend.call().await;
     assert_eq!(call.head.target, "/v1/messages?beta=true");
     call.answer_json(200, &json!({})).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
 }
 
 #[tokio::test]
 async fn drain_pings_only_after_withdrawal() {
     let mut rig = Rig::old().await;
     rig.worker.terminate().await;
-    let told = |event: &Event| match event {
+    let withdrawal_or_ping = |event: &Event| match event {
         Event::Message(message) => message.kind() == "models_update" && message["models"] == json!([]),
         // A worker that started slowly may ping the relay at the same time.
         Event::Ping(payload) => &payload[..] == b"drain",
         Event::Piece { .. } | Event::Closed { .. } => false,
     };
-    let first = rig.link.next_where(TEST_TIMEOUT, told).await;
-    assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
-    assert!(matches!(rig.link.next_where(TEST_TIMEOUT, told).await, Some(Event::Ping(_))));
+    let first = rig.link.next_where(TEST_TIMEOUT, withdrawal_or_ping).await;
+    assert!(matches!(first, Some(Event::Message(_))), "a pong must not count as proof of support: {first:?}");
+    assert!(matches!(rig.link.next_where(TEST_TIMEOUT, withdrawal_or_ping).await, Some(Event::Ping(_))));
 }
 
 #[tokio::test]

@@ -67,9 +67,9 @@ async fn connections_without_request_do_not_block_probes() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     let mut crowd = silent_crowd(&worker).await;
     // Before the timeout of any of them.
-    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("an answer");
+    let probed = tokio::time::timeout(TEST_TIMEOUT / 2, worker.probe("/livez")).await.expect("a response");
     assert_eq!(probed.status, 200);
-    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest gives way");
+    assert_eq!(crowd[0].read_to_end_within(TEST_TIMEOUT / 2).await, "", "the oldest connection must be closed");
 }
 
 #[tokio::test]
@@ -185,11 +185,11 @@ async fn metrics_follow_events() {
     assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_max_concurrency").await, 4.0);
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 1.0);
     call.answer_json(200, &json!({"some": "bytes"})).await;
-    rig.link.reply(&asked).await;
+    rig.link.reply(&request).await;
     assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
     assert!(rig.worker.metric("modelrelay_worker_forwarded_bytes_total").await >= 16.0);
     assert_eq!(rig.worker.metric("modelrelay_worker_backend_request_duration_seconds_count").await, 1.0);
@@ -215,7 +215,7 @@ async fn occupied_default_address_is_replaced() {
     let worker = WorkerProcess::builder().backend(backend.url()).without("PROBE_ADDR").start().await;
     assert_eq!(worker.probe("/livez").await.status, 200);
     assert!(!worker.log().contains("listening on http://127.0.0.1:17990"), "{}", worker.log());
-    assert!(worker.log().contains("17990"), "it does not say that the default was taken: {}", worker.log());
+    assert!(worker.log().contains("17990"), "the log does not mention the default port: {}", worker.log());
 }
 
 #[tokio::test]

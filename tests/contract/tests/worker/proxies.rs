@@ -20,15 +20,15 @@ async fn http_proxy_carries_plain_link() {
     let worker = worker.env("RELAY_HEADERS", "x-access: one").start().await;
     let dial = relay.dial().await;
     assert_eq!((dial.header("host"), dial.header("x-access")), (Some("relay.example:80"), Some("one")));
-    let asked = proxy.next_request().await;
-    assert_eq!(asked, "CONNECT relay.example:80 HTTP/1.1\r\nHost: relay.example:80\r\n\r\n");
+    let head = proxy.next_request().await;
+    assert_eq!(head, "CONNECT relay.example:80 HTTP/1.1\r\nHost: relay.example:80\r\n\r\n");
     dial.refuse(503).await;
     let link = relay.accept_registered(&["core1"]).await;
     let mut rig = Rig { relay, link, backend, worker };
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
     proxy.next_request().await;
-    assert!(proxy.is_unused(), "the worker dialled something else through the proxy");
+    assert!(proxy.is_unused(), "the worker made another connection through the proxy");
 }
 
 #[tokio::test]
@@ -39,9 +39,9 @@ async fn https_proxy_carries_encrypted_link() {
     let url = format!("http://me:planted%40word@{}", proxy.addr());
     let worker = worker("wss").file("RELAY_CA_FILE", &certificates.ca_file()).env("https_proxy", url).start().await;
     assert_eq!(relay.dial().await.path, "/v1/worker/connect");
-    let asked = proxy.next_request().await;
-    assert!(asked.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{asked}");
-    assert!(asked.contains("\r\nProxy-Authorization: Basic bWU6cGxhbnRlZEB3b3Jk\r\n"), "{asked}");
+    let head = proxy.next_request().await;
+    assert!(head.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{head}");
+    assert!(head.contains("\r\nProxy-Authorization: Basic bWU6cGxhbnRlZEB3b3Jk\r\n"), "{head}");
     let log = worker.log();
     assert!(!log.contains("planted") && !log.contains("bWU6cGxh"), "{log}");
 }

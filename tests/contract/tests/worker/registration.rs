@@ -114,7 +114,7 @@ async fn worker_name_defaults_to_host_name() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_NAME").start().await;
     let link = relay.accept_registered(&["core1"]).await;
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux tells its host name");
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux exposes its host name");
     assert_eq!(link.registration["worker_name"], host.trim());
 }
 

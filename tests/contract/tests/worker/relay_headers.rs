@@ -18,8 +18,8 @@ async fn dial_sends_configured_headers() {
     assert_eq!(dial.header("authorization"), Some("Basic planted-4711"));
     assert_eq!(dial.header("x-worker-secret"), Some(WORKER_SECRET));
     dial.refuse(403).await;
-    let told = worker.process.wait_for_line("the relay returned 403").await;
-    assert!(!worker.log().contains("planted-4711"), "{told}");
+    let line = worker.process.wait_for_line("the relay returned 403").await;
+    assert!(!worker.log().contains("planted-4711"), "{line}");
 }
 
 #[tokio::test]
@@ -46,13 +46,13 @@ async fn settings_file_may_contain_headers() {
 
 #[tokio::test]
 async fn handshake_header_is_rejected() {
-    for (headers, told) in [
+    for (headers, error) in [
         ("Host: planted-4711", "RELAY_HEADERS: \"host\" is not allowed"),
         ("sec-websocket-key: planted-4711", "RELAY_HEADERS: \"sec-websocket-key\" is not allowed"),
         ("planted-4711", "RELAY_HEADERS: each header (not shown) must have the form NAME: VALUE"),
     ] {
         let process = WorkerProcess::builder().relay("http://127.0.0.1:9").env("RELAY_HEADERS", headers).spawn();
-        let line = process.wait_for_line(told).await;
+        let line = process.wait_for_line(error).await;
         assert!(!line.contains("planted-4711"), "{line}");
     }
 }

@@ -77,7 +77,7 @@ async fn changed_capacity_is_granted_on_same_link() {
 async fn reduced_capacity_severs_no_running_request() {
     let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
     watched.link.ready(&["m"], 2).await;
-    let asked =
+    let requests =
         [watched.link.send_request(&RequestSpec::chat("m")), watched.link.send_request(&RequestSpec::chat("m"))];
     let calls = [watched.backend.call().await, watched.backend.call().await];
     watched.change("models: [m]\nmaxConcurrency: 1");
@@ -85,8 +85,8 @@ async fn reduced_capacity_severs_no_running_request() {
     for call in calls {
         call.answer_json(200, &json!({})).await;
     }
-    for asked in &asked {
-        assert_eq!(watched.link.reply(asked).await.status, 200);
+    for request in &requests {
+        assert_eq!(watched.link.reply(request).await.status, 200);
     }
 }
 
@@ -107,7 +107,7 @@ async fn unchanged_model_is_never_withdrawn_during_reload() {
     watched.link.models(&["m"]).await;
     watched.change("models: [m, other]");
     let update = watched.link.expect("models_update").await;
-    assert_eq!(update["models"], json!(["m", "other"]), "requests for m met a relay without it");
+    assert_eq!(update["models"], json!(["m", "other"]), "requests for m reached a relay without it");
 }
 
 #[tokio::test]
@@ -119,9 +119,9 @@ async fn changed_backend_is_used_without_restart() {
     watched.worker.process.wait_for_line("worker.yaml applied").await;
     // The models of the previous backend are withdrawn until the new one is known to be healthy.
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m"])).await;
-    let asked = watched.link.send_request(&RequestSpec::chat("m"));
+    let request = watched.link.send_request(&RequestSpec::chat("m"));
     other.call().await.answer_json(200, &json!({"from": "the other"})).await;
-    assert_eq!(watched.link.reply(&asked).await.json(), json!({"from": "the other"}));
+    assert_eq!(watched.link.reply(&request).await.json(), json!({"from": "the other"}));
 }
 
 /// The operator configures Pods with a backend like this: their backends move with the next Pod, and the file changes
@@ -140,9 +140,9 @@ async fn backend_from_environment_overrides_changed_file() {
     replace(directory.path(), &text(&relay, &other, "models: [m, n]"));
     let update = link.expect("models_update").await;
     assert_eq!(update["models"], json!(["m", "n"]), "the models were withdrawn on the way");
-    let asked = link.send_request(&RequestSpec::chat("n"));
+    let request = link.send_request(&RequestSpec::chat("n"));
     backend.call().await.answer_json(200, &json!({"from": "the first"})).await;
-    assert_eq!(link.reply(&asked).await.json(), json!({"from": "the first"}));
+    assert_eq!(link.reply(&request).await.json(), json!({"from": "the first"}));
     assert_eq!(other.received_heads().len(), 0);
 }
 

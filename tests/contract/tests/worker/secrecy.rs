@@ -26,29 +26,29 @@ async fn eventful_life(ack: &Ack) -> Rig {
     };
     let mut rig = Rig::with(ack, 4, settings).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "planted-prompt-77"}]}).to_string();
-    let ask = RequestSpec::chat("m").path("/v1/chat/completions?q=planted-query-55").body(body.as_bytes());
-    let ask = ask.header("authorization", "Bearer planted-client-key-66").header("cookie", "planted-cookie-44");
+    let spec = RequestSpec::chat("m").path("/v1/chat/completions?q=planted-query-55").body(body.as_bytes());
+    let spec = spec.header("authorization", "Bearer planted-client-key-66").header("cookie", "planted-cookie-44");
     for status in [200, 400, 500] {
         let answer = Answer::json(status, &json!({"content": "planted-answer-88"}));
-        assert_eq!(rig.answered(&ask, &answer).await.status, status);
+        assert_eq!(rig.answered(&spec, &answer).await.status, status);
     }
-    let asked = rig.link.send_request(&ask);
+    let request = rig.link.send_request(&spec);
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: planted-answer-88\n\n").await;
     call.reset();
-    rig.link.reply(&asked).await;
-    let asked = rig.link.send_request(&ask);
+    rig.link.reply(&request).await;
+    let request = rig.link.send_request(&spec);
     let mut call = rig.backend.call().await;
     call.write_raw(b"planted-answer-88 is no HTTP\r\n\r\n").await;
-    rig.link.reply(&asked).await;
-    let asked = rig.link.send_request(&ask);
+    rig.link.reply(&request).await;
+    let request = rig.link.send_request(&spec);
     let mut call = rig.backend.call().await;
-    rig.link.cancel(&asked.id, "client_disconnect");
+    rig.link.cancel(&request.id, "client_disconnect");
     call.closed().await;
-    rig.link.exchange(&ask.clone().path("/admin?q=planted-query-55")).await;
+    rig.link.exchange(&spec.clone().path("/admin?q=planted-query-55")).await;
     rig.backend.refuse().await;
-    rig.link.exchange(&ask).await;
+    rig.link.exchange(&spec).await;
     rig
 }
 

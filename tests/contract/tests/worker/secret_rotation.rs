@@ -34,7 +34,7 @@ async fn next_dial(rig: &mut Rig, secret: &str) -> Dial {
 #[tokio::test]
 async fn new_link_replaces_old_one_which_finishes_requests() {
     let (mut rig, file) = rig(&Ack::core1()).await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
@@ -52,7 +52,7 @@ async fn new_link_replaces_old_one_which_finishes_requests() {
     assert_eq!(newer.reply(&other).await.json(), json!({"by": "newer"}));
     call.chunk(b"data: 2\n\n").await;
     call.end_stream().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: 1\n\ndata: 2\n\n"[..], true));
     rig.link.closed().await;
     newer.grant(4).await;
@@ -94,7 +94,7 @@ async fn ending_older_link_does_not_end_new_one() {
     rig.link.register(&Ack::core1()).await;
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
-    assert!(rig.relay.dial_within(Duration::from_secs(1)).await.is_none(), "it dialled once more");
+    assert!(rig.relay.dial_within(Duration::from_secs(1)).await.is_none(), "the worker dialled again");
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn balancer_leading_to_other_relay_is_dialled_again() {
 #[tokio::test]
 async fn old_link_of_seed_relay_receives_no_requests() {
     let (mut rig, file) = rig(&Ack::old()).await;
-    let asked = rig.link.send_request(&RequestSpec::chat("m"));
+    let request = rig.link.send_request(&RequestSpec::chat("m"));
     let call = rig.backend.call().await;
     write(file.path(), "second-secret");
     let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
@@ -121,7 +121,7 @@ async fn old_link_of_seed_relay_receives_no_requests() {
     newer.models(&["m"]).await;
     rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
     call.answer_json(200, &json!({"kept": true})).await;
-    assert_eq!(rig.link.reply(&asked).await.json(), json!({"kept": true}));
+    assert_eq!(rig.link.reply(&request).await.json(), json!({"kept": true}));
     rig.link.closed().await;
     rig.link = newer;
     rig.still_serves().await;
@@ -135,7 +135,7 @@ async fn draining_worker_does_not_move_links() {
     rig.worker.terminate().await;
     rig.link.expect("drain").await;
     write(file.path(), "second-secret");
-    assert!(rig.relay.dial_within(MOVE).await.is_none(), "it dialled while it drained");
+    assert!(rig.relay.dial_within(MOVE).await.is_none(), "the worker dialled while it drained");
     call.answer_json(200, &json!({})).await;
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
     assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));

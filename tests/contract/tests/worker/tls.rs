@@ -36,15 +36,15 @@ async fn unknown_authority_is_rejected_and_logged() {
     let worker = WorkerProcess::builder().relay(relay.url()).start().await;
     let dial = relay.dial_within(Duration::from_secs(2)).await;
     assert!(dial.is_none(), "the secret was sent to a stranger");
-    let told = worker.log().to_lowercase();
-    assert!(told.contains("certificate"), "{told}");
+    let log = worker.log().to_lowercase();
+    assert!(log.contains("certificate"), "{log}");
 }
 
 #[tokio::test]
 async fn other_authority_is_rejected() {
-    let (ours, theirs) = (Certificates::make(), Certificates::make());
-    let mut relay = FakeRelay::start_tls(&theirs).await;
-    let worker = WorkerProcess::builder().relay(relay.url()).file("RELAY_CA_FILE", &ours.ca_file());
+    let (trusted, other) = (Certificates::make(), Certificates::make());
+    let mut relay = FakeRelay::start_tls(&other).await;
+    let worker = WorkerProcess::builder().relay(relay.url()).file("RELAY_CA_FILE", &trusted.ca_file());
     let _worker = worker.start().await;
     assert!(relay.dial_within(Duration::from_secs(2)).await.is_none(), "the secret was sent to a stranger");
 }

@@ -48,8 +48,8 @@ async fn token_is_read_at_each_dial_for_header() {
     renew(directory.path(), token(2));
     dial.refuse(401).await;
     check_shown(&relay.dial().await, token(2));
-    let told = worker.process.wait_for_line("worker authentication failed").await;
-    assert!(told.contains("workerServiceAccounts"), "{told}");
+    let line = worker.process.wait_for_line("worker authentication failed").await;
+    assert!(line.contains("workerServiceAccounts"), "{line}");
 }
 
 #[tokio::test]
@@ -57,8 +57,8 @@ async fn missing_token_file_is_awaited() {
     let mut relay = FakeRelay::start().await;
     let directory = tempfile::tempdir().expect("a temporary directory");
     let worker = with_token(WorkerProcess::builder().relay(relay.url()), &directory).start().await;
-    let told = worker.process.wait_for_line("there is no worker token yet").await;
-    assert!(told.contains("WORKER_TOKEN_FILE"), "{told}");
+    let line = worker.process.wait_for_line("there is no worker token yet").await;
+    assert!(line.contains("WORKER_TOKEN_FILE"), "{line}");
     renew(directory.path(), token(1));
     check_shown(&relay.dial().await, token(1));
 }
@@ -68,7 +68,7 @@ async fn renewed_token_opens_new_link_while_old_finishes() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     renew(directory.path(), token(1));
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| with_token(worker, &directory)).await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m"));
+    let request = rig.link.send_request(&RequestSpec::stream("m"));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     call.chunk(b"data: 1\n\n").await;
@@ -83,7 +83,7 @@ async fn renewed_token_opens_new_link_while_old_finishes() {
     rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
     call.chunk(b"data: 2\n\n").await;
     call.end_stream().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: 1\n\ndata: 2\n\n"[..], true));
     rig.link.closed().await;
     newer.grant(4).await;

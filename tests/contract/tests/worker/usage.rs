@@ -18,7 +18,7 @@ async fn unary(path: &str, body: &Value) -> Value {
 /// Returns `response_complete` for a stream of these events, which the backend writes byte by byte.
 async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
     let mut rig = Rig::core1().await;
-    let asked = rig.link.send_request(&RequestSpec::stream("m").path(path));
+    let request = rig.link.send_request(&RequestSpec::stream("m").path(path));
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     let mut body = Vec::new();
@@ -32,7 +32,7 @@ async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
         call.chunk(&[*byte]).await;
     }
     call.end_stream().await;
-    let reply = rig.link.reply(&asked).await;
+    let reply = rig.link.reply(&request).await;
     assert!(reply.body == body, "reading the usage changed the stream");
     reply.end
 }

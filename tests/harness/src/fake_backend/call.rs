@@ -154,7 +154,7 @@ impl Call {
     /// If the peer is gone.
     pub async fn answer(mut self, answer: &Answer) {
         self.read_body().await;
-        assert!(self.try_answer(answer).await, "the peer left before the answer");
+        assert!(self.try_answer(answer).await, "the peer disconnected before the response");
     }
 
     /// Sends a JSON response.

@@ -154,8 +154,9 @@ impl State {
 impl Tokens {
     /// Like the real one: a token for another audience, or an expired one, is as invalid as any other.
     fn judge(&self, token: &str, audiences: &Value) -> Value {
-        let asked = |made: &Made| audiences.as_array().is_some_and(|list| list.iter().any(|it| *it == made.audience));
-        let made = self.good.get(token).filter(|made| made.expires > unix(0) && (self.is_old || asked(made)));
+        let has_audience =
+            |made: &Made| audiences.as_array().is_some_and(|list| list.iter().any(|it| *it == made.audience));
+        let made = self.good.get(token).filter(|made| made.expires > unix(0) && (self.is_old || has_audience(made)));
         let Some(made) = made else { return json!({"user": {}, "error": "[invalid bearer token]"}) };
         let mut status = json!({"authenticated": true, "user": {"username": made.user, "uid": "u"}});
         if !self.is_old {

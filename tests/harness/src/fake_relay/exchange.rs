@@ -123,17 +123,17 @@ impl RequestSpec {
         Self { content_length: Some(content_length), ..self }
     }
 
-    fn message(&self, asked: &SentRequest, core1: bool) -> Value {
+    fn message(&self, request: &SentRequest, core1: bool) -> Value {
         let mut message = json!({
             "type": "request",
-            "request_id": asked.id,
+            "request_id": request.id,
             "model": self.model,
             "endpoint_path": self.path,
             "is_streaming": self.streaming,
             "headers": self.headers,
         });
         if core1 {
-            message["stream"] = json!(asked.stream);
+            message["stream"] = json!(request.stream);
             message["content_length"] = json!(self.content_length.unwrap_or(self.body.len() as u64));
         } else {
             message["body"] = json!(String::from_utf8(self.body.clone()).expect("old peers carry text only"));
@@ -187,40 +187,40 @@ impl Reply {
 impl RelayLink {
     /// Sends a request with its body, in the form of this link. The body is sent in the background as the worker returns
     /// credit.
-    pub fn send_request(&mut self, ask: &RequestSpec) -> SentRequest {
-        let asked = self.send_request_head(ask);
-        if self.core1 && !ask.body.is_empty() {
-            let (sender, stream, body) = (self.sender(), asked.stream, ask.body.clone());
+    pub fn send_request(&mut self, spec: &RequestSpec) -> SentRequest {
+        let request = self.send_request_head(spec);
+        if self.core1 && !spec.body.is_empty() {
+            let (sender, stream, body) = (self.sender(), request.stream, spec.body.clone());
             tokio::spawn(async move { sender.send_body(stream, &body).await });
         }
-        asked
+        request
     }
 
     /// Sends only the `request` message.
-    pub fn send_request_head(&mut self, ask: &RequestSpec) -> SentRequest {
-        let asked = SentRequest { id: format!("request-{}", self.next), stream: self.next };
+    pub fn send_request_head(&mut self, spec: &RequestSpec) -> SentRequest {
+        let request = SentRequest { id: format!("request-{}", self.next), stream: self.next };
         self.next += 1;
-        self.send(&ask.message(&asked, self.core1));
-        asked
+        self.send(&spec.message(&request, self.core1));
+        request
     }
 
     /// Sends a request and waits for its whole response.
-    pub async fn exchange(&mut self, ask: &RequestSpec) -> Reply {
-        let asked = self.send_request(ask);
-        self.reply(&asked).await
+    pub async fn exchange(&mut self, spec: &RequestSpec) -> Reply {
+        let request = self.send_request(spec);
+        self.reply(&request).await
     }
 
     /// The whole response to a request.
     ///
     /// # Panics
     /// If nothing arrives for ten seconds before its end, or the messages violate the protocol's order.
-    pub async fn reply(&mut self, asked: &SentRequest) -> Reply {
-        let found = self.reply_within(super::TEST_TIMEOUT, asked).await;
-        found.unwrap_or_else(|| panic!("the answer to {} stopped before its end", asked.id))
+    pub async fn reply(&mut self, request: &SentRequest) -> Reply {
+        let found = self.reply_within(super::TEST_TIMEOUT, request).await;
+        found.unwrap_or_else(|| panic!("the response to {} ended prematurely", request.id))
     }
 
     /// The whole response, or `None` if nothing arrives for `patience` before its end.
-    pub async fn reply_within(&mut self, patience: Duration, asked: &SentRequest) -> Option<Reply> {
+    pub async fn reply_within(&mut self, patience: Duration, request: &SentRequest) -> Option<Reply> {
         let mut reply = Reply {
             start: None,
             status: 0,
@@ -231,7 +231,7 @@ impl RelayLink {
             end_seq: 0,
         };
         loop {
-            let event = self.next_where(patience, |event| belongs(event, asked)).await?;
+            let event = self.next_where(patience, |event| belongs(event, request)).await?;
             match event {
                 Event::Piece { payload, .. } => {
                     assert!(reply.start.is_some(), "a piece before response_start");
@@ -252,25 +252,25 @@ impl RelayLink {
     }
 
     /// Waits for `response_start` of a request.
-    pub async fn started(&mut self, asked: &SentRequest) -> Value {
-        self.expect_where("response_start", |start| start["request_id"] == json!(asked.id)).await.body
+    pub async fn started(&mut self, request: &SentRequest) -> Value {
+        self.expect_where("response_start", |start| start["request_id"] == json!(request.id)).await.body
     }
 
     /// The next part of a response: a piece's payload or a chunk's text.
     ///
     /// # Panics
     /// If none arrives within ten seconds.
-    pub async fn part(&mut self, asked: &SentRequest) -> Vec<u8> {
+    pub async fn part(&mut self, request: &SentRequest) -> Vec<u8> {
         let is_part = |event: &Event| match event {
-            Event::Message(message) => message.kind() == "response_chunk" && belongs(event, asked),
-            Event::Piece { .. } => belongs(event, asked),
+            Event::Message(message) => message.kind() == "response_chunk" && belongs(event, request),
+            Event::Piece { .. } => belongs(event, request),
             Event::Ping(_) | Event::Closed { .. } => false,
         };
         match self.next_where(super::TEST_TIMEOUT, is_part).await {
             Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
             Some(Event::Ping(_) | Event::Closed { .. }) | None => {
-                panic!("no part of the answer to {} within 10 s", asked.id)
+                panic!("no part of the response to {} within 10 s", request.id)
             }
         }
     }
@@ -283,7 +283,7 @@ impl Reply {
     }
 
     fn handle_start(&mut self, start: Value) {
-        assert!(self.start.is_none() && self.parts.is_empty(), "response_start comes once, before the pieces");
+        assert!(self.start.is_none() && self.parts.is_empty(), "response_start must arrive once, before the pieces");
         self.status = status_of(&start);
         let pairs = start["headers"].as_array().expect("headers as an array of pairs");
         self.headers = pairs.iter().map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
@@ -306,11 +306,11 @@ impl Reply {
     }
 }
 
-fn belongs(event: &Event, asked: &SentRequest) -> bool {
+fn belongs(event: &Event, request: &SentRequest) -> bool {
     const ANSWERS: [&str; 4] = ["response_start", "response_chunk", "response_complete", "error"];
     match event {
-        Event::Message(message) => ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id),
-        Event::Piece { stream, .. } => *stream == asked.stream,
+        Event::Message(message) => ANSWERS.contains(&message.kind()) && message["request_id"] == json!(request.id),
+        Event::Piece { stream, .. } => *stream == request.stream,
         Event::Ping(_) | Event::Closed { .. } => false,
     }
 }

@@ -81,7 +81,7 @@ pub struct RelayLink {
     pub(super) next: u32,
     sender: LinkSender,
     events: mpsc::UnboundedReceiver<Event>,
-    heard: VecDeque<Event>,
+    kept: VecDeque<Event>,
     tasks: [JoinHandle<()>; 2],
     frozen: watch::Sender<bool>,
 }
@@ -124,7 +124,7 @@ impl RelayLink {
             next: 1,
             sender,
             events,
-            heard: VecDeque::new(),
+            kept: VecDeque::new(),
             tasks: [reading, writing],
             frozen,
         }
@@ -280,8 +280,8 @@ impl RelayLink {
 
     /// The first event, kept or new, that `wanted` accepts. A closed socket ends the search.
     pub async fn next_where(&mut self, patience: Duration, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
-        if let Some(found) = self.heard.iter().position(&wanted) {
-            return self.heard.remove(found);
+        if let Some(found) = self.kept.iter().position(&wanted) {
+            return self.kept.remove(found);
         }
         let deadline = tokio::time::Instant::now() + patience;
         loop {
@@ -290,7 +290,7 @@ impl RelayLink {
                 return Some(event);
             }
             let ended = matches!(event, Event::Closed { .. });
-            self.heard.push_back(event);
+            self.kept.push_back(event);
             if ended {
                 return None;
             }
@@ -299,12 +299,12 @@ impl RelayLink {
 
     /// Drops all events that were received and not read.
     pub fn forget(&mut self) {
-        self.heard.clear();
+        self.kept.clear();
         while self.events.try_recv().is_ok() {}
     }
 
     fn unread(&self) -> String {
-        let names = self.heard.iter().map(|event| match event {
+        let names = self.kept.iter().map(|event| match event {
             Event::Message(message) => message.kind().to_owned(),
             Event::Piece { stream, payload, .. } => format!("piece({stream}, {} bytes)", payload.len()),
             Event::Ping(_) => "WebSocket ping".to_owned(),
@@ -352,7 +352,7 @@ impl LinkSender {
     }
 
     fn take_credit(&self, stream: u32, wanted: u64) -> u64 {
-        let mut credit = self.shared.credit.lock().expect("nobody panics with this lock");
+        let mut credit = self.shared.credit.lock().expect("no panic while the lock is held");
         let left = credit.entry(stream).or_insert(WINDOW);
         let take = wanted.min(PIECE_BYTES).min(*left);
         *left -= take;
@@ -362,7 +362,8 @@ impl LinkSender {
     fn add_credit(&self, message: &Value) {
         let stream = message["stream"].as_u64().and_then(|stream| u32::try_from(stream).ok());
         if let (Some(stream), Some(bytes)) = (stream, message["bytes"].as_u64()) {
-            *self.shared.credit.lock().expect("nobody panics with this lock").entry(stream).or_insert(WINDOW) += bytes;
+            *self.shared.credit.lock().expect("no panic while the lock is held").entry(stream).or_insert(WINDOW) +=
+                bytes;
             self.shared.credited.notify_waiters();
         }
     }

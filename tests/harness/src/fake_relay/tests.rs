@@ -48,12 +48,12 @@ async fn hear_piece(client: &mut Client) -> Vec<u8> {
 #[tokio::test]
 async fn core1_exchange_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
-    let asked = link.send_request(&RequestSpec::chat("m").body(b"body").path("/v1/x?q=1"));
+    let sent = link.send_request(&RequestSpec::chat("m").body(b"body").path("/v1/x?q=1"));
     let request = hear(&mut client).await;
     assert_eq!((&request["content_length"], &request["stream"]), (&json!(4), &json!(1)));
     assert_eq!((&request["endpoint_path"], request.get("body")), (&json!("/v1/x?q=1"), None));
     assert_eq!(hear_piece(&mut client).await, b"\x01\x00\x00\x00\x00\x01body");
-    let id = asked.id.clone();
+    let id = sent.id.clone();
     send_frame(&mut client, json!({"type": "grant", "slots": 4})).await;
     send_frame(
         &mut client,
@@ -63,7 +63,7 @@ async fn core1_exchange_is_assembled() {
     client.send(Frame::Binary(piece(RESPONSE_PIECE, 1, b"par"))).await.expect("an open link");
     client.send(Frame::Binary(piece(RESPONSE_PIECE, 1, b"ts"))).await.expect("an open link");
     send_frame(&mut client, json!({"type": "response_complete", "request_id": id})).await;
-    let reply = link.reply(&asked).await;
+    let reply = link.reply(&sent).await;
     assert_eq!((reply.status, reply.body.as_slice(), reply.parts.len()), (201, &b"parts"[..], 2));
     assert_eq!(reply.header_values("A"), ["1", "2"]);
     assert_eq!(hear(&mut client).await, json!({"type": "credit", "stream": 1, "bytes": 3}));
@@ -88,15 +88,15 @@ async fn request_body_waits_for_credit() {
 #[tokio::test]
 async fn exchange_without_core1_is_assembled() {
     let (mut client, mut link, _relay) = registered(&Ack::old()).await;
-    let asked = link.send_request(&RequestSpec::chat("m").body(b"body"));
+    let sent = link.send_request(&RequestSpec::chat("m").body(b"body"));
     assert_eq!(hear(&mut client).await["body"], "body");
-    send_frame(&mut client, json!({"type": "response_chunk", "request_id": asked.id, "chunk": "a"})).await;
+    send_frame(&mut client, json!({"type": "response_chunk", "request_id": sent.id, "chunk": "a"})).await;
     send_frame(
         &mut client,
-        json!({"type": "response_complete", "request_id": asked.id, "status_code": 200, "headers": {"k": "v"}}),
+        json!({"type": "response_complete", "request_id": sent.id, "status_code": 200, "headers": {"k": "v"}}),
     )
     .await;
-    let reply = link.reply(&asked).await;
+    let reply = link.reply(&sent).await;
     assert_eq!((reply.status, reply.body.as_slice(), reply.header("k")), (200, &b"a"[..], Some("v")));
 }
 

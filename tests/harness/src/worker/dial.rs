@@ -109,7 +109,7 @@ impl Dial {
     pub async fn refused(self) -> Reply {
         let (to, log) = (self.to, self.log.clone());
         let reply = self.handshake().fetch(to, &log).await;
-        assert_ne!(reply.status, 101, "the worker was let in\n{}", log.dump());
+        assert_ne!(reply.status, 101, "the worker was accepted\n{}", log.dump());
         reply
     }
 

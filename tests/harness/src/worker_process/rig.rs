@@ -45,9 +45,9 @@ impl Rig {
     /// # Panics
     /// If they do not.
     pub async fn still_serves(&mut self) {
-        let asked = self.link.send_request(&RequestSpec::chat("m"));
+        let request = self.link.send_request(&RequestSpec::chat("m"));
         self.backend.call().await.answer_json(200, &json!({"still": "here"})).await;
-        let reply = self.link.reply(&asked).await;
+        let reply = self.link.reply(&request).await;
         assert_eq!((reply.status, reply.json()), (200, json!({"still": "here"})));
     }
 
@@ -56,7 +56,7 @@ impl Rig {
     /// # Panics
     /// If link or backend do not work.
     pub async fn still_serves_with_leftovers(&mut self) {
-        let asked = self.link.send_request(&RequestSpec::chat("m").path("/v1/completions"));
+        let request = self.link.send_request(&RequestSpec::chat("m").path("/v1/completions"));
         loop {
             let call = self.backend.call().await;
             if call.head.path() == "/v1/completions" {
@@ -64,13 +64,13 @@ impl Rig {
                 break;
             }
         }
-        assert_eq!(self.link.reply(&asked).await.status, 200);
+        assert_eq!(self.link.reply(&request).await.status, 200);
     }
 
     /// Sends a request and lets the backend send this response.
-    pub async fn answered(&mut self, ask: &RequestSpec, answer: &Answer) -> crate::fake_relay::Reply {
-        let asked = self.link.send_request(ask);
+    pub async fn answered(&mut self, spec: &RequestSpec, answer: &Answer) -> crate::fake_relay::Reply {
+        let request = self.link.send_request(spec);
         self.backend.call().await.answer(answer).await;
-        self.link.reply(&asked).await
+        self.link.reply(&request).await
     }
 }

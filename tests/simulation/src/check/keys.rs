@@ -49,7 +49,9 @@ impl History<'_> {
         let most = self.plan.keys.get(request.key?)?.max_in_flight?;
         let begin = *self.first_byte.get(&request.nonce)?;
         let later = begin + GRACE + self.plan.tick * 4 + self.plan.latency * 4;
-        if self.is_hard_to_reach(request.relay, begin, later) || self.relay_went(request.relay, Duration::ZERO, later) {
+        if self.is_hard_to_reach(request.relay, begin, later)
+            || self.relay_was_lost(request.relay, Duration::ZERO, later)
+        {
             return None;
         }
         let at_once = self.plan.requests.iter().filter(|other| {

@@ -94,7 +94,7 @@ async fn fall_asleep(engine: &Engine, level: u8, mode: &str) {
     }
     let releases = engine.memory().releases;
     while engine.running() > 0 {
-        #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
+        #[expect(clippy::disallowed_methods, reason = "blocks as vLLM does, which is stopped when it takes too long")]
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let mut memory = engine.memory();

@@ -25,12 +25,12 @@ async fn extra_replicas_of_loaded_model_are_reported_once() {
         for _ in 0..3 {
             assert!(driver.probe(&a).await.unwrap().ready);
         }
-        let said = messages();
+        let logged = messages();
         assert!(
-            said.iter().all(|said| said.starts_with("Deployment of a loaded model was scaled up externally")),
-            "{said:?}"
+            logged.iter().all(|line| line.starts_with("Deployment of a loaded model was scaled up externally")),
+            "{logged:?}"
         );
-        assert_eq!(said.len(), lines, "{replicas} replicas: {said:?}");
+        assert_eq!(logged.len(), lines, "{replicas} replicas: {logged:?}");
     }
 }
 
@@ -54,10 +54,10 @@ async fn externally_stopped_model_is_gone_and_reported_once() {
     cluster.scale("a", 0);
     until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
     assert!(driver.probe(&a).await.unwrap().gone);
-    let said = messages();
+    let logged = messages();
     assert!(
-        matches!(&said[..], [said] if said.starts_with("Deployment of a loaded model was scaled to 0 externally")),
-        "{said:?}"
+        matches!(&logged[..], [line] if line.starts_with("Deployment of a loaded model was scaled to 0 externally")),
+        "{logged:?}"
     );
 }
 
@@ -83,7 +83,7 @@ async fn external_scaling_does_not_delay_resident_probe() {
     let began = Instant::now();
     assert!(driver.probe(&a).await.unwrap().ready);
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(3), "two questions of 1 s, and not {took:?}");
+    assert!(took < Duration::from_secs(3), "expected two queries of 1 s each, took {took:?}");
     until("the other is scaled down", async || cluster.replicas("b") == 0).await;
 }
 

@@ -18,7 +18,7 @@ async fn refusing_collector_causes_one_warning_per_outage() {
     let mut stack = exporting(&collector.http.url()).await;
     let since = Instant::now();
     while collector.spans().is_empty() {
-        assert!(since.elapsed() < TEST_TIMEOUT, "nothing was exported after the collector's return");
+        assert!(since.elapsed() < TEST_TIMEOUT, "no span was exported after the collector's return");
         exchange(&mut stack, chat(), &json!({})).await;
     }
     let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());
@@ -26,7 +26,7 @@ async fn refusing_collector_causes_one_warning_per_outage() {
     assert!((1..=2).contains(&warnings), "{warnings} warnings of two programs for six refused batches:\n{both}");
     stack
         .relay
-        .eventually("a line that says so", || async {
+        .eventually("a line that reports it", || async {
             stack.relay.log().contains("trace export resumed") || stack.worker.log().contains("trace export resumed")
         })
         .await;
@@ -43,7 +43,7 @@ async fn hanging_collector_delays_neither_requests_nor_exit() {
     // A call that the test does not handle is never completed.
     let hanging = FakeBackend::start().await;
     assert_unhindered(exporting(&hanging.url()).await).await;
-    assert!(hanging.request_count("/v1/traces") > 0, "nobody asked it");
+    assert!(hanging.request_count("/v1/traces") > 0, "the collector received no request");
 }
 
 const DROPPED: &str = "modelrelay_trace_spans_dropped_total";
@@ -62,7 +62,10 @@ async fn every_span_refused_by_collector_is_counted() {
     let relay = exporting_relay(&collector).start().await;
     for reason in ["queue_full", "export_failed"] {
         let none = format!("{DROPPED}{{reason=\"{reason}\"}} 0");
-        assert!(relay.get("/metrics").await.text().contains(&none), "an increase from nothing shows nowhere: {none}");
+        assert!(
+            relay.get("/metrics").await.text().contains(&none),
+            "the series must exist at 0 so that an increase is visible: {none}"
+        );
     }
     end_spans(&relay, 1).await;
     let refused = format!("{DROPPED}{{reason=\"export_failed\"}}");
@@ -94,7 +97,7 @@ async fn every_span_dropped_by_full_queue_is_counted() {
     end_spans(&relay, 2).await;
     relay.eventually("a batch under way", || async { hanging.request_count("/v1/traces") == 1 }).await;
     end_spans(&relay, 5).await;
-    assert_eq!(relay.metric(&format!("{DROPPED}{{reason=\"queue_full\"}}")).await, 3.0, "two of five had a place");
+    assert_eq!(relay.metric(&format!("{DROPPED}{{reason=\"queue_full\"}}")).await, 3.0, "two of five fit in the queue");
     assert_eq!(relay.metric(DROPPED).await, 3.0);
 }
 
@@ -109,9 +112,9 @@ async fn assert_unhindered(mut stack: Stack) {
     let since = Instant::now();
     stack.worker.terminate().await;
     assert!(stack.worker.process.wait_exit().await.success());
-    assert!(since.elapsed() < NEAR, "the worker's end took {:?}", since.elapsed());
+    assert!(since.elapsed() < NEAR, "the worker took {:?}", since.elapsed());
     let since = Instant::now();
     stack.relay.process().terminate().await;
     assert!(stack.relay.process().wait_exit().await.success());
-    assert!(since.elapsed() < NEAR, "the relay's end took {:?}", since.elapsed());
+    assert!(since.elapsed() < NEAR, "the relay took {:?}", since.elapsed());
 }

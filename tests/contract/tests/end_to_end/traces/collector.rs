@@ -84,7 +84,11 @@ impl Collector {
             let status = status(before);
             if status == 200 {
                 let is_packed = head.header("content-encoding") == Some("gzip");
-                keep.lock().expect("what was taken").take(&if is_packed { unpacked(body) } else { body.to_vec() });
+                keep.lock().expect("no panic while the lock is held").take(&if is_packed {
+                    unpacked(body)
+                } else {
+                    body.to_vec()
+                });
             }
             Answer::new(status, &[("content-type", "application/x-protobuf")], b"")
         });
@@ -114,12 +118,12 @@ impl Collector {
 
     /// Returns all spans so far.
     pub(super) fn spans(&self) -> Vec<Span> {
-        self.taken.lock().expect("what was taken").spans.clone()
+        self.taken.lock().expect("no panic while the lock is held").spans.clone()
     }
 
     /// True if any batch contains these bytes.
     pub(super) fn has_received(&self, text: &str) -> bool {
-        let taken = self.taken.lock().expect("what was taken");
+        let taken = self.taken.lock().expect("no panic while the lock is held");
         taken.raw.windows(text.len()).any(|window| window == text.as_bytes())
     }
 }
@@ -140,7 +144,7 @@ impl Taken {
 
 fn unpacked(body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    GzDecoder::new(body).read_to_end(&mut bytes).expect("what gzip packed");
+    GzDecoder::new(body).read_to_end(&mut bytes).expect("the body is valid gzip");
     bytes
 }
 

@@ -20,8 +20,8 @@ pub(super) enum Reaction {
 }
 
 impl Reaction {
-    pub(super) fn of(status: u16, closed: bool, seen: &[ForwardedRequest]) -> Self {
-        let bodies: Vec<_> = seen.iter().map(|seen| seen.body.as_str()).collect();
+    pub(super) fn of(status: u16, closed: bool, forwarded: &[ForwardedRequest]) -> Self {
+        let bodies: Vec<_> = forwarded.iter().map(|request| request.body.as_str()).collect();
         match bodies.as_slice() {
             [] if closed => Self::Refuses(status),
             [] => Self::Waits(status),
@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
     case("TE with a parameter", "{P}transfer-encoding: chunked;q=1\r\n\r\nd\r\n{B}\r\n0\r\n\r\n", Refuses(400)),
     case("TE with a comma before", "{P}transfer-encoding: ,chunked\r\n\r\nd\r\n{B}\r\n0\r\n\r\n", Refuses(400)),
     case("TE with a vertical tab", "{P}transfer-encoding: \x0bchunked\r\n\r\nd\r\n{B}\r\n0\r\n\r\n", Refuses(400)),
-    case("TE empty beside CL", "{P}transfer-encoding: \r\ncontent-length: 13\r\n\r\n{B}", Refuses(400)),
+    case("TE empty with CL", "{P}transfer-encoding: \r\ncontent-length: 13\r\n\r\n{B}", Refuses(400)),
     case("TE with an underscore", "{P}transfer_encoding: chunked\r\ncontent-length: 13\r\n\r\n{B}", Passes),
     case(
         "TE of HTTP/1.0",
@@ -249,7 +249,7 @@ pub(super) const CASES: &[Case] = &[
         Waits(0),
     ),
     case("chunk size with a bare LF", "{P}transfer-encoding: chunked\r\n\r\nd\n{B}\r\n0\r\n\r\n", Refuses(400)),
-    case("chunk longer than said", "{P}transfer-encoding: chunked\r\n\r\nc\r\n{B}\r\n0\r\n\r\n", Refuses(400)),
+    case("chunk longer than declared", "{P}transfer-encoding: chunked\r\n\r\nc\r\n{B}\r\n0\r\n\r\n", Refuses(400)),
     case("chunk without its line's end", "{P}transfer-encoding: chunked\r\n\r\nd\r\n{B}0\r\n\r\n", Refuses(400)),
     case("chunk with a bare LF behind", "{P}transfer-encoding: chunked\r\n\r\nd\r\n{B}\n0\r\n\r\n", Refuses(400)),
     case("trailers", "{P}transfer-encoding: chunked\r\n\r\nd\r\n{B}\r\n0\r\nx-trailer: 1\r\n\r\n", Passes),

@@ -47,16 +47,16 @@ impl ForwardedRequest {
 pub(super) struct Recorded(Arc<Mutex<BTreeMap<usize, Vec<ForwardedRequest>>>>);
 
 impl Recorded {
-    fn push(&self, head: &str, seen: ForwardedRequest) {
+    fn push(&self, head: &str, forwarded: ForwardedRequest) {
         let number = head
             .split_once("case-")
             .and_then(|(_, rest)| rest.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok());
-        let number = number.unwrap_or_else(|| panic!("a request of no case came out: {head:?}"));
-        self.0.lock().expect("nobody panics with it").entry(number).or_default().push(seen);
+        let number = number.unwrap_or_else(|| panic!("received a request that belongs to no case: {head:?}"));
+        self.0.lock().expect("no panic while the lock is held").entry(number).or_default().push(forwarded);
     }
 
     pub(super) fn take(&self) -> BTreeMap<usize, Vec<ForwardedRequest>> {
-        std::mem::take(&mut self.0.lock().expect("nobody panics with it"))
+        std::mem::take(&mut self.0.lock().expect("no panic while the lock is held"))
     }
 }
 
@@ -142,7 +142,7 @@ impl Oracle {
             cannot_run(&format!("{name} is not installed"));
             return None;
         };
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let recorded = Recorded::default();
         let backend = record(recorded.clone()).await;
         let socket = folder.path().join("socket");
@@ -150,7 +150,7 @@ impl Oracle {
             "nginx" => (nginx_config(&socket, backend), ["-p", ".", "-c", "config"].as_slice()),
             _ => (haproxy_config(&socket, backend), ["-db", "-q", "-f", "config"].as_slice()),
         };
-        std::fs::write(folder.path().join("config"), config).expect("the folder is ours");
+        std::fs::write(folder.path().join("config"), config).expect("the folder is writable");
         let spawn = args.iter().fold(Spawn::program(&binary.to_string_lossy()), |spawn, arg| spawn.arg(*arg));
         let process = spawn.working_dir(folder.path()).start();
         let door = Door::Unix(socket);
@@ -208,8 +208,8 @@ async fn record(recorded: Recorded) -> SocketAddr {
             let recorded = recorded.clone();
             tokio::spawn(async move {
                 let mut stream = BufReader::new(stream);
-                while let Some((head, seen)) = read_request(&mut stream).await {
-                    recorded.push(&head, seen);
+                while let Some((head, forwarded)) = read_request(&mut stream).await {
+                    recorded.push(&head, forwarded);
                     if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.is_err() {
                         return;
                     }
@@ -241,8 +241,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Forw
         (None, None) => Vec::new(),
     };
     let mut words = head.split(' ');
-    let seen = ForwardedRequest::new(words.next()?, words.next()?, &body);
-    Some((head, seen))
+    let forwarded = ForwardedRequest::new(words.next()?, words.next()?, &body);
+    Some((head, forwarded))
 }
 
 async fn read_chunks(stream: &mut BufReader<TcpStream>) -> Option<Vec<u8>> {

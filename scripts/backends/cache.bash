@@ -44,7 +44,7 @@ fill_once() {
 # NAME FUNCTION: runs the function in the folder $work and shows its output only when it fails.
 logged() {
   local name=$1 began=$SECONDS code
-  say "building $name (takes minutes the first time)"
+  say "building $name: this takes minutes, the first time"
   # Before `||` or `if` the shell would ignore `set -e`.
   (set -e; cd "$work"; "$2") > "$work/log" 2>&1
   code=$?
@@ -71,6 +71,6 @@ gguf_models() {
   local model seed=0
   mkdir -p "$home/models"
   for model in tiny-a tiny-b tiny-c; do
-    "$1/bin/python" "$here/make_model.py" "$home/models/$model.gguf" --name "$model" --seed "$((++seed))" || die "cannot create the model $model"
+    "$1/bin/python" "$here/make_model.py" "$home/models/$model.gguf" --name "$model" --seed "$((++seed))" || die "cannot make the model $model"
   done
 }

@@ -13,7 +13,7 @@ use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
 /// No line per request, like the logs of all systems here; but the relay's address, and that a worker is registered.
-const QUIET: &str = "warn,modelrelay_relay::relay=info,modelrelay_worker::relays=info,modelrelay_worker::probe=info";
+const QUIET: &str = "warn,modelrelay_relay::app=info,modelrelay_worker::relays=info,modelrelay_worker::probe=info";
 
 /// Concurrent requests of a worker, unless a scenario sets another number: more than any has.
 const CONCURRENCY: u32 = 4096;

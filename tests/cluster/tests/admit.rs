@@ -66,7 +66,7 @@ async fn provider_errors_are_rejected_with_their_field() {
     let cases = [
         (provider("local-workers", &json!({})), "names that end in -workers"),
         (provider("9local", &json!({})), "starting with a letter"),
-        (provider("a.b", &json!({})), "at most 52 of a-z"),
+        (provider("a.b", &json!({})), "at most 52 characters of a-z"),
         (provider(&long, &json!({})), "at most 52"),
         (provider("p", &json!({"requestTimeout": "1d"})), "spec.requestTimeout"),
         (provider("p", &json!({"requestTimeout": "0s"})), "from 1ms to 87600h"),
@@ -104,7 +104,7 @@ async fn pool_errors_are_rejected_with_their_field() {
     let namespace = cluster.namespace("admit").await;
     let cases = [
         (pool("none", &json!({})), "the name none is reserved"),
-        (pool("a.b", &json!({})), "at most 52 of a-z"),
+        (pool("a.b", &json!({})), "at most 52 characters of a-z"),
         (
             json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": "p"}, "spec": {}}),
             "spec.provider: Required value",

@@ -81,7 +81,7 @@ async fn pool_with_own_pods_refuses_injection() {
     let template = json!({"spec": {"containers": [modelrelay_cluster::manifests::demo_container()]}});
     setup.namespace.apply(&[pool("llama", &json!({"template": template, "replicas": 0}))]).await;
     let error = setup.refused(&pod("vllm", "llama")).await;
-    assert!(error.contains("WorkerPool llama: it runs Pods from its template"), "{error}");
+    assert!(error.contains("WorkerPool llama: the pool runs Pods from its template"), "{error}");
 }
 
 #[tokio::test]

@@ -59,7 +59,9 @@ fn judge(review: &Review, lookup: &Lookup) {
 
     let again = Review::parse(review_of(&patched.to_string()).as_bytes()).expect("a review");
     match (&decision, decided(&again, lookup)) {
-        (AdmissionDecision::Injected { .. }, AdmissionDecision::Unchanged(why)) => assert_eq!(why, "already has a worker"),
+        (AdmissionDecision::Injected { .. }, AdmissionDecision::Unchanged(why)) => {
+            assert_eq!(why, "already has a worker")
+        }
         (AdmissionDecision::Gated { .. }, AdmissionDecision::Gated { pod, .. }) => {
             assert_eq!(without_fractions(&pod), without_fractions(&patched));
         }

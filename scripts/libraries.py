@@ -32,24 +32,22 @@ def store(root):
 
 def restore(store, target):
     """Puts the kept libraries into the folders of `target` that have none. Returns their number."""
-    number = 0
-    for kept in folders(store):
-        if not (target / kept / ".fingerprint").exists():
-            number += transfer(store / kept, target / kept)
+    fresh = [kept for kept in folders(store) if not (target / kept / ".fingerprint").exists()]
+    number = sum(transfer(store / kept, target / kept) for kept in fresh)
     if store.exists():
         os.utime(store)
     return number
 
 
 def save(store, target):
-    """Keeps the libraries of `target`, and forgets the sets that were used least recently."""
-    for built in folders(target):
-        transfer(target / built, store / built)
+    """Keeps the libraries of `target`, and forgets the sets that were used least recently. Returns the number of new ones."""
+    number = sum(transfer(target / built, store / built) for built in folders(target))
     if store.exists():
         os.utime(store)
     sets = sorted(store.parent.glob("*"), key=lambda folder: folder.stat().st_mtime)
     for old in sets[:-KEPT_SETS]:
         shutil.rmtree(old, ignore_errors=True)
+    return number
 
 
 def folders(base):
@@ -73,11 +71,20 @@ def transfer(source, destination):
 
 
 def place(source, destination):
+    """Adds a file at once, because another run may add it too."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    destination.unlink(missing_ok=True)
-    if source.suffix in LINKED:
-        try:
-            return os.link(source, destination)
-        except OSError:
-            pass  # The cache is on another disk.
-    shutil.copy2(source, destination)
+    fresh = destination.with_name(f"{destination.name}.{os.getpid()}")
+    if not (source.suffix in LINKED and linked(source, fresh)):
+        shutil.copy2(source, fresh)
+    os.replace(fresh, destination)
+    # The two may already have been the same file, and then stay both.
+    fresh.unlink(missing_ok=True)
+
+
+def linked(source, destination):
+    """Gives a file a second name. False if that is impossible, for example because the cache is on another disk."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        return False
+    return True

@@ -309,6 +309,16 @@ def report(runner, before):
     return 1 if failed else 0
 
 
+def with_libraries(action, outcome):
+    """Restores or saves compiled libraries. A failure only costs time."""
+    try:
+        store = libraries.store(ROOT)
+        if number := action(store, TARGET):
+            say(f"{number} compiled libraries {outcome} {store}")
+    except (OSError, shutil.Error, subprocess.SubprocessError) as error:
+        say(f"compiled libraries cannot be kept: {error}")
+
+
 def main():
     names = sys.argv[1:]
     if not names or names == ["--list"]:
@@ -322,13 +332,11 @@ def main():
     if free_gb < DISK_GB:
         say(f"only {free_gb:.0f} GB are free on this disk: all suites together need up to {DISK_GB} GB, and fail in unclear ways on a full disk")
     before = processor_seconds()
-    kept = libraries.store(ROOT)
-    if number := libraries.restore(kept, TARGET):
-        say(f"{number} compiled libraries are taken from {kept}")
+    with_libraries(libraries.restore, "are taken from")
     runner = Runner([Run(suite) for suite in with_needs(names)])
     runner.run()
     if not runner.interrupted:
-        libraries.save(kept, TARGET)
+        with_libraries(libraries.save, "are now kept in")
     return report(runner, before)
 
 

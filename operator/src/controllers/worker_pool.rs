@@ -182,7 +182,7 @@ pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<PoolCon
 struct FetchedPool {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
-    census: PodCounts,
+    counts: PodCounts,
     /// The reason that another owner's Deployment has none of the pool's Pods.
     not_created: Option<String>,
 }
@@ -202,25 +202,25 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
         idle: &idle,
         now: Timestamp::now(),
     };
-    let census = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
+    let counts = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
     let provider = fetch::provider(&shared.caches, pool);
-    let not_created = match is_without_pods(pool, &census) {
+    let not_created = match is_without_pods(pool, &counts) {
         true => fetch::not_created(&shared.ctx.client, pool).await,
         false => None,
     };
-    let fetched = FetchedPool { provider, pods, census, not_created };
+    let fetched = FetchedPool { provider, pods, counts, not_created };
     let outcome = advance::advance(pool, shared, &fetched).await?;
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
-    publish_waiting_event(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
+    publish_waiting_event(pool, shared, &fetched.counts, outcome.stall.as_ref()).await;
     // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
     // released.
     if outcome.stall.is_none() {
-        release(pool, shared, &fetched.census).await?;
+        release(pool, shared, &fetched.counts).await?;
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
         Some(_) | None => {
-            let next = next_reconcile(pool, &fetched.census, numbers_later);
+            let next = next_reconcile(pool, &fetched.counts, numbers_later);
             let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
             Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
         }
@@ -228,26 +228,26 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
 }
 
 /// True if another owner creates the Pods, and there are none.
-fn is_without_pods(pool: &WorkerPool, census: &PodCounts) -> bool {
-    pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
+fn is_without_pods(pool: &WorkerPool, counts: &PodCounts) -> bool {
+    pool.spec.mode() == Mode::Inject && counts.pods == 0 && counts.gated.is_empty()
 }
 
 /// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
 async fn publish_waiting_event(
     pool: &WorkerPool,
     shared: &PoolContext,
-    census: &PodCounts,
+    counts: &PodCounts,
     stall: Option<&(Reason, String)>,
 ) {
-    let waiting = stall.filter(|_| !census.gated.is_empty());
+    let waiting = stall.filter(|_| !counts.gated.is_empty());
     let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
     let Some((_, why)) = waiting.filter(|_| !told) else { return };
-    let note = format!("{} for this pool: {why}", plural::counted(census.gated.len(), "Pod waits", "Pods wait"));
+    let note = format!("{} for this pool: {why}", plural::counted(counts.gated.len(), "Pod waits", "Pods wait"));
     shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
-async fn release(pool: &WorkerPool, shared: &PoolContext, census: &PodCounts) -> Result<(), ReconcileError> {
-    let released = pods::release(&shared.ctx.client, pool, &census.gated)
+async fn release(pool: &WorkerPool, shared: &PoolContext, counts: &PodCounts) -> Result<(), ReconcileError> {
+    let released = pods::release(&shared.ctx.client, pool, &counts.gated)
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
@@ -270,19 +270,19 @@ async fn report(
     let snapshot = shared.ctx.relays.of(&namespace, &pool.spec.provider);
     let workers = Workers::of(&name, snapshot.as_deref());
     let residency = Residency::of(&name, snapshot.as_deref());
-    let census = &fetched.census;
+    let counts = &fetched.counts;
     let outdated = match &outcome.rollout {
-        Some(_) if outcome.outdated => census.injected,
+        Some(_) if outcome.outdated => counts.injected,
         // From the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
-        None => census.outdated,
+        None => counts.outdated,
     };
     let facts = PoolFacts {
         pool,
         previous: &previous,
         stall: outcome.stall.clone(),
         provider: fetched.provider,
-        census,
+        counts,
         not_created: fetched.not_created.clone(),
         workers,
         residency: residency.clone(),
@@ -293,8 +293,8 @@ async fn report(
         outdated,
     };
     let status = status::status(&facts, &Time(Timestamp::now()));
-    let desired = outcome.rollout.as_ref().map_or(census.pods, |rollout| rollout.desired);
-    for (state, number) in [("desired", desired), ("ready", census.ready), ("connected", status.connected.unwrap_or(0))]
+    let desired = outcome.rollout.as_ref().map_or(counts.pods, |rollout| rollout.desired);
+    for (state, number) in [("desired", desired), ("ready", counts.ready), ("connected", status.connected.unwrap_or(0))]
     {
         shared.ctx.metrics.pool_replicas.with_label_values(&[&*namespace, &*name, state]).set(number.into());
     }
@@ -315,12 +315,12 @@ async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency:
     }
 }
 
-fn next_reconcile(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
+fn next_reconcile(pool: &WorkerPool, counts: &PodCounts, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection is reported only once it has settled.
-    let settling = (census.settled < census.ready).then_some(SETTLED);
-    let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
+    let settling = (counts.settled < counts.ready).then_some(SETTLED);
+    let without = is_without_pods(pool, counts).then_some(WITHOUT_PODS);
     // Slightly later than the deadline itself, so that it has passed.
-    let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
+    let silent = counts.silent_in.map(|left| left + Duration::from_secs(1));
     [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 

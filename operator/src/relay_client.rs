@@ -236,8 +236,8 @@ fn poll_relays(
             (None, Some(provider)) => read_token(&ctx, &provider).await,
             (None, None) => Err("the Provider no longer exists".to_owned()),
         };
-        let asked = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
-        let answers = future::join_all(asked).await;
+        let queries = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
+        let answers = future::join_all(queries).await;
         // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
         let snapshot = snapshot(&key.1, answers);

@@ -149,15 +149,15 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
 /// Yields each pool once for all requests within [`GATHER`] of the first. The controller's own debouncing is not used,
 /// because it waits for silence: of a thousand Pods one always changes, and the pool would never be reconciled.
 fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<Item = ObjectRef<WorkerPool>> {
-    let crowds = stream::unfold(requests, |mut requests| async move {
-        let mut crowd = HashSet::from([requests.recv().await?]);
+    let batches = stream::unfold(requests, |mut requests| async move {
+        let mut batch = HashSet::from([requests.recv().await?]);
         tokio::time::sleep(GATHER).await;
         while let Ok(another) = requests.try_recv() {
-            crowd.insert(another);
+            batch.insert(another);
         }
-        Some((stream::iter(crowd), requests))
+        Some((stream::iter(batch), requests))
     });
-    crowds.flatten()
+    batches.flatten()
 }
 
 /// Reconciles a pool once.
@@ -240,8 +240,9 @@ async fn publish_waiting_event(
     stall: Option<&(Reason, String)>,
 ) {
     let waiting = stall.filter(|_| !counts.gated.is_empty());
-    let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
-    let Some((_, why)) = waiting.filter(|_| !told) else { return };
+    let published =
+        shared.memory.with(pool, |entry| std::mem::replace(&mut entry.published_waiting, waiting.is_some()));
+    let Some((_, why)) = waiting.filter(|_| !published) else { return };
     let note = format!("{} for this pool: {why}", plural::counted(counts.gated.len(), "Pod waits", "Pods wait"));
     shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
@@ -309,8 +310,9 @@ async fn report(
 /// sees it.
 async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
     let Some(residency) = residency else { return };
-    let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
-    for (reason, note) in news {
+    let events =
+        shared.memory.with(pool, |entry| entry.published_slots.new_events(residency, Instant::now(), Timestamp::now()));
+    for (reason, note) in events {
         shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
     }
 }

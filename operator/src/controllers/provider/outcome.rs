@@ -36,7 +36,7 @@ pub(super) struct ProviderOutcome {
     /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
     /// The results of a rotation step.
-    pub(super) news: Vec<RotationEvent>,
+    pub(super) events: Vec<RotationEvent>,
     /// The time of the next pass.
     pub(super) wake_at: Option<Timestamp>,
     /// The failure, if any.

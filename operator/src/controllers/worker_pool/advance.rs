@@ -170,8 +170,8 @@ async fn ensure_workload(
         &rendered.annotation,
         (!replicas.left_out).then_some(wanted),
     );
-    let brought = objects::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
-    if brought.applied && rendered.anew {
+    let ensured = objects::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
+    if ensured.applied && rendered.is_new {
         for note in &rendered.notes {
             let about = pool.object_ref(&());
             shared.ctx.publish(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
@@ -181,7 +181,7 @@ async fn ensure_workload(
         let written = replicas::write(&shared.ctx.client, pool, wanted).await;
         written.map_err(|source| ReconcileError::Write { what: "spec.replicas", source: Box::new(source) })?;
     }
-    let object = brought.object.or(live);
+    let object = ensured.object.or(live);
     Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
 }
 

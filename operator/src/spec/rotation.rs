@@ -272,13 +272,13 @@ impl State<'_> {
         newest: Previous,
         worker: &Secret,
         acted_on: Option<String>,
-        events: RotationEvent,
+        event: RotationEvent,
     ) -> Plan {
         let promised = |previous: &&Previous| !previous.is_presented() && previous.value != newest.value;
         let older: Vec<Previous> = self.relay.previous.iter().filter(promised).cloned().collect();
         let mut previous = vec![newest];
         previous.extend(older);
-        let mut events = self.events_and(events);
+        let mut events = self.events_and(event);
         if previous.len() > MAX_PREVIOUS {
             previous.truncate(MAX_PREVIOUS);
             events.push(RotationEvent::Crowded);
@@ -306,8 +306,8 @@ impl State<'_> {
         finish(self.now, self.known, Step { current, previous, worker, acted_on, events: self.events.clone() })
     }
 
-    fn events_and(&self, events: RotationEvent) -> Vec<RotationEvent> {
-        self.events.iter().copied().chain([events]).collect()
+    fn events_and(&self, event: RotationEvent) -> Vec<RotationEvent> {
+        self.events.iter().copied().chain([event]).collect()
     }
 }
 

@@ -109,8 +109,8 @@ pub fn max_concurrency(pool: &WorkerPool) -> i32 {
 /// excluded, because it will not serve them again.
 pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
     let slots = pool.spec.slots();
-    let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
-    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
+    let takes_all = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
+    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| takes_all);
     let of_slots = slots.into_iter().flat_map(Multiplexer::models);
     pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
 }

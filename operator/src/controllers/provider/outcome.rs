@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::fetch::SecretFetchError;
 use super::reasons;
 use super::reviewers;
-use crate::cluster::apply::ApplyError;
+use crate::cluster::apply::{ApplyError, is_forbidden};
 use crate::crd::Provider;
 use crate::crd::provider::WorkerSecretStatus;
 use crate::resources::conditions::{self, READY};
@@ -182,8 +182,4 @@ impl From<&reviewers::ReviewerError> for ProviderFailure {
             reviewers::ReviewerError::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
         }
     }
-}
-
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 403)
 }

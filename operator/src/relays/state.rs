@@ -165,14 +165,14 @@ impl RelayStates {
         changed
     }
 
-    /// Requests a new report and returns it, or the last one if that takes longer than `patience`.
-    pub async fn fresh(&self, namespace: &str, provider: &str, patience: Duration) -> Option<Arc<RelaySnapshot>> {
+    /// Requests a new report and returns it, or the last one if that takes longer than `timeout`.
+    pub async fn fresh(&self, namespace: &str, provider: &str, timeout: Duration) -> Option<Arc<RelaySnapshot>> {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut reported = self.reported.subscribe();
         self.wanted().insert(key.clone());
         self.expectation_changes.send_replace(());
         let answer = reported.wait_for(|()| !self.wanted().contains(&key));
-        if tokio::time::timeout(patience, answer).await.is_err() {
+        if tokio::time::timeout(timeout, answer).await.is_err() {
             self.wanted().remove(&key);
         }
         self.of(namespace, provider)
@@ -265,8 +265,8 @@ mod tests {
         let at = |depth| RelaySnapshot { queue_depth: depth, ..RelaySnapshot::default() };
         states.keep("llm", "local", at(1));
         let mut expectation_changes = states.expectations();
-        let patience = Duration::from_secs(1);
-        let depth = async || states.fresh("llm", "local", patience).await.map(|snapshot| snapshot.queue_depth);
+        let timeout = Duration::from_secs(1);
+        let depth = async || states.fresh("llm", "local", timeout).await.map(|snapshot| snapshot.queue_depth);
         let relays = async {
             expectation_changes.changed().await.unwrap();
             assert!(states.is_wanted("llm", "local") && !states.is_wanted("llm", "other"));
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(tokio::join!(depth(), relays).0, Some(2));
         assert!(!states.is_wanted("llm", "local"));
         let began = tokio::time::Instant::now();
-        assert_eq!((depth().await, began.elapsed()), (Some(2), patience), "they are silent");
+        assert_eq!((depth().await, began.elapsed()), (Some(2), timeout), "they are silent");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::spec::worker_pool::{Validated, validate};
 use crate::spec::workload::Workload;
 
 /// The time to wait for the relays' report of idle workers before Pods are removed. Relays respond within milliseconds.
-const RANK_PATIENCE: Duration = Duration::from_secs(1);
+const RANK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The result of applying a pool.
 #[derive(Default)]
@@ -189,7 +189,7 @@ async fn ensure_workload(
 /// report may be up to 5 s old, so a new one is requested.
 async fn rank(pool: &WorkerPool, shared: &PoolContext, fetched: &FetchedPool) {
     let namespace = pool.namespace().unwrap_or_default();
-    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
+    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_TIMEOUT).await {
         pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
     }
 }

@@ -17,7 +17,7 @@ use modelrelay_protocol::secret::Secret;
 mod tests;
 
 /// The time for which a value stays valid after a rotation.
-pub const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
+const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
 /// The maximum number of old values that relays accept; one more ends the oldest early. A relay accepts 16 secrets in
 /// all.
 pub const MAX_PREVIOUS: usize = 8;

@@ -14,7 +14,7 @@ use reasons::Reason;
 
 /// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
 /// time would waste most of it.
-pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
+const DEFAULT_MAX_CONCURRENCY: i32 = 16;
 
 /// A pool with a valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]

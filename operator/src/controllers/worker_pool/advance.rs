@@ -41,7 +41,7 @@ impl PoolOutcome {
     }
 }
 
-/// Applies the objects of a valid pool.
+/// Validates a pool and applies its objects. Errors that a user must see are part of the outcome.
 pub(super) async fn advance(
     pool: &WorkerPool,
     shared: &PoolContext,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks which way the imports of relay, worker and operator point.
 
-    scripts/layers.py           fails on a larger import circle, a new duplicate type name, or more imports against the layers
-    scripts/layers.py explain   also lists each circle, where to cut it, and each import against the layers
+    scripts/layers.py           fails on a larger import circle, a duplicate type name, or an import against the layers
+    scripts/layers.py explain   also lists each circle and where to cut it
 
 Imports are the paths in `crate::…` and `super::…` outside of tests; each leads to the file of the deepest module that it names.
 A circle is a set of files that all reach each other. Imports between a module and its own child modules do not count for it.
@@ -14,18 +14,8 @@ from collections import defaultdict
 
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
-# Files in the largest circle. These limits only fall; the aim is 9, 7 and 5.
+# Files in the largest circle. These limits only fall.
 LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 2, "operator": 0}
-
-# Imports against the layers, counted once per pair of files. These limits only fall; the aim is none.
-AGAINST_LAYERS = {"relay": 0, "worker-sidecar": 0, "operator": 0}
-
-# Type names that several files of a crate define, with the number of these files. This list only shrinks; the aim is none.
-DUPLICATES = {
-    "relay": "",
-    "worker-sidecar": "",
-    "operator": "",
-}
 
 # Layers from left to right: a file imports from its own group and from layers to the left. Groups of one layer do not import each
 # other. A module belongs to the group that names the longest prefix of its path; `crate` is `lib.rs` or `main.rs`.
@@ -75,45 +65,27 @@ def main():
 
 
 def check(crate, explain):
-    """Prints the figures of a crate and yields its problems. With `explain`, prints circles and imports within the limits too."""
-    circles, against, duplicates = crate.circles(), crate.against_layers(), crate.duplicates()
-    sizes = ", ".join(str(len(circle)) for circle in circles) or "none"
-    print(f"layers: {crate.name}: {len(crate.code)} files; circles of {sizes} files; {count(len(against), 'import')} against the layers; "
-          f"{count(len(duplicates), 'duplicate type name')}")
-    yield from over_limit(crate.name, "files in the largest circle", len(circles[0]) if circles else 0, LARGEST_CIRCLE, "LARGEST_CIRCLE")
+    """Prints the figures of a crate and yields its problems. With `explain`, prints circles within the limit too."""
+    circles, limit = crate.circles(), LARGEST_CIRCLE[crate.name]
+    sizes = "circles of " + ", ".join(str(len(circle)) for circle in circles) + " files" if circles else "no circles"
+    print(f"layers: {crate.name}: {len(crate.code)} files; {sizes}")
     for circle in circles:
-        if explain or len(circle) > LARGEST_CIRCLE[crate.name]:
+        if explain or len(circle) > limit:
             print(f"{crate.name}: a circle of {len(circle)} files: {' '.join(map(crate.file, sorted(circle)))}")
-            for cut in crate.cuts(circle, 1 if explain else LARGEST_CIRCLE[crate.name]):
+            for cut in crate.cuts(circle, 1 if explain else limit):
                 print(f"  cut {cut}")
-    too_many = list(over_limit(crate.name, "imports against the layers", len(against), AGAINST_LAYERS, "AGAINST_LAYERS"))
-    yield from too_many
-    for line in against if explain or too_many else ():
-        print(f"{crate.name}: against the layers: {line}")
+    largest = len(circles[0]) if circles else 0
+    if largest > limit:
+        yield f"{crate.name}: files in the largest circle: {largest}, limit {limit} (see above)"
+    elif largest < limit:
+        print(f"layers: {crate.name}: files in the largest circle: {largest}, so lower LARGEST_CIRCLE from {limit} to {largest}")
+    for line in crate.against_layers():
+        yield f"{crate.name}: against the layers: {line}"
     for module in crate.code:
         if crate.layer(module) is None:
             yield f"{crate.name}: {crate.file(module)} has no layer: add it to LAYERS in scripts/layers.py"
-    yield from new_duplicates(crate.name, duplicates)
-
-
-def over_limit(crate, what, number, limits, table):
-    """Yields a problem if the number is above its limit; prints when the limit can be lowered."""
-    limit = limits[crate]
-    if number > limit:
-        yield f"{crate}: {what}: {number}, limit {limit} (see above)"
-    elif number < limit:
-        print(f"layers: {crate}: {what}: {number}, so lower {table} from {limit} to {number}")
-
-
-def new_duplicates(crate, duplicates):
-    """Yields a problem for each type name with more definitions than the table lists; prints entries to lower or remove."""
-    listed = {name: int(number) for name, number in (entry.split(":") for entry in DUPLICATES[crate].split())}
-    for name, files in duplicates.items():
-        if len(files) > listed.get(name, 1):
-            yield f"{crate}: the type {name} is defined in {' and '.join(files)}: rename one"
-    for name, number in listed.items():
-        if number > (found := len(duplicates.get(name, [""]))):
-            print(f"layers: {crate}: {count(found, 'definition')} of {name}, so lower or remove its entry in DUPLICATES")
+    for name, files in crate.duplicates().items():
+        yield f"{crate.name}: the type {name} is defined in {' and '.join(files)}: rename one"
 
 
 def count(number, noun):

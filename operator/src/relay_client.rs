@@ -68,7 +68,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
     };
     caches.ready().await;
     let mut schedule = Schedule::default();
-    let mut looks = FuturesUnordered::new();
+    let mut polls = FuturesUnordered::new();
     let mut expectations = ctx.relays.expectations();
     loop {
         let relays = Relays::of(&caches);
@@ -79,10 +79,10 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
                 continue;
             }
             entry.is_running = true;
-            looks.push(poll_relays(&ctx, &caches, &client, key, pods, entry.token.clone()));
+            polls.push(poll_relays(&ctx, &caches, &client, key, pods, entry.token.clone()));
         }
         tokio::select! {
-            Some(seen) = looks.next(), if !looks.is_empty() => record_poll(&ctx, &caches, &mut schedule, seen),
+            Some(result) = polls.next(), if !polls.is_empty() => record_poll(&ctx, &caches, &mut schedule, result),
             Ok(()) = expectations.changed() => schedule.advance_polls(&ctx),
             () = tokio::time::sleep_until(schedule.next_due()) => {}
         }
@@ -236,8 +236,8 @@ fn poll_relays(
             (None, Some(provider)) => read_token(&ctx, &provider).await,
             (None, None) => Err("the Provider no longer exists".to_owned()),
         };
-        let asked = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
-        let answers = future::join_all(asked).await;
+        let queries = pods.into_iter().map(|pod| query(&ctx, &client, pod, token.as_ref()));
+        let answers = future::join_all(queries).await;
         // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
         let snapshot = snapshot(&key.1, answers);
@@ -245,8 +245,8 @@ fn poll_relays(
     }
 }
 
-fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: PollResult) {
-    let PollResult { key, snapshot, token } = seen;
+fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: PollResult) {
+    let PollResult { key, snapshot, token } = result;
     let is_close = schedule.entry(&key).expected.as_ref().is_some_and(|(expected, since)| {
         since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
     });

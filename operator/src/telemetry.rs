@@ -1,4 +1,4 @@
-//! Logging to standard error.
+//! The log, which goes to standard error, and metrics.
 
 pub mod metrics;
 

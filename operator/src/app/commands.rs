@@ -212,7 +212,7 @@ async fn until(
     what: &str,
     attempt: impl AsyncFn() -> Result<(), String>,
 ) -> Result<(), CommandError> {
-    let mut said = String::new();
+    let mut reported = String::new();
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
         let silence = |_| Err("no response".to_owned());
@@ -220,9 +220,9 @@ async fn until(
         if Instant::now() + PAUSE > deadline {
             return Err(CommandError::Timeout { what: what.to_owned(), timeout, last });
         }
-        if last != said {
+        if last != reported {
             tracing::info!("{what}: {last}; retrying");
-            said = last;
+            reported = last;
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -16,9 +16,9 @@ const GRACE_SECONDS: u64 = 10;
 /// The pause before the lease is requested again, while the API server rejects the request.
 const RETRY: Duration = Duration::from_secs(2);
 /// The interval at which a leader checks that it still holds the lease.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The timeout for one such check.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 /// A replica that has not seen for this long that it holds the lease stops leading. The lease it saw was renewed 5 s
 /// before at most, so no other replica acquires it within the next 10 s.
 const TRUST: Duration = Duration::from_secs(8);
@@ -107,7 +107,7 @@ impl Guard {
             let leads = trust.leads(holder, Instant::now());
             leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
             tokio::select! {
-                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 // The lease was won or lost: no reason to wait.
                 _ = held.changed() => {}
                 () = leading.closed() => break,
@@ -123,7 +123,7 @@ impl Guard {
     }
 
     async fn read_holder(&self) -> Holder {
-        match tokio::time::timeout(LOOK_TIMEOUT, self.leases.get_opt(&self.lease)).await {
+        match tokio::time::timeout(CHECK_TIMEOUT, self.leases.get_opt(&self.lease)).await {
             Ok(Ok(Some(lease))) => {
                 let holder = lease.spec.and_then(|spec| spec.holder_identity);
                 if holder.as_deref() == Some(&self.instance) { Holder::Me } else { Holder::Other }

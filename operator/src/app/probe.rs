@@ -36,9 +36,9 @@ pub async fn serve(listener: TcpListener, context: Arc<Context>, readiness: Read
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(Probe { context, readiness }));
-    let door = AcceptLimiter::new(&listener, "probes");
+    let limiter = AcceptLimiter::new(&listener, "probes");
     loop {
-        let (stream, place) = door.next().await;
+        let (stream, place) = limiter.next().await;
         let service = TowerToHyperService::new(app.clone());
         let connection =
             accept::http1(HEADER_TIMEOUT, MAX_HEADER_BYTES).serve_connection(TokioIo::new(stream), service);

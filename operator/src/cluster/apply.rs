@@ -187,6 +187,11 @@ pub fn display_kube_error(error: &kube::Error) -> String {
     format!("HTTP {}: {}", status.code, shorten(&status.message))
 }
 
+/// True if the API server denies access.
+pub fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
+}
+
 /// True for an object that the API server cannot type: a field of the wrong type, or an invalid quantity. The API
 /// server returns 500, as for its own failures, so only the message distinguishes the two.
 fn is_untypeable(status: &kube::core::Status) -> bool {

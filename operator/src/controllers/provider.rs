@@ -238,7 +238,7 @@ async fn pass(
         Some(standing) => standing,
         None => Box::pin(advance::advance(ctx, provider, &view, memory)).await,
     };
-    let news = std::mem::take(&mut outcome.news);
+    let events = std::mem::take(&mut outcome.events);
     memory.outcome = Some(outcome.clone());
 
     let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: view.pod_names() });
@@ -246,7 +246,7 @@ async fn pass(
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);
     }
-    let status_due = update_status(shared, provider, &view, &outcome, &news, memory).await?;
+    let status_due = update_status(shared, provider, &view, &outcome, &events, memory).await?;
     propagated.map_err(|error| ProviderError::Pods(Box::new(error)))?;
     // After its first seconds a relay no longer waits for its first worker, and no other event may announce that.
     let starts = view.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
@@ -279,7 +279,7 @@ async fn update_status(
     provider: &Provider,
     view: &ClusterView,
     outcome: &ProviderOutcome,
-    news: &[RotationEvent],
+    events: &[RotationEvent],
     memory: &mut ProviderMemory,
 ) -> Result<Option<Duration>, ProviderError> {
     let there = provider.status.clone().unwrap_or_default();
@@ -299,7 +299,7 @@ async fn update_status(
         }
     }
     write_status(&shared.ctx.client, provider, &after).await.map_err(|error| ProviderError::Status(Box::new(error)))?;
-    status_events::publish(&shared.ctx, provider, &before, &after, news).await;
+    status_events::publish(&shared.ctx, provider, &before, &after, events).await;
     memory.written = Some((after, Instant::now()));
     Ok(None)
 }

@@ -8,6 +8,7 @@
 //! being deleted is not rebuilt.
 
 mod access;
+mod advance;
 mod claims;
 pub mod fetch;
 pub mod memory;
@@ -33,11 +34,10 @@ use futures_util::{Stream, StreamExt, future, stream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DynamicObject;
+use kube::Resource;
 use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::cluster::apply::ApplyError;
@@ -45,21 +45,16 @@ use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
-use crate::manifests::backend;
 use crate::manifests::sidecar::{self, SidecarInputs};
-use crate::manifests::worker_config;
 use crate::plural;
 use crate::spec::worker_pool::reasons::Reason;
-use crate::spec::worker_pool::{ValidateError, Validated, validate};
-use crate::spec::workload::Workload;
+use crate::spec::worker_pool::validate;
 use crate::telemetry::metrics::ControllerName;
+use advance::PoolOutcome;
 use fetch::PoolFetchError;
 use memory::PoolMemories;
 use pod_counts::{Measure, PodCounts, SETTLED};
-use render::Rendered;
 use residency::Residency;
-use rivals::{Dispute, Rival};
-use rollout::Rollout;
 use status::{PoolFacts, ProviderState, Workers};
 use ticker::Ticker;
 use writers::ReplicaOwner;
@@ -75,9 +70,6 @@ const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The interval for a pool without Pods: no watch reports why another owner cannot create them.
 const WITHOUT_PODS: Duration = Duration::from_secs(60);
-
-/// The time to wait for the relays' report of idle workers before Pods are removed. Relays respond within milliseconds.
-const RANK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The state that both loops share.
 pub struct PoolContext {
@@ -157,15 +149,15 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
 /// Yields each pool once for all requests within [`GATHER`] of the first. The controller's own debouncing is not used,
 /// because it waits for silence: of a thousand Pods one always changes, and the pool would never be reconciled.
 fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<Item = ObjectRef<WorkerPool>> {
-    let crowds = stream::unfold(requests, |mut requests| async move {
-        let mut crowd = HashSet::from([requests.recv().await?]);
+    let batches = stream::unfold(requests, |mut requests| async move {
+        let mut batch = HashSet::from([requests.recv().await?]);
         tokio::time::sleep(GATHER).await;
         while let Ok(another) = requests.try_recv() {
-            crowd.insert(another);
+            batch.insert(another);
         }
-        Some((stream::iter(crowd), requests))
+        Some((stream::iter(batch), requests))
     });
-    crowds.flatten()
+    batches.flatten()
 }
 
 /// Reconciles a pool once.
@@ -186,30 +178,11 @@ pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<PoolCon
     Action::requeue(shared.memory.with(&pool, memory::PoolMemory::reconciliation_failed))
 }
 
-/// The result of applying a pool.
-#[derive(Default)]
-struct PoolOutcome {
-    /// The reason that the pool could not be applied, and whether it may pass with time.
-    stall: Option<(Reason, String)>,
-    heals: bool,
-    rollout: Option<Rollout>,
-    /// Another manager's number of replicas.
-    dispute: Option<Dispute>,
-    /// True if the template differs from the one that would be rendered now.
-    outdated: bool,
-}
-
-impl PoolOutcome {
-    fn stalled(reason: Reason, message: impl Into<String>) -> Self {
-        Self { stall: Some((reason, message.into())), ..Self::default() }
-    }
-}
-
 /// The state that was read at the beginning.
 struct FetchedPool {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
-    census: PodCounts,
+    counts: PodCounts,
     /// The reason that another owner's Deployment has none of the pool's Pods.
     not_created: Option<String>,
 }
@@ -229,30 +202,25 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
         idle: &idle,
         now: Timestamp::now(),
     };
-    let census = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
+    let counts = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
     let provider = fetch::provider(&shared.caches, pool);
-    let not_created = match is_without_pods(pool, &census) {
+    let not_created = match is_without_pods(pool, &counts) {
         true => fetch::not_created(&shared.ctx.client, pool).await,
         false => None,
     };
-    let fetched = FetchedPool { provider, pods, census, not_created };
-    let outcome = match validate(pool) {
-        Ok(validated) => {
-            reconcile_objects(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
-        }
-        Err(error) => refused(&error),
-    };
+    let fetched = FetchedPool { provider, pods, counts, not_created };
+    let outcome = advance::advance(pool, shared, &fetched).await?;
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
-    publish_waiting_event(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
+    publish_waiting_event(pool, shared, &fetched.counts, outcome.stall.as_ref()).await;
     // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
     // released.
     if outcome.stall.is_none() {
-        release(pool, shared, &fetched.census).await?;
+        release(pool, shared, &fetched.counts).await?;
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
         Some(_) | None => {
-            let next = next_reconcile(pool, &fetched.census, numbers_later);
+            let next = next_reconcile(pool, &fetched.counts, numbers_later);
             let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
             Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
         }
@@ -260,169 +228,27 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
 }
 
 /// True if another owner creates the Pods, and there are none.
-fn is_without_pods(pool: &WorkerPool, census: &PodCounts) -> bool {
-    pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
+fn is_without_pods(pool: &WorkerPool, counts: &PodCounts) -> bool {
+    pool.spec.mode() == Mode::Inject && counts.pods == 0 && counts.gated.is_empty()
 }
 
 /// Publishes an Event about waiting Pods: neither a gated Pod nor its creator shows what it waits for.
 async fn publish_waiting_event(
     pool: &WorkerPool,
     shared: &PoolContext,
-    census: &PodCounts,
+    counts: &PodCounts,
     stall: Option<&(Reason, String)>,
 ) {
-    let waiting = stall.filter(|_| !census.gated.is_empty());
-    let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
-    let Some((_, why)) = waiting.filter(|_| !told) else { return };
-    let note = format!("{} for this pool: {why}", plural::counted(census.gated.len(), "Pod waits", "Pods wait"));
+    let waiting = stall.filter(|_| !counts.gated.is_empty());
+    let published =
+        shared.memory.with(pool, |entry| std::mem::replace(&mut entry.published_waiting, waiting.is_some()));
+    let Some((_, why)) = waiting.filter(|_| !published) else { return };
+    let note = format!("{} for this pool: {why}", plural::counted(counts.gated.len(), "Pod waits", "Pods wait"));
     shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
-fn refused(error: &ValidateError) -> PoolOutcome {
-    PoolOutcome::stalled(error.reason(), error.to_string())
-}
-
-/// Returns an outcome for errors that the user must see, and that may pass without a change of the pool.
-fn healing(error: &ReconcileError) -> Option<PoolOutcome> {
-    let heals = |reason| Some(PoolOutcome { heals: true, ..PoolOutcome::stalled(reason, error.to_string()) });
-    match error {
-        ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
-        ReconcileError::Apply(refused) if refused.is_forbidden() => heals(Reason::Forbidden),
-        ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
-        ReconcileError::Apply(ApplyError::Refused { .. }) => {
-            Some(PoolOutcome::stalled(Reason::TemplateInvalid, error.to_string()))
-        }
-        ReconcileError::Fetch(_)
-        | ReconcileError::Apply(ApplyError::Terminating { .. } | ApplyError::Api { .. })
-        | ReconcileError::Write { .. }
-        | ReconcileError::Stalled { .. } => None,
-    }
-}
-
-async fn reconcile_objects(
-    pool: &WorkerPool,
-    shared: &PoolContext,
-    fetched: &FetchedPool,
-    validated: &Validated,
-) -> Result<PoolOutcome, ReconcileError> {
-    let speech = fetch::relay_transport(&shared.ctx.client, &shared.caches, pool).await?;
-    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &speech);
-    objects::unread(shared, pool, &config).await?;
-    let Some(workload) = validated.workload else { return Ok(PoolOutcome::default()) };
-
-    if let Some(dispute) = claims::dispute(&shared.caches, pool) {
-        access::withhold(pool, shared).await?;
-        return Ok(PoolOutcome { heals: true, ..PoolOutcome::stalled(Reason::InvalidSpec, dispute) });
-    }
-    let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
-    if live.is_none() && fetched.provider == ProviderState::Missing {
-        // Backends without relays would hold GPUs for nothing. Running ones stay.
-        return Ok(PoolOutcome::default());
-    }
-    let rendered = match rendered(pool, shared, workload, live.as_ref()) {
-        Ok(rendered) => rendered,
-        Err(refusal) => return Ok(PoolOutcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
-    };
-    let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
-    let runs = replicas.wanted > 0;
-    // The worker's rights are created before the worker and removed after it.
-    let needs_access = pool.spec.scales_deployments() && runs;
-    if needs_access {
-        access::ensure(pool, shared, &fetched.pods, runs).await?;
-    }
-    let object = ensure_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
-    if workload == Workload::Workers && !needs_access {
-        access::ensure(pool, shared, &fetched.pods, runs).await?;
-    }
-    let rollout = Some(Rollout::of(workload, &object));
-    Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
-}
-
-/// The number of Pods of a Deployment.
-struct Replicas {
-    wanted: i32,
-    /// True if another manager owns the number, and keeps it as long as the operator does not apply it.
-    left_out: bool,
-}
-
-/// Returns the number, and whether another manager writes a different one.
-fn replicas(
-    pool: &WorkerPool,
-    shared: &PoolContext,
-    workload: Workload,
-    live: Option<&DynamicObject>,
-) -> (Replicas, Option<Dispute>) {
-    let has = live.and_then(fetch::replicas).filter(|_| workload.is_scaled());
-    let wanted = replicas::choose(pool, workload, has);
-    let (Some(has), Some(live)) = (has, live) else { return (Replicas { wanted, left_out: false }, None) };
-    let rival = Rival::of(&live.metadata);
-    let owned = rival.is_some();
-    let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
-    match dispute {
-        // If it is omitted while no other manager owns it, the API server sets it to 1.
-        Some(Dispute::Left(_)) => (Replicas { wanted: has, left_out: owned }, dispute),
-        Some(Dispute::Settled(_)) | None => (Replicas { wanted, left_out: false }, dispute),
-    }
-}
-
-fn rendered(
-    pool: &WorkerPool,
-    shared: &PoolContext,
-    workload: Workload,
-    live: Option<&DynamicObject>,
-) -> Result<Rendered, sidecar::Refusal> {
-    let spare = shared.memory.with(pool, |entry| entry.drain_token.get_or_insert_with(random_token).clone());
-    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
-}
-
-/// Applies the Deployment or DaemonSet and returns the resulting object.
-async fn ensure_workload(
-    pool: &WorkerPool,
-    shared: &PoolContext,
-    fetched: &FetchedPool,
-    workload: Workload,
-    live: Option<DynamicObject>,
-    rendered: &Rendered,
-    replicas: Replicas,
-) -> Result<serde_json::Value, ReconcileError> {
-    let wanted = replicas.wanted;
-    let has = live.as_ref().and_then(fetch::replicas);
-    if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
-        rank(pool, shared, fetched).await;
-    }
-    let manifest = backend::workload(
-        workload,
-        pool,
-        &rendered.template,
-        &rendered.annotation,
-        (!replicas.left_out).then_some(wanted),
-    );
-    let brought = objects::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
-    if brought.applied && rendered.anew {
-        for note in &rendered.notes {
-            let about = pool.object_ref(&());
-            shared.ctx.publish(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
-        }
-    }
-    if workload == Workload::Backend && pool.spec.replicas.is_none() {
-        let written = replicas::write(&shared.ctx.client, pool, wanted).await;
-        written.map_err(|source| ReconcileError::Write { what: "spec.replicas", source: Box::new(source) })?;
-    }
-    let object = brought.object.or(live);
-    Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
-}
-
-/// Ranks the Pods by load, so that the idlest go first. Until a relay has reported, the cluster decides. The last
-/// report may be up to 5 s old, so a new one is requested.
-async fn rank(pool: &WorkerPool, shared: &PoolContext, fetched: &FetchedPool) {
-    let namespace = pool.namespace().unwrap_or_default();
-    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
-        pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
-    }
-}
-
-async fn release(pool: &WorkerPool, shared: &PoolContext, census: &PodCounts) -> Result<(), ReconcileError> {
-    let released = pods::release(&shared.ctx.client, pool, &census.gated)
+async fn release(pool: &WorkerPool, shared: &PoolContext, counts: &PodCounts) -> Result<(), ReconcileError> {
+    let released = pods::release(&shared.ctx.client, pool, &counts.gated)
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
@@ -445,19 +271,19 @@ async fn report(
     let snapshot = shared.ctx.relays.of(&namespace, &pool.spec.provider);
     let workers = Workers::of(&name, snapshot.as_deref());
     let residency = Residency::of(&name, snapshot.as_deref());
-    let census = &fetched.census;
+    let counts = &fetched.counts;
     let outdated = match &outcome.rollout {
-        Some(_) if outcome.outdated => census.injected,
+        Some(_) if outcome.outdated => counts.injected,
         // From the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
-        None => census.outdated,
+        None => counts.outdated,
     };
     let facts = PoolFacts {
         pool,
         previous: &previous,
         stall: outcome.stall.clone(),
         provider: fetched.provider,
-        census,
+        counts,
         not_created: fetched.not_created.clone(),
         workers,
         residency: residency.clone(),
@@ -468,8 +294,8 @@ async fn report(
         outdated,
     };
     let status = status::status(&facts, &Time(Timestamp::now()));
-    let desired = outcome.rollout.as_ref().map_or(census.pods, |rollout| rollout.desired);
-    for (state, number) in [("desired", desired), ("ready", census.ready), ("connected", status.connected.unwrap_or(0))]
+    let desired = outcome.rollout.as_ref().map_or(counts.pods, |rollout| rollout.desired);
+    for (state, number) in [("desired", desired), ("ready", counts.ready), ("connected", status.connected.unwrap_or(0))]
     {
         shared.ctx.metrics.pool_replicas.with_label_values(&[&*namespace, &*name, state]).set(number.into());
     }
@@ -484,18 +310,19 @@ async fn report(
 /// sees it.
 async fn publish_slot_events(pool: &WorkerPool, shared: &PoolContext, residency: Option<&Residency>) {
     let Some(residency) = residency else { return };
-    let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
-    for (reason, note) in news {
+    let events =
+        shared.memory.with(pool, |entry| entry.published_slots.new_events(residency, Instant::now(), Timestamp::now()));
+    for (reason, note) in events {
         shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
     }
 }
 
-fn next_reconcile(pool: &WorkerPool, census: &PodCounts, numbers_later: Option<Duration>) -> Duration {
+fn next_reconcile(pool: &WorkerPool, counts: &PodCounts, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection is reported only once it has settled.
-    let settling = (census.settled < census.ready).then_some(SETTLED);
-    let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
+    let settling = (counts.settled < counts.ready).then_some(SETTLED);
+    let without = is_without_pods(pool, counts).then_some(WITHOUT_PODS);
     // Slightly later than the deadline itself, so that it has passed.
-    let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
+    let silent = counts.silent_in.map(|left| left + Duration::from_secs(1));
     [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
@@ -515,14 +342,6 @@ impl PoolContext {
         };
         self.memory.with(pool, |entry| entry.writers.replica_owner(now, scaling.delay))
     }
-}
-
-/// Returns a token that cannot be guessed, so that only the kubelet can drain the pool's workers.
-#[allow(clippy::expect_used, reason = "there is no safe fallback for random bytes")]
-fn random_token() -> String {
-    let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub struct Multiplexer {
     /// Maximum time that a worker holds requests of relays that do not support slots. Default 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold_budget: Option<DurationText>,
-    /// Maximum time that a model should wait for its turn: auto, or a duration. Default auto.
+    /// Maximum time that a model should wait for its turn under load: auto, or a duration. Default auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^(auto|([0-9]+(ms|s|m|h))+)$"))]
     pub max_wait: Option<String>,

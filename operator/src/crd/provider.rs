@@ -78,7 +78,7 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_idle_timeout: Option<DurationText>,
 
-    /// Time without the first byte of a response after which a request moves to another worker that has a free slot. A response that is
+    /// Time without the first byte of a response after which a request moves to another worker that has a free worker slot. A response that is
     /// not streamed begins when it is complete. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_timeout: Option<DurationText>,
@@ -144,7 +144,7 @@ pub struct Queue {
     /// Maximum time that a request is queued while some worker serves its model. Default: requestTimeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
-    /// Maximum time that a request is queued while no worker serves its model, because it is being loaded or its pool scales from zero.
+    /// Maximum time that a request is queued while no worker serves its model, for example because it is being loaded or its pool scales from zero.
     /// Default: timeout if it is set, else 30s, but at least 10m for a known model that may be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_timeout: Option<DurationText>,

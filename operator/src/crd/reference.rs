@@ -23,9 +23,9 @@ pub fn markdown() -> String {
         rules(&mut page, "metadata and the whole", root);
         for part in ["spec", "status"] {
             let _ = write!(page, "\n### {kind} {part}\n\n| Field | Type | Default | Meaning |\n|---|---|---|---|\n");
-            let mut said = Vec::new();
-            fields(&mut page, part, &root["properties"][part], &mut said);
-            for (place, schema) in said {
+            let mut with_rules = Vec::new();
+            fields(&mut page, part, &root["properties"][part], &mut with_rules);
+            for (place, schema) in with_rules {
                 rules(&mut page, &place, schema);
             }
         }
@@ -35,9 +35,9 @@ pub fn markdown() -> String {
 
 /// Writes one row for each property, followed by its own properties, and collects the schemas with rules for after the
 /// table.
-fn fields<'a>(page: &mut String, path: &str, schema: &'a Value, said: &mut Vec<(String, &'a Value)>) {
+fn fields<'a>(page: &mut String, path: &str, schema: &'a Value, with_rules: &mut Vec<(String, &'a Value)>) {
     if schema.get("x-kubernetes-validations").is_some() {
-        said.push((path.to_owned(), schema));
+        with_rules.push((path.to_owned(), schema));
     }
     let Some(properties) = schema["properties"].as_object() else { return };
     for (name, property) in properties {
@@ -51,8 +51,8 @@ fn fields<'a>(page: &mut String, path: &str, schema: &'a Value, said: &mut Vec<(
             text(&property["description"]).replace('|', "\\|").replace('\n', " "),
         );
         match property["items"].as_object() {
-            Some(_) => fields(page, &format!("{place}[]"), &property["items"], said),
-            None => fields(page, &place, property, said),
+            Some(_) => fields(page, &format!("{place}[]"), &property["items"], with_rules),
+            None => fields(page, &place, property, with_rules),
         }
     }
 }

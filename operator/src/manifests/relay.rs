@@ -33,6 +33,7 @@ const TLS_PATH: &str = "/etc/modelrelay/tls";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The number of bytes of bodies that a relay may hold. A user may set another value.
 const BODY_BUDGET_ENV: &str = "MAX_BUFFERED_BYTES";
+
 /// Returns the relay's Deployment. It always contains the number of replicas: omitted once, it would drop to one.
 pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Manifest {
     let mut metadata = provider.metadata(&names::relay(&provider.name));

@@ -96,10 +96,10 @@ struct BackendYaml {
 }
 
 /// Returns the ConfigMap `<pool>-worker`.
-pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> Manifest {
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, transport: &RelayTransport) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
-    let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, speech));
-    let authority = speech.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
+    let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, transport));
+    let authority = transport.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
     Manifest::of(&ConfigMap {
         metadata: ObjectMeta {
             name: Some(names::worker(name)),
@@ -113,7 +113,7 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTr
     })
 }
 
-fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTransport) -> String {
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, transport: &RelayTransport) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
     // Each slot defines its own backends and models; a worker rejects the top-level fields alongside slots.
@@ -121,8 +121,8 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &RelayTrans
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
     let file = WorkerYaml {
-        relay: format!("{}://{}", speech.scheme(), names::worker_address(&spec.provider, namespace)),
-        relay_ca_file: speech.authority().map(|_| AUTHORITY_FILE),
+        relay: format!("{}://{}", transport.scheme(), names::worker_address(&spec.provider, namespace)),
+        relay_ca_file: transport.authority().map(|_| AUTHORITY_FILE),
         provider: &spec.provider,
         worker_secret_file: sidecar::SECRET_FILE,
         pool: pool.metadata.name.as_deref().unwrap_or_default(),
@@ -206,16 +206,16 @@ mod tests {
     fn relays_with_certificate_are_dialled_over_tls() {
         let pool = testing::pool(&json!({"provider": "local"}));
         let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
-        let speech = RelayTransport::Tls { authority: authority.clone() };
-        snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &speech).to_yaml());
-        for speech in [speech, RelayTransport::Tls { authority: None }, RelayTransport::Plain] {
-            let manifest = config_map(&pool, &testing::defaults(), &speech);
+        let transport = RelayTransport::Tls { authority: authority.clone() };
+        snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &transport).to_yaml());
+        for transport in [transport, RelayTransport::Tls { authority: None }, RelayTransport::Plain] {
+            let manifest = config_map(&pool, &testing::defaults(), &transport);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(manifest.value["data"][FILE].as_str().unwrap().as_bytes()).unwrap();
             let args = Args { config: Some(file.path().to_owned()), ..Args::default() };
             let relay = Settings::load(&args).expect("the worker's own parser takes it").live.relay;
-            assert!(relay.every_address && relay.tls == (speech != RelayTransport::Plain));
-            assert_eq!(RelayTransport::of(&serde_json::from_value(manifest.value).unwrap()), speech);
+            assert!(relay.every_address && relay.tls == (transport != RelayTransport::Plain));
+            assert_eq!(RelayTransport::of(&serde_json::from_value(manifest.value).unwrap()), transport);
         }
     }
 

@@ -54,9 +54,9 @@ impl<'a> AcceptLimiter<'a> {
 }
 
 /// Returns an HTTP/1.1 builder that limits each request's headers to `max_header_bytes` and the time to receive them to
-/// `patience`.
-pub(crate) fn http1(patience: Duration, max_header_bytes: usize) -> http1::Builder {
+/// `header_timeout`.
+pub(crate) fn http1(header_timeout: Duration, max_header_bytes: usize) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(max_header_bytes);
+    builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(max_header_bytes);
     builder
 }

@@ -20,7 +20,7 @@ pub struct RelayStates {
     expected: Mutex<HashMap<(String, String), Expectation>>,
     /// Providers for which a caller awaits a new report.
     wanted: Mutex<HashSet<(String, String)>>,
-    news: watch::Sender<()>,
+    expectation_changes: watch::Sender<()>,
     reported: watch::Sender<()>,
 }
 
@@ -165,14 +165,14 @@ impl RelayStates {
         changed
     }
 
-    /// Requests a new report and returns it, or the last one if that takes longer than `patience`.
-    pub async fn fresh(&self, namespace: &str, provider: &str, patience: Duration) -> Option<Arc<RelaySnapshot>> {
+    /// Requests a new report and returns it, or the last one if that takes longer than `timeout`.
+    pub async fn fresh(&self, namespace: &str, provider: &str, timeout: Duration) -> Option<Arc<RelaySnapshot>> {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut reported = self.reported.subscribe();
         self.wanted().insert(key.clone());
-        self.news.send_replace(());
+        self.expectation_changes.send_replace(());
         let answer = reported.wait_for(|()| !self.wanted().contains(&key));
-        if tokio::time::timeout(patience, answer).await.is_err() {
+        if tokio::time::timeout(timeout, answer).await.is_err() {
             self.wanted().remove(&key);
         }
         self.of(namespace, provider)
@@ -189,7 +189,7 @@ impl RelayStates {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         if expected.get(&key) != Some(&expectation) {
             expected.insert(key, expectation);
-            self.news.send_replace(());
+            self.expectation_changes.send_replace(());
         }
     }
 
@@ -201,7 +201,7 @@ impl RelayStates {
 
     /// Changes when a new report is expected or awaited.
     pub fn expectations(&self) -> watch::Receiver<()> {
-        self.news.subscribe()
+        self.expectation_changes.subscribe()
     }
 
     /// Removes a Provider that is gone.
@@ -264,11 +264,11 @@ mod tests {
         let states = RelayStates::default();
         let at = |depth| RelaySnapshot { queue_depth: depth, ..RelaySnapshot::default() };
         states.keep("llm", "local", at(1));
-        let mut news = states.expectations();
-        let patience = Duration::from_secs(1);
-        let depth = async || states.fresh("llm", "local", patience).await.map(|snapshot| snapshot.queue_depth);
+        let mut expectation_changes = states.expectations();
+        let timeout = Duration::from_secs(1);
+        let depth = async || states.fresh("llm", "local", timeout).await.map(|snapshot| snapshot.queue_depth);
         let relays = async {
-            news.changed().await.unwrap();
+            expectation_changes.changed().await.unwrap();
             assert!(states.is_wanted("llm", "local") && !states.is_wanted("llm", "other"));
             // A report of another Provider is irrelevant.
             states.keep("llm", "other", at(7));
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(tokio::join!(depth(), relays).0, Some(2));
         assert!(!states.is_wanted("llm", "local"));
         let began = tokio::time::Instant::now();
-        assert_eq!((depth().await, began.elapsed()), (Some(2), patience), "they are silent");
+        assert_eq!((depth().await, began.elapsed()), (Some(2), timeout), "they are silent");
     }
 
     #[test]
@@ -289,9 +289,9 @@ mod tests {
         states.clear();
         assert_eq!((states.of("llm", "local"), states.expected("llm", "local")), (None, None));
         // The same values are new again.
-        let news = states.expectations();
+        let expectation_changes = states.expectations();
         assert!(states.keep("llm", "local", RelaySnapshot::default()));
         states.expect("llm", "local", expectation);
-        assert!(news.has_changed().unwrap_or_default());
+        assert!(expectation_changes.has_changed().unwrap_or_default());
     }
 }

@@ -97,7 +97,9 @@ fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -
 }
 
 fn missing(key: &str) -> UnusableSecret {
-    UnusableSecret::Missing(format!("has no key {key}: it must be of type kubernetes.io/tls, with tls.crt and tls.key"))
+    UnusableSecret::Missing(format!(
+        "has no key {key}, or no content in it: the Secret must be of type kubernetes.io/tls, with tls.crt and tls.key"
+    ))
 }
 
 fn wrong(problem: impl Into<String>) -> UnusableSecret {

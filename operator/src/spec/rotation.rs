@@ -17,7 +17,7 @@ use modelrelay_protocol::secret::Secret;
 mod tests;
 
 /// The time for which a value stays valid after a rotation.
-pub const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
+const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
 /// The maximum number of old values that relays accept; one more ends the oldest early. A relay accepts 16 secrets in
 /// all.
 pub const MAX_PREVIOUS: usize = 8;
@@ -86,7 +86,7 @@ pub struct Plan {
     /// The value of the annotation that has been acted on.
     pub acted_on: Option<String>,
     /// The actions of this step, for Events.
-    pub news: Vec<RotationEvent>,
+    pub events: Vec<RotationEvent>,
     /// The time of the next step.
     pub wake_at: Option<Timestamp>,
 }
@@ -116,7 +116,7 @@ impl Plan {
     /// value's end, which must not pass while workers still mount it, however long an operator stops between the two
     /// writes.
     pub fn updates_workers_first(&self) -> bool {
-        self.news.contains(&RotationEvent::Published)
+        self.events.contains(&RotationEvent::Published)
     }
 }
 
@@ -132,8 +132,8 @@ pub fn plan(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let Some(relay) = &known.relay else { return first(now, known, fresh) };
     let mut relay = relay.clone();
-    let news = catch_up(now, known, &mut relay);
-    let state = State { now, known, relay, news };
+    let events = catch_up(now, known, &mut relay);
+    let state = State { now, known, relay, events };
     state.requested(fresh).unwrap_or_else(|| state.progressed())
 }
 
@@ -146,20 +146,20 @@ fn first(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
         kept.filter(|kept| *kept != current).map(|value| Previous { value, until: None }).into_iter().collect();
     let worker = previous.first().map_or_else(|| current.clone(), |previous| previous.value.clone());
     let started = previous.first().map(|_| RotationEvent::Started);
-    let news = started.into_iter().collect();
-    finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), news })
+    let events = started.into_iter().collect();
+    finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), events })
 }
 
 /// Completes the work that an operator left when it stopped, and ends values whose time is over.
 fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<RotationEvent> {
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     let end = now + PREVIOUS_LIVES;
     let workers_have_it = known.worker.as_ref().is_some_and(|worker| worker.value == relay.current);
     for (age, previous) in relay.previous.iter_mut().enumerate() {
         match previous.until {
             // The operator stopped after it had updated the workers' Secret.
             None if age == 0 && workers_have_it => {
-                news.push(RotationEvent::Published);
+                events.push(RotationEvent::Published);
                 previous.until = Some(end);
             }
             None if age == 0 => {}
@@ -171,9 +171,9 @@ fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<Rotatio
     let is_over = |previous: &mut Previous| previous.until.is_some_and(|until| until <= now);
     let ended: Vec<Previous> = relay.previous.extract_if(.., is_over).collect();
     if ended.iter().any(|ended| !relay.accepts(&ended.value)) {
-        news.push(RotationEvent::Ended);
+        events.push(RotationEvent::Ended);
     }
-    news
+    events
 }
 
 impl RelaySide {
@@ -187,7 +187,7 @@ struct State<'a> {
     known: &'a Known,
     relay: RelaySide,
     /// The actions of catching up.
-    news: Vec<RotationEvent>,
+    events: Vec<RotationEvent>,
 }
 
 struct Step {
@@ -195,19 +195,19 @@ struct Step {
     previous: Vec<Previous>,
     worker: Secret,
     acted_on: Option<String>,
-    news: Vec<RotationEvent>,
+    events: Vec<RotationEvent>,
 }
 
 impl State<'_> {
     /// Returns the step that a user requested: by the annotation, or by another value in their own Secret.
     fn requested(&self, fresh: &Secret) -> Option<Plan> {
         let annotation = self.known.annotation.as_deref();
-        let asked = annotation.is_some() && annotation != self.relay.acted_on.as_deref();
+        let is_requested = annotation.is_some() && annotation != self.relay.acted_on.as_deref();
         let replaced = self.known.own.as_ref().filter(|own| **own != self.relay.current);
-        if asked && annotation.is_some_and(is_revocation) {
+        if is_requested && annotation.is_some_and(is_revocation) {
             return Some(self.revoke(replaced, fresh));
         }
-        let new = match (&self.known.own, asked) {
+        let new = match (&self.known.own, is_requested) {
             (Some(_), _) => replaced?,
             (None, true) => fresh,
             (None, false) => return None,
@@ -224,13 +224,13 @@ impl State<'_> {
             (None, true, _) | (None, false, Some(_)) => self.relay.current.clone(),
             (None, false, None) => fresh.clone(),
         };
-        let news = match (current == self.relay.current, has_old) {
+        let events = match (current == self.relay.current, has_old) {
             (true, true) => vec![RotationEvent::Ended],
             (true, false) => Vec::new(),
             (false, _) => vec![RotationEvent::Revoked],
         };
         let (worker, acted_on) = (current.clone(), self.known.annotation.clone());
-        finish(self.now, self.known, Step { current, previous: Vec::new(), worker, acted_on, news })
+        finish(self.now, self.known, Step { current, previous: Vec::new(), worker, acted_on, events })
     }
 
     /// Starts a rotation to `new`, if the previous one has settled.
@@ -272,19 +272,19 @@ impl State<'_> {
         newest: Previous,
         worker: &Secret,
         acted_on: Option<String>,
-        news: RotationEvent,
+        event: RotationEvent,
     ) -> Plan {
         let promised = |previous: &&Previous| !previous.is_presented() && previous.value != newest.value;
         let older: Vec<Previous> = self.relay.previous.iter().filter(promised).cloned().collect();
         let mut previous = vec![newest];
         previous.extend(older);
-        let mut news = self.news_and(news);
+        let mut events = self.events_and(event);
         if previous.len() > MAX_PREVIOUS {
             previous.truncate(MAX_PREVIOUS);
-            news.push(RotationEvent::Crowded);
+            events.push(RotationEvent::Crowded);
         }
         let (current, worker) = (new.clone(), worker.clone());
-        finish(self.now, self.known, Step { current, previous, worker, acted_on, news })
+        finish(self.now, self.known, Step { current, previous, worker, acted_on, events })
     }
 
     /// Returns the step that the time and the relays allow.
@@ -303,11 +303,11 @@ impl State<'_> {
             Some(Previous { value, until: None }) => value.clone(),
             Some(Previous { until: Some(_), .. }) | None => current.clone(),
         };
-        finish(self.now, self.known, Step { current, previous, worker, acted_on, news: self.news.clone() })
+        finish(self.now, self.known, Step { current, previous, worker, acted_on, events: self.events.clone() })
     }
 
-    fn news_and(&self, news: RotationEvent) -> Vec<RotationEvent> {
-        self.news.iter().copied().chain([news]).collect()
+    fn events_and(&self, event: RotationEvent) -> Vec<RotationEvent> {
+        self.events.iter().copied().chain([event]).collect()
     }
 }
 
@@ -327,7 +327,7 @@ fn finish(now: Timestamp, known: &Known, step: Step) -> Plan {
         previous: step.previous,
         worker: step.worker,
         acted_on: step.acted_on,
-        news: step.news,
+        events: step.events,
     }
 }
 

@@ -14,7 +14,7 @@ use reasons::Reason;
 
 /// The number of requests that one backend runs at once if the pool sets none: engines on a GPU batch, and one at a
 /// time would waste most of it.
-pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
+const DEFAULT_MAX_CONCURRENCY: i32 = 16;
 
 /// A pool with a valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,8 +109,8 @@ pub fn max_concurrency(pool: &WorkerPool) -> i32 {
 /// excluded, because it will not serve them again.
 pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
     let slots = pool.spec.slots();
-    let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
-    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
+    let takes_all = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
+    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| takes_all);
     let of_slots = slots.into_iter().flat_map(Multiplexer::models);
     pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
 }

@@ -103,7 +103,7 @@ impl Triggers {
         }
     }
 
-    /// Handles a change of a Pod that a template created: the owner in its labels has news to report.
+    /// Handles a change of a Pod that a template created: the owner in its labels has a change to report.
     pub(crate) fn pod(&self, pod: &impl ResourceExt) {
         let namespace = pod.namespace().unwrap_or_default();
         if let Some(pool) = pod.labels().get(names::POOL_LABEL) {

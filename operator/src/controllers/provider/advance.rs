@@ -37,7 +37,7 @@ pub(super) async fn advance(
     let generation = provider.metadata.generation;
     // Earlier results remain valid where this pass does not get as far.
     let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
-    let kept = ProviderOutcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
+    let kept = ProviderOutcome { generation, events: Vec::new(), failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &view.pools) {
         Ok(valid) => valid,
         Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
@@ -93,7 +93,7 @@ pub(super) async fn advance(
         tls_version: fetched.tls.and_then(|tls| tls.version),
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
-        news: if applied.failure.is_none() { plan.news } else { Vec::new() },
+        events: if applied.failure.is_none() { plan.events } else { Vec::new() },
         wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
         failure: applied.failure,
     }

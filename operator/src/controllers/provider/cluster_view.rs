@@ -62,9 +62,9 @@ impl ClusterView {
 
     /// True if every relay that may run an older configuration runs the one with this hash.
     pub(super) fn is_confirmed(&self, hash: &str, now: Timestamp) -> bool {
-        let asked: Vec<String> =
+        let pods: Vec<String> =
             self.relay_pods.iter().filter(|pod| may_hold_older(pod, now)).map(|pod| pod.name_any()).collect();
-        asked.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&asked, hash))
+        pods.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&pods, hash))
     }
 }
 

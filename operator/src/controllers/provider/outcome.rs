@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::fetch::SecretFetchError;
 use super::reasons;
 use super::reviewers;
-use crate::cluster::apply::ApplyError;
+use crate::cluster::apply::{ApplyError, is_forbidden};
 use crate::crd::Provider;
 use crate::crd::provider::WorkerSecretStatus;
 use crate::resources::conditions::{self, READY};
@@ -36,7 +36,7 @@ pub(super) struct ProviderOutcome {
     /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
     /// The results of a rotation step.
-    pub(super) news: Vec<RotationEvent>,
+    pub(super) events: Vec<RotationEvent>,
     /// The time of the next pass.
     pub(super) wake_at: Option<Timestamp>,
     /// The failure, if any.
@@ -182,8 +182,4 @@ impl From<&reviewers::ReviewerError> for ProviderFailure {
             reviewers::ReviewerError::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
         }
     }
-}
-
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 403)
 }

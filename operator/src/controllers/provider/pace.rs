@@ -11,7 +11,7 @@ use super::status::without_numbers;
 use crate::crd::ProviderStatus;
 
 /// The minimum interval between writes of workers, queue depths and other numbers.
-pub(super) const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
+const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The time of the next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,15 +32,15 @@ pub(super) async fn publish(
     rotation: &[RotationEvent],
 ) {
     let about = provider.object_ref(&());
-    let rotated = rotation.iter().map(|news| rotation_event(*news, after));
-    for told in changes(&before.conditions, &after.conditions).into_iter().chain(rotated) {
-        let type_ = if told.is_warning { EventType::Warning } else { EventType::Normal };
-        ctx.publish(&about, type_, &told.reason, told.action, told.note).await;
+    let rotated = rotation.iter().map(|event| rotation_event(*event, after));
+    for event in changes(&before.conditions, &after.conditions).into_iter().chain(rotated) {
+        let type_ = if event.is_warning { EventType::Warning } else { EventType::Normal };
+        ctx.publish(&about, type_, &event.reason, event.action, event.note).await;
     }
 }
 
 fn changes(before: &[Condition], after: &[Condition]) -> Vec<StatusEvent> {
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     for condition in after {
         let old = before.iter().find(|old| old.type_ == condition.type_);
         let was = old.map_or("", |old| old.status.as_str());
@@ -52,35 +52,37 @@ fn changes(before: &[Condition], after: &[Condition]) -> Vec<StatusEvent> {
             note: condition.message.clone(),
         };
         match (condition.type_.as_str(), condition.status.as_str()) {
-            (READY, "True") if was != "True" => told.push(event(false, "Ready", "Serve")),
+            (READY, "True") if was != "True" => events.push(event(false, "Ready", "Serve")),
             (READY, "False") if was == "True" => {
                 let is_wish = [reasons::DISABLED, reasons::SCALED_TO_ZERO].contains(&condition.reason.as_str());
-                told.push(event(!is_wish, "NotReady", "Serve"));
+                events.push(event(!is_wish, "NotReady", "Serve"));
             }
             (PROGRAMMED, "True") if was != "True" && condition.reason == reasons::CONFIGURATION_APPLIED => {
-                told.push(event(false, reasons::CONFIGURATION_APPLIED, "Configure"));
+                events.push(event(false, reasons::CONFIGURATION_APPLIED, "Configure"));
             }
             (PROGRAMMED, "False") if new_reason && condition.reason == reasons::CONFIGURATION_REFUSED => {
-                told.push(event(true, reasons::CONFIGURATION_REFUSED, "Configure"));
+                events.push(event(true, reasons::CONFIGURATION_REFUSED, "Configure"));
             }
-            (STALLED, "True") if was != "True" || new_reason => told.push(event(true, &condition.reason, "Reconcile")),
+            (STALLED, "True") if was != "True" || new_reason => {
+                events.push(event(true, &condition.reason, "Reconcile"));
+            }
             (RECONCILING, "True")
                 if new_reason
                     && [reasons::SECRET_NOT_FOUND, reasons::SECRET_INVALID, reasons::FORBIDDEN]
                         .contains(&condition.reason.as_str()) =>
             {
-                told.push(event(true, &condition.reason, "Reconcile"));
+                events.push(event(true, &condition.reason, "Reconcile"));
             }
             _ => {}
         }
     }
-    told
+    events
 }
 
-fn rotation_event(news: RotationEvent, after: &ProviderStatus) -> StatusEvent {
+fn rotation_event(event: RotationEvent, after: &ProviderStatus) -> StatusEvent {
     let secret = after.worker_secret.as_ref();
     let name = secret.map_or("", |secret| secret.name.as_str());
-    let (reason, note) = match news {
+    let (reason, note) = match event {
         RotationEvent::Started => (
             "SecretRotationStarted",
             "distributing a new worker secret to the relays; workers still use the old one".to_owned(),
@@ -103,6 +105,6 @@ fn rotation_event(news: RotationEvent, after: &ProviderStatus) -> StatusEvent {
             ("SecretRevoked", format!("Secret {name} has a new value; relays no longer accept any old one"))
         }
     };
-    let is_warning = news == RotationEvent::Crowded;
+    let is_warning = event == RotationEvent::Crowded;
     StatusEvent { is_warning, reason: reason.to_owned(), action: "RotateSecret", note }
 }

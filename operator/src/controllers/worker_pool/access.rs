@@ -129,10 +129,10 @@ async fn release(
     {
         Ok(_) => (EventType::Normal, "DeploymentReleased", format!("Deployment {deployment} scaled to 0: {why}")),
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
-            let said = apply::display_kube_error(&error);
+        Err(error) if apply::is_forbidden(&error) => {
+            let shown = apply::display_kube_error(&error);
             let note = format!(
-                "failed to scale Deployment {deployment} to 0, so it may still hold its GPU: scale it to 0, because {why} ({said})"
+                "failed to scale Deployment {deployment} to 0, so it may still hold its GPU: scale it to 0, because {why} ({shown})"
             );
             (EventType::Warning, "DeploymentNotReleased", note)
         }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::render::Live;
 use super::rollout;
 use super::status::ProviderState;
+use crate::cluster::apply;
 use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::manifests::backend::RENDERED_ANNOTATION;
@@ -41,7 +42,7 @@ impl PoolFetchError {
     /// True if the API server denies access.
     pub fn is_forbidden(&self) -> bool {
         let Self::Object { source, .. } = self;
-        matches!(&**source, kube::Error::Api(status) if status.code == 403)
+        apply::is_forbidden(source)
     }
 }
 

@@ -47,9 +47,9 @@ pub struct PoolMemory {
     /// The writers of its Deployment's replicas.
     pub rivals: Rivals,
     /// True if an Event about waiting Pods was published.
-    pub told_waiting: bool,
+    pub published_waiting: bool,
     /// The Events that were published about its slots.
-    pub told_slots: PublishedEvents,
+    pub published_slots: PublishedEvents,
     /// Fingerprint of the last observed state of relays and Provider.
     pub seen: Option<u64>,
     reconciling: Delays,

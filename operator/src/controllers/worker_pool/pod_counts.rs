@@ -73,45 +73,45 @@ pub struct Measure<'a> {
 
 /// Counts the Pods.
 pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> PodCounts {
-    let mut census = PodCounts::default();
+    let mut counts = PodCounts::default();
     for pod in pods {
         if pod.metadata.deletion_timestamp.is_some() || is_over(pod) {
             continue;
         }
-        count(&mut census, pod, measure);
+        count(&mut counts, pod, measure);
     }
-    census.not_injected.sort();
-    census
+    counts.not_injected.sort();
+    counts
 }
 
-fn count(census: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
+fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.usable) {
-        census.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
+        counts.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
         return;
     }
-    census.pods += 1;
+    counts.pods += 1;
     if let Some(ready) = ready(pod) {
-        census.ready += 1;
+        counts.ready += 1;
         let since = ready.last_transition_time.as_ref().map(|time| measure.now.duration_since(time.0));
-        census.settled += i32::from(since.is_none_or(|since| since >= signed(SETTLED)));
+        counts.settled += i32::from(since.is_none_or(|since| since >= signed(SETTLED)));
     } else if let Some(since) = unready_since(pod).filter(|_| measure.idle.contains(&name)) {
         match Duration::try_from(signed(LOADED) - measure.now.duration_since(since)) {
             Ok(left) if !left.is_zero() => {
-                census.silent_in = Some(census.silent_in.map_or(left, |soonest| soonest.min(left)));
+                counts.silent_in = Some(counts.silent_in.map_or(left, |soonest| soonest.min(left)));
             }
-            Ok(_) | Err(_) => census.silent += 1,
+            Ok(_) | Err(_) => counts.silent += 1,
         }
     }
     match worker_image(pod) {
         Some(used) => {
-            census.injected += 1;
+            counts.injected += 1;
             // By the hash if there is one: another webhook may have rewritten the image since.
             let same = worker_hash(pod).map_or(used == measure.image, |hash| hash == measure.hash);
-            census.outdated += i32::from(!same);
+            counts.outdated += i32::from(!same);
         }
         None if is_exempt(pod) => {}
-        None => census.not_injected.push(name),
+        None => counts.not_injected.push(name),
     }
 }
 
@@ -221,15 +221,15 @@ mod tests {
     fn worker_is_recognized_by_its_container() {
         let lacking = json!({"spec": {"initContainers": null}, "metadata": {"annotations": {"injected": "true"}}});
         let plain = json!({"spec": {"initContainers": null, "containers": [{"name": "modelrelay-worker", "image": "worker:1"}]}});
-        let census = counted(&[pod("z", &lacking), pod("b", &lacking), pod("c", &plain), pod("d", &json!({}))]);
-        assert_eq!((census.pods, census.injected, census.not_injected), (4, 2, vec!["b".to_owned(), "z".to_owned()]));
+        let counts = counted(&[pod("z", &lacking), pod("b", &lacking), pod("c", &plain), pod("d", &json!({}))]);
+        assert_eq!((counts.pods, counts.injected, counts.not_injected), (4, 2, vec!["b".to_owned(), "z".to_owned()]));
     }
 
     #[test]
     fn leaving_and_finished_pods_are_excluded() {
         let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        let census = counted(&[pod("a", &leaving), pod("b", &json!({"status": {"phase": "Failed"}}))]);
-        assert_eq!(census, PodCounts::default());
+        let counts = counted(&[pod("a", &leaving), pod("b", &json!({"status": {"phase": "Failed"}}))]);
+        assert_eq!(counts, PodCounts::default());
     }
 
     #[test]
@@ -254,9 +254,9 @@ mod tests {
         let mut late = pod("d", &gated);
         late.metadata.creation_timestamp = Some(Time(Timestamp::from_second(161).unwrap()));
         let foreign = json!({"spec": {"schedulingGates": [{"name": "example.com/quota"}]}});
-        let census = counted(&[pod("a", &gated), alone, pod("c", &foreign), late]);
-        assert_eq!(census.gated, [Gated { name: "a".into(), uid: "uid-a".into() }]);
-        assert_eq!((census.pods, census.not_injected), (3, vec!["b".to_owned(), "d".to_owned()]));
+        let counts = counted(&[pod("a", &gated), alone, pod("c", &foreign), late]);
+        assert_eq!(counts.gated, [Gated { name: "a".into(), uid: "uid-a".into() }]);
+        assert_eq!((counts.pods, counts.not_injected), (3, vec!["b".to_owned(), "d".to_owned()]));
     }
 
     #[test]
@@ -278,8 +278,8 @@ mod tests {
             pod(name, &json!({"status": {"conditions": conditions}}))
         };
         let silence = |pods: &[Pod]| {
-            let census = counted(pods);
-            (census.silent, census.silent_in.map(|left| left.as_secs()))
+            let counts = counted(pods);
+            (counts.silent, counts.silent_in.map(|left| left.as_secs()))
         };
         assert_eq!(silence(&[waits("late", 400, 0)]), (1, None));
         assert_eq!(silence(&[waits("loading", 401, 0)]), (0, Some(1)));
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn pod_settles_half_minute_after_ready() {
-        let census = counted(&[pod("a", &ready_since(999)), pod("b", &ready_since(970)), pod("c", &json!({}))]);
-        assert_eq!((census.ready, census.settled), (2, 1));
+        let counts = counted(&[pod("a", &ready_since(999)), pod("b", &ready_since(970)), pod("c", &json!({}))]);
+        assert_eq!((counts.ready, counts.settled), (2, 1));
     }
 }

@@ -46,7 +46,7 @@ pub struct Rendered {
     /// The annotation to write with it.
     pub annotation: String,
     /// True if it was rendered now; otherwise it is the existing one.
-    pub anew: bool,
+    pub is_new: bool,
     /// True if it differs from the one that would be rendered now.
     pub outdated: bool,
     /// Notes for the user about a template that was rendered now.
@@ -82,14 +82,14 @@ pub fn render(
         return Ok(Rendered {
             template,
             annotation: annotation(pool, added),
-            anew: false,
+            is_new: false,
             outdated,
             notes: Vec::new(),
         });
     }
     let (template, notes) = fresh?;
     let added = json_patch::diff(&given, &template);
-    Ok(Rendered { template, annotation: annotation(pool, added), anew: true, outdated: false, notes })
+    Ok(Rendered { template, annotation: annotation(pool, added), is_new: true, outdated: false, notes })
 }
 
 /// Returns the existing template, if it still matches the pool.
@@ -177,10 +177,10 @@ mod tests {
     fn other_operator_with_same_spec_renders_same_bytes() {
         let pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());
-        assert!(first.anew && !first.outdated);
+        assert!(first.is_new && !first.outdated);
         let second = rendered(&pool, "2", &applied(&first));
         assert_eq!(
-            (second.template.to_string(), second.anew, second.outdated),
+            (second.template.to_string(), second.is_new, second.outdated),
             (first.template.to_string(), false, true)
         );
         assert_eq!(second.annotation, first.annotation);
@@ -192,7 +192,7 @@ mod tests {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let scaled = pool(2, &json!({"replicas": 7, "models": ["a"], "maxConcurrency": 3}));
         let second = rendered(&scaled, "2", &applied(&first));
-        assert_eq!((&second.template, second.anew), (&first.template, false));
+        assert_eq!((&second.template, second.is_new), (&first.template, false));
         // Nor does the next such change.
         let third = rendered(&pool(3, &json!({"replicas": 8})), "2", &applied(&second));
         assert_eq!(third.template, first.template);
@@ -231,7 +231,7 @@ mod tests {
             ("model", json!({"id": "b"})),
         ] {
             let second = second(part, change.clone());
-            assert!(second.anew, "{change}");
+            assert!(second.is_new, "{change}");
             let hash = |of: &Rendered| of.template["metadata"]["annotations"][names::SLOTS_HASH_ANNOTATION].clone();
             assert_ne!(hash(&second), hash(&first), "{change}: the hash distinguishes running Pods from new ones");
         }
@@ -253,7 +253,7 @@ mod tests {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let changed = pool(2, &json!({"shutdownTimeout": "5m"}));
         let second = render(Workload::Backend, &changed, &release("2"), &applied(&first), "other").unwrap();
-        assert!(second.anew);
+        assert!(second.is_new);
         assert_eq!(image(&second), "worker:2");
         assert_eq!(sidecar::drain_token_of(&second.template), Some("spare"));
     }
@@ -277,9 +277,9 @@ mod tests {
         let first = rendered(&pool, "1", &Live::default());
         pool.annotations_mut().insert(names::UPGRADE_ANNOTATION.to_owned(), "now".to_owned());
         let second = rendered(&pool, "2", &applied(&first));
-        assert_eq!((image(&second), second.anew), ("worker:2", true));
+        assert_eq!((image(&second), second.is_new), ("worker:2", true));
         let third = rendered(&pool, "3", &applied(&second));
-        assert_eq!((image(&third), third.anew, third.outdated), ("worker:2", false, true));
+        assert_eq!((image(&third), third.is_new, third.outdated), ("worker:2", false, true));
     }
 
     #[test]
@@ -298,7 +298,7 @@ mod tests {
         for spoilt in ["", "{}", "[1]", &first.annotation.replace("/spec/volumes", "/no/such/place")] {
             let live = Live { rendered: Some(spoilt.to_owned()), template: first.template.clone() };
             let second = rendered(&pool, "1", &live);
-            assert_eq!((second.template, second.anew), (first.template.clone(), true), "{spoilt}");
+            assert_eq!((second.template, second.is_new), (first.template.clone(), true), "{spoilt}");
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
         let first = rendered(&pool(1, &json!({})), "1", &Live::default());
         let mut successor = pool(1, &json!({"sidecar": {"port": 18000}}));
         successor.metadata.uid = Some("another".to_owned());
-        assert!(rendered(&successor, "1", &applied(&first)).anew);
+        assert!(rendered(&successor, "1", &applied(&first)).is_new);
     }
 
     #[test]

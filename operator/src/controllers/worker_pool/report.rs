@@ -78,7 +78,7 @@ fn pace(previous: &WorkerPoolStatus, status: &WorkerPoolStatus, since: Option<Du
 /// that stops the scaling.
 fn transitions(before: &[Condition], after: &[Condition]) -> Vec<(EventType, Reason, String)> {
     let find = |list: &[Condition], type_: &str| list.iter().find(|condition| condition.type_ == type_).cloned();
-    let mut told: Vec<(EventType, Reason, String)> = Vec::new();
+    let mut events: Vec<(EventType, Reason, String)> = Vec::new();
     for type_ in [READY, STALLED] {
         let Some(now) = find(after, type_) else { continue };
         let was = find(before, type_);
@@ -86,12 +86,12 @@ fn transitions(before: &[Condition], after: &[Condition]) -> Vec<(EventType, Rea
         let Some(reason) = Reason::ALL.iter().copied().find(|reason| reason.as_str() == now.reason) else { continue };
         let matters = if type_ == READY { event_type(reason) } else { conflict(reason) };
         if let (false, Some(event_type)) = (same, matters)
-            && told.iter().all(|(_, other, _)| *other != reason)
+            && events.iter().all(|(_, other, _)| *other != reason)
         {
-            told.push((event_type, reason, now.message));
+            events.push((event_type, reason, now.message));
         }
     }
-    told
+    events
 }
 
 /// The one reason that Ready does not always show.
@@ -159,21 +159,21 @@ mod tests {
 
     #[test]
     fn events_report_transitions() {
-        let told = |before: &WorkerPoolStatus, after: &WorkerPoolStatus| -> Vec<&str> {
+        let events = |before: &WorkerPoolStatus, after: &WorkerPoolStatus| -> Vec<&str> {
             transitions(&before.conditions, &after.conditions).iter().map(|(_, reason, _)| reason.as_str()).collect()
         };
         let none = WorkerPoolStatus::default();
         let (serving, missing) = (ready("True", Reason::Serving), ready("False", Reason::ProviderNotFound));
-        assert_eq!(told(&none, &missing), ["ProviderNotFound"]);
-        assert_eq!(told(&missing, &missing), [""; 0]);
-        assert_eq!(told(&missing, &ready("False", Reason::WaitingForWorkers)), [""; 0]);
-        assert_eq!(told(&missing, &serving), ["Serving"]);
+        assert_eq!(events(&none, &missing), ["ProviderNotFound"]);
+        assert_eq!(events(&missing, &missing), [""; 0]);
+        assert_eq!(events(&missing, &ready("False", Reason::WaitingForWorkers)), [""; 0]);
+        assert_eq!(events(&missing, &serving), ["Serving"]);
         let mut conflict = serving.clone();
         conflict.conditions.push(condition(STALLED, "True", Reason::ScalingConflict));
-        assert_eq!(told(&serving, &conflict), ["ScalingConflict"]);
-        assert_eq!(told(&conflict, &conflict), [""; 0]);
+        assert_eq!(events(&serving, &conflict), ["ScalingConflict"]);
+        assert_eq!(events(&conflict, &conflict), [""; 0]);
         let mut invalid = ready("False", Reason::TemplateInvalid);
         invalid.conditions.push(condition(STALLED, "True", Reason::TemplateInvalid));
-        assert_eq!(told(&serving, &invalid), ["TemplateInvalid"]);
+        assert_eq!(events(&serving, &invalid), ["TemplateInvalid"]);
     }
 }

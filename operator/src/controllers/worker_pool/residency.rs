@@ -188,9 +188,9 @@ fn is_same(one: &SlotFailure, other: &SlotFailure) -> bool {
 impl PublishedEvents {
     /// Returns the Events to publish now, each with its reason and note. `clock` is the current time on the clock of
     /// the failures' times.
-    pub fn news(&mut self, residency: &Residency, now: Instant, clock: Timestamp) -> Vec<(&'static str, String)> {
+    pub fn new_events(&mut self, residency: &Residency, now: Instant, clock: Timestamp) -> Vec<(&'static str, String)> {
         self.at.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED_FOR);
-        let mut news = Vec::new();
+        let mut events = Vec::new();
         for held in &residency.slots {
             for (failure, at) in held.failed() {
                 let age = at.map(|at| Duration::try_from(clock.duration_since(at)).unwrap_or_default());
@@ -200,7 +200,7 @@ impl PublishedEvents {
                     code: failure.code.clone(),
                 };
                 if self.is_new(subject, age, now) {
-                    news.push((LOAD_FAILED, failed(residency, held, failure, age)));
+                    events.push((LOAD_FAILED, failed(residency, held, failure, age)));
                 }
             }
             let quarantine = Subject::Quarantine { worker: held.worker.clone(), slot: held.slot.clone() };
@@ -211,10 +211,10 @@ impl PublishedEvents {
                     held.worker,
                     held.reason().map(|reason| format!(" ({reason})")).unwrap_or_default()
                 );
-                news.push((SLOT_QUARANTINED, note));
+                events.push((SLOT_QUARANTINED, note));
             }
         }
-        news
+        events
     }
 
     /// True if no Event was published recently; and for a past failure of this age, if none was published since.

@@ -46,7 +46,7 @@ pub enum Dispute {
 #[derive(Clone, Debug, Default)]
 pub struct Rivals {
     /// The number that another writer set.
-    theirs: Option<ForeignNumber>,
+    foreign: Option<ForeignNumber>,
     /// The last correction, and when.
     settled: Option<(Instant, Rival)>,
     /// The time at which a correction was undone, or at which another write followed one.
@@ -61,7 +61,7 @@ struct ForeignNumber {
     rival: Rival,
     number: i32,
     /// The pool's number at the beginning of the conflict.
-    ours: i32,
+    wanted: i32,
     /// The time at which the two numbers last differed.
     differed: Instant,
 }
@@ -92,55 +92,58 @@ impl Rival {
 }
 
 impl Rivals {
-    /// Observes a Deployment that has `has` Pods while the pool requests `ours`. On [`Dispute::Left`], the current
+    /// Observes a Deployment that has `has` Pods while the pool requests `wanted`. On [`Dispute::Left`], the current
     /// number must stay.
-    pub fn observe(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) -> Option<Dispute> {
-        if has == ours {
-            return self.agree(now, rival, ours);
+    pub fn observe(&mut self, now: Instant, rival: Option<Rival>, has: i32, wanted: i32) -> Option<Dispute> {
+        if has == wanted {
+            return self.agree(now, rival, wanted);
         }
         let was_agreed = self.agreed.as_ref().is_some_and(|agreed| *agreed == (has, rival.clone()));
-        if self.theirs.is_some() || !was_agreed {
-            self.note(now, rival, has, ours);
+        if self.foreign.is_some() || !was_agreed {
+            self.note(now, rival, has, wanted);
         }
         // A number without another writer is one that the pool requested before.
-        let Some(theirs) = self.theirs.as_mut().filter(|theirs| theirs.number == has) else { return self.recent(now) };
-        theirs.differed = now;
-        let asked_for_another = theirs.ours != ours;
-        let rival = theirs.rival.clone();
-        if self.undone.is_some_and(|at| within(at, now)) || (rival.autoscaler && !asked_for_another) {
+        let Some(foreign) = self.foreign.as_mut().filter(|foreign| foreign.number == has) else {
+            return self.recent(now);
+        };
+        foreign.differed = now;
+        let wants_another = foreign.wanted != wanted;
+        let rival = foreign.rival.clone();
+        if self.undone.is_some_and(|at| within(at, now)) || (rival.autoscaler && !wants_another) {
             return Some(Dispute::Left(rival));
         }
-        self.theirs = None;
+        self.foreign = None;
         self.settled = Some((now, rival));
         self.recent(now)
     }
 
     /// Handles equal numbers. An autoscaler may pass through the pool's number on its way without having stopped.
-    fn agree(&mut self, now: Instant, rival: Option<Rival>, ours: i32) -> Option<Dispute> {
+    fn agree(&mut self, now: Instant, rival: Option<Rival>, wanted: i32) -> Option<Dispute> {
         let other = rival.as_ref().is_some_and(|rival| !rival.autoscaler);
-        self.agreed = Some((ours, rival));
-        let passes =
-            |theirs: &ForeignNumber| theirs.rival.autoscaler && theirs.ours == ours && within(theirs.differed, now);
-        self.theirs = self.theirs.take().filter(|theirs| passes(theirs) && !other);
-        let passing = self.theirs.as_ref().map(|theirs| Dispute::Left(theirs.rival.clone()));
+        self.agreed = Some((wanted, rival));
+        let passes = |foreign: &ForeignNumber| {
+            foreign.rival.autoscaler && foreign.wanted == wanted && within(foreign.differed, now)
+        };
+        self.foreign = self.foreign.take().filter(|foreign| passes(foreign) && !other);
+        let passing = self.foreign.as_ref().map(|foreign| Dispute::Left(foreign.rival.clone()));
         passing.or_else(|| self.recent(now))
     }
 
-    fn note(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) {
+    fn note(&mut self, now: Instant, rival: Option<Rival>, has: i32, wanted: i32) {
         let Some(rival) = rival else { return };
         // A conflict that was to be corrected and could not be yet is not new.
         if self.settled.as_ref().is_some_and(|(_, known)| *known == rival) {
             return;
         }
-        if self.theirs.as_ref().is_some_and(|known| known.number == has && known.rival == rival) {
+        if self.foreign.as_ref().is_some_and(|known| known.number == has && known.rival == rival) {
             return;
         }
         let corrected = self.settled.as_ref().map(|(at, _)| *at);
         if [corrected, self.undone].into_iter().flatten().any(|at| within(at, now)) {
             self.undone = Some(now);
         }
-        let began = self.theirs.as_ref().map_or(ours, |known| known.ours);
-        self.theirs = Some(ForeignNumber { rival, number: has, ours: began, differed: now });
+        let began = self.foreign.as_ref().map_or(wanted, |known| known.wanted);
+        self.foreign = Some(ForeignNumber { rival, number: has, wanted: began, differed: now });
     }
 
     fn recent(&self, now: Instant) -> Option<Dispute> {

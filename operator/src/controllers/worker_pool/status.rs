@@ -39,7 +39,7 @@ pub struct PoolFacts<'a> {
     /// Its Provider.
     pub provider: ProviderState,
     /// Its Pods.
-    pub census: &'a PodCounts,
+    pub counts: &'a PodCounts,
     /// The reason that another owner's Deployment cannot create its Pods.
     pub not_created: Option<String>,
     /// Its workers.
@@ -131,9 +131,9 @@ pub fn status(facts: &PoolFacts<'_>, now: &Time) -> WorkerPoolStatus {
         conditions: conditions::merge(&previous.conditions, &wanted(facts), generation, now),
         mode: Some(facts.pool.spec.mode()),
         selector: Some(format!("{}={name}", names::POOL_LABEL)),
-        replicas: Some(facts.census.pods),
-        injected: Some(facts.census.injected),
-        not_injected: facts.census.not_injected.iter().take(LISTED).cloned().collect(),
+        replicas: Some(facts.counts.pods),
+        injected: Some(facts.counts.injected),
+        not_injected: facts.counts.not_injected.iter().take(LISTED).cloned().collect(),
         outdated: Some(facts.outdated),
         connected,
         models,
@@ -322,13 +322,13 @@ fn quarantined(facts: &PoolFacts<'_>, serving: i32) -> Option<Quarantine> {
 
 /// Returns the verdict for a pool without a serving worker. `idle` workers are connected and have nothing to serve.
 fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
-    let census = facts.census;
+    let counts = facts.counts;
     if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
-        && census.pods == 0
+        && counts.pods == 0
     {
         return ConditionState::new(false, Reason::PodsNotCreated, failure);
     }
-    if census.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
+    if counts.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
         if let Some(why) = &facts.not_created {
             return ConditionState::new(false, Reason::PodsNotCreated, why);
         }
@@ -336,18 +336,18 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
         let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
         return ConditionState::new(false, Reason::NoPods, message);
     }
-    if let Some(message) = not_injected(facts).filter(|_| census.injected == 0) {
+    if let Some(message) = not_injected(facts).filter(|_| counts.injected == 0) {
         return ConditionState::new(false, Reason::PodsNotInjected, message);
     }
     let provider = &facts.pool.spec.provider;
-    let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, plural::one_or(census.ready, "is", "are"));
+    let ready = format!("{} of {} Pods {} ready", counts.ready, counts.pods, plural::one_or(counts.ready, "is", "are"));
     if idle > 0 {
         let workers = plural::counted(idle, "worker is", "workers are");
         let silent = if idle == 1 { "its backend does not respond" } else { "their backends do not respond" };
         let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
         // A Pod may become ready only when its backend has loaded its model. A backend that never does is then
         // recognized by the elapsed time.
-        return match (census.settled, census.silent) {
+        return match (counts.settled, counts.silent) {
             (0, 0) => ConditionState::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
             (0, silent) => {
                 let (pods, minutes) = (plural::counted(silent, "Pod has", "Pods have"), LOADED.as_secs() / 60);
@@ -357,7 +357,7 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
             _ => ConditionState::new(false, Reason::BackendsNotAnswering, message),
         };
     }
-    if census.settled > 0 {
+    if counts.settled > 0 {
         let message = format!(
             "{ready}, and no worker is connected to Provider {provider}: see the log of container {}",
             names::WORKER_CONTAINER
@@ -383,11 +383,11 @@ fn at_zero(facts: &PoolFacts<'_>) -> bool {
 }
 
 fn not_injected(facts: &PoolFacts<'_>) -> Option<String> {
-    let missing = &facts.census.not_injected;
+    let missing = &facts.counts.not_injected;
     let first = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
     let (have, them) = if missing.len() == 1 { ("has", "it") } else { ("have", "them") };
-    let all = facts.census.pods;
+    let all = facts.counts.pods;
     (!missing.is_empty())
         .then(|| format!("{} of {all} Pods {have} no worker: {first}{more}; delete {them}", missing.len()))
 }

@@ -52,11 +52,11 @@ impl Cluster {
     }
 }
 
-/// Returns the newest value, the previous one, the workers' value, and the step's news.
+/// Returns the newest value, the previous one, the workers' value, and the step's events.
 fn shape(plan: &Plan) -> (&str, Option<&str>, &str, Option<RotationEvent>) {
-    assert!(plan.news.len() <= 1, "{:?}", plan.news);
+    assert!(plan.events.len() <= 1, "{:?}", plan.events);
     let previous = plan.previous.first().map(|previous| previous.value.expose());
-    (plan.current.expose(), previous, plan.worker.expose(), plan.news.first().copied())
+    (plan.current.expose(), previous, plan.worker.expose(), plan.events.first().copied())
 }
 
 /// Returns every old value that relays accept, with its end in seconds.
@@ -118,7 +118,7 @@ fn restart_in_any_step_repeats_nothing() {
         cluster.known.confirmed = false;
         let before = cluster.known.relay.clone().unwrap();
         let again = cluster.step(at(102), "never used");
-        assert_eq!(again.news, []);
+        assert_eq!(again.events, []);
         assert_eq!(again.current, before.current);
         let untils = |previous: &[Previous]| previous.iter().map(|previous| previous.until).collect::<Vec<_>>();
         assert_eq!(untils(&again.previous), untils(&before.previous));
@@ -188,9 +188,9 @@ fn each_rotated_value_expires_after_its_own_day() {
     assert_eq!(old(&published), [("two", Some(200 + 86_400)), ("one", Some(100 + 86_400))]);
     assert_eq!(published.wake_at, Some(at(100 + 86_400)));
     let later = cluster.step(at(100 + 86_400), "x");
-    assert_eq!((old(&later), &later.news[..]), (vec![("two", Some(200 + 86_400))], &[RotationEvent::Ended][..]));
+    assert_eq!((old(&later), &later.events[..]), (vec![("two", Some(200 + 86_400))], &[RotationEvent::Ended][..]));
     let last = cluster.step(at(200 + 86_400), "x");
-    assert_eq!((old(&last), &last.news[..], last.wake_at), (vec![], &[RotationEvent::Ended][..], None));
+    assert_eq!((old(&last), &last.events[..], last.wake_at), (vec![], &[RotationEvent::Ended][..], None));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn excess_rotations_end_oldest_value_with_event() {
     assert_eq!((published.previous.len(), published.previous[7].value.expose()), (MAX_PREVIOUS, "one"));
     cluster.known.annotation = Some("one too many".into());
     let started = cluster.step(at(1000), "10");
-    assert_eq!(started.news, [RotationEvent::Started, RotationEvent::Crowded]);
+    assert_eq!(started.events, [RotationEvent::Started, RotationEvent::Crowded]);
     assert_eq!((started.previous.len(), old(&started)[0], old(&started)[7].0), (MAX_PREVIOUS, ("9", None), "2"));
 }
 

@@ -231,8 +231,8 @@ fn backend(at: &str, driver: Driver, model: &SlotModel) -> Judged {
         Driver::LlamaServer | Driver::Ollama => Ok(()),
         Driver::Process => {
             command(at, "command", &model.command)?;
-            let told = model.command.iter().chain(model.env.values()).any(|text| text.contains(PORT));
-            if model.url.is_none() && !told {
+            let uses_port = model.command.iter().chain(model.env.values()).any(|text| text.contains(PORT));
+            if model.url.is_none() && !uses_port {
                 let why = format!("the command has no port to listen on: add {PORT} to it, or set url");
                 return refuse(&format!("{at}.command"), why);
             }

@@ -91,12 +91,12 @@ struct Connections {
 
 impl Connections {
     async fn accept(&self, listener: &TcpListener, end: impl Future<Output = ()>) {
-        let door = AcceptLimiter::new(listener, "webhook");
+        let limiter = AcceptLimiter::new(listener, "webhook");
         let mut end = std::pin::pin!(end);
         loop {
             let (stream, place) = tokio::select! {
                 () = &mut end => return,
-                accepted = door.next() => accepted,
+                accepted = limiter.next() => accepted,
             };
             self.tracker.spawn(connection(
                 stream,

@@ -39,7 +39,7 @@ fn steady() -> Plan {
         worker: Secret::new("worker-value"),
         worker_changed_at: at("2026-11-01T00:00:00Z"),
         acted_on: None,
-        news: Vec::new(),
+        events: Vec::new(),
         wake_at: None,
     }
 }

@@ -108,15 +108,15 @@ fn failed_load_is_reported_once_per_ten_minutes() {
     ]);
     let (mut told, now) = (PublishedEvents::default(), Instant::now());
     let note = "failed to load model bad into slot gpu0 of worker w1 and 1 more: backend_unavailable: it said no";
-    assert_eq!(told.news(&failing, now, at(NOON)), [("LoadFailed", note.to_owned())]);
-    assert_eq!(told.news(&failing, now + Duration::from_secs(1), at(NOON + 1)), []);
+    assert_eq!(told.new_events(&failing, now, at(NOON)), [("LoadFailed", note.to_owned())]);
+    assert_eq!(told.new_events(&failing, now + Duration::from_secs(1), at(NOON + 1)), []);
     // It is retried, and fails again.
     let loading = residency(&[("w1", slot(SlotState::Loading, &[]))]);
-    assert_eq!(told.news(&loading, now + Duration::from_secs(60), at(NOON + 60)), []);
-    assert_eq!(told.news(&failing, now + Duration::from_secs(120), at(NOON + 120)), []);
+    assert_eq!(told.new_events(&loading, now + Duration::from_secs(60), at(NOON + 60)), []);
+    assert_eq!(told.new_events(&failing, now + Duration::from_secs(120), at(NOON + 120)), []);
     let other = residency(&[("w1", slot(SlotState::Ready, &[("bad", "insufficient_memory")]))]);
-    assert_eq!(told.news(&other, now + Duration::from_secs(130), at(NOON + 130)).len(), 1, "for another reason");
-    assert_eq!(told.news(&failing, now + AGAIN_AFTER, at(NOON + 600)).len(), 1);
+    assert_eq!(told.new_events(&other, now + Duration::from_secs(130), at(NOON + 130)).len(), 1, "for another reason");
+    assert_eq!(told.new_events(&failing, now + AGAIN_AFTER, at(NOON + 600)).len(), 1);
 }
 
 /// A slot in which a load failed at this time, and which waits for nothing any more.
@@ -136,10 +136,10 @@ fn failure_after_backoff_is_reported_once_with_age() {
     // After a restart of the operator, nothing is remembered.
     let note =
         "failed to load model bad into slot gpu0 of worker w1 and 1 more 3 minutes ago: backend_unavailable: no Pod";
-    assert_eq!(told.news(&failed, now, at(NOON)), [("LoadFailed", note.to_owned())]);
+    assert_eq!(told.new_events(&failed, now, at(NOON)), [("LoadFailed", note.to_owned())]);
     for second in [1, 300, 599, 600, 900] {
         let later = now + Duration::from_secs(second);
-        assert_eq!(told.news(&failed, later, at(NOON + second as i64)), [], "after {second} s");
+        assert_eq!(told.new_events(&failed, later, at(NOON + second as i64)), [], "after {second} s");
     }
 }
 
@@ -147,22 +147,22 @@ fn failure_after_backoff_is_reported_once_with_age() {
 fn repeated_failure_is_reported_after_ten_minutes() {
     let (mut told, now) = (PublishedEvents::default(), Instant::now());
     let at_noon = residency(&[("w1", passed("backend_unavailable", "no Pod", NOON))]);
-    assert_eq!(told.news(&at_noon, now, at(NOON)).len(), 1);
+    assert_eq!(told.new_events(&at_noon, now, at(NOON)).len(), 1);
     let since = residency(&[("w1", passed("backend_unavailable", "no Pod", NOON + 500))]);
-    assert_eq!(told.news(&since, now + Duration::from_secs(505), at(NOON + 505)), []);
-    assert_eq!(told.news(&since, now + AGAIN_AFTER, at(NOON + 600)).len(), 1);
-    assert_eq!(told.news(&since, now + AGAIN_AFTER, at(NOON + 600)), []);
+    assert_eq!(told.new_events(&since, now + Duration::from_secs(505), at(NOON + 505)), []);
+    assert_eq!(told.new_events(&since, now + AGAIN_AFTER, at(NOON + 600)).len(), 1);
+    assert_eq!(told.new_events(&since, now + AGAIN_AFTER, at(NOON + 600)), []);
 }
 
 #[test]
 fn failure_without_message_ends_without_colon() {
     let wordless = residency(&[("w1", passed("backend_unavailable", "", NOON))]);
-    let news = PublishedEvents::default().news(&wordless, Instant::now(), at(NOON));
+    let events = PublishedEvents::default().new_events(&wordless, Instant::now(), at(NOON));
     let note = "failed to load model bad into slot gpu0 of worker w1: backend_unavailable";
-    assert_eq!(news, [("LoadFailed", note.to_owned())]);
+    assert_eq!(events, [("LoadFailed", note.to_owned())]);
     let quarantined = SlotReport { state: SlotState::Quarantined, ..passed("slot_quarantined", "", NOON) };
-    let news = PublishedEvents::default().news(&residency(&[("w1", quarantined)]), Instant::now(), at(NOON));
-    assert!(news.iter().any(|(_, note)| note.ends_with("its memory could not be freed")), "{news:?}");
+    let events = PublishedEvents::default().new_events(&residency(&[("w1", quarantined)]), Instant::now(), at(NOON));
+    assert!(events.iter().any(|(_, note)| note.ends_with("its memory could not be freed")), "{events:?}");
 }
 
 #[test]
@@ -180,10 +180,10 @@ fn each_quarantine_is_reported() {
     let quarantined = slot(SlotState::Quarantined, &[]);
     let both = residency(&[("w1", quarantined.clone()), ("w2", quarantined)]);
     let (mut told, now) = (PublishedEvents::default(), Instant::now());
-    let news = told.news(&both, now, at(NOON));
-    assert!(news.iter().all(|(reason, _)| *reason == "SlotQuarantined"), "{news:?}");
-    assert!(news[1].1.starts_with("slot gpu0 of worker w2 is quarantined"), "{news:?}");
-    assert_eq!((news.len(), told.news(&both, now, at(NOON))), (2, vec![]));
+    let events = told.new_events(&both, now, at(NOON));
+    assert!(events.iter().all(|(reason, _)| *reason == "SlotQuarantined"), "{events:?}");
+    assert!(events[1].1.starts_with("slot gpu0 of worker w2 is quarantined"), "{events:?}");
+    assert_eq!((events.len(), told.new_events(&both, now, at(NOON))), (2, vec![]));
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn rollout(desired: i32, done: bool) -> Option<Rollout> {
     Some(Rollout { scaled: true, desired, done, ..Rollout::default() })
 }
 
-fn census(pods: i32) -> PodCounts {
+fn counts(pods: i32) -> PodCounts {
     PodCounts { pods, ready: pods, settled: pods, injected: pods, ..PodCounts::default() }
 }
 
@@ -42,7 +42,7 @@ struct Case {
     previous: WorkerPoolStatus,
     stall: Option<(Reason, String)>,
     provider: ProviderState,
-    census: PodCounts,
+    counts: PodCounts,
     workers: Workers,
     residency: Option<Residency>,
     rollout: Option<Rollout>,
@@ -57,7 +57,7 @@ impl Default for Case {
             previous: WorkerPoolStatus::default(),
             stall: None,
             provider: ProviderState::Present,
-            census: census(2),
+            counts: counts(2),
             workers: known(2, &["m"]),
             residency: None,
             rollout: rollout(2, true),
@@ -74,7 +74,7 @@ impl Case {
             previous: &self.previous,
             stall: self.stall.clone(),
             provider: self.provider,
-            census: &self.census,
+            counts: &self.counts,
             not_created: None,
             workers: self.workers.clone(),
             residency: self.residency.clone(),
@@ -155,7 +155,7 @@ fn pool_with_all_slots_quarantined_serves_nothing() {
 
 #[test]
 fn intentional_zero_is_ready() {
-    let zero = || Case { rollout: rollout(0, true), census: census(0), workers: known(0, &[]), ..Case::default() };
+    let zero = || Case { rollout: rollout(0, true), counts: counts(0), workers: known(0, &[]), ..Case::default() };
     zero().is("TFF", Reason::ScaledToZero);
     Case { pool: pool(&json!({"scaling": null, "replicas": 0})), ..zero() }.is("TFF", Reason::ScaledToZero);
     Case { wakeable: false, ..zero() }.is("FFT", Reason::ModelsUnknown);
@@ -199,8 +199,8 @@ fn new_operator_without_reports_changes_nothing() {
 
 #[test]
 fn unconnected_pods_are_first_treated_as_starting() {
-    let loading = PodCounts { settled: 0, ..census(2) };
-    Case { workers: known(0, &[]), census: loading, rollout: rollout(2, false), ..Case::default() }
+    let loading = PodCounts { settled: 0, ..counts(2) };
+    Case { workers: known(0, &[]), counts: loading, rollout: rollout(2, false), ..Case::default() }
         .is("FTF", Reason::WaitingForWorkers);
     Case { workers: known(0, &[]), ..Case::default() }.is("FFF", Reason::NotConnected);
 }
@@ -228,8 +228,8 @@ fn workers_with_unresponsive_backends_serve_nothing() {
         "2 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not respond"
     );
     assert_eq!(loaded.status().connected, Some(2));
-    let loading = PodCounts { ready: 0, settled: 0, ..census(2) };
-    Case { workers, census: loading, ..Case::default() }.is("FTF", Reason::WaitingForWorkers);
+    let loading = PodCounts { ready: 0, settled: 0, ..counts(2) };
+    Case { workers, counts: loading, ..Case::default() }.is("FTF", Reason::WaitingForWorkers);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn never_loading_backend_is_named_after_its_timeout() {
     let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
     let waiting = |silent| Case {
         workers: workers.clone(),
-        census: PodCounts { ready: 0, settled: 0, silent, ..census(2) },
+        counts: PodCounts { ready: 0, settled: 0, silent, ..counts(2) },
         rollout: rollout(2, false),
         ..Case::default()
     };
@@ -256,36 +256,36 @@ fn never_loading_backend_is_named_after_its_timeout() {
 #[test]
 fn injecting_pool_reports_missing_and_uninjected_pods() {
     let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
-    Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
-    let lacking = |injected| PodCounts { injected, not_injected: vec!["a".into(), "b".into()], ..census(2) };
-    Case { census: lacking(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::PodsNotInjected);
-    let serving = Case { census: lacking(1), workers: known(1, &["m"]), ..inject() };
+    Case { counts: counts(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
+    let lacking = |injected| PodCounts { injected, not_injected: vec!["a".into(), "b".into()], ..counts(2) };
+    Case { counts: lacking(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::PodsNotInjected);
+    let serving = Case { counts: lacking(1), workers: known(1, &["m"]), ..inject() };
     serving.is("TFF", Reason::PodsNotInjected);
     assert_eq!(serving.status().conditions[0].message, "2 of 2 Pods have no worker: a, b; delete them");
-    let one = PodCounts { injected: 1, not_injected: vec!["a".into()], ..census(2) };
-    let serving = Case { census: one, workers: known(1, &["m"]), ..inject() };
+    let one = PodCounts { injected: 1, not_injected: vec!["a".into()], ..counts(2) };
+    let serving = Case { counts: one, workers: known(1, &["m"]), ..inject() };
     assert_eq!(serving.status().conditions[0].message, "1 of 2 Pods has no worker: a; delete it");
 }
 
 #[test]
 fn singular_is_used_for_one() {
-    let message = |census: PodCounts, workers: Workers| {
-        Case { census, workers, ..Case::default() }.status().conditions.swap_remove(0).message
+    let message = |counts: PodCounts, workers: Workers| {
+        Case { counts, workers, ..Case::default() }.status().conditions.swap_remove(0).message
     };
-    let loading = || PodCounts { ready: 1, settled: 0, ..census(2) };
+    let loading = || PodCounts { ready: 1, settled: 0, ..counts(2) };
     let idle = |idle| Workers::Known { connected: idle, serving: 0, idle, models: BTreeSet::new() };
     assert_eq!(
         message(loading(), idle(1)),
         "1 of 2 Pods is ready; 1 worker is connected to Provider local, but its backend does not respond yet"
     );
     assert_eq!(message(loading(), known(0, &[])), "1 of 2 Pods is ready, and no worker has registered yet");
-    assert_eq!(message(census(2), known(1, &["m"])), "1 worker is connected to Provider local");
+    assert_eq!(message(counts(2), known(1, &["m"])), "1 worker is connected to Provider local");
 }
 
 #[test]
 fn pod_creation_failure_is_reported() {
     let failed = Rollout { failure: Some("exceeded quota".into()), ..rollout(2, false).unwrap() };
-    let case = Case { census: census(0), workers: known(0, &[]), rollout: Some(failed), ..Case::default() };
+    let case = Case { counts: counts(0), workers: known(0, &[]), rollout: Some(failed), ..Case::default() };
     case.is("FTF", Reason::PodsNotCreated);
 }
 
@@ -303,7 +303,7 @@ fn other_writer_is_named_and_persistent_one_stalls() {
     let loading = Case {
         standing: ReplicaOwner::Shared,
         workers: known(0, &[]),
-        census: PodCounts { settled: 0, ..census(2) },
+        counts: PodCounts { settled: 0, ..counts(2) },
         ..Case::default()
     };
     loading.is("FTF", Reason::WaitingForWorkers);

@@ -161,9 +161,9 @@ async fn relays_are_polled_again_before_pods_are_removed() {
     scene.writes();
     // A new report is requested and delivered.
     let (ctx, now) = (scene.shared.ctx.clone(), busy("llama-2"));
-    let mut news = ctx.relays.expectations();
+    let mut expectation_changes = ctx.relays.expectations();
     let relays = tokio::spawn(async move {
-        news.changed().await.unwrap();
+        expectation_changes.changed().await.unwrap();
         ctx.relays.keep("llm", "local", now);
     });
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);

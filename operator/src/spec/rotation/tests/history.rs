@@ -157,7 +157,7 @@ impl World {
         let now = at(self.clock);
         let previous = plan.previous.iter().map(|previous| (previous.value.expose().to_owned(), previous.until));
         let next = Configuration { number, current: plan.current.expose().to_owned(), previous: previous.collect() };
-        if plan.news.contains(&RotationEvent::Crowded) {
+        if plan.events.contains(&RotationEvent::Crowded) {
             assert_eq!(next.previous.len(), MAX_PREVIOUS);
             self.promised.retain(|value, _| next.admits(value, now));
         }

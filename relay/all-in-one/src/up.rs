@@ -13,14 +13,12 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
 use modelrelay_protocol::names::marked;
 use modelrelay_worker::app::connect::backends::{self, FoundBackend};
 use modelrelay_worker::app::shell::Shell;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::net::Trust;
 use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
@@ -215,7 +213,7 @@ impl<'a> Login<'a> {
 fn peer(url: &str) -> Result<Backend, String> {
     let url = Url::parse(url).map_err(|error| format!("{url}: {error}"))?;
     let settings = BackendSettings { url, engine: Engine::OpenAi, api_key: None, headers: Default::default() };
-    Ok(Backend::new(settings, Arc::new(Trust::new(None))))
+    Ok(Backend::new(settings))
 }
 
 /// The first model that the relay lists, if it lists one yet.

@@ -25,7 +25,6 @@ use crate::multiplexer::event::RelayKey;
 use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::policy::{self, Candidate};
 use crate::multiplexer::slots::Multiplexer;
-use crate::net::Trust;
 use crate::settings::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
 
 /// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is
@@ -318,8 +317,7 @@ fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
 
 fn backend_of(lease: &Lease) -> Backend {
     let (url, api_key) = (lease.url().clone(), lease.key().cloned());
-    let settings = BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
-    Backend::new(settings, Arc::new(Trust::new(None)))
+    Backend::new(BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() })
 }
 
 impl PendingStart {

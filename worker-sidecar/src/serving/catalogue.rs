@@ -63,7 +63,7 @@ struct CatalogueState {
     /// The entries that were left out of the last list. Logged when they change.
     list_warnings: Vec<String>,
     /// Links whose relay requested the models. They get a reply even if nothing changed.
-    asked: Vec<LinkId>,
+    requesters: Vec<LinkId>,
     /// True once the models of a healthy backend were known.
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
@@ -87,7 +87,7 @@ impl CatalogueState {
             listed: None,
             list_error: None,
             list_warnings: Vec::new(),
-            asked: Vec::new(),
+            requesters: Vec::new(),
             served: false,
             advised: false,
             silence: Silence::default(),
@@ -202,7 +202,7 @@ impl Catalogue {
 
     /// A relay requests the models, and gets a reply.
     pub fn refresh(&self, link: LinkId) {
-        self.lock().asked.push(link);
+        self.lock().requesters.push(link);
         self.wake.notify_one();
     }
 
@@ -280,10 +280,10 @@ impl Catalogue {
         });
         self.note_listing(listing.as_ref());
         self.break_off_silent(&single.links, Instant::now());
-        let asked = std::mem::take(&mut self.lock().asked);
+        let requesters = std::mem::take(&mut self.lock().requesters);
         if !changed {
             let advertised = self.advertised();
-            for link in asked.into_iter().filter_map(|id| single.links.find(id)) {
+            for link in requesters.into_iter().filter_map(|id| single.links.find(id)) {
                 link.announce(&advertised, load);
             }
         }

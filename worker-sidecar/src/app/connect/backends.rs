@@ -132,9 +132,9 @@ mod tests {
         tokio::spawn(async move {
             while let Ok((mut peer, _)) = listener.accept().await {
                 tokio::spawn(async move {
-                    let mut asked = [0; 1024];
-                    let read = peer.read(&mut asked).await.unwrap();
-                    let body = if asked[..read].starts_with(b"GET /health") {
+                    let mut request = [0; 1024];
+                    let read = peer.read(&mut request).await.unwrap();
+                    let body = if request[..read].starts_with(b"GET /health") {
                         tokio::time::sleep(health::TIMEOUT - Duration::from_secs(1)).await;
                         r#"{"workers_connected":1}"#
                     } else {

@@ -186,7 +186,7 @@ impl Reply {
 
     /// Returns the reply as an error.
     pub fn refusal(&self) -> DriverError {
-        DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), said: self.quote() }
+        DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), message: self.quote() }
     }
 
     /// Parses its body as JSON.

@@ -41,7 +41,7 @@ pub struct SlotMemory {
     /// True if the meter has ever returned a measurement.
     measures: AtomicBool,
     /// Allows one measurement at a time: while one hangs, no further thread may hang with it.
-    asking: Arc<Semaphore>,
+    permit: Arc<Semaphore>,
     /// True if the last measurement that was waited for hung.
     hangs: AtomicBool,
     /// Never held over an await.
@@ -68,7 +68,7 @@ impl SlotMemory {
             meter,
             patience: MEMORY_FREE_TIMEOUT,
             measures: AtomicBool::new(false),
-            asking: Arc::new(Semaphore::new(1)),
+            permit: Arc::new(Semaphore::new(1)),
             hangs: AtomicBool::new(false),
             seen: Mutex::default(),
         }
@@ -162,19 +162,19 @@ impl SlotMemory {
     }
 
     async fn free(&self) -> Option<u64> {
-        let turn = match Arc::clone(&self.asking).try_acquire_owned() {
+        let turn = match Arc::clone(&self.permit).try_acquire_owned() {
             Ok(turn) => turn,
             Err(_) if self.hangs.load(Ordering::Relaxed) => return None,
-            Err(_) => timeout(METER_TIMEOUT, Arc::clone(&self.asking).acquire_owned()).await.ok()?.ok()?,
+            Err(_) => timeout(METER_TIMEOUT, Arc::clone(&self.permit).acquire_owned()).await.ok()?.ok()?,
         };
-        let asked = self.measure(move |meter| {
+        let measured = self.measure(move |meter| {
             let free = meter.free();
             drop(turn);
             free
         });
-        let answer = timeout(METER_TIMEOUT, asked).await;
-        self.hangs.store(answer.is_err(), Ordering::Relaxed);
-        let free = answer.unwrap_or_else(|_| {
+        let result = timeout(METER_TIMEOUT, measured).await;
+        self.hangs.store(result.is_err(), Ordering::Relaxed);
+        let free = result.unwrap_or_else(|_| {
             let seconds = METER_TIMEOUT.as_secs();
             tracing::warn!(seconds, "GPU memory is unknown: the GPU driver did not respond in time");
             None

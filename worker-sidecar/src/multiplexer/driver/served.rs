@@ -214,7 +214,7 @@ mod tests {
         for key in [None, Some("wrong")] {
             let error = ready(key).await.unwrap_err();
             assert!(
-                matches!(&error, DriverError::Refused { status: 401, said, .. } if said.contains("no key")),
+                matches!(&error, DriverError::Refused { status: 401, message, .. } if message.contains("no key")),
                 "{error}"
             );
         }

@@ -74,9 +74,9 @@ fn list_is_due_every_thirty_seconds() {
 fn link_registered_with_old_models_receives_update() {
     let catalogue = catalogue();
     healthy(&catalogue, &["m"]);
-    let mut told = None;
-    catalogue.attach(&named(&[]), |changed| told = changed.cloned());
-    assert_eq!(told, Some(named(&["m"])));
-    catalogue.attach(&named(&["m"]), |changed| told = changed.cloned());
-    assert_eq!(told, None);
+    let mut announced = None;
+    catalogue.attach(&named(&[]), |changed| announced = changed.cloned());
+    assert_eq!(announced, Some(named(&["m"])));
+    catalogue.attach(&named(&["m"]), |changed| announced = changed.cloned());
+    assert_eq!(announced, None);
 }

@@ -70,7 +70,7 @@ mod tests {
     struct Restarted {
         answers: Mutex<VecDeque<Result<(), DriverError>>>,
         detects_absence: bool,
-        asked: Mutex<Vec<tokio::time::Instant>>,
+        checks: Mutex<Vec<tokio::time::Instant>>,
     }
 
     impl Driver for Restarted {
@@ -91,7 +91,7 @@ mod tests {
         }
 
         fn check<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
-            self.asked.lock().unwrap().push(tokio::time::Instant::now());
+            self.checks.lock().unwrap().push(tokio::time::Instant::now());
             Box::pin(std::future::ready(self.answers.lock().unwrap().pop_front().unwrap_or(Ok(()))))
         }
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn refused(status: u16) -> Result<(), DriverError> {
-        Err(DriverError::Refused { url: "http://a".to_owned(), status, said: "model not found".to_owned() })
+        Err(DriverError::Refused { url: "http://a".to_owned(), status, message: "model not found".to_owned() })
     }
 
     /// Returns whether it is considered restarted within a minute, and the times of the checks.
@@ -126,18 +126,18 @@ mod tests {
         answers: impl IntoIterator<Item = Result<(), DriverError>>,
     ) -> (bool, Vec<Duration>) {
         let answers = Mutex::new(answers.into_iter().collect());
-        let driver = Arc::new(Restarted { answers, detects_absence, asked: Mutex::default() });
+        let driver = Arc::new(Restarted { answers, detects_absence, checks: Mutex::default() });
         let slot = Arc::new(SlotDriver::new(Arc::<Restarted>::clone(&driver), SlotMemory::new(Arc::new(Blind))));
         let began = tokio::time::Instant::now();
         let is_back = tokio::time::timeout(Duration::from_secs(60), come_back(&[slot])).await.is_ok();
-        let asked = driver.asked.lock().unwrap().iter().map(|asked| *asked - began).collect();
-        (is_back, asked)
+        let checks = driver.checks.lock().unwrap().iter().map(|check| *check - began).collect();
+        (is_back, checks)
     }
 
     #[tokio::test(start_paused = true)]
     async fn returned_backend_is_detected_with_limited_probing() {
-        let (is_back, asked) = watched(true, [Ok(()), gone(), Ok(())]).await;
-        assert_eq!((is_back, asked), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
+        let (is_back, checks) = watched(true, [Ok(()), gone(), Ok(())]).await;
+        assert_eq!((is_back, checks), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -121,12 +121,12 @@ async fn failed_meter_does_not_report_memory_as_freed() {
 #[derive(Debug)]
 struct Hung {
     released: Mutex<std::sync::mpsc::Receiver<()>>,
-    asked: AtomicU64,
+    calls: AtomicU64,
 }
 
 impl Meter for Hung {
     fn free(&self) -> Option<u64> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let _ = self.released.lock().unwrap().recv();
         Some(7)
     }
@@ -139,14 +139,14 @@ impl Meter for Hung {
 /// Returns a sender that releases the meter when dropped, the meter, and the memory.
 fn hung() -> (std::sync::mpsc::SyncSender<()>, Arc<Hung>, SlotMemory) {
     let (release, released) = std::sync::mpsc::sync_channel(1);
-    let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
+    let meter = Arc::new(Hung { released: Mutex::new(released), calls: AtomicU64::new(0) });
     let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
     (release, meter, memory)
 }
 
 impl Hung {
     async fn until_called(&self) {
-        while self.asked.load(Ordering::Relaxed) == 0 {
+        while self.calls.load(Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
         }
     }
@@ -155,11 +155,11 @@ impl Hung {
 #[tokio::test(start_paused = true)]
 async fn concurrent_memory_queries_both_return_result() {
     let (release, meter, memory) = hung();
-    let asked = async {
+    let releasing = async {
         meter.until_called().await;
         drop(release);
     };
-    assert_eq!(tokio::join!(memory.free(), memory.free(), asked), (Some(7), Some(7), ()));
+    assert_eq!(tokio::join!(memory.free(), memory.free(), releasing), (Some(7), Some(7), ()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,17 +181,17 @@ async fn hanging_meter_blocks_one_thread_and_no_call() {
         } => {}
         () = passing => {}
     }
-    assert_eq!(meter.asked.load(Ordering::Relaxed), 1, "while it hangs nobody else asks it");
+    assert_eq!(meter.calls.load(Ordering::Relaxed), 1, "a hanging meter is not called again");
     tokio::select! {
         biased;
         free = memory.free() => assert_eq!(free, None),
-        () = std::future::ready(()) => panic!("what is known to hang is waited for"),
+        () = std::future::ready(()) => panic!("a meter that is known to hang is awaited"),
     }
     drop(release);
     // Its thread finishes in real time.
     let released = Instant::now();
     while memory.free().await != Some(7) {
-        assert!(released.elapsed() < Duration::from_secs(10), "it answers, and is not heard");
+        assert!(released.elapsed() < Duration::from_secs(10), "the meter returned, but its result is ignored");
         tokio::task::yield_now().await;
     }
 }
@@ -203,8 +203,8 @@ async fn resident_is_credited_with_its_memory() {
     gpu.set(30);
     let reading = memory.reading(Some(&model), Returns { residual: 10, percent: 90 }).await;
     assert_eq!(reading, Reading { free: Some(30), held: Some(60), sleep: None });
-    let nobody = memory.reading(None, Returns::ALL).await;
-    assert_eq!((nobody.free, nobody.held), (Some(30), None));
+    let without_resident = memory.reading(None, Returns::ALL).await;
+    assert_eq!((without_resident.free, without_resident.held), (Some(30), None));
 }
 
 #[tokio::test]

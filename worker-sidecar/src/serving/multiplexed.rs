@@ -274,7 +274,7 @@ impl MultiplexedBackend {
     /// Returns when the slots' backends have gone and returned.
     pub(super) async fn backends_returned(&self) {
         let drivers: Vec<_> = self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect();
-        recovery::come_back(&drivers).await;
+        recovery::returned(&drivers).await;
     }
 
     fn backend(&self, lease: &Lease) -> Arc<Backend> {

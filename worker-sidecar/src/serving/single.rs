@@ -30,10 +30,11 @@ pub struct SingleBackend {
 impl SingleBackend {
     pub(super) fn new(ServingContext { live, links, drain, failing, metrics }: ServingContext) -> Self {
         let Live { backend, max_concurrency, .. } = &**live.load();
+        let capacity = Capacity::new(*max_concurrency);
         Self {
             backend: ArcSwap::from_pointee(Backend::new(backend.clone())),
-            capacity: Capacity::new(*max_concurrency),
-            catalogue: Catalogue::new(failing, metrics),
+            catalogue: Catalogue::new(Arc::clone(&links), Arc::clone(&capacity), failing, metrics),
+            capacity,
             live,
             links,
             drain,
@@ -63,7 +64,7 @@ impl SingleBackend {
             self.backend.store(Arc::new(Backend::new(new.backend.clone())));
         }
         if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
-            self.catalogue.reset(&self.links, self.capacity.load());
+            self.catalogue.reset();
         } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
             self.catalogue.poll_now();
         }

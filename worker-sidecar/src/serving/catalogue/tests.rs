@@ -3,7 +3,7 @@ use crate::backend::condition;
 
 fn catalogue() -> Catalogue {
     let metrics = Arc::new(Metrics::new());
-    Catalogue::new(Arc::new(Failing::new(Arc::clone(&metrics))), metrics)
+    Catalogue::new(Arc::default(), Capacity::new(1), Arc::new(Failing::new(Arc::clone(&metrics))), metrics)
 }
 
 fn named(models: &[&str]) -> Advertised {
@@ -13,7 +13,7 @@ fn named(models: &[&str]) -> Advertised {
 
 fn healthy(catalogue: &Catalogue, models: &[&str]) {
     let models = named(models);
-    catalogue.change(&Links::default(), 0, |state| {
+    catalogue.change(|state| {
         let now = Instant::now();
         state.backend.handle_probe(&Health::Alive, now, now);
         state.models = models;
@@ -28,7 +28,7 @@ fn models_are_advertised_only_while_healthy() {
     assert_eq!(catalogue.advertised(), Advertised::default());
     healthy(&catalogue, &["m"]);
     assert_eq!(catalogue.advertised(), named(&["m"]));
-    catalogue.handle_unreachable("refused", &Links::default(), 0);
+    catalogue.handle_unreachable("refused");
     assert!(catalogue.advertised() == Advertised::default() && !*catalogue.healthy().borrow());
 }
 
@@ -43,7 +43,7 @@ fn failing_model_stays_advertised_until_backend_returns() {
         (&advertised.models[..], &advertised.failing[..]),
         (&named(&["m", "n"]).models[..], &["m".to_owned()][..])
     );
-    catalogue.handle_unreachable("refused", &Links::default(), 0);
+    catalogue.handle_unreachable("refused");
     healthy(&catalogue, &["m", "n"]);
     assert_eq!(catalogue.advertised(), named(&["m", "n"]));
 }

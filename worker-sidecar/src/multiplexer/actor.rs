@@ -24,11 +24,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use self::history::{Noted, Report, Shares};
 pub use self::lease::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
 
 use self::calls::{Calls, SlotCall};
-use self::history::History;
+use self::history::{History, Report};
 use self::lease::LeasedBackend;
 use super::Model;
 use super::board::{Peer, Place, RelayNotifier, SlotUpdate};

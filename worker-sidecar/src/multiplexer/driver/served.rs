@@ -252,8 +252,8 @@ mod tests {
         let served = Served::new("m");
         listen();
         served.become_ready(&served.client(url)).await.unwrap();
-        let told: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
-        assert!(told.len() == 2 && told[0].contains("loading") && told[1].contains("compiling"), "{told:?}");
+        let errors: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
+        assert!(errors.len() == 2 && errors[0].contains("loading") && errors[1].contains("compiling"), "{errors:?}");
     }
 
     #[test]

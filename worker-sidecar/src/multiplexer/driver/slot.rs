@@ -213,18 +213,18 @@ mod tests {
     #[derive(Debug, Default)]
     struct Shows {
         looks: Vec<(&'static str, Look)>,
-        told: Mutex<Vec<String>>,
+        commands: Mutex<Vec<String>>,
         /// True if no backend can be ended.
         is_stuck: bool,
     }
 
     impl Shows {
         fn note(&self, verb: &str, model: &Model) {
-            self.told.lock().unwrap().push(format!("{verb} {model}"));
+            self.commands.lock().unwrap().push(format!("{verb} {model}"));
         }
 
         fn commands(&self) -> Vec<String> {
-            std::mem::take(&mut *self.told.lock().unwrap())
+            std::mem::take(&mut *self.commands.lock().unwrap())
         }
 
         fn ended(&self) -> Result<(), DriverError> {

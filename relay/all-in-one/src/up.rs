@@ -23,6 +23,7 @@ use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 use crate::cli::UpArgs;
+use crate::fail;
 use crate::select::Program;
 use parts::{Parts, Spec};
 
@@ -55,11 +56,6 @@ pub(crate) fn print_line(line: &str) {
 /// The reader may be gone; the parts run on until they are stopped.
 fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
-}
-
-fn fail(why: &str) -> ExitCode {
-    modelrelay_platform::log::print_error(&format!("modelrelay: {why}"));
-    ExitCode::FAILURE
 }
 
 async fn up(args: &UpArgs) -> Result<(), String> {

@@ -146,8 +146,8 @@ impl MultiplexedBackend {
 
     /// Warns if a relay times out requests that the worker would still have served.
     pub(super) fn check_patience(&self, link: &Link, patience: Duration) {
-        if let Some((model, wait)) = self.longest_wait()
-            && link.slots1
+        if link.slots1
+            && let Some((model, wait)) = self.longest_wait()
             && wait > patience
         {
             tracing::warn!(

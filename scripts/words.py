@@ -22,7 +22,7 @@ LIMITS = {
     "comments operator": 0.5,
     "comments tests": 0.5,
     "comments fuzz": 0.5,
-    "texts": 0.62,
+    "texts": 0.50,
     "names": 0.5,
     "names of tests": 0.5,
     "documentation": 0.5,

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,6 @@ use modelrelay_protocol::paths::backend_path;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_relay::clients::inference::backend_headers;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::net::Trust;
 use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
@@ -30,7 +29,7 @@ static BACKENDS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
             api_key: key.map(Secret::new),
             headers: HeaderMap::new(),
         };
-        Backend::new(settings, Arc::new(Trust::new(None)))
+        Backend::new(settings)
     };
     BASES.iter().flat_map(|base| [(*base, None), (*base, Some(BACKEND_KEY))]).map(backend).collect()
 });

@@ -18,8 +18,6 @@ pub use connection::Answer;
 pub use spare::SpareMemory;
 pub use upload::{Upload, UploadError};
 
-use std::sync::Arc;
-
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use modelrelay_protocol::dialect::Dialect;
@@ -64,17 +62,17 @@ impl std::error::Error for BackendError {}
 pub struct Backend {
     settings: BackendSettings,
     host_header: HeaderValue,
-    trust: Arc<Trust>,
+    trust: Trust,
     idle: Idle,
 }
 
 impl Backend {
-    /// Creates a backend at the given address; nothing is dialled yet.
-    pub fn new(settings: BackendSettings, trust: Arc<Trust>) -> Self {
+    /// Creates a backend at the given address; nothing is dialled yet. For TLS it trusts the system's roots.
+    pub fn new(settings: BackendSettings) -> Self {
         let authority = settings.url.authority();
         // A parsed URL's authority is ASCII.
         let host_header = HeaderValue::from_str(authority).unwrap_or_else(|_| HeaderValue::from_static("localhost"));
-        Self { settings, host_header, trust, idle: Idle::default() }
+        Self { settings, host_header, trust: Trust::new(None), idle: Idle::default() }
     }
 
     /// The settings that it was created from.
@@ -256,7 +254,7 @@ mod tests {
             api_key: api_key.map(Secret::new),
             headers: HeaderMap::new(),
         };
-        Backend::new(settings, Arc::new(Trust::new(None)))
+        Backend::new(settings)
     }
 
     fn head(backend: &Backend, path: &str, headers: &[(&str, &str)]) -> Request<()> {

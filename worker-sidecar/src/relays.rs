@@ -212,14 +212,14 @@ async fn keep_linked(
     }
     let mut backoff = Backoff::default();
     let mut version = VERSION;
-    let mut said = None;
+    let mut logged = None;
     // Links that were replaced, until they end.
     let mut leaving: Vec<ServedLink> = Vec::new();
     loop {
         let endpoint = endpoint(worker, addr);
         let end = serve(worker, &endpoint, version, &wanted, &mut leaving).await;
         worker.metrics.reconnects(end.label);
-        log_end(&endpoint, &end, &mut said);
+        log_end(&endpoint, &end, &mut logged);
         let mut kind = end.kind;
         if kind == EndKind::OtherVersion {
             // The published relay rejects the current version; a relay that rejects both versions is retried with the
@@ -329,7 +329,7 @@ struct Move<'a> {
     credential: watch::Receiver<Option<Credential>>,
     wanted: watch::Receiver<bool>,
     backoff: Backoff,
-    said: Option<(EndKind, &'static str)>,
+    logged: Option<(EndKind, &'static str)>,
     pause: Duration,
 }
 
@@ -340,7 +340,7 @@ impl<'a> Move<'a> {
             credential: worker.newest_credential(),
             wanted,
             backoff: Backoff::default(),
-            said: None,
+            logged: None,
             pause: spread(link::random()),
         }
     }
@@ -364,7 +364,7 @@ impl<'a> Move<'a> {
     /// The relay was not reached, or rejected the link.
     fn handle_failed(&mut self, endpoint: &Endpoint, end: &End) {
         self.worker.metrics.reconnects(end.label);
-        log_end(endpoint, end, &mut self.said);
+        log_end(endpoint, end, &mut self.logged);
         let relays = *self.worker.relay_count.borrow();
         let pause = self.backoff.next_pause(end.kind, relays, link::random());
         self.pause = pause.max(end.retry_after.unwrap_or_default());
@@ -395,10 +395,10 @@ async fn unwanted(wanted: &mut watch::Receiver<bool>) {
 }
 
 /// Logs the first of equal failures as a warning; further ones would bury everything else.
-fn log_end(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str)>) {
+fn log_end(endpoint: &Endpoint, end: &End, logged: &mut Option<(EndKind, &'static str)>) {
     let (relay, reason) = (endpoint.name(), &end.reason);
     let this = (end.kind, end.label);
-    let again = said.replace(this) == Some(this);
+    let again = logged.replace(this) == Some(this);
     match end.kind {
         EndKind::Linked if end.label == "closed" => tracing::info!(%relay, reason, "link closed"),
         EndKind::Linked => tracing::warn!(%relay, reason, "link lost"),

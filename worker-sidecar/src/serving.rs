@@ -109,7 +109,7 @@ impl Serving {
     /// Announces the models again, because the failing ones have changed.
     pub fn announce(&self) {
         match self {
-            Self::Single(single) => single.catalogue.announce(&single.links, single.capacity.load()),
+            Self::Single(single) => single.catalogue.announce(),
             Self::Multiplexed(slots) => slots.announce(),
         }
     }
@@ -242,7 +242,7 @@ impl Serving {
     /// A connection to a single backend failed: it gets no more requests. A slot checks its backends itself, here and below.
     pub fn handle_unreachable(&self, why: &impl Display) {
         if let Self::Single(single) = self {
-            single.catalogue.handle_unreachable(&why.to_string(), &single.links, single.capacity.load());
+            single.catalogue.handle_unreachable(&why.to_string());
         }
     }
 

@@ -160,10 +160,10 @@ impl Worker {
         };
         let had_one = self.newest_credential.borrow().is_some();
         let error = read.as_ref().err().map(ToString::to_string);
-        let told = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
+        let previous = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
         match (read, error) {
             (Ok(credential), _) => {
-                if told.is_some() {
+                if previous.is_some() {
                     tracing::info!("{noun} found");
                 }
                 self.newest_credential.send_if_modified(|newest| {
@@ -172,7 +172,7 @@ impl Worker {
                     is_new
                 });
             }
-            (Err(_), error) if error == told => {}
+            (Err(_), error) if error == previous => {}
             (Err(error), _) if had_one => {
                 tracing::warn!(%error, "cannot read the {noun}; dialling with the previous one");
             }

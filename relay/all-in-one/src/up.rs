@@ -13,18 +13,17 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
 use modelrelay_protocol::names::marked;
 use modelrelay_worker::app::connect::backends::{self, FoundBackend};
 use modelrelay_worker::app::shell::Shell;
 use modelrelay_worker::backend::Backend;
-use modelrelay_worker::net::Trust;
 use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 use crate::cli::UpArgs;
+use crate::fail;
 use crate::select::Program;
 use parts::{Parts, Spec};
 
@@ -57,11 +56,6 @@ pub(crate) fn print_line(line: &str) {
 /// The reader may be gone; the parts run on until they are stopped.
 fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
-}
-
-fn fail(why: &str) -> ExitCode {
-    modelrelay_platform::log::print_error(&format!("modelrelay: {why}"));
-    ExitCode::FAILURE
 }
 
 async fn up(args: &UpArgs) -> Result<(), String> {
@@ -215,7 +209,7 @@ impl<'a> Login<'a> {
 fn peer(url: &str) -> Result<Backend, String> {
     let url = Url::parse(url).map_err(|error| format!("{url}: {error}"))?;
     let settings = BackendSettings { url, engine: Engine::OpenAi, api_key: None, headers: Default::default() };
-    Ok(Backend::new(settings, Arc::new(Trust::new(None))))
+    Ok(Backend::new(settings))
 }
 
 /// The first model that the relay lists, if it lists one yet.

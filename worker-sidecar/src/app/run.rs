@@ -111,6 +111,5 @@ async fn end_links(worker: &Worker, order: DrainOrder) {
         link.close(1000, "graceful shutdown timed out");
     }
     // Long enough for the close frames, too short to matter.
-    let mut unlinked = worker.unlinked.subscribe();
     let _ = tokio::time::timeout(Duration::from_millis(500), unlinked.wait_for(|unlinked| *unlinked)).await;
 }

@@ -218,15 +218,12 @@ fn parse(body: &[u8]) -> Result<(Vec<ListedModel>, usize), String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use axum::Router;
     use axum::routing::{get, post};
     use http::HeaderMap;
     use serde_json::json;
 
     use super::*;
-    use crate::net::Trust;
     use crate::settings::BackendSettings;
 
     #[test]
@@ -299,7 +296,7 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         drop(tokio::spawn(async move { axum::serve(listener, router).await }));
         let settings = BackendSettings { url, engine, api_key: None, headers: HeaderMap::new() };
-        probe(&Backend::new(settings, Arc::new(Trust::new(None)))).await
+        probe(&Backend::new(settings)).await
     }
 
     #[tokio::test]

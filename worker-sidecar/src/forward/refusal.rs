@@ -12,9 +12,9 @@ use crate::multiplexer::slots::Refusal;
 pub(super) async fn refuse(job: &Job, error: &SlotError) {
     tracing::info!(request_id = %job.key.id, model = %job.request.model, code = error.code(), "not served: {error}");
     match Refusal::new(error, job.link.peer()) {
-        Refusal::Code(mut said) => {
-            said.request_id = Some(job.key.id.to_string());
-            job.link.fail(&job.key, &WorkerToRelay::Error(said));
+        Refusal::Code(mut message) => {
+            message.request_id = Some(job.key.id.to_string());
+            job.link.fail(&job.key, &WorkerToRelay::Error(message));
         }
         Refusal::Answer(error) if job.link.core1 => answer(job, &error).await,
         Refusal::Answer(error) => texts::fail(job, &error).await,

@@ -75,7 +75,7 @@ impl Way<'_> {
 }
 
 /// The number of characters of a relay's own message that are repeated.
-const MAX_SAID_CHARS: usize = 300;
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// The reason why there is no WebSocket.
 #[derive(Debug)]
@@ -85,14 +85,14 @@ pub(crate) enum DialError {
         /// The kind of credential.
         noun: &'static str,
         /// The relay's message.
-        said: String,
+        message: String,
     },
     /// Another status.
     Status {
         /// The status.
         status: StatusCode,
         /// The relay's message.
-        said: String,
+        message: String,
         /// The pause that the relay requested.
         retry_after: Option<Duration>,
     },
@@ -103,8 +103,8 @@ pub(crate) enum DialError {
 impl std::fmt::Display for DialError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Unauthorized { noun, said } => write!(f, "the relay rejected the {noun} (401){said}"),
-            Self::Status { status, said, .. } => write!(f, "the relay returned {status}{said}"),
+            Self::Unauthorized { noun, message } => write!(f, "the relay rejected the {noun} (401){message}"),
+            Self::Status { status, message, .. } => write!(f, "the relay returned {status}{message}"),
             Self::Io(detail) => f.write_str(detail),
         }
     }
@@ -113,13 +113,13 @@ impl std::fmt::Display for DialError {
 impl DialError {
     fn refused(noun: &'static str, response: &Response<Option<Vec<u8>>>) -> Self {
         let status = response.status();
-        let said = relay_message(response.body().as_deref().unwrap_or_default());
+        let message = relay_message(response.body().as_deref().unwrap_or_default());
         if status == StatusCode::UNAUTHORIZED {
-            return Self::Unauthorized { noun, said };
+            return Self::Unauthorized { noun, message };
         }
         let after = response.headers().get(http::header::RETRY_AFTER);
         let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Self::Status { status, said, retry_after: after.map(|s: u64| Duration::from_secs(s.min(300))) }
+        Self::Status { status, message, retry_after: after.map(|s: u64| Duration::from_secs(s.min(300))) }
     }
 }
 
@@ -127,7 +127,7 @@ impl DialError {
 fn relay_message(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let message = body["error"]["message"].as_str().unwrap_or_default();
-    let message: String = message.chars().filter(|char| !char.is_control()).take(MAX_SAID_CHARS).collect();
+    let message: String = message.chars().filter(|char| !char.is_control()).take(MAX_MESSAGE_CHARS).collect();
     if message.is_empty() { message } else { format!(": {message}") }
 }
 

@@ -59,12 +59,12 @@ impl Traffic {
     }
 
     /// The writer has output.
-    pub(crate) fn begin_output(&self) {
+    pub(super) fn begin_output(&self) {
         self.output_since.store(self.millis(Instant::now()) + 1, Ordering::Relaxed);
     }
 
     /// The writer has no output.
-    pub(crate) fn end_output(&self) {
+    pub(super) fn end_output(&self) {
         self.output_since.store(0, Ordering::Relaxed);
     }
 
@@ -89,7 +89,7 @@ impl Traffic {
     }
 
     /// True if nothing arrived within the limit, so that the peer is lost.
-    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silent = self.millis(now).saturating_sub(self.received.load(Ordering::Relaxed));
         silent >= self.limit.load(Ordering::Relaxed)
     }

@@ -24,11 +24,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use self::history::{Noted, Report, Shares};
 pub use self::lease::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
 
 use self::calls::{Calls, SlotCall};
-use self::history::History;
+use self::history::{History, Report};
 use self::lease::LeasedBackend;
 use super::Model;
 use super::board::{Peer, Place, RelayNotifier, SlotUpdate};
@@ -286,7 +285,7 @@ impl SlotTask {
     fn step(&mut self, event: Event) {
         let now = now();
         let effects = self.machine.handle(event, now);
-        let (mut told, mut refused, mut changed) = (Vec::new(), Vec::new(), false);
+        let (mut updates, mut refused, mut changed) = (Vec::new(), Vec::new(), false);
         for effect in effects {
             news::announce(self.history.slot(), &effect);
             match effect {
@@ -295,10 +294,10 @@ impl SlotTask {
                 Effect::CancelLease { request, why } => self.end_lease(request, why),
                 Effect::OpenGate { model } => {
                     self.calls.watch(self.machine.generation(), Model::clone(&model));
-                    told.push(SlotUpdate::Gate { model, open: true });
+                    updates.push(SlotUpdate::Gate { model, open: true });
                 }
-                Effect::CloseGate { model } => told.push(SlotUpdate::Gate { model, open: false }),
-                Effect::Grant { relay, model, values } => told.push(SlotUpdate::Grant { relay, model, values }),
+                Effect::CloseGate { model } => updates.push(SlotUpdate::Gate { model, open: false }),
+                Effect::Grant { relay, model, values } => updates.push(SlotUpdate::Grant { relay, model, values }),
                 Effect::Preflight { op, model } => {
                     let resident = self.machine.resident().map(Model::clone);
                     self.calls.start(op, SlotCall::Preflight { model, resident });
@@ -308,10 +307,10 @@ impl SlotTask {
                 Effect::CheckMemory { op, model } => self.calls.start(op, SlotCall::CheckMemory(model)),
                 Effect::Load { op, model, kind } => self.calls.start(op, SlotCall::Load(model, kind)),
                 Effect::Probe { op, model } => self.calls.probe(op, model),
-                Effect::StillServes { .. } => told.push(SlotUpdate::StillServes),
+                Effect::StillServes { .. } => updates.push(SlotUpdate::StillServes),
                 Effect::Discard { model } => self.calls.discard(model),
                 Effect::Forget { model } => self.calls.driver().forget(&model),
-                Effect::OrderDone { id, result } => told.push(SlotUpdate::Order { id, result }),
+                Effect::OrderDone { id, result } => updates.push(SlotUpdate::Order { id, result }),
                 Effect::Changed => changed = true,
                 Effect::SlotEvent(news) => {
                     self.history.note(&news);
@@ -324,7 +323,7 @@ impl SlotTask {
         self.is_listening.store(self.machine.is_listening(), Ordering::Relaxed);
         self.history.pass(&self.machine, now);
         let snapshot = changed.then(|| self.machine.snapshot(now));
-        self.board.publish(self.index, told, snapshot, now);
+        self.board.publish(self.index, updates, snapshot, now);
         for (request, error) in refused {
             if let Some(waiting) = self.waiting.remove(&request) {
                 let _ = waiting.answer.send(Err(error));

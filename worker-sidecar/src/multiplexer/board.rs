@@ -122,7 +122,7 @@ struct RelayView {
     stated: Instant,
     /// The models whose demand each slot was sent.
     parts: Vec<BTreeSet<Model>>,
-    told: Option<Grant>,
+    sent: Option<Grant>,
 }
 
 impl Peer {
@@ -162,7 +162,7 @@ impl RelayNotifier {
             sink.slots(inner.slots_at(now));
         }
         let (grants, own, demand, parts) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
-        let view = RelayView { peer, sink, grants, own, demand, stated: now, parts, told: None };
+        let view = RelayView { peer, sink, grants, own, demand, stated: now, parts, sent: None };
         inner.relays.insert(relay, view);
         inner.send_grants(|_| true);
     }
@@ -252,8 +252,8 @@ impl RelayNotifier {
     }
 
     /// Publishes a slot's updates. `snapshot`: its new state, if that has changed.
-    pub(super) fn publish(&self, slot: usize, told: Vec<SlotUpdate>, snapshot: Option<Slot>, now: Instant) {
-        if told.is_empty() && snapshot.is_none() {
+    pub(super) fn publish(&self, slot: usize, updates: Vec<SlotUpdate>, snapshot: Option<Slot>, now: Instant) {
+        if updates.is_empty() && snapshot.is_none() {
             return;
         }
         let mut inner = self.lock();
@@ -262,8 +262,8 @@ impl RelayNotifier {
             inner.show(slot, snapshot, now);
         }
         let mut answers = Vec::new();
-        for told in told {
-            match told {
+        for update in updates {
+            match update {
                 SlotUpdate::Gate { model, open: true } => {
                     inner.slots[slot].open.insert(model);
                 }

@@ -198,7 +198,7 @@ pub enum DriverError {
         /// The status.
         status: u16,
         /// The beginning of the response body.
-        said: String,
+        message: String,
     },
     /// The response is not one that this kind of backend sends.
     Unexpected {
@@ -241,7 +241,7 @@ impl fmt::Display for DriverError {
             Self::Forbidden { url, why } => write!(f, "refusing to control the backend at {url}: {why}"),
             Self::Unreachable { url, why } => write!(f, "{url} cannot be reached: {why}"),
             Self::Silent { url, why } => write!(f, "{url} does not respond: {why}"),
-            Self::Refused { url, status, said } => write!(f, "{url} returned {status}: {said}"),
+            Self::Refused { url, status, message } => write!(f, "{url} returned {status}: {message}"),
             Self::Unexpected { url, why } => write!(f, "{url} returned an unexpected response: {why}"),
             Self::Ended { last_words } => write!(f, "it exited: {last_words}"),
             Self::Busy { requests } => write!(f, "{requests} requests are running there"),

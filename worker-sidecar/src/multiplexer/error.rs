@@ -277,14 +277,14 @@ mod tests {
 
     #[test]
     fn clients_receive_only_id_of_backend_output() {
-        let failure = LoadFailure::Exited("exit code 3: cannot open /home/me/weights.gguf".into());
-        let id = tail_id("exit code 3: cannot open /home/me/weights.gguf");
+        let failure = LoadFailure::Exited("exit code 3: cannot open models/weights.gguf".into());
+        let id = tail_id("exit code 3: cannot open models/weights.gguf");
         let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
         let logged = error.to_string();
         assert!(logged.contains("weights.gguf") && logged.contains(&id), "{logged}");
-        let told = Dialect::OpenAi.error_frame(&error.api_error(), "r", 0);
-        assert!(!told.contains("weights.gguf"), "{told}");
-        assert!(told.contains("m could not be loaded") && told.contains("exit code 3") && told.contains(&id), "{told}");
+        let sent = Dialect::OpenAi.error_frame(&error.api_error(), "r", 0);
+        assert!(!sent.contains("weights.gguf"), "{sent}");
+        assert!(sent.contains("m could not be loaded") && sent.contains("exit code 3") && sent.contains(&id), "{sent}");
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub struct Machine {
     jitter: Jitter,
     now: Instant,
     out: Vec<Effect>,
-    told: Face,
+    reported: Face,
 }
 
 /// A request that may use the backend. All leases are of the resident generation.
@@ -165,9 +165,9 @@ impl Machine {
             jitter,
             now,
             out: Vec::new(),
-            told: Face::default(),
+            reported: Face::default(),
         };
-        machine.told = machine.face();
+        machine.reported = machine.face();
         machine
     }
 
@@ -311,8 +311,8 @@ impl Machine {
             }
         }
         let face = self.face();
-        if face != self.told {
-            self.told = face;
+        if face != self.reported {
+            self.reported = face;
             self.out.push(Effect::Changed);
         }
     }

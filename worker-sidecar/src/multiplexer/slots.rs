@@ -10,7 +10,8 @@ use modelrelay_protocol::message::{self, Command, CommandResult, SlotState, Slot
 use serde_json::{Value, json};
 
 use super::Model;
-use super::actor::{PendingLease, Report, SlotHandle, now};
+use super::actor::history::Report;
+use super::actor::{PendingLease, SlotHandle, now};
 use super::board::{Peer, RelayNotifier, RelaySink};
 use super::config::SlotConfig;
 use super::driver::slot::SlotDriver;

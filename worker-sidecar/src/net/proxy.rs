@@ -13,7 +13,7 @@ use super::{Stream, Trust, connect_directly};
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// The number of its characters that errors repeat.
-const MAX_SAID_CHARS: usize = 100;
+const MAX_STATUS_CHARS: usize = 100;
 
 /// An HTTP proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ fn status(head: &[u8]) -> Option<String> {
     let line = String::from_utf8_lossy(head.split(|byte| *byte == b'\r').next()?).into_owned();
     let (_, status) = line.strip_prefix("HTTP/1.")?.split_once(' ')?;
     let is_status = status.len() >= 3 && status.bytes().take(3).all(|byte| byte.is_ascii_digit());
-    is_status.then(|| marked(&status.chars().take(MAX_SAID_CHARS).collect::<String>()))
+    is_status.then(|| marked(&status.chars().take(MAX_STATUS_CHARS).collect::<String>()))
 }
 
 #[cfg(test)]

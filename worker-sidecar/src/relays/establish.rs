@@ -12,23 +12,16 @@ use modelrelay_protocol::message::{Parsed, Register, RegisterAck, RelayToWorker,
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::End;
-use super::session::Session;
+use super::session::{CLOSE_TIMEOUT, PROTOCOL_ERROR, Session};
+use super::{End, draining};
 use crate::link::liveness::Traffic;
 use crate::link::writer::WebSocket;
 use crate::link::{Advertised, DialError, EndKind, Endpoint, Link, Way, dial};
 use crate::settings::Credential;
-use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
 /// How long one registration waits for another to end. After that they may reach the same relay, which costs a link.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long the other side may take to close an unwanted link.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// WebSocket close codes.
-const PROTOCOL_ERROR: u16 = 1002;
 
 /// A registered link; [`Linked::serve`] serves it, and dropping this detaches it.
 pub(super) struct Linked {
@@ -74,9 +67,7 @@ pub(super) async fn establish(
     tokio::select! {
         linked = dial_and_register(worker, endpoint, version, older) => linked,
         // No request runs on a link that is still being established, so nothing has to be finished.
-        _ = drain.wait_for(|state| *state != DrainState::Serving) => {
-            Err(End::new(EndKind::Failed, "draining", "the worker is draining"))
-        }
+        () = draining(&mut drain) => Err(End::new(EndKind::Failed, "draining", "the worker is draining")),
     }
 }
 

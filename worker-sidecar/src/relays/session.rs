@@ -23,12 +23,12 @@ use crate::worker::Worker;
 /// How long a drain waits for a relay's confirmation that no more requests follow.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the other side may take to close a closed link.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the other side may take to close a link that is closed or unwanted.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// WebSocket close codes.
 const NORMAL: u16 = 1000;
-const PROTOCOL_ERROR: u16 = 1002;
+pub(super) const PROTOCOL_ERROR: u16 = 1002;
 const TOO_BIG: u16 = 1009;
 
 /// A registered link being served.

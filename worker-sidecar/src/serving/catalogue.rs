@@ -25,7 +25,7 @@ use super::SingleBackend;
 use crate::backend::Backend;
 use crate::backend::condition::{Condition, Monitor};
 use crate::backend::health::{self, Health, Listing};
-use crate::link::{Advertised, Link, LinkId, Links, naming};
+use crate::link::{Advertised, Capacity, Link, LinkId, Links, naming};
 use crate::metrics::Metrics;
 use crate::settings::{Declared, Models};
 use silence::{ResponseProgress, Silence};
@@ -47,6 +47,8 @@ pub struct Catalogue {
     healthy: watch::Sender<bool>,
     /// The newest check after a failed request. Failures that wait for it share its result.
     check: tokio::sync::Mutex<Option<Check>>,
+    links: Arc<Links>,
+    capacity: Arc<Capacity>,
     failing: Arc<Failing>,
     metrics: Arc<Metrics>,
 }
@@ -63,7 +65,7 @@ struct CatalogueState {
     /// The entries that were left out of the last list. Logged when they change.
     list_warnings: Vec<String>,
     /// Links whose relay requested the models. They get a reply even if nothing changed.
-    asked: Vec<LinkId>,
+    requesters: Vec<LinkId>,
     /// True once the models of a healthy backend were known.
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
@@ -87,7 +89,7 @@ impl CatalogueState {
             listed: None,
             list_error: None,
             list_warnings: Vec::new(),
-            asked: Vec::new(),
+            requesters: Vec::new(),
             served: false,
             advised: false,
             silence: Silence::default(),
@@ -113,11 +115,11 @@ impl CatalogueState {
 
 impl Catalogue {
     /// Creates a catalogue of which nothing is known yet.
-    pub fn new(failing: Arc<Failing>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(links: Arc<Links>, capacity: Arc<Capacity>, failing: Arc<Failing>, metrics: Arc<Metrics>) -> Self {
         let state = Mutex::new(CatalogueState::new(Instant::now()));
         let (healthy, check) = (watch::channel(false).0, tokio::sync::Mutex::default());
         metrics.backend_condition(Condition::Unknown);
-        Self { state, wake: Notify::new(), healthy, check, failing, metrics }
+        Self { state, wake: Notify::new(), healthy, check, links, capacity, failing, metrics }
     }
 
     /// Returns the models to advertise now.
@@ -156,15 +158,18 @@ impl Catalogue {
     }
 
     /// Announces the models again, because the failing ones have changed.
-    pub fn announce(&self, links: &Links, load: u32) {
+    pub fn announce(&self) {
         let state = self.lock();
-        let advertised = state.advertised(&self.failing);
-        links.all().iter().for_each(|link| link.announce(&advertised, load));
+        self.send_to_all(&state.advertised(&self.failing));
+    }
+
+    fn send_to_all(&self, advertised: &Advertised) {
+        self.links.all().iter().for_each(|link| link.announce(advertised, self.capacity.load()));
     }
 
     /// A connection to the backend failed: it gets no more requests.
-    pub fn handle_unreachable(&self, why: &str, links: &Links, load: u32) {
-        self.change(links, load, |state| state.backend.handle_refused(why, Instant::now()));
+    pub fn handle_unreachable(&self, why: &str) {
+        self.change(|state| state.backend.handle_refused(why, Instant::now()));
         self.wake.notify_one();
     }
 
@@ -182,7 +187,7 @@ impl Catalogue {
         let health = tokio::time::timeout(CHECK_TIMEOUT, health::probe(backend)).await;
         let lost = match &health {
             Ok(health @ (Health::NotReady(_) | Health::Gone(_))) if is_current(single, backend) => {
-                self.change(&single.links, single.capacity.load(), |state| {
+                self.change(|state| {
                     state.backend.handle_probe(health, began, Instant::now());
                 });
                 true
@@ -202,13 +207,13 @@ impl Catalogue {
 
     /// A relay requests the models, and gets a reply.
     pub fn refresh(&self, link: LinkId) {
-        self.lock().asked.push(link);
+        self.lock().requesters.push(link);
         self.wake.notify_one();
     }
 
     /// The settings name another backend, of which nothing is known.
-    pub fn reset(&self, links: &Links, load: u32) {
-        self.change(links, load, |state| {
+    pub fn reset(&self) {
+        self.change(|state| {
             state.backend.handle_replaced(Instant::now());
             state.models = Advertised::default();
             state.listed = None;
@@ -260,8 +265,8 @@ impl Catalogue {
             self.wake.notify_one();
             return;
         }
-        let (load, naming) = (single.capacity.load(), naming(backend.settings()));
-        let changed = self.change(&single.links, load, |state| {
+        let naming = naming(backend.settings());
+        let changed = self.change(|state| {
             let now = Instant::now();
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
@@ -279,12 +284,12 @@ impl Catalogue {
             state.served |= state.backend.is_healthy();
         });
         self.note_listing(listing.as_ref());
-        self.break_off_silent(&single.links, Instant::now());
-        let asked = std::mem::take(&mut self.lock().asked);
+        self.break_off_silent(Instant::now());
+        let requesters = std::mem::take(&mut self.lock().requesters);
         if !changed {
             let advertised = self.advertised();
-            for link in asked.into_iter().filter_map(|id| single.links.find(id)) {
-                link.announce(&advertised, load);
+            for link in requesters.into_iter().filter_map(|id| self.links.find(id)) {
+                link.announce(&advertised, self.capacity.load());
             }
         }
         self.advise(single, &backend, listing.as_ref()).await;
@@ -292,7 +297,7 @@ impl Catalogue {
 
     /// Ends the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
     /// nothing of their responses has arrived.
-    fn break_off_silent(&self, links: &Links, now: Instant) {
+    fn break_off_silent(&self, now: Instant) {
         let silent = {
             let mut state = self.lock();
             if state.backend.condition() != Condition::Gone {
@@ -302,11 +307,11 @@ impl Catalogue {
                 let waiting = link.waiting_for_backend().into_iter();
                 waiting.map(move |(key, pieces)| ResponseProgress { link: link.id, key, pieces })
             };
-            state.silence.observe(links.all().into_iter().flat_map(of).collect(), now)
+            state.silence.observe(self.links.all().into_iter().flat_map(of).collect(), now)
         };
         for ResponseProgress { link, key, .. } in silent {
             let message = "the backend closed its port without completing the response";
-            let link = links.find(link);
+            let link = self.links.find(link);
             if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
                 tracing::warn!(request_id = %key.id, "{message}");
                 self.metrics.backend_errors("reset");
@@ -315,7 +320,7 @@ impl Catalogue {
     }
 
     /// Changes the state and announces the difference to every link. Returns true if there is one.
-    fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut CatalogueState)) -> bool {
+    fn change(&self, change: impl FnOnce(&mut CatalogueState)) -> bool {
         let mut state = self.lock();
         let (before, monitor) = (state.advertised(&self.failing), state.backend.clone());
         change(&mut state);
@@ -332,9 +337,7 @@ impl Catalogue {
         } else {
             tracing::info!(models = advertised.models.len(), "advertised models changed");
         }
-        for link in links.all() {
-            link.announce(&advertised, load);
-        }
+        self.send_to_all(&advertised);
         true
     }
 
@@ -417,87 +420,4 @@ fn unlisted(why: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::condition;
-
-    fn catalogue() -> Catalogue {
-        let metrics = Arc::new(Metrics::new());
-        Catalogue::new(Arc::new(Failing::new(Arc::clone(&metrics))), metrics)
-    }
-
-    fn named(models: &[&str]) -> Advertised {
-        let models = models.iter().map(|&model| model.to_owned()).collect();
-        Advertised::new(models, &Declared::default(), &Declared::default())
-    }
-
-    fn healthy(catalogue: &Catalogue, models: &[&str]) {
-        let models = named(models);
-        catalogue.change(&Links::default(), 0, |state| {
-            let now = Instant::now();
-            state.backend.handle_probe(&Health::Alive, now, now);
-            state.models = models;
-            state.listed = Some(now);
-        });
-    }
-
-    #[test]
-    fn models_are_advertised_only_while_healthy() {
-        let catalogue = catalogue();
-        catalogue.lock().models = named(&["m"]);
-        assert_eq!(catalogue.advertised(), Advertised::default());
-        healthy(&catalogue, &["m"]);
-        assert_eq!(catalogue.advertised(), named(&["m"]));
-        catalogue.handle_unreachable("refused", &Links::default(), 0);
-        assert!(catalogue.advertised() == Advertised::default() && !*catalogue.healthy().borrow());
-    }
-
-    #[test]
-    fn failing_model_stays_advertised_until_backend_returns() {
-        let catalogue = catalogue();
-        healthy(&catalogue, &["m", "n"]);
-        let reported = (0..5).map(|_| catalogue.failing.handle_status("m", 500)).filter(|is_changed| *is_changed);
-        assert_eq!(reported.count(), 1);
-        let advertised = catalogue.advertised();
-        assert_eq!(
-            (&advertised.models[..], &advertised.failing[..]),
-            (&named(&["m", "n"]).models[..], &["m".to_owned()][..])
-        );
-        catalogue.handle_unreachable("refused", &Links::default(), 0);
-        healthy(&catalogue, &["m", "n"]);
-        assert_eq!(catalogue.advertised(), named(&["m", "n"]));
-    }
-
-    #[test]
-    fn fixed_model_list_does_not_stop_probes() {
-        let catalogue = catalogue();
-        let fixed = Models::Fixed(vec!["m".to_owned()]);
-        assert_eq!(catalogue.pause(&fixed, false), condition::RECOVERY_INTERVAL);
-        healthy(&catalogue, &["m"]);
-        assert_eq!(catalogue.pause(&fixed, false), condition::HEALTHY_INTERVAL);
-        assert_eq!(catalogue.pause(&fixed, true), condition::RECOVERY_INTERVAL);
-        healthy(&catalogue, &[]);
-        assert_eq!(catalogue.pause(&Models::Listed, false), FIRST_LIST_INTERVAL);
-    }
-
-    #[test]
-    fn list_is_due_every_thirty_seconds() {
-        let catalogue = catalogue();
-        assert!(catalogue.lock().is_list_due(Instant::now()));
-        healthy(&catalogue, &["m"]);
-        let listed = catalogue.lock().listed.unwrap();
-        assert!(!catalogue.lock().is_list_due(listed + LIST_INTERVAL / 2));
-        assert!(catalogue.lock().is_list_due(listed + LIST_INTERVAL));
-    }
-
-    #[test]
-    fn link_registered_with_old_models_receives_update() {
-        let catalogue = catalogue();
-        healthy(&catalogue, &["m"]);
-        let mut told = None;
-        catalogue.attach(&named(&[]), |changed| told = changed.cloned());
-        assert_eq!(told, Some(named(&["m"])));
-        catalogue.attach(&named(&["m"]), |changed| told = changed.cloned());
-        assert_eq!(told, None);
-    }
-}
+mod tests;

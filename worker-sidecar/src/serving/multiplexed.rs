@@ -25,7 +25,6 @@ use crate::multiplexer::event::RelayKey;
 use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::policy::{self, Candidate};
 use crate::multiplexer::slots::Multiplexer;
-use crate::net::Trust;
 use crate::settings::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
 
 /// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is
@@ -147,8 +146,8 @@ impl MultiplexedBackend {
 
     /// Warns if a relay times out requests that the worker would still have served.
     pub(super) fn check_patience(&self, link: &Link, patience: Duration) {
-        if let Some((model, wait)) = self.longest_wait()
-            && link.slots1
+        if link.slots1
+            && let Some((model, wait)) = self.longest_wait()
             && wait > patience
         {
             tracing::warn!(
@@ -275,7 +274,7 @@ impl MultiplexedBackend {
     /// Returns when the slots' backends have gone and returned.
     pub(super) async fn backends_returned(&self) {
         let drivers: Vec<_> = self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect();
-        recovery::come_back(&drivers).await;
+        recovery::returned(&drivers).await;
     }
 
     fn backend(&self, lease: &Lease) -> Arc<Backend> {
@@ -318,8 +317,7 @@ fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
 
 fn backend_of(lease: &Lease) -> Backend {
     let (url, api_key) = (lease.url().clone(), lease.key().cloned());
-    let settings = BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
-    Backend::new(settings, Arc::new(Trust::new(None)))
+    Backend::new(BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() })
 }
 
 impl PendingStart {

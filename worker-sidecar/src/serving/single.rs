@@ -8,8 +8,7 @@ use super::ServingContext;
 use super::catalogue::Catalogue;
 use crate::backend::Backend;
 use crate::link::{Advertised, Capacity, Link, Links};
-use crate::net::Trust;
-use crate::settings::{BackendSettings, Live};
+use crate::settings::Live;
 use crate::shutdown::Drain;
 
 /// One backend, its concurrency slots and its models.
@@ -31,10 +30,11 @@ pub struct SingleBackend {
 impl SingleBackend {
     pub(super) fn new(ServingContext { live, links, drain, failing, metrics }: ServingContext) -> Self {
         let Live { backend, max_concurrency, .. } = &**live.load();
+        let capacity = Capacity::new(*max_concurrency);
         Self {
-            backend: ArcSwap::from_pointee(backend_of(backend.clone())),
-            capacity: Capacity::new(*max_concurrency),
-            catalogue: Catalogue::new(failing, metrics),
+            backend: ArcSwap::from_pointee(Backend::new(backend.clone())),
+            catalogue: Catalogue::new(Arc::clone(&links), Arc::clone(&capacity), failing, metrics),
+            capacity,
             live,
             links,
             drain,
@@ -61,16 +61,12 @@ impl SingleBackend {
             self.capacity.set(new.max_concurrency);
         }
         if new.backend != old.backend {
-            self.backend.store(Arc::new(backend_of(new.backend.clone())));
+            self.backend.store(Arc::new(Backend::new(new.backend.clone())));
         }
         if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
-            self.catalogue.reset(&self.links, self.capacity.load());
+            self.catalogue.reset();
         } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
             self.catalogue.poll_now();
         }
     }
-}
-
-fn backend_of(settings: BackendSettings) -> Backend {
-    Backend::new(settings, Arc::new(Trust::new(None)))
 }

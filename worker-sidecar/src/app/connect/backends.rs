@@ -1,7 +1,6 @@
 //! The inference servers of this machine.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -13,7 +12,6 @@ use url::Url;
 
 use crate::backend::Backend;
 use crate::backend::health::{self, Listed};
-use crate::net::Trust;
 use crate::settings::{BackendSettings, Engine};
 
 /// On the same machine a connection takes no time, or nothing listens.
@@ -52,7 +50,7 @@ pub async fn discover(ports: &[u16]) -> Vec<Result<FoundBackend, String>> {
 /// Probes one server, by the list of models that a worker would read.
 pub(super) async fn probe_address(url: Url, api_key: Option<Secret>) -> Result<FoundBackend, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
-    let backend = Backend::new(settings, Arc::new(Trust::new(None)));
+    let backend = Backend::new(settings);
     let (is_relay, listed) = tokio::join!(health::is_relay(&backend), health::listed_models(&backend));
     if is_relay {
         return Err("a ModelRelay relay, not a backend".to_owned());
@@ -134,9 +132,9 @@ mod tests {
         tokio::spawn(async move {
             while let Ok((mut peer, _)) = listener.accept().await {
                 tokio::spawn(async move {
-                    let mut asked = [0; 1024];
-                    let read = peer.read(&mut asked).await.unwrap();
-                    let body = if asked[..read].starts_with(b"GET /health") {
+                    let mut request = [0; 1024];
+                    let read = peer.read(&mut request).await.unwrap();
+                    let body = if request[..read].starts_with(b"GET /health") {
                         tokio::time::sleep(health::TIMEOUT - Duration::from_secs(1)).await;
                         r#"{"workers_connected":1}"#
                     } else {

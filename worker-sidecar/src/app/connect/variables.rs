@@ -26,7 +26,7 @@ pub(super) fn in_the_way(file: &Path) -> Vec<String> {
         return Vec::new();
     };
     let differs = |variable: &String| {
-        written_settings(&settings::of_variable(variable, file)).is_none_or(|asked| asked != written)
+        written_settings(&settings::of_variable(variable, file)).is_none_or(|with_variable| with_variable != written)
     };
     settings::flags().into_iter().map(|setting| setting.variable).filter(differs).collect()
 }

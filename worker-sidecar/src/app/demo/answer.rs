@@ -62,9 +62,9 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Creates the response to `asked`; `earlier` is the previous prompt, if it is stored.
-    pub(super) fn new(asked: &Prompt, earlier: Option<&str>, limits: &Limits) -> Self {
-        let mut text = compose(&asked.last, earlier);
+    /// Creates the response to `prompt`; `earlier` is the previous prompt, if it is stored.
+    pub(super) fn new(prompt: &Prompt, earlier: Option<&str>, limits: &Limits) -> Self {
+        let mut text = compose(&prompt.last, earlier);
         let mut finish = Finish::End;
         let first_stop = limits.stop.iter().filter(|stop| !stop.is_empty());
         if let Some((at, stop)) = first_stop.filter_map(|stop| Some((text.find(stop.as_str())?, stop))).min() {
@@ -79,7 +79,7 @@ impl Completion {
             output_tokens = allowed;
             finish = Finish::Length;
         }
-        Self { text, finish, input_tokens: tokens::count(&asked.all), output_tokens }
+        Self { text, finish, input_tokens: tokens::count(&prompt.all), output_tokens }
     }
 
     /// Returns the parts that are streamed one after the other.
@@ -122,15 +122,15 @@ pub(super) fn given(value: &Value) -> Option<&Value> {
 /// Returns the texts of a `messages` list, or of a Responses `input` list, which contains the same items among others.
 pub(super) fn text_of_messages(messages: &Value) -> Result<Prompt, String> {
     let messages = messages.as_array().filter(|messages| !messages.is_empty());
-    let mut asked = Prompt::default();
+    let mut prompt = Prompt::default();
     for (at, message) in messages.ok_or("expected a list with at least one message")?.iter().enumerate() {
         if message["role"].is_null() && message["type"].is_string() {
             continue; // tool calls and their results have a type and no role
         }
         let role = message["role"].as_str().ok_or_else(|| format!("message {at} has no role"))?;
-        asked.add(role, &text_of_content(&message["content"]));
+        prompt.add(role, &text_of_content(&message["content"]));
     }
-    Ok(asked)
+    Ok(prompt)
 }
 
 /// Returns the text of a message's content: a string, or the text parts of a list; images and the like have no text.
@@ -145,13 +145,12 @@ pub(super) fn text_of_content(content: &Value) -> String {
     }
 }
 
-fn compose(said: &str, earlier: Option<&str>) -> String {
-    let said = excerpt(said);
+fn compose(prompt: &str, earlier: Option<&str>) -> String {
+    let prompt = excerpt(prompt);
     let earlier = earlier.map(|earlier| format!("Before, you said: {} — now ", excerpt(earlier))).unwrap_or_default();
     let you = if earlier.is_empty() { "You" } else { "you" };
-    let said = if said.is_empty() { "nothing.".to_owned() } else { format!(": {said}") };
-    let joint = if said.starts_with(':') { "" } else { " " };
-    format!("This is ModelRelay's built-in demo backend, not a model. {earlier}{you} said{joint}{said}")
+    let quoted = if prompt.is_empty() { " nothing.".to_owned() } else { format!(": {prompt}") };
+    format!("This is ModelRelay's built-in demo backend, not a model. {earlier}{you} said{quoted}")
 }
 
 fn excerpt(text: &str) -> String {
@@ -168,8 +167,8 @@ mod tests {
 
     use super::*;
 
-    fn answer(said: &str, limits: &Limits) -> Completion {
-        Completion::new(&Prompt::text(said), None, limits)
+    fn answer(prompt: &str, limits: &Limits) -> Completion {
+        Completion::new(&Prompt::text(prompt), None, limits)
     }
 
     #[test]
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn messages_yield_last_user_text_and_all_texts() {
-        let asked = text_of_messages(&json!([
+        let prompt = text_of_messages(&json!([
             {"role": "system", "content": "be kind"},
             {"role": "user", "content": "first"},
             {"role": "user", "content": [{"type": "text", "text": "second"}, {"type": "image_url", "image_url": {}}]},
@@ -227,8 +226,8 @@ mod tests {
             {"type": "function_call_output", "output": "42"},
         ]))
         .unwrap();
-        assert_eq!(asked.last, "second");
-        assert_eq!(asked.all, "be kind\nfirst\nsecond\n");
+        assert_eq!(prompt.last, "second");
+        assert_eq!(prompt.all, "be kind\nfirst\nsecond\n");
         assert!(text_of_messages(&json!([])).is_err());
         assert!(text_of_messages(&json!([{"content": "who?"}])).is_err());
     }

@@ -19,13 +19,13 @@ pub(super) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let asked = prompt_of(&body)?;
+    let prompt = prompt_of(&body)?;
     let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
         .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     if limits.max_tokens.is_none() {
         return Err(DemoError::invalid(DIALECT, "max_tokens", "max_tokens: field required"));
     }
-    let answer = Completion::new(&asked, None, &limits);
+    let answer = Completion::new(&prompt, None, &limits);
     if wants_stream(DIALECT, &body)? {
         return Ok(stream(&body["model"], &answer).into_response(&demo));
     }
@@ -47,10 +47,10 @@ pub(super) async fn count_tokens(
 }
 
 fn prompt_of(body: &Value) -> Result<Prompt, DemoError> {
-    let mut asked =
+    let mut prompt =
         text_of_messages(&body["messages"]).map_err(|problem| DemoError::invalid(DIALECT, "messages", &problem))?;
-    asked.all.push_str(&text_of_content(&body["system"]));
-    Ok(asked)
+    prompt.all.push_str(&text_of_content(&body["system"]));
+    Ok(prompt)
 }
 
 /// Returns a message without text.

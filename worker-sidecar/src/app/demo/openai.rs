@@ -15,9 +15,9 @@ const DIALECT: Dialect = Dialect::OpenAi;
 /// `POST /v1/chat/completions`.
 pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let asked =
+    let prompt =
         text_of_messages(&body["messages"]).map_err(|problem| DemoError::invalid(DIALECT, "messages", &problem))?;
-    respond(&demo, &body, &asked, &CHAT).await
+    respond(&demo, &body, &prompt, &CHAT).await
 }
 
 /// `POST /v1/completions`.
@@ -72,10 +72,10 @@ const COMPLETION: Shape = Shape {
     close: || ("text", json!("")),
 };
 
-async fn respond(demo: &Demo, body: &Value, asked: &Prompt, shape: &Shape) -> Result<Response, DemoError> {
+async fn respond(demo: &Demo, body: &Value, prompt: &Prompt, shape: &Shape) -> Result<Response, DemoError> {
     let limits = Limits::read(body, shape.max_names, "stop")
         .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
-    let answer = Completion::new(asked, None, &limits);
+    let answer = Completion::new(prompt, None, &limits);
     if wants_stream(DIALECT, body)? {
         let with_usage = body["stream_options"]["include_usage"].as_bool().unwrap_or(false);
         return Ok(stream(&body["model"], &answer, shape, with_usage).into_response(demo));

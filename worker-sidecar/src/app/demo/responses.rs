@@ -35,7 +35,8 @@ struct StoredResponses {
 
 #[derive(Debug, Clone)]
 struct Stored {
-    said: String,
+    /// The user's last text.
+    prompt: String,
     response: Value,
 }
 
@@ -62,7 +63,7 @@ pub(super) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, DemoError> {
     let body = parse_for_model(&demo, DIALECT, body)?;
-    let asked = prompt_of(&body)?;
+    let prompt = prompt_of(&body)?;
     let limits = Limits::read(&body, &["max_output_tokens"], "stop")
         .map_err(|(param, problem)| DemoError::invalid(DIALECT, param, &problem))?;
     let streamed = wants_stream(DIALECT, &body)?;
@@ -72,11 +73,11 @@ pub(super) async fn create(
             found.ok_or_else(|| no_such_response("previous_response_not_found"))
         })
         .transpose()?;
-    let answer = Completion::new(&asked, previous.as_ref().map(|previous| previous.said.as_str()), &limits);
+    let answer = Completion::new(&prompt, previous.as_ref().map(|previous| previous.prompt.as_str()), &limits);
     let id = fresh_id("resp_");
     let response = finished(&id, &body, &answer);
     if body["store"].as_bool().unwrap_or(true) {
-        demo.stored.keep(&id, Stored { said: asked.last, response: response.clone() });
+        demo.stored.keep(&id, Stored { prompt: prompt.last, response: response.clone() });
     }
     if streamed {
         return Ok(stream(&response, &answer).into_response(&demo));
@@ -113,12 +114,12 @@ fn no_such_response(code: &'static str) -> DemoError {
 
 fn prompt_of(body: &Value) -> Result<Prompt, DemoError> {
     let input = &body["input"];
-    let mut asked = match input.as_str() {
+    let mut prompt = match input.as_str() {
         Some(text) => Prompt::text(text),
         None => text_of_messages(input).map_err(|problem| DemoError::invalid(DIALECT, "input", &problem))?,
     };
-    asked.all.push_str(body["instructions"].as_str().unwrap_or_default());
-    Ok(asked)
+    prompt.all.push_str(body["instructions"].as_str().unwrap_or_default());
+    Ok(prompt)
 }
 
 /// Returns the response in its final state.
@@ -195,7 +196,7 @@ mod tests {
     fn only_newest_responses_are_kept() {
         let store = Store::default();
         for number in 0..=STORED {
-            store.keep(&number.to_string(), Stored { said: String::new(), response: Value::Null });
+            store.keep(&number.to_string(), Stored { prompt: String::new(), response: Value::Null });
         }
         assert!(store.find("0").is_none());
         assert!(store.find("1").is_some() && store.find(&STORED.to_string()).is_some());

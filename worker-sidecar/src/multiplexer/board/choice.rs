@@ -145,10 +145,10 @@ impl Inner {
                 && snapshot.resident.as_deref() != Some(&***other)
                 && described.and_then(nearness).is_some_and(|nearness| nearness != Nearness::Coming)
         };
-        let asked = self.chosen.iter().filter(|(_, chosen)| **chosen == slot).map(|((_, of), _)| of);
+        let assigned = self.chosen.iter().filter(|(_, chosen)| **chosen == slot).map(|((_, of), _)| of);
         let came = self.relays.values().flat_map(|view| view.own.keys());
         let came = came.filter(|(at, _)| *at == slot).map(|(_, of)| of);
-        let others: BTreeSet<&Model> = asked.chain(came).filter(is_ahead).collect();
+        let others: BTreeSet<&Model> = assigned.chain(came).filter(is_ahead).collect();
         u32::try_from(others.len()).unwrap_or(u32::MAX)
     }
 

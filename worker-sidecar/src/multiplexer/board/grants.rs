@@ -15,9 +15,9 @@ impl Inner {
         let grants: Vec<_> = relays.filter_map(|(key, view)| Some((*key, self.grant(*key, view)?))).collect();
         for (key, grant) in grants {
             if let Some(view) = self.relays.get_mut(&key)
-                && view.told.as_ref() != Some(&grant)
+                && view.sent.as_ref() != Some(&grant)
             {
-                view.told = Some(grant.clone());
+                view.sent = Some(grant.clone());
                 view.sink.grant(grant);
             }
         }

@@ -179,11 +179,11 @@ mod tests {
                 key.set(Some(Secret::new(secret)));
                 // It returns no response that a driver could use.
                 let _ = driver.probe(&"m".into()).await;
-                let asked = std::mem::take(&mut *shown.lock().unwrap());
-                assert!(!asked.is_empty(), "{driver:?}");
+                let keys = std::mem::take(&mut *shown.lock().unwrap());
+                assert!(!keys.is_empty(), "{driver:?}");
                 let wanted = format!("Bearer {secret}");
                 let is_shown = |sent: &Option<HeaderValue>| sent.as_ref().is_some_and(|sent| *sent == *wanted);
-                assert!(asked.iter().all(is_shown), "{driver:?}: {asked:?}");
+                assert!(keys.iter().all(is_shown), "{driver:?}: {keys:?}");
             }
         }
     }

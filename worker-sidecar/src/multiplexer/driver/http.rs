@@ -186,7 +186,7 @@ impl Reply {
 
     /// Returns the reply as an error.
     pub fn refusal(&self) -> DriverError {
-        DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), said: self.quote() }
+        DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), message: self.quote() }
     }
 
     /// Parses its body as JSON.
@@ -344,8 +344,8 @@ mod tests {
         // Bound and closed again: nothing listens there.
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for addresses in [vec![closed, listens], vec![listens, closed], vec![listens]] {
-            let told = client.exchange(Method::POST, &client.target("/do"), None, &addresses).await;
-            assert!(told.unwrap().status.is_success(), "{addresses:?}");
+            let reply = client.exchange(Method::POST, &client.target("/do"), None, &addresses).await;
+            assert!(reply.unwrap().status.is_success(), "{addresses:?}");
         }
         assert_eq!(calls.load(Ordering::Relaxed), 3);
         let nowhere = client.exchange(Method::POST, &client.target("/do"), None, &[closed, closed]).await;

@@ -250,12 +250,12 @@ impl KubernetesScale {
     async fn probe_model(&self, model: &Model) -> Result<Probed, DriverError> {
         let known = self.find(model)?;
         let turn = known.life().turns;
-        let asked = async {
+        let query = async {
             let scale = self.api.scale(&known.deployment).await?;
             let list = self.api.pods(&scale.selector).await?;
             Ok((scale, list))
         };
-        let (scale, list) = match (asked.await, known.found()) {
+        let (scale, list) = match (query.await, known.found()) {
             (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
             // Requests go to the Pod without the API server: while that is unavailable, or denies access, the model is
             // not gone.
@@ -263,7 +263,7 @@ impl KubernetesScale {
                 known.log_refusal(&error);
                 return known.probe_at(url).await;
             }
-            (asked, _) => asked?,
+            (queried, _) => queried?,
         };
         known.note_answer();
         if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {
@@ -330,12 +330,12 @@ async fn scale_down(api: &Arc<Api>, known: &Arc<Known>) {
         *known.logged_replicas() = None;
         return;
     };
-    let (asked, other) = (Arc::clone(api), Arc::clone(known));
+    let (client, other) = (Arc::clone(api), Arc::clone(known));
     let taken_back = known.orders.run(async move {
         if other.life().is_wanted {
             return Ok(None);
         }
-        asked.set_scale(&other.deployment, 0, false).await.map(Some)
+        client.set_scale(&other.deployment, 0, false).await.map(Some)
     });
     match taken_back.await {
         Ok(Some(_)) => known.log_external_scaling(api, 1),

@@ -416,8 +416,8 @@ mod tests {
             attend(says.spawn().unwrap(), listener, received, ending).await;
             assert_eq!((end.borrow().unwrap().code, tail.quote()), (Some(3), "a word".to_owned()));
             let lines: Vec<_> = logged().iter().map(|line| line["message"].clone()).collect();
-            let said = ["a word", "the backend's process has exited"];
-            assert_eq!(lines, if is_quiet { &[] } else { &said[..] });
+            let expected = ["a word", "the backend's process has exited"];
+            assert_eq!(lines, if is_quiet { &[] } else { &expected[..] });
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use url::Url;
 
-use super::http::{Client, Reply};
+use super::http::Client;
 use super::key::Key;
 use super::sequence::Sequence;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
@@ -85,11 +85,7 @@ impl LlamaRouter {
             ModelStatus::Loaded => return Ok(()),
             ModelStatus::Loading | ModelStatus::Sleeping => {}
             ModelStatus::Unloaded { .. } => {
-                let told = self.send_command("/models/load", model).await?;
-                // 400: it is already running, because another client loaded it first.
-                if told.status.as_u16() != 400 {
-                    told.accepted()?;
-                }
+                self.send_command("/models/load", model).await?;
             }
         }
         loop {
@@ -108,20 +104,21 @@ impl LlamaRouter {
         DriverError::Unexpected { url, why }
     }
 
-    async fn send_command(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
+    async fn send_command(&self, path: &'static str, model: &Model) -> Result<(), DriverError> {
         let (client, body) = (Arc::clone(&self.client), json!({"model": &**model}));
-        self.orders.run(async move { client.post_retrying(path, Some(&body)).await }).await
+        let reply = self.orders.run(async move { client.post_retrying(path, Some(&body)).await }).await?;
+        // 400: another client has loaded it first, or it was unloaded in the meantime.
+        if reply.status.as_u16() != 400 {
+            reply.accepted()?;
+        }
+        Ok(())
     }
 
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         self.orders.settled().await;
         while !matches!(self.status(model).await?, ModelStatus::Unloaded { .. }) {
-            let told = self.send_command("/models/unload", model).await?;
-            // 400: it was unloaded in the meantime.
-            if told.status.as_u16() != 400 {
-                told.accepted()?;
-            }
+            self.send_command("/models/unload", model).await?;
             tokio::time::sleep(POLL).await;
         }
         Ok(())

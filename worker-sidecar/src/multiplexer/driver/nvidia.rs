@@ -226,28 +226,28 @@ mod tests {
     #[test]
     fn program_is_queried_for_slot_devices() {
         let folder = tempfile::tempdir().unwrap();
-        let asked = "--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1";
-        let asks = program(folder.path(), &format!("[ \"$*\" = '{asked}' ] && echo 512"));
-        assert_eq!(asks.free(&["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
-        assert_eq!(asks.free(&[]), None, "it failed");
+        let arguments = "--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1";
+        let smi = program(folder.path(), &format!("[ \"$*\" = '{arguments}' ] && echo 512"));
+        assert_eq!(smi.free(&["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
+        assert_eq!(smi.free(&[]), None, "it failed");
         let devices = vec!["0".to_owned(), "GPU-1".to_owned()];
-        assert_eq!(Nvidia { source: Source::Program(asks).into(), devices }.free(), Some(512 << 20));
+        assert_eq!(Nvidia { source: Source::Program(smi).into(), devices }.free(), Some(512 << 20));
         assert_eq!(Program::new(folder.path().join("missing")).free(&[]), None);
     }
 
     #[test]
     fn hung_program_blocks_further_runs_until_reaped() {
         let folder = tempfile::tempdir().unwrap();
-        let asks = program(folder.path(), "echo 512");
+        let smi = program(folder.path(), "echo 512");
         let hung = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        *asks.hung.lock().unwrap() = Some(hung);
-        assert_eq!(asks.free(&[]), None);
-        let mut hung = asks.hung.lock().unwrap().take().unwrap();
+        *smi.hung.lock().unwrap() = Some(hung);
+        assert_eq!(smi.free(&[]), None);
+        let mut hung = smi.hung.lock().unwrap().take().unwrap();
         drop(hung.stdin.take());
         wait(&mut hung, SMI_TIMEOUT).unwrap();
-        *asks.hung.lock().unwrap() = Some(hung);
-        assert_eq!(asks.free(&[]), Some(512 << 20));
-        assert!(asks.hung.lock().unwrap().is_none());
+        *smi.hung.lock().unwrap() = Some(hung);
+        assert_eq!(smi.free(&[]), Some(512 << 20));
+        assert!(smi.hung.lock().unwrap().is_none());
     }
 
     #[test]

@@ -84,16 +84,16 @@ impl Ollama {
 
     async fn keep_loaded(&self, model: &Model) -> Result<(), DriverError> {
         let keep = json!({"model": &**model, "keep_alive": -1, "stream": false});
-        let told = self.client.post_retrying("/api/generate", Some(&keep)).await?;
-        let told = match told.status.as_u16() {
+        let reply = self.client.post_retrying("/api/generate", Some(&keep)).await?;
+        let reply = match reply.status.as_u16() {
             // An embedding model cannot generate; it loads when it embeds.
-            400 if told.text().contains("does not support generate") => {
+            400 if reply.text().contains("does not support generate") => {
                 let embed = json!({"model": &**model, "keep_alive": -1, "input": ""});
                 self.client.post_retrying("/api/embed", Some(&embed)).await?
             }
-            _ => told,
+            _ => reply,
         };
-        told.accepted()?;
+        reply.accepted()?;
         let loaded = self.loaded().await?;
         if loaded.iter().any(|name| is_same(name, model)) {
             return Ok(());
@@ -119,9 +119,9 @@ impl Ollama {
     async fn unload_what_is_there(&self, model: &Model) -> Result<(), DriverError> {
         while self.is_loaded(model).await? {
             let drop = json!({"model": &**model, "keep_alive": 0, "stream": false});
-            let told = self.client.post_retrying("/api/generate", Some(&drop)).await?;
+            let reply = self.client.post_retrying("/api/generate", Some(&drop)).await?;
             // Ollama returns "done_reason":"unload" at once, and unloads when its running requests have ended.
-            let done: Value = told.accepted()?.json()?;
+            let done: Value = reply.accepted()?.json()?;
             tracing::trace!(model = &**model, reason = %done["done_reason"], "sent an unload request to Ollama");
             tokio::time::sleep(POLL).await;
         }

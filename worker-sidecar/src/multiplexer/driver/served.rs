@@ -214,7 +214,7 @@ mod tests {
         for key in [None, Some("wrong")] {
             let error = ready(key).await.unwrap_err();
             assert!(
-                matches!(&error, DriverError::Refused { status: 401, said, .. } if said.contains("no key")),
+                matches!(&error, DriverError::Refused { status: 401, message, .. } if message.contains("no key")),
                 "{error}"
             );
         }
@@ -252,8 +252,8 @@ mod tests {
         let served = Served::new("m");
         listen();
         served.become_ready(&served.client(url)).await.unwrap();
-        let told: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
-        assert!(told.len() == 2 && told[0].contains("loading") && told[1].contains("compiling"), "{told:?}");
+        let errors: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
+        assert!(errors.len() == 2 && errors[0].contains("loading") && errors[1].contains("compiling"), "{errors:?}");
     }
 
     #[test]

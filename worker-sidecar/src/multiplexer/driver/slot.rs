@@ -213,18 +213,18 @@ mod tests {
     #[derive(Debug, Default)]
     struct Shows {
         looks: Vec<(&'static str, Look)>,
-        told: Mutex<Vec<String>>,
+        commands: Mutex<Vec<String>>,
         /// True if no backend can be ended.
         is_stuck: bool,
     }
 
     impl Shows {
         fn note(&self, verb: &str, model: &Model) {
-            self.told.lock().unwrap().push(format!("{verb} {model}"));
+            self.commands.lock().unwrap().push(format!("{verb} {model}"));
         }
 
         fn commands(&self) -> Vec<String> {
-            std::mem::take(&mut *self.told.lock().unwrap())
+            std::mem::take(&mut *self.commands.lock().unwrap())
         }
 
         fn ended(&self) -> Result<(), DriverError> {
@@ -358,8 +358,8 @@ mod tests {
         let shows = Arc::new(Shows { looks, is_stuck: true, ..Shows::default() });
         let driver = SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::new(Blind)));
         let outcome = driver.load(&"a".into(), LoadKind::Cold).await;
-        let Outcome::Loaded(Err(LoadFailure::Driver(said))) = outcome else { panic!("{outcome:?}") };
-        assert!(said.contains("model b") && said.contains("it stays"), "{said}");
+        let Outcome::Loaded(Err(LoadFailure::Driver(why))) = outcome else { panic!("{outcome:?}") };
+        assert!(why.contains("model b") && why.contains("it stays"), "{why}");
         assert_eq!(shows.commands(), ["evict b", "force b"], "and nothing is loaded next to it");
     }
 
@@ -387,7 +387,7 @@ mod tests {
         let (shows, driver) = slot(vec![("a", ready())]);
         let stranger = Model::from("stranger");
         let outcome = driver.preflight(&stranger, Some(&"a".into())).await;
-        assert!(matches!(&outcome, Outcome::Preflight(Err(said)) if said.contains("stranger")), "{outcome:?}");
+        assert!(matches!(&outcome, Outcome::Preflight(Err(why)) if why.contains("stranger")), "{outcome:?}");
         assert!(matches!(driver.preflight(&"a".into(), None).await, Outcome::Preflight(Ok(_))));
         assert!(matches!(driver.force_evict(&stranger).await, Outcome::ForceEvicted(Ok(()))));
         assert_eq!(shows.commands(), Vec::<String>::new());

@@ -55,7 +55,7 @@ pub(super) struct Waiter {
 
 #[derive(Clone, Copy, Debug)]
 struct Ages {
-    told: Instant,
+    stated: Instant,
     oldest: Duration,
     mean: Duration,
 }
@@ -143,7 +143,7 @@ impl Entry {
             waiting.add(1, age, age);
         }
         for (relay, ages) in &self.ages {
-            let passed = now.saturating_duration_since(ages.told);
+            let passed = now.saturating_duration_since(ages.stated);
             waiting.add(self.allocator.awaited(*relay), ages.oldest + passed, ages.mean + passed);
         }
         waiting
@@ -166,7 +166,7 @@ impl Entry {
                 // It is back in the relay's queue, and may not have been in the last demand.
                 LinkKind::Granted => {
                     self.ages.entry(waiter.relay).or_insert(Ages {
-                        told: now,
+                        stated: now,
                         oldest: Duration::ZERO,
                         mean: Duration::ZERO,
                     });
@@ -209,7 +209,7 @@ impl Entry {
         match demand {
             Some(demand) if waiting > 0 => {
                 let oldest = demand.oldest.min(OLDEST);
-                let ages = Ages { told: now, oldest, mean: (demand.sum / waiting).min(oldest) };
+                let ages = Ages { stated: now, oldest, mean: (demand.sum / waiting).min(oldest) };
                 self.ages.insert(relay, ages);
             }
             Some(_) | None => {

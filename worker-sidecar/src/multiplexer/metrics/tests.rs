@@ -23,8 +23,8 @@ impl Page {
     /// Returns every sample that is not 0, without the buckets of histograms.
     fn samples(&self) -> Vec<String> {
         let text = TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap();
-        let said = |line: &&str| !line.starts_with('#') && !line.contains("_bucket{") && !line.ends_with(" 0");
-        text.lines().filter(said).map(|line| line.replace("modelrelay_worker_", "")).collect()
+        let is_sample = |line: &&str| !line.starts_with('#') && !line.contains("_bucket{") && !line.ends_with(" 0");
+        text.lines().filter(is_sample).map(|line| line.replace("modelrelay_worker_", "")).collect()
     }
 }
 

@@ -7,33 +7,33 @@ use crate::multiplexer::Model;
 use crate::multiplexer::driver::DriverError;
 use crate::multiplexer::driver::slot::SlotDriver;
 
-/// Between two checks of a multiplexer's backends during a drain. A container takes longer to restart.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval between two checks of a multiplexer's backends during a drain. A container takes longer to restart.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no driver
 /// can detect their absence. The worker's own children are ignored: they live in the worker's own container, and end with it.
-pub(super) async fn come_back(drivers: &[Arc<SlotDriver>]) {
-    let strangers = |driver: &Arc<SlotDriver>| {
+pub(super) async fn returned(drivers: &[Arc<SlotDriver>]) {
+    let external_models = |driver: &Arc<SlotDriver>| {
         let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));
         models.map(|model| (Arc::clone(driver), model)).collect::<Vec<_>>()
     };
-    let telling = drivers.iter().filter(|driver| driver.driver().detects_absence());
-    let watched: Vec<_> = telling.flat_map(strangers).collect();
+    let detecting = drivers.iter().filter(|driver| driver.driver().detects_absence());
+    let watched: Vec<_> = detecting.flat_map(external_models).collect();
     if watched.is_empty() {
         return std::future::pending().await;
     }
     let mut has_gone = false;
     loop {
-        let are_there = are_there(&watched).await;
-        if has_gone && are_there {
+        if !are_available(&watched).await {
+            has_gone = true;
+        } else if has_gone {
             return;
         }
-        has_gone |= !are_there;
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
+async fn are_available(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
     for (driver, model) in watched {
         if let Err(error) = driver.driver().check(model).await
             && is_absence(&error)
@@ -70,7 +70,7 @@ mod tests {
     struct Restarted {
         answers: Mutex<VecDeque<Result<(), DriverError>>>,
         detects_absence: bool,
-        asked: Mutex<Vec<tokio::time::Instant>>,
+        checks: Mutex<Vec<tokio::time::Instant>>,
     }
 
     impl Driver for Restarted {
@@ -91,7 +91,7 @@ mod tests {
         }
 
         fn check<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
-            self.asked.lock().unwrap().push(tokio::time::Instant::now());
+            self.checks.lock().unwrap().push(tokio::time::Instant::now());
             Box::pin(std::future::ready(self.answers.lock().unwrap().pop_front().unwrap_or(Ok(()))))
         }
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn refused(status: u16) -> Result<(), DriverError> {
-        Err(DriverError::Refused { url: "http://a".to_owned(), status, said: "model not found".to_owned() })
+        Err(DriverError::Refused { url: "http://a".to_owned(), status, message: "model not found".to_owned() })
     }
 
     /// Returns whether it is considered restarted within a minute, and the times of the checks.
@@ -126,24 +126,25 @@ mod tests {
         answers: impl IntoIterator<Item = Result<(), DriverError>>,
     ) -> (bool, Vec<Duration>) {
         let answers = Mutex::new(answers.into_iter().collect());
-        let driver = Arc::new(Restarted { answers, detects_absence, asked: Mutex::default() });
+        let driver = Arc::new(Restarted { answers, detects_absence, checks: Mutex::default() });
         let slot = Arc::new(SlotDriver::new(Arc::<Restarted>::clone(&driver), SlotMemory::new(Arc::new(Blind))));
         let began = tokio::time::Instant::now();
-        let is_back = tokio::time::timeout(Duration::from_secs(60), come_back(&[slot])).await.is_ok();
-        let asked = driver.asked.lock().unwrap().iter().map(|asked| *asked - began).collect();
-        (is_back, asked)
+        let is_back = tokio::time::timeout(Duration::from_secs(60), returned(&[slot])).await.is_ok();
+        let checks = driver.checks.lock().unwrap().iter().map(|check| *check - began).collect();
+        (is_back, checks)
     }
 
     #[tokio::test(start_paused = true)]
     async fn returned_backend_is_detected_with_limited_probing() {
-        let (is_back, asked) = watched(true, [Ok(()), gone(), Ok(())]).await;
-        assert_eq!((is_back, asked), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
+        let (is_back, checks) = watched(true, [Ok(()), gone(), Ok(())]).await;
+        assert_eq!((is_back, checks), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn undetectable_backend_is_neither_probed_nor_back() {
         assert_eq!(watched(false, [Ok(()), gone(), Ok(())]).await, (false, Vec::new()));
     }
+
     #[tokio::test(start_paused = true)]
     async fn missing_model_at_server_does_not_keep_drain() {
         let wrong = || Err(DriverError::WrongModel { expected: "a".to_owned(), found: Vec::new() });

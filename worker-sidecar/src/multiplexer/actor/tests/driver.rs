@@ -38,9 +38,9 @@ async fn overdue_load_is_dropped_and_killed() {
         let stage = Stage::new(&["a"]).await;
         stage.driver().play("load a", play.clone());
         let began = Instant::now();
-        let asked = stage.send_request("a").await;
+        let result = stage.send_request("a").await;
         // The relay without a queue learns earlier that its request was held too long.
-        assert!(matches!(asked.unwrap_err(), SlotError::HoldExpired { .. }));
+        assert!(matches!(result.unwrap_err(), SlotError::HoldExpired { .. }));
         assert_eq!(began.elapsed(), secs(300.0));
         pass(302.0).await;
         let log = stage.driver().log();

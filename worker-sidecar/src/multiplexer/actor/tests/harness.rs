@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::multiplexer::Model;
-use crate::multiplexer::actor::{Lease, PendingLease, Report, now};
+use crate::multiplexer::actor::history::Report;
+use crate::multiplexer::actor::{Lease, PendingLease, now};
 use crate::multiplexer::board::{Peer, RelaySink};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::driver::key::Key;

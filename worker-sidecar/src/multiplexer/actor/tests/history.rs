@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::harness::{LOAD, Play, Stage, pass};
-use crate::multiplexer::actor::Shares;
+use crate::multiplexer::actor::history::Shares;
 
 #[tokio::test(start_paused = true)]
 async fn time_splits_into_serving_swap_and_idle() {

@@ -35,9 +35,10 @@ async fn forced_unload_is_logged_before_it_begins() {
     stage.driver().play("evict a", Play::Fail(LOAD));
     drop(stage.send_request("b").await.unwrap());
     let lines = logged();
-    let said: Vec<_> = lines.iter().map(|line| (line["message"].as_str().unwrap(), line["model"].as_str())).collect();
+    let messages: Vec<_> =
+        lines.iter().map(|line| (line["message"].as_str().unwrap(), line["model"].as_str())).collect();
     assert_eq!(
-        said,
+        messages,
         [
             ("swap started", None),
             ("unloading", Some("a")),

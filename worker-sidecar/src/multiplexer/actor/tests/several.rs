@@ -290,10 +290,10 @@ async fn ending_worker_returns_held_requests_to_capable_relays() {
     let _running = stage.send_request("a").await.unwrap();
     let told = Arc::new(Sink::default());
     let relay = stage.mux.join(Peer::Core1, Arc::<Sink>::clone(&told));
-    let (asked, keeps) = (stage.mux.arrive(relay, "b", now()), stage.send_request("b"));
+    let (queued, keeps) = (stage.mux.arrive(relay, "b", now()), stage.send_request("b"));
     let runs = stage.mux.arrive(relay, "a", now()).await.unwrap();
     stage.mux.give_back_held();
-    let given_back = tokio::time::timeout(Duration::from_millis(100), asked).await;
+    let given_back = tokio::time::timeout(Duration::from_millis(100), queued).await;
     assert_eq!(given_back.expect("at once").unwrap_err(), SlotError::Draining);
     pass(0.1).await;
     assert_eq!(stage.counts().await, (2, 1), "what runs, and what has nowhere else to go, stays");

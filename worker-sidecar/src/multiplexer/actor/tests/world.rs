@@ -472,7 +472,7 @@ fn no_load_starts_before_memory_is_freed() {
     for state in [SlotState::Draining, SlotState::Evicting, SlotState::Loading, SlotState::Quarantined] {
         assert!(visits.contains(&state), "{state:?} was never seen");
     }
-    #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
+    #[expect(clippy::print_stdout, reason = "the number is the result of this test")]
     {
         println!("{} transitions", wanted.div_ceil(OPS) * OPS);
     }

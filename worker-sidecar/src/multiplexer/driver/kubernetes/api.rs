@@ -250,26 +250,26 @@ impl Api {
     }
 
     fn refusal(&self, ask: &ApiRequest<'_>, status: StatusCode, body: &[u8]) -> DriverError {
-        let said = quote(body);
+        let message = quote(body);
         let about = &ask.about;
         match status {
             StatusCode::FORBIDDEN => DriverError::NotOurs(format!(
-                "{about}: permission denied; grant the worker's ServiceAccount {} in a Role of namespace {} (403: {said})",
+                "{about}: permission denied; grant the worker's ServiceAccount {} in a Role of namespace {} (403: {message})",
                 ask.right,
                 self.access.namespace(),
             )),
             StatusCode::NOT_FOUND => DriverError::Refused {
                 url: format!("the API server, queried for {about},"),
                 status: status.as_u16(),
-                said: "not found; create it there, or correct the model's `deployment`".to_owned(),
+                message: "not found; create it there, or correct the model's `deployment`".to_owned(),
             },
             StatusCode::UNAUTHORIZED
             | StatusCode::CONFLICT
             | StatusCode::GONE
             | StatusCode::TOO_MANY_REQUESTS
-            | StatusCode::REQUEST_TIMEOUT => silent(&self.url(ask), &format!("{status}: {said}")),
-            _ if status.is_server_error() => silent(&self.url(ask), &format!("{status}: {said}")),
-            _ => DriverError::NotOurs(format!("{about}: the API server returned {status}: {said}")),
+            | StatusCode::REQUEST_TIMEOUT => silent(&self.url(ask), &format!("{status}: {message}")),
+            _ if status.is_server_error() => silent(&self.url(ask), &format!("{status}: {message}")),
+            _ => DriverError::NotOurs(format!("{about}: the API server returned {status}: {message}")),
         }
     }
 }
@@ -333,7 +333,7 @@ fn event(line: &[u8]) -> WatchEvent {
         "ADDED" | "MODIFIED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Is(pod))),
         "DELETED" => pod().map_or(WatchEvent::Over, |pod| WatchEvent::Changed(PodChange::Gone(pod))),
         "ERROR" => {
-            tracing::debug!(said = %object["message"], code = %object["code"], "a watch of Pods ended");
+            tracing::debug!(reason = %object["message"], code = %object["code"], "a watch of Pods ended");
             WatchEvent::Over
         }
         _ => WatchEvent::Other,
@@ -344,9 +344,9 @@ fn silent(url: &Url, why: &dyn std::fmt::Display) -> DriverError {
     DriverError::Silent { url: format!("the API server ({})", url.path()), why: why.to_string() }
 }
 
-async fn within<T>(url: &Url, asking: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+async fn within<T>(url: &Url, exchange: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
     let late = || Err(silent(url, &format!("no response within {} s", REQUEST_TIMEOUT.as_secs())));
-    timeout(REQUEST_TIMEOUT, asking).await.unwrap_or_else(|_| late())
+    timeout(REQUEST_TIMEOUT, exchange).await.unwrap_or_else(|_| late())
 }
 
 /// Returns the message of a `Status`, on one line.
@@ -355,8 +355,8 @@ fn quote(body: &[u8]) -> String {
     struct Status {
         message: String,
     }
-    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
-    said.chars().filter(|char| !char.is_control()).take(QUOTED_CHARS).collect()
+    let message = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
+    message.chars().filter(|char| !char.is_control()).take(QUOTED_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -378,9 +378,9 @@ mod tests {
             assert!(matches!(error(status), DriverError::Silent { why, .. } if why.contains("why")), "{status}");
         }
         assert!(
-            matches!(error(403), DriverError::NotOurs(said) if said.contains("permission denied") && said.contains("get on deployments/scale"))
+            matches!(error(403), DriverError::NotOurs(why) if why.contains("permission denied") && why.contains("get on deployments/scale"))
         );
-        assert!(matches!(error(422), DriverError::NotOurs(said) if said.contains("422") && said.contains("why")));
+        assert!(matches!(error(422), DriverError::NotOurs(why) if why.contains("422") && why.contains("why")));
         assert!(is_absent(&error(404)) && !is_absent(&error(403)) && !is_absent(&error(503)));
     }
 

@@ -67,10 +67,10 @@ async fn list(State(played): State<Arc<Played>>) -> Json<Value> {
     Json(json!({"models": played.loaded().iter().map(|name| json!({"name": name})).collect::<Vec<_>>()}))
 }
 
-async fn generate(State(played): State<Arc<Played>>, Json(asked): Json<Value>) -> (StatusCode, Json<Value>) {
-    let model = asked["model"].as_str().unwrap();
-    played.told.lock().unwrap().push(format!("generate {model} {}", asked["keep_alive"]));
-    if asked["keep_alive"] == 0 {
+async fn generate(State(played): State<Arc<Played>>, Json(body): Json<Value>) -> (StatusCode, Json<Value>) {
+    let model = body["model"].as_str().unwrap();
+    played.told.lock().unwrap().push(format!("generate {model} {}", body["keep_alive"]));
+    if body["keep_alive"] == 0 {
         played.loaded.lock().unwrap().retain(|name| !is_same(name, model));
         return (StatusCode::OK, Json(json!({"done_reason": "unload"})));
     }
@@ -81,9 +81,9 @@ async fn generate(State(played): State<Arc<Played>>, Json(asked): Json<Value>) -
     (StatusCode::OK, Json(json!({"done": true})))
 }
 
-async fn embed(State(played): State<Arc<Played>>, Json(asked): Json<Value>) -> Json<Value> {
-    let model = asked["model"].as_str().unwrap();
-    played.told.lock().unwrap().push(format!("embed {model} {}", asked["keep_alive"]));
+async fn embed(State(played): State<Arc<Played>>, Json(body): Json<Value>) -> Json<Value> {
+    let model = body["model"].as_str().unwrap();
+    played.told.lock().unwrap().push(format!("embed {model} {}", body["keep_alive"]));
     played.load(model).await;
     Json(json!({"embeddings": []}))
 }

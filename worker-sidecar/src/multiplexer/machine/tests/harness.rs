@@ -234,8 +234,8 @@ impl Stage {
 
     /// The result of the latest driver call, which must be this one.
     pub(super) fn answer(&mut self, call: Call, outcome: Outcome) -> Vec<String> {
-        let (asked, op) = self.call.take().unwrap_or_else(|| panic!("nothing was asked, so not {call:?}"));
-        assert_eq!(asked, call);
+        let (pending, op) = self.call.take().unwrap_or_else(|| panic!("no call is pending, not even {call:?}"));
+        assert_eq!(pending, call);
         self.handle(Event::Done { op, outcome })
     }
 

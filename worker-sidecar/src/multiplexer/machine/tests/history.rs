@@ -209,7 +209,7 @@ impl World {
     fn answer(&mut self, op: OpId, call: Call, fails: bool, sleeps: bool) {
         let no = || "no".to_owned();
         let waited_for = self.machine.preflight.as_ref().is_some_and(|preflight| preflight.op == op);
-        let asked = call.clone();
+        let answered = call.clone();
         let outcome = match call {
             Call::Preflight(_) if fails => Outcome::Preflight(Err(no())),
             Call::Preflight(_) => {
@@ -232,12 +232,12 @@ impl World {
         };
         self.handle(Event::Done { op, outcome });
         // Deadlines that have expired in the meantime may cause one more call, but not indefinitely many.
-        let again = waited_for && self.call.as_ref().is_some_and(|(_, call)| *call == asked);
-        assert!(!again || !self.asked_again, "requested repeatedly what was just answered: {asked:?}");
+        let again = waited_for && self.call.as_ref().is_some_and(|(_, call)| *call == answered);
+        assert!(!again || !self.requested_again, "requested repeatedly what was just answered: {answered:?}");
         if again && let Some((op, call)) = self.call.take() {
-            self.asked_again = true;
+            self.requested_again = true;
             self.answer(op, call, false, false);
-            self.asked_again = false;
+            self.requested_again = false;
         }
     }
 
@@ -384,7 +384,7 @@ fn random_histories_keep_invariants_and_serve_all_requests() {
             panic!("{failure}");
         }
     }
-    #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
+    #[expect(clippy::print_stdout, reason = "the number is the result of this test")]
     {
         println!("after events in {:?}", visits.borrow());
         println!("{} transitions", transitions.get());

@@ -94,9 +94,9 @@ fn ordered_load_is_not_retargeted_by_earlier_preflight() {
     }
     s.oversleep(5.0);
     assert_eq!(s.handle(Event::Tick), ["preflight c"], "which is wanted more by now");
-    let asked = s.op();
+    let superseded = s.op();
     assert_eq!(s.order(1, load("b")), NOTHING);
-    assert_eq!(s.late(asked, Outcome::Preflight(Ok(Reading::default()))), NOTHING);
+    assert_eq!(s.late(superseded, Outcome::Preflight(Ok(Reading::default()))), NOTHING);
     assert_eq!(s.finish(1), ["evict a"]);
     s.evicted();
     assert_eq!(s.freed(true), ["load b Cold"]);

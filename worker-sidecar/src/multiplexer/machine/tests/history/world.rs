@@ -59,7 +59,7 @@ pub(super) struct World {
     committed: bool,
     pub(super) orders: BTreeSet<OrderId>,
     stopped: bool,
-    pub(super) asked_again: bool,
+    pub(super) requested_again: bool,
     /// How often the slot was in each state after an event.
     pub(super) visits: HashMap<SlotState, u64>,
     /// The last generation whose gate was opened, and the time of that.
@@ -105,7 +105,7 @@ impl World {
             committed: false,
             orders: BTreeSet::new(),
             stopped: false,
-            asked_again: false,
+            requested_again: false,
             visits: HashMap::new(),
             generation: 0,
             residency: start,
@@ -266,9 +266,9 @@ impl World {
     /// I8: a model past the policy's bound comes next, unless another has waited longer. Together with I7, and the
     /// quantum at which `check` sees a turn end, this makes up the longest wait.
     fn check_turn(&self, op: OpId, next: &Model) {
-        let asked = self.machine.preflight.as_ref().filter(|asked| asked.op == op);
+        let preflight = self.machine.preflight.as_ref().filter(|preflight| preflight.op == op);
         let is_policys = |reason| matches!(reason, Reason::Idle | Reason::Quantum | Reason::Wanted);
-        if !asked.is_some_and(|asked| is_policys(asked.reason)) {
+        if !preflight.is_some_and(|preflight| is_policys(preflight.reason)) {
             return;
         }
         let (models, candidates) = self.machine.candidates();

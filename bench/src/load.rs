@@ -144,10 +144,10 @@ impl Load {
         let mut prompt = Prompt::new(self.plan(u64::from(number) << 32), self.prompt_bytes);
         tokio::time::sleep(self.over.unwrap_or(self.gap) * number / self.connections.max(1)).await;
         let mut visitor = None;
-        let mut asked = 0;
-        while !self.is_over(asked, began) {
-            prompt.reseed(u64::from(number) << 32 | u64::from(asked));
-            asked += 1;
+        let mut requests = 0;
+        while !self.is_over(requests, began) {
+            prompt.reseed(u64::from(number) << 32 | u64::from(requests));
+            requests += 1;
             match self.send_prompt(number, &mut visitor, &prompt, &mut tally).await {
                 Ok(()) => tally.right += 1,
                 Err(fault) => {
@@ -164,10 +164,10 @@ impl Load {
         tally
     }
 
-    fn is_over(&self, asked: u32, began: Instant) -> bool {
+    fn is_over(&self, requests: u32, began: Instant) -> bool {
         match self.until {
             Until::Elapsed(length) => began.elapsed() >= length,
-            Until::Requests(count) => asked >= count,
+            Until::Requests(count) => requests >= count,
         }
     }
 
@@ -187,7 +187,7 @@ impl Load {
             Some(visitor) => visitor,
             None => kept.insert(ClientConnection::open_with(self.target(number), self.header).await?),
         };
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let mut answer = visitor.send_prompt(prompt, self.chunks).await?;
         let mut last = None;
         while answer.more(visitor).await? {
@@ -195,7 +195,7 @@ impl Load {
             let events = answer.new_events();
             if events > 0 && self.chunks > 0 {
                 match last.replace(now) {
-                    None => tally.first_event.add(now - asked),
+                    None => tally.first_event.add(now - sent_at),
                     Some(last) => tally.gaps.add(now - last),
                 }
             }
@@ -205,7 +205,7 @@ impl Load {
         }
         tally.events += u64::from(answer.events());
         tally.bytes += answer.bytes();
-        tally.latency.add(asked.elapsed());
+        tally.latency.add(sent_at.elapsed());
         if self.leave_after.is_none() {
             answer.check_complete()?;
             if answer.closes() {

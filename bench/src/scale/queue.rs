@@ -138,11 +138,11 @@ impl Clients {
         let mut dialled = stream::iter(dialled).buffer_unordered(AT_ONCE);
         let mut clients = Self(JoinSet::new(), Vec::new());
         while let Some(client) = dialled.next().await {
-            let (mut visitor, digest, asked) = client?;
+            let (mut visitor, digest, sent_at) = client?;
             clients.1.push(clients.0.spawn(async move {
                 match visitor.answer(digest, 0).await {
                     Err(Fault::Status { status: TIME_IS_UP, body }) if body.contains("queue_timeout") => {
-                        Ok(asked.elapsed().saturating_sub(timeout))
+                        Ok(sent_at.elapsed().saturating_sub(timeout))
                     }
                     Err(fault) => Err(fault.to_string()),
                     Ok(_) => Err("a request received a response without a worker".to_owned()),
@@ -166,8 +166,8 @@ impl Clients {
     /// How late the timeout of each of the others was.
     async fn summarize(mut self) -> Result<Summary, ScaleError> {
         let mut late = Samples::default();
-        while let Some(told) = self.0.join_next().await {
-            late.add(told.map_err(other)?.map_err(ScaleError::Other)?);
+        while let Some(waited) = self.0.join_next().await {
+            late.add(waited.map_err(other)?.map_err(ScaleError::Other)?);
         }
         Ok(late.summary())
     }

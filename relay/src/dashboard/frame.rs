@@ -183,8 +183,8 @@ fn overview(relay: &Relay, now: SystemTime) -> Value {
 fn provider_part(relay: &Relay, provider: &Provider, state: &ProviderState, now: SystemTime) -> Value {
     let config = provider.config();
     let name_of = |key: WorkerKey| {
-        let asked = state.workers.iter().find(|worker| worker.core.key == key);
-        asked.map(|worker| &*worker.link.info.name)
+        let worker = state.workers.iter().find(|worker| worker.core.key == key);
+        worker.map(|worker| &*worker.link.info.name)
     };
     let in_flight = |model: &str| state.in_flight_by_model.get(model).copied().unwrap_or(0);
     let mut models: Vec<_> = gauges::models(state, &config).collect();
@@ -201,7 +201,7 @@ fn provider_part(relay: &Relay, provider: &Provider, state: &ProviderState, now:
             "in_flight": in_flight(&model.model),
             "workers": model.workers,
             "open_workers": model.open_workers,
-            "asked_worker": model.asked.and_then(name_of),
+            "asked_worker": model.assigned.and_then(name_of),
         })
     };
     let sum = |of: fn(&WorkerState) -> u32| state.workers.iter().map(|worker| u64::from(of(worker))).sum::<u64>();

@@ -67,8 +67,7 @@ pub(super) async fn secret(State(dashboard): State<Arc<Dashboard>>, body: Body) 
         provider: String,
     }
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let asked = body.ok().and_then(|body| serde_json::from_slice::<SecretBody>(&body).ok());
-    let Some(SecretBody { provider: name }) = asked else {
+    let Some(SecretBody { provider: name }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"provider\": \"NAME\"}");
     };
     let config = dashboard.relay.shared.config.load();

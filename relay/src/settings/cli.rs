@@ -288,7 +288,7 @@ pub struct Args {
     #[arg(skip)]
     pub api_keys_file_given: bool,
 
-    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay says so.
+    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay logs a warning.
     #[arg(skip)]
     pub given_provider_settings: Vec<&'static str>,
 }

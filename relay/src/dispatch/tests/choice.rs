@@ -20,7 +20,7 @@ fn workers(slots: Vec<Slot>) -> Provider {
 
 fn assigned_worker(p: &Provider, model: &str) -> Option<u64> {
     let models = p.dispatch.models(p.instant());
-    models.into_iter().find(|entry| *entry.model == *model)?.asked.map(|worker| worker.0)
+    models.into_iter().find(|entry| *entry.model == *model)?.assigned.map(|worker| worker.0)
 }
 
 /// Checks which of two slots is assigned b, whichever worker has which.
@@ -240,8 +240,8 @@ fn choice_moves_from_failed_worker() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
-    let told = p.slots(1, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
-    assert_eq!(told, ["demand w1:", "demand w2: b 1 1000 1000"]);
+    let lines = p.slots(1, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
+    assert_eq!(lines, ["demand w1:", "demand w2: b 1 1000 1000"]);
 }
 
 #[test]

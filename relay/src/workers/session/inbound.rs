@@ -66,8 +66,8 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
             provider.granted(link, grant);
         }
         WorkerToRelay::Drain(drain) if link.info.core1 => {
-            let said = printable(&drain.reason, 128);
-            debug!(worker = %link.info.name, said, "worker requested its drain");
+            let reason = printable(&drain.reason, 128);
+            debug!(worker = %link.info.name, reason, "worker requested its drain");
             provider.worker_requested_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)

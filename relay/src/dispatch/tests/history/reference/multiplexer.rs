@@ -201,7 +201,7 @@ impl Reference {
         let now = self.now;
         if let Some(multiplexer) = self.workers.get_mut(&worker).and_then(|worker| worker.multiplexer.as_mut()) {
             (multiplexer.slots, multiplexer.said_at) = (slots, now);
-            self.just_told = Some(worker);
+            self.just_notified = Some(worker);
         }
     }
 
@@ -273,11 +273,11 @@ impl Reference {
         if !self.is_stranded(request) {
             return None;
         }
-        let asked: Vec<_> = self.multiplexers(&new.model).filter(able).collect();
-        if asked.iter().any(|worker| matches!(self.word(*worker, &new.model), Some(Word::Near(..)))) {
+        let candidates: Vec<_> = self.multiplexers(&new.model).filter(able).collect();
+        if candidates.iter().any(|worker| matches!(self.word(*worker, &new.model), Some(Word::Near(..)))) {
             return None;
         }
-        let failed = asked.into_iter().filter_map(|worker| match self.word(worker, &new.model)? {
+        let failed = candidates.into_iter().filter_map(|worker| match self.word(worker, &new.model)? {
             Word::Failed { code, left } => Some((worker, code, left)),
             Word::Near(..) | Word::Leaving => None,
         });
@@ -310,7 +310,7 @@ impl Reference {
             }
         }
         self.passed_over.retain(|model, _| self.choices.contains_key(model));
-        self.just_told = None;
+        self.just_notified = None;
     }
 
     /// Slots with demand for other models are treated as busy. Those models use the best free slots, in the order of
@@ -325,9 +325,9 @@ impl Reference {
             .filter_map(|(slot, entry)| Some((nearness(slot, entry, age)?, slot)))
             .collect();
         near.sort_by_key(|(near, _)| *near);
-        let asked =
+        let assigned =
             self.choices.iter().filter(|(name, choice)| choice.worker == worker && known.models.contains(*name));
-        let others: BTreeSet<_> = asked.map(|(name, _)| multiplexer.id(name)).collect();
+        let others: BTreeSet<_> = assigned.map(|(name, _)| multiplexer.id(name)).collect();
         for other in others {
             let has_begun = || multiplexer.entries(&other).any(|(slot, _)| is_there_or_coming(slot, &other));
             if other == multiplexer.id(model) || has_begun() {
@@ -389,7 +389,9 @@ impl Reference {
         };
         let worker = match kept {
             // It moves only to a worker that already has demand for the model.
-            Some(kept) if self.just_told.is_none_or(|told| !self.workers[&told].models.contains(model)) => kept.worker,
+            Some(kept) if self.just_notified.is_none_or(|worker| !self.workers[&worker].models.contains(model)) => {
+                kept.worker
+            }
             Some(kept) => {
                 let passed_over = self.passed_over.get(model).copied();
                 nearest(&|key| key == kept.worker || self.has_demand(key, model), passed_over)?

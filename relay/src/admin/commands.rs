@@ -9,11 +9,11 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::message::Command;
 use serde_json::{Map, Value, json};
 
 use super::{accepted, find, no_worker};
+use crate::http::body::read_small;
 use crate::http::problem::{problem, problem_in};
 use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
@@ -78,9 +78,9 @@ pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<St
 }
 
 async fn read(body: Body) -> Result<Map<String, Value>, String> {
-    let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
-    let body = body.map_err(|_| "the body cannot be read or exceeds 64 KiB".to_owned())?;
-    match serde_json::from_slice(&body.to_bytes()) {
+    let body = read_small(body, MAX_BODY_BYTES).await;
+    let body = body.ok_or_else(|| "the body cannot be read or exceeds 64 KiB".to_owned())?;
+    match serde_json::from_slice(&body) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err("the body is not a JSON object".to_owned()),
         Err(error) => Err(format!("the body is not valid JSON: {error}")),

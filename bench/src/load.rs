@@ -105,14 +105,14 @@ impl Load {
     /// Sends requests until the end of the load. A wrong response is counted and costs its connection.
     pub async fn run(self) -> Outcome {
         let began = Instant::now();
-        let mut visitors = JoinSet::new();
+        let mut clients = JoinSet::new();
         for number in 0..self.connections {
-            visitors.spawn(self.visit(number, began));
+            clients.spawn(self.run_client(number, began));
         }
         let mut all = Tally::default();
         let mut wrong = 0;
-        while let Some(tally) = visitors.join_next().await {
-            let mut tally = tally.expect("a visitor does not panic");
+        while let Some(tally) = clients.join_next().await {
+            let mut tally = tally.expect("a client does not panic");
             all.right += tally.right;
             wrong += tally.faults.len() as u64;
             all.faults.append(&mut tally.faults);
@@ -139,26 +139,26 @@ impl Load {
         Plan { seed, chunks: self.chunks, gap: self.gap }
     }
 
-    async fn visit(self, number: u32, began: Instant) -> Tally {
+    async fn run_client(self, number: u32, began: Instant) -> Tally {
         let mut tally = Tally::default();
         let mut prompt = Prompt::new(self.plan(u64::from(number) << 32), self.prompt_bytes);
         tokio::time::sleep(self.over.unwrap_or(self.gap) * number / self.connections.max(1)).await;
-        let mut visitor = None;
+        let mut connection = None;
         let mut requests = 0;
         while !self.is_over(requests, began) {
             prompt.reseed(u64::from(number) << 32 | u64::from(requests));
             requests += 1;
-            match self.send_prompt(number, &mut visitor, &prompt, &mut tally).await {
+            match self.send_prompt(number, &mut connection, &prompt, &mut tally).await {
                 Ok(()) => tally.right += 1,
                 Err(fault) => {
                     tally.faults.push(fault.to_string());
-                    visitor = None;
+                    connection = None;
                     // Do not retry a system that is gone as fast as it can refuse.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             }
             if self.leave_after.is_some() {
-                visitor = None;
+                connection = None;
             }
         }
         tally
@@ -183,14 +183,14 @@ impl Load {
         prompt: &Prompt,
         tally: &mut Tally,
     ) -> Result<(), Fault> {
-        let visitor = match kept {
-            Some(visitor) => visitor,
+        let connection = match kept {
+            Some(connection) => connection,
             None => kept.insert(ClientConnection::open_with(self.target(number), self.header).await?),
         };
         let sent_at = Instant::now();
-        let mut answer = visitor.send_prompt(prompt, self.chunks).await?;
+        let mut answer = connection.send_prompt(prompt, self.chunks).await?;
         let mut last = None;
-        while answer.more(visitor).await? {
+        while answer.more(connection).await? {
             let now = Instant::now();
             let events = answer.new_events();
             if events > 0 && self.chunks > 0 {

@@ -32,7 +32,7 @@ impl Provider {
             }
             Vec::new()
         });
-        let sums = Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
+        let sums = Grant::from(grant);
         let mut state = self.lock();
         self.end_succession(&mut state, link.info.key);
         self.handle(&mut state, Event::GatesSet { worker: link.info.key, sums, gates });

@@ -250,7 +250,7 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
         return None;
     }
     let (slots, age) = worker.link.slots();
-    let told_at = now.checked_sub(age).unwrap_or(now);
+    let reported_at = now.checked_sub(age).unwrap_or(now);
     let part = |slot: &Slot| {
         let models = slot.models.iter().take(MAX_WORKER_MODELS).map(|model| {
             json!({
@@ -270,8 +270,8 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
             "state": slot.state,
             "resident": slot.resident,
             "target": slot.target,
-            "since": before(told_at, Duration::from_millis(slot.since_ms)),
-            "eta": slot.eta_ms.map(|eta| unix_millis_rounded(told_at + Duration::from_millis(eta.min(MAX_ETA_MS)))),
+            "since": before(reported_at, Duration::from_millis(slot.since_ms)),
+            "eta": slot.eta_ms.map(|eta| unix_millis_rounded(reported_at + Duration::from_millis(eta.min(MAX_ETA_MS)))),
             "models": models.collect::<Vec<_>>(),
             "last_failure": failure,
         })

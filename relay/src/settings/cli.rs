@@ -284,7 +284,7 @@ pub struct Args {
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = values::log_format)]
     pub log_format: LogFormat,
 
-    /// Whether `API_KEYS_FILE` was given.
+    /// True if `API_KEYS_FILE` was given.
     #[arg(skip)]
     pub api_keys_file_given: bool,
 

@@ -171,13 +171,13 @@ fn choice_stays_when_nearer_worker_joins() {
 #[test]
 fn choice_moves_to_nearer_worker_with_existing_demand() {
     let models = ["a", "b"];
-    let asked_for_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
+    let wanting_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
     let mut p = workers(vec![busy(&models, 1)]);
     p.submit(1, "b");
-    p.join_slots(2, &models, vec![asked_for_b(busy(&models, 3))]);
+    p.join_slots(2, &models, vec![wanting_b(busy(&models, 3))]);
     p.pass(1.0);
     assert_eq!(assigned_worker(&p, "b"), Some(1), "two others are wanted there");
-    let nearer = asked_for_b(busy(&models, 1));
+    let nearer = wanting_b(busy(&models, 1));
     assert_eq!(p.slots(2, vec![nearer.clone()]), ["demand w1:", "demand w2: b 1 1000 1000"]);
     // A worker that has begun to load goes before all others.
     p.pass(1.0);

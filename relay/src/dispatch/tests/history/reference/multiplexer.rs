@@ -14,7 +14,7 @@ use crate::dispatch::{Failure, Gate, Grant, LoadFailure, Model, NewMultiplexer, 
 pub(super) struct Multiplexer {
     pub(super) gates: BTreeMap<Model, Gate>,
     slots: Vec<Slot>,
-    said_at: Duration,
+    reported_at: Duration,
     instance: Arc<str>,
 }
 
@@ -50,7 +50,7 @@ impl Worker {
 
 impl Multiplexer {
     pub(super) fn new(new: NewMultiplexer, now: Duration) -> Self {
-        Self { gates: BTreeMap::new(), slots: new.slots, said_at: now, instance: new.instance }
+        Self { gates: BTreeMap::new(), slots: new.slots, reported_at: now, instance: new.instance }
     }
 
     fn all_entries(&self) -> impl Iterator<Item = (&Slot, &SlotModel)> {
@@ -75,7 +75,7 @@ impl Multiplexer {
     }
 
     fn word(&self, model: &Model, now: Duration) -> Word {
-        let age = now - self.said_at;
+        let age = now - self.reported_at;
         if self.entries(model).next().is_none() {
             return Word::Near(5, 0);
         }
@@ -98,7 +98,7 @@ impl Multiplexer {
     }
 
     fn eta(&self, model: &Model, now: Duration) -> Option<Duration> {
-        let age = now - self.said_at;
+        let age = now - self.reported_at;
         let coming = self.entries(model).filter(|(slot, entry)| is_on_its_way(slot, &entry.id));
         let etas = coming.filter_map(|(slot, _)| slot.eta_ms);
         etas.min().map(|eta| Duration::from_millis(eta).saturating_sub(age))
@@ -200,7 +200,7 @@ impl Reference {
     pub(super) fn set_slots(&mut self, worker: WorkerKey, slots: Vec<Slot>) {
         let now = self.now;
         if let Some(multiplexer) = self.workers.get_mut(&worker).and_then(|worker| worker.multiplexer.as_mut()) {
-            (multiplexer.slots, multiplexer.said_at) = (slots, now);
+            (multiplexer.slots, multiplexer.reported_at) = (slots, now);
             self.just_notified = Some(worker);
         }
     }
@@ -318,7 +318,7 @@ impl Reference {
     fn best_free_slot(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
         let known = &self.workers[&worker];
         let multiplexer = known.multiplexer.as_ref()?;
-        let age = self.now - multiplexer.said_at;
+        let age = self.now - multiplexer.reported_at;
         let mut near: Vec<_> = multiplexer
             .entries(model)
             .filter(|(slot, entry)| failure(slot, entry, age).is_none())

@@ -42,10 +42,10 @@ pub async fn serve(listener: TcpListener) -> io::Result<()> {
 async fn serve_connection(stream: TcpStream) -> Result<(), HttpError> {
     let mut connection = Connection::accepted(stream)?;
     let mut body = Vec::new();
-    while let Some(asked) = connection.head(RequestSummary::read).await? {
+    while let Some(summary) = connection.head(RequestSummary::read).await? {
         body.clear();
-        connection.whole_body(Body::new(asked.framing), &mut body).await?;
-        match (asked.is_get, content::read_body(&body)) {
+        connection.whole_body(Body::new(summary.framing), &mut body).await?;
+        match (summary.is_get, content::read_body(&body)) {
             (true, _) => send(&mut connection, "200 OK", ABOUT.as_bytes()).await?,
             (false, None) => send(&mut connection, "400 Bad Request", br#"{"error":{"message":"not a plan"}}"#).await?,
             (false, Some((plan, digest))) if plan.chunks == 0 => {
@@ -56,7 +56,7 @@ async fn serve_connection(stream: TcpStream) -> Result<(), HttpError> {
             }
             (false, Some((plan, digest))) => stream_out(&mut connection, plan, digest).await?,
         }
-        if asked.closes {
+        if summary.closes {
             break;
         }
     }

@@ -105,14 +105,14 @@ impl Load {
     /// Sends requests until the end of the load. A wrong response is counted and costs its connection.
     pub async fn run(self) -> Outcome {
         let began = Instant::now();
-        let mut visitors = JoinSet::new();
+        let mut clients = JoinSet::new();
         for number in 0..self.connections {
-            visitors.spawn(self.visit(number, began));
+            clients.spawn(self.run_client(number, began));
         }
         let mut all = Tally::default();
         let mut wrong = 0;
-        while let Some(tally) = visitors.join_next().await {
-            let mut tally = tally.expect("a visitor does not panic");
+        while let Some(tally) = clients.join_next().await {
+            let mut tally = tally.expect("a client does not panic");
             all.right += tally.right;
             wrong += tally.faults.len() as u64;
             all.faults.append(&mut tally.faults);
@@ -139,35 +139,35 @@ impl Load {
         Plan { seed, chunks: self.chunks, gap: self.gap }
     }
 
-    async fn visit(self, number: u32, began: Instant) -> Tally {
+    async fn run_client(self, number: u32, began: Instant) -> Tally {
         let mut tally = Tally::default();
         let mut prompt = Prompt::new(self.plan(u64::from(number) << 32), self.prompt_bytes);
         tokio::time::sleep(self.over.unwrap_or(self.gap) * number / self.connections.max(1)).await;
-        let mut visitor = None;
-        let mut asked = 0;
-        while !self.is_over(asked, began) {
-            prompt.reseed(u64::from(number) << 32 | u64::from(asked));
-            asked += 1;
-            match self.send_prompt(number, &mut visitor, &prompt, &mut tally).await {
+        let mut connection = None;
+        let mut requests = 0;
+        while !self.is_over(requests, began) {
+            prompt.reseed(u64::from(number) << 32 | u64::from(requests));
+            requests += 1;
+            match self.send_prompt(number, &mut connection, &prompt, &mut tally).await {
                 Ok(()) => tally.right += 1,
                 Err(fault) => {
                     tally.faults.push(fault.to_string());
-                    visitor = None;
+                    connection = None;
                     // Do not retry a system that is gone as fast as it can refuse.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             }
             if self.leave_after.is_some() {
-                visitor = None;
+                connection = None;
             }
         }
         tally
     }
 
-    fn is_over(&self, asked: u32, began: Instant) -> bool {
+    fn is_over(&self, requests: u32, began: Instant) -> bool {
         match self.until {
             Until::Elapsed(length) => began.elapsed() >= length,
-            Until::Requests(count) => asked >= count,
+            Until::Requests(count) => requests >= count,
         }
     }
 
@@ -183,19 +183,19 @@ impl Load {
         prompt: &Prompt,
         tally: &mut Tally,
     ) -> Result<(), Fault> {
-        let visitor = match kept {
-            Some(visitor) => visitor,
+        let connection = match kept {
+            Some(connection) => connection,
             None => kept.insert(ClientConnection::open_with(self.target(number), self.header).await?),
         };
-        let asked = Instant::now();
-        let mut answer = visitor.send_prompt(prompt, self.chunks).await?;
+        let sent_at = Instant::now();
+        let mut answer = connection.send_prompt(prompt, self.chunks).await?;
         let mut last = None;
-        while answer.more(visitor).await? {
+        while answer.more(connection).await? {
             let now = Instant::now();
             let events = answer.new_events();
             if events > 0 && self.chunks > 0 {
                 match last.replace(now) {
-                    None => tally.first_event.add(now - asked),
+                    None => tally.first_event.add(now - sent_at),
                     Some(last) => tally.gaps.add(now - last),
                 }
             }
@@ -205,7 +205,7 @@ impl Load {
         }
         tally.events += u64::from(answer.events());
         tally.bytes += answer.bytes();
-        tally.latency.add(asked.elapsed());
+        tally.latency.add(sent_at.elapsed());
         if self.leave_after.is_none() {
             answer.check_complete()?;
             if answer.closes() {

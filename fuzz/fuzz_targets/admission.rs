@@ -65,7 +65,7 @@ fn judge(review: &Review, lookup: &Lookup) {
         (AdmissionDecision::Gated { .. }, AdmissionDecision::Gated { pod, .. }) => {
             assert_eq!(without_fractions(&pod), without_fractions(&patched));
         }
-        (first, second) => panic!("{first:?}, and asked again {second:?}"),
+        (first, second) => panic!("{first:?}, and reviewed again {second:?}"),
     }
     assert_eq!(sidecar::has_worker(&patched), matches!(decision, AdmissionDecision::Injected { .. }));
 }

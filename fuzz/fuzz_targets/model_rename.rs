@@ -70,10 +70,10 @@ fuzz_target!(|input: Input<'_>| {
         assert_eq!(passed[end + spaces..], replaced[end..]);
     }
     // Even for an invalid body, the cuts change nothing.
-    let asked = routed.as_ref().map_or("model", |routed| routed.model.as_str());
-    let whole = run(Renamer::new(Some(content_type), asked, name), std::iter::once(input.body));
-    assert_eq!(run(Renamer::new(Some(content_type), asked, name), input.cuts.of(input.body)), whole);
-    assert_eq!(run(Renamer::new(Some(content_type), asked, name), input.body.chunks(1)), whole);
+    let requested = routed.as_ref().map_or("model", |routed| routed.model.as_str());
+    let whole = run(Renamer::new(Some(content_type), requested, name), std::iter::once(input.body));
+    assert_eq!(run(Renamer::new(Some(content_type), requested, name), input.cuts.of(input.body)), whole);
+    assert_eq!(run(Renamer::new(Some(content_type), requested, name), input.body.chunks(1)), whole);
 });
 
 /// The position of the model's name, in JSON of its quote: two names of one letter differ in one byte.

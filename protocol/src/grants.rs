@@ -86,7 +86,7 @@ struct Link {
     /// The relay sends no more requests over this link, whatever its last demand was.
     leaving: bool,
     last_served: u64,
-    told: Option<GrantValues>,
+    reported: Option<GrantValues>,
 }
 
 impl<L: Copy + Ord> SlotAllocator<L> {
@@ -115,7 +115,7 @@ impl<L: Copy + Ord> SlotAllocator<L> {
                 leaving: false,
                 // Before all links that were ever served.
                 last_served: 0,
-                told: None,
+                reported: None,
             },
         );
         self.hand_out(now);
@@ -259,8 +259,8 @@ impl<L: Copy + Ord> SlotAllocator<L> {
                 capacity,
                 links,
             };
-            if state.kind == LinkKind::Granted && state.told != Some(values) {
-                state.told = Some(values);
+            if state.kind == LinkKind::Granted && state.reported != Some(values) {
+                state.reported = Some(values);
                 changes.push((link, values));
             }
         }

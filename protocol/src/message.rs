@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn parse_error_names_fault_but_no_content() {
-        let told = |text: &str| RelayToWorker::parse(text).expect_err("malformed").to_string();
+        let error_of = |text: &str| RelayToWorker::parse(text).expect_err("malformed").to_string();
         let error =
-            told(r#"{"type":"request","request_id":"r-1","endpoint_path":"/","stream":"planted, expected words"}"#);
+            error_of(r#"{"type":"request","request_id":"r-1","endpoint_path":"/","stream":"planted, expected words"}"#);
         assert!(!error.contains("planted") && !error.contains("words"), "{error}");
         assert!(error.starts_with("malformed message: invalid type, expected u32 at line 1 column "), "{error}");
-        assert!(told(r#"{"type":"request","request_id":"r-1"}"#).contains("missing field `endpoint_path`"));
+        assert!(error_of(r#"{"type":"request","request_id":"r-1"}"#).contains("missing field `endpoint_path`"));
     }
 }

@@ -24,12 +24,12 @@ enum Kind {
 }
 
 impl Renamer {
-    /// Creates a renamer for a body of this content type, which replaces the model `asked` with `name`.
+    /// Creates a renamer for a body of this content type, which replaces the model `requested` with `name`.
     #[must_use]
-    pub fn new(content_type: Option<&str>, asked: &str, name: &str) -> Self {
+    pub fn new(content_type: Option<&str>, requested: &str, name: &str) -> Self {
         Self(match content_type.and_then(multipart::boundary) {
-            Some(boundary) => Kind::Form(form::Renamer::new(&boundary, asked, name)),
-            None => Kind::Json(json::Renamer::new(asked, name)),
+            Some(boundary) => Kind::Form(form::Renamer::new(&boundary, requested, name)),
+            None => Kind::Json(json::Renamer::new(requested, name)),
         })
     }
 

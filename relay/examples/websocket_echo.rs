@@ -31,7 +31,7 @@ const CONNECTIONS: usize = 64;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse_from(["websocket-echo", "--worker-secret", "nobody-is-asked-for-it"]);
+    let args = Args::parse_from(["websocket-echo", "--worker-secret", "not-used-by-this-example"]);
     let shared = Shared::new(Config::from_args(&args)?, Arc::new(Metrics::new()), None, "echo".to_owned());
     let listener = net::listen(([127, 0, 0, 1], 0).into()).await?;
     eprintln!("listening on ws://{}", listener.local_addr()?);

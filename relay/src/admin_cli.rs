@@ -13,15 +13,15 @@ use crate::settings::commands::{Command, KeyChange, OutputFormat, RelayAccess, R
 use api::Api;
 
 /// The interval at which the progress of a drain is polled.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A failed command; the message is one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct CtlError(String);
+pub struct AdminCliError(String);
 
 /// Runs a command against a relay. Commands that need no relay are handled elsewhere.
-pub async fn run(command: Command) -> Result<(), CtlError> {
+pub async fn run(command: Command) -> Result<(), AdminCliError> {
     match command {
         Command::Check | Command::Completions(_) | Command::Man(_) | Command::Service(_) => Ok(()),
         Command::Status(relay) => {
@@ -52,7 +52,7 @@ pub async fn run(command: Command) -> Result<(), CtlError> {
     }
 }
 
-async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
+async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
     match change {
         KeyChange::Create { relay, name, models, providers, expires_at, max_in_flight, max_queue_percent } => {
             let wanted = json!({
@@ -77,7 +77,7 @@ async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
     }
 }
 
-async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), CtlError> {
+async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), AdminCliError> {
     let api = Api::new(relay)?;
     let id = find(&api.get("/admin/workers").await?, wanted)?;
     let path = format!("/admin/workers/{}", api::segment(&id));
@@ -89,31 +89,33 @@ async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), C
     if no_wait {
         return print_output(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
     }
-    let mut told = None;
+    let mut reported = None;
     loop {
         let workers = api.get("/admin/workers").await?;
         let Some(worker) = list(&workers, "workers").iter().find(|worker| worker["worker_id"] == *id) else { break };
         let left = worker["in_flight_count"].as_u64().unwrap_or(0);
-        if told != Some(left) {
+        if reported != Some(left) {
             eprintln!("worker {wanted} is draining: {left} request{} left", if left == 1 { "" } else { "s" });
-            told = Some(left);
+            reported = Some(left);
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     print_output(relay.output, &answer, || format!("worker {wanted} disconnected{advice}\n"))
 }
 
 /// Returns the id of the only worker with this name or id.
-fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
+fn find(workers: &Value, wanted: &str) -> Result<String, AdminCliError> {
     let is_it = |worker: &&Value| worker["worker_id"] == wanted || worker["worker_name"] == wanted;
     let found: Vec<&str> =
         list(workers, "workers").iter().filter(is_it).filter_map(|worker| worker["worker_id"].as_str()).collect();
     match found[..] {
         [id] => Ok(id.to_owned()),
-        [] => Err(CtlError(format!("no connected worker has the name or id {wanted}"))),
-        _ => {
-            Err(CtlError(format!("{} workers are named {wanted}: specify an id, {}", found.len(), found.join(" or "))))
-        }
+        [] => Err(AdminCliError(format!("no connected worker has the name or id {wanted}"))),
+        _ => Err(AdminCliError(format!(
+            "{} workers are named {wanted}: specify an id, {}",
+            found.len(),
+            found.join(" or ")
+        ))),
     }
 }
 
@@ -121,7 +123,7 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn print_output(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
+fn print_output(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), AdminCliError> {
     let text = match output {
         OutputFormat::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
         OutputFormat::Json => format!("{answer}\n"),
@@ -130,7 +132,7 @@ fn print_output(output: OutputFormat, answer: &Value, table: impl FnOnce() -> St
     match io::stdout().write_all(text.as_bytes()) {
         // The reader of a pipe may close it before the end of the output.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CtlError(format!("cannot write the output: {error}")))
+            Err(AdminCliError(format!("cannot write the output: {error}")))
         }
         _ => Ok(()),
     }

@@ -21,7 +21,7 @@ use http::header::UPGRADE;
 use http::{HeaderMap, HeaderValue, Request};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use crate::http::fallback;
+use crate::http::body::discard_request;
 use crate::http::respond::Client;
 use crate::state::Relay;
 
@@ -41,7 +41,7 @@ pub async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Reques
         client.refuse(request.method(), request.uri(), &ApiError::new(ErrorKind::MethodNotAllowed, message))
     };
     let response = browser::share(&relay.shared.config.load(), request.headers(), response);
-    fallback::discard_request(request);
+    discard_request(request);
     response
 }
 

@@ -20,13 +20,13 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::header::{ACCEPT, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::secret::Secret;
 use serde::Deserialize;
 use serde_json::json;
 
 pub(crate) use history::record;
 
+use crate::http::body::read_small;
 use crate::http::fallback::not_found;
 use crate::http::problem::{problem, unstored};
 use crate::login::actor::{AuditActor, AuditDetail};
@@ -134,9 +134,8 @@ async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Res
     }
     let actor = AuditActor::of(relay, &request);
     let is_encrypted = is_encrypted(relay, request.headers());
-    let body =
-        Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let Some(LoginBody { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
+    let body = read_small(request.into_body(), MAX_BODY_BYTES).await;
+    let Some(LoginBody { token }) = body.and_then(|body| serde_json::from_slice(&body).ok()) else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"token\": \"ADMIN TOKEN\"}");
     };
     let response = match try_token(&dashboard, actor.address(), &token) {

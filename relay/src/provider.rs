@@ -201,10 +201,10 @@ impl Provider {
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
         let (config, now) = (self.config(), SystemTime::now());
-        let standing = config.credential_status(&link.info.credential, now);
+        let status = config.credential_status(&link.info.credential, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
-        } else if standing != CredentialStatus::Good && link.draining_since().is_none() {
+        } else if status != CredentialStatus::Good && link.draining_since().is_none() {
             let what = match &link.info.credential {
                 Credential::Secret(_) => "the worker's secret was removed; draining the worker",
                 Credential::Token(_) => "the worker's token is no longer valid; draining the worker",
@@ -215,7 +215,7 @@ impl Provider {
             // After a rotation, the credentials of all workers of a Provider expire at once. Their running requests
             // were admitted by a valid secret and may finish; a secret that an administrator removed gets the usual
             // drain time.
-            let time = if standing == CredentialStatus::Over { drain.max(config.request_timeout()) } else { drain };
+            let time = if status == CredentialStatus::Over { drain.max(config.request_timeout()) } else { drain };
             self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }
@@ -418,12 +418,12 @@ impl Provider {
     }
 
     async fn drive_timer(self: Arc<Self>) {
-        let mut looked_at = Instant::now();
+        let mut checked_at = Instant::now();
         loop {
             let (next, done) = {
                 let mut state = self.lock();
-                let look = (!state.requests.is_empty()).then(|| looked_at + self.poll_interval());
-                let next = state.core.next_timeout().into_iter().chain(look).min();
+                let next_check = (!state.requests.is_empty()).then(|| checked_at + self.poll_interval());
+                let next = state.core.next_timeout().into_iter().chain(next_check).min();
                 state.armed = next;
                 (next, state.deleted && state.requests.is_empty() && state.links.is_empty())
             };
@@ -437,7 +437,7 @@ impl Provider {
             tokio::select! {
                 () = tokio::time::sleep_until(next.into()) => {
                     self.apply(Event::Tick);
-                    self.check_silence(&mut looked_at, Instant::now());
+                    self.check_silence(&mut checked_at, Instant::now());
                 }
                 () = self.timer.notified() => {}
             }

@@ -2,11 +2,15 @@
 
 pub(crate) mod gauges;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+
+use http::{Extensions, HeaderMap};
 
 use crate::keys::KeyStore;
 use crate::kubernetes::identity::Identities;
-use crate::net::lockout::Lockout;
+use crate::net::lockout::{Lockout, client_address};
+use crate::net::peer::Peer;
 use crate::net::tls::Tls;
 use crate::provider::Provider;
 use crate::provider::routing::Providers;
@@ -41,5 +45,11 @@ impl Relay {
     /// All providers, including removed ones with unfinished requests.
     pub fn all_providers(&self) -> Vec<Arc<Provider>> {
         self.providers.all_with_leaving()
+    }
+
+    /// The address of the client that sent a request, behind the trusted proxies.
+    pub fn client_address(&self, headers: &HeaderMap, extensions: &Extensions) -> IpAddr {
+        let peer = extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
+        client_address(peer, headers, &self.shared.config.load().trusted_proxies)
     }
 }

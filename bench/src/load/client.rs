@@ -115,7 +115,7 @@ impl ClientConnection {
 
 impl Answer {
     /// Waits for more and compares it; false at the end.
-    pub async fn more(&mut self, visitor: &mut ClientConnection) -> Result<bool, Fault> {
+    pub async fn more(&mut self, client: &mut ClientConnection) -> Result<bool, Fault> {
         if !self.more {
             return Ok(false);
         }
@@ -124,7 +124,7 @@ impl Answer {
             bytes += part.len() as u64;
             events = events.and_then(|before| Some(before + expected.take(part)?));
         };
-        self.more = visitor.connection.some_body(&mut self.body, sink).await?;
+        self.more = client.connection.some_body(&mut self.body, sink).await?;
         self.events += events.ok_or(Fault::Differs(self.bytes))?;
         self.bytes += bytes;
         Ok(true)

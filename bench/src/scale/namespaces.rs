@@ -96,8 +96,8 @@ fn ip(args: &[&str]) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(format!("no network namespaces, which need root and ip: {said}"))
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(format!("no network namespaces, which need root and ip: {stderr}"))
 }
 
 #[cfg(test)]

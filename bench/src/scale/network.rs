@@ -103,8 +103,8 @@ impl Client {
         command.args(&self.under[1..]).arg(std::env::current_exe()?).args(["load", "--to", to]).args(args);
         let output = command.kill_on_drop(true).output().await?;
         serde_json::from_slice(&output.stdout).map_err(|error| {
-            let said = String::from_utf8_lossy(&output.stderr);
-            ScaleError::Other(format!("the client exited without results ({error}): {}", said.trim()))
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            ScaleError::Other(format!("the client exited without results ({error}): {}", stderr.trim()))
         })
     }
 }

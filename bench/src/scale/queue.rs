@@ -98,10 +98,10 @@ fn prompt(seed: u32, gap: Duration) -> Prompt {
 
 /// Sends a request that runs for this time.
 async fn occupy(addr: SocketAddr, time: Duration) -> Result<ClientConnection, ScaleError> {
-    let mut visitor = ClientConnection::open(addr).await?;
-    visitor.send(&prompt(u32::MAX, time)).await?;
+    let mut connection = ClientConnection::open(addr).await?;
+    connection.send(&prompt(u32::MAX, time)).await?;
     until(addr, "in_flight", 1).await?;
-    Ok(visitor)
+    Ok(connection)
 }
 
 async fn until_queued(addr: SocketAddr, count: u32) -> Result<(), ScaleError> {
@@ -130,19 +130,19 @@ struct Clients(JoinSet<Result<Duration, String>>, Vec<tokio::task::AbortHandle>)
 impl Clients {
     async fn come(addr: SocketAddr, count: u32, timeout: Duration) -> Result<Self, ScaleError> {
         let dialled = (0..count).map(|number| async move {
-            let mut visitor = ClientConnection::open(addr).await?;
+            let mut connection = ClientConnection::open(addr).await?;
             let prompt = prompt(number, Duration::ZERO);
-            visitor.send(&prompt).await?;
-            Ok::<_, Fault>((visitor, prompt.digest(), Instant::now()))
+            connection.send(&prompt).await?;
+            Ok::<_, Fault>((connection, prompt.digest(), Instant::now()))
         });
         let mut dialled = stream::iter(dialled).buffer_unordered(AT_ONCE);
         let mut clients = Self(JoinSet::new(), Vec::new());
         while let Some(client) = dialled.next().await {
-            let (mut visitor, digest, asked) = client?;
+            let (mut connection, digest, sent_at) = client?;
             clients.1.push(clients.0.spawn(async move {
-                match visitor.answer(digest, 0).await {
+                match connection.answer(digest, 0).await {
                     Err(Fault::Status { status: TIME_IS_UP, body }) if body.contains("queue_timeout") => {
-                        Ok(asked.elapsed().saturating_sub(timeout))
+                        Ok(sent_at.elapsed().saturating_sub(timeout))
                     }
                     Err(fault) => Err(fault.to_string()),
                     Ok(_) => Err("a request received a response without a worker".to_owned()),
@@ -166,8 +166,8 @@ impl Clients {
     /// How late the timeout of each of the others was.
     async fn summarize(mut self) -> Result<Summary, ScaleError> {
         let mut late = Samples::default();
-        while let Some(told) = self.0.join_next().await {
-            late.add(told.map_err(other)?.map_err(ScaleError::Other)?);
+        while let Some(waited) = self.0.join_next().await {
+            late.add(waited.map_err(other)?.map_err(ScaleError::Other)?);
         }
         Ok(late.summary())
     }

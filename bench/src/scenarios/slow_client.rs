@@ -46,10 +46,10 @@ pub(super) async fn one_of_a_hundred(turn: &mut Turns<'_>) -> Result<(), PartErr
 /// Requests a stream, reads its beginning, and then stops.
 async fn stop_reading(stack: &Stack) -> Result<ClientConnection, Fault> {
     let prompt = Prompt::new(Plan { seed: u64::MAX, chunks: ENDLESS, gap: Duration::ZERO }, PROMPT_BYTES);
-    let mut visitor = ClientConnection::open(stack.addr).await?;
-    let mut answer = visitor.send_prompt(&prompt, ENDLESS).await?;
+    let mut connection = ClientConnection::open(stack.addr).await?;
+    let mut answer = connection.send_prompt(&prompt, ENDLESS).await?;
     while answer.events() == 0 {
-        answer.more(&mut visitor).await?;
+        answer.more(&mut connection).await?;
     }
-    Ok(visitor)
+    Ok(connection)
 }

@@ -40,7 +40,7 @@ pub struct Program {
 /// Arguments of `service`.
 #[derive(Debug, Clone, Args)]
 pub struct ServiceArgs {
-    /// What to do.
+    /// The action to run.
     #[command(subcommand)]
     pub action: Action,
 }

@@ -332,16 +332,16 @@ proptest! {
     ) {
         let mut now = Instant::now();
         let mut allocator: SlotAllocator<u8> = SlotAllocator::new(capacity);
-        let mut told: BTreeMap<u8, GrantValues> = BTreeMap::new();
+        let mut reported: BTreeMap<u8, GrantValues> = BTreeMap::new();
         for step in steps {
             let running_before = allocator.running();
             match step {
                 Step::Add(link, held) => {
                     let kind = if held { LinkKind::Held } else { LinkKind::Granted };
                     allocator.add_link(link, kind, now);
-                    told.remove(&link);
+                    reported.remove(&link);
                 }
-                Step::Remove(link) => { allocator.remove_link(link, now); told.remove(&link); }
+                Step::Remove(link) => { allocator.remove_link(link, now); reported.remove(&link); }
                 Step::Request(link) => {
                     // A link that uses its handed slots as last reported is never refused.
                     let own = allocator.links.get(&link).is_some_and(|state| state.kind == LinkKind::Granted && !state.handed.is_empty());
@@ -361,7 +361,7 @@ proptest! {
                     allocator.on_timeout(now);
                 }
             }
-            told.extend(allocator.changes());
+            reported.extend(allocator.changes());
 
             prop_assert!(allocator.running() <= allocator.capacity().max(running_before));
             let claimed: u32 = allocator.links.values().map(Link::held_and_running).sum();
@@ -372,7 +372,7 @@ proptest! {
             for (link, state) in &allocator.links {
                 prop_assert!(state.handed.len() <= state.waiting as usize);
                 if state.kind == LinkKind::Granted {
-                    let values = told[link];
+                    let values = reported[link];
                     prop_assert_eq!(values.slots, state.held_and_running() + allocator.unclaimed());
                     prop_assert_eq!(values.others, allocator.running() - state.running);
                     prop_assert_eq!(values.links as usize, allocator.links.len());

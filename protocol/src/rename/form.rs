@@ -13,7 +13,7 @@ const LONGEST_HEADERS: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Renamer {
     delimiter: Vec<u8>,
-    asked: usize,
+    requested: usize,
     name: Bytes,
     place: Place,
     /// Bytes that cannot be decided yet: the beginning of a boundary, or of a part's headers.
@@ -35,10 +35,10 @@ enum Place {
 }
 
 impl Renamer {
-    pub(super) fn new(boundary: &str, asked: &str, name: &str) -> Self {
+    pub(super) fn new(boundary: &str, requested: &str, name: &str) -> Self {
         Self {
             delimiter: format!("\r\n--{boundary}").into_bytes(),
-            asked: asked.len(),
+            requested: requested.len(),
             name: Bytes::copy_from_slice(name.as_bytes()),
             place: Place::Start,
             held: Bytes::new(),
@@ -46,7 +46,7 @@ impl Renamer {
     }
 
     pub(super) fn length(&self, before: u64) -> u64 {
-        before.saturating_add(self.name.len() as u64).saturating_sub(self.asked as u64)
+        before.saturating_add(self.name.len() as u64).saturating_sub(self.requested as u64)
     }
 
     pub(super) fn push(&mut self, piece: Bytes, pass: &mut impl FnMut(Bytes)) {

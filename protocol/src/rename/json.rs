@@ -46,11 +46,11 @@ enum Place {
 }
 
 impl Renamer {
-    pub(super) fn new(asked: &str, name: &str) -> Self {
+    pub(super) fn new(requested: &str, name: &str) -> Self {
         let quoted = |name: &str| serde_json::Value::from(name).to_string().into_bytes();
         let name = quoted(name);
         Self {
-            growth: name.len().saturating_sub(quoted(asked).len()),
+            growth: name.len().saturating_sub(quoted(requested).len()),
             name,
             place: Place::Between,
             depth: 0,

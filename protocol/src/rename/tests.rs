@@ -5,8 +5,8 @@ use super::*;
 const BOUNDARY: &str = "multipart/form-data; boundary=B";
 
 /// Returns the body after renaming, fed in pieces of this size.
-fn renamed(content_type: Option<&str>, body: &[u8], (asked, name): (&str, &str), size: usize) -> Vec<u8> {
-    let mut renamer = Renamer::new(content_type, asked, name);
+fn renamed(content_type: Option<&str>, body: &[u8], (requested, name): (&str, &str), size: usize) -> Vec<u8> {
+    let mut renamer = Renamer::new(content_type, requested, name);
     let length = renamer.length(body.len() as u64);
     let mut after = Vec::new();
     let mut pass = |piece: Bytes| after.extend_from_slice(&piece);
@@ -150,18 +150,18 @@ proptest! {
     #[test]
     fn only_model_name_changes_for_reader(
         before in prop::collection::vec(("[a-z\"\\\\é]{0,9}", "[a-z:{}\\[\\],\"\\\\é]{0,9}"), 0..4),
-        asked in "[a-z/\"\\\\é]{1,9}",
+        requested in "[a-z/\"\\\\é]{1,9}",
         name in "[a-zA-Z/\"\\\\é]{1,20}",
         pretty in any::<bool>(),
         size in 1..40_usize,
     ) {
         let mut object = serde_json::Map::new();
         for (key, value) in before.into_iter().filter(|(key, _)| key != "model") {
-            object.insert(key, serde_json::json!([value, {"model": asked}]));
+            object.insert(key, serde_json::json!([value, {"model": requested}]));
         }
-        object.insert("model".to_owned(), asked.as_str().into());
+        object.insert("model".to_owned(), requested.as_str().into());
         let body = if pretty { serde_json::to_vec_pretty(&object) } else { serde_json::to_vec(&object) }.unwrap();
-        let after = renamed(None, &body, (&asked, &name), size);
+        let after = renamed(None, &body, (&requested, &name), size);
         let after: serde_json::Value = serde_json::from_slice(&after).unwrap();
         object.insert("model".to_owned(), name.into());
         prop_assert_eq!(after, serde_json::Value::Object(object));

@@ -110,18 +110,18 @@ fn exporter(target: &Target, collector: Collector) -> Result<SpanExporter, Setti
 fn resource(service: &Service<'_>) -> Resource {
     let detected = Resource::builder().build();
     // Without any variable, the SDK sets the name to "unknown_service" and the name of the executable.
-    let is_said = |key: &'static str| {
+    let is_detected = |key: &'static str| {
         let value = detected.get(&Key::from_static_str(key));
         value.is_some_and(|value| !value.as_str().starts_with("unknown_service"))
     };
-    let ours = [
+    let defaults = [
         ("service.name", service.name),
         ("service.version", service.version),
         ("service.instance.id", service.instance),
     ];
-    let unsaid = ours.into_iter().filter(|(key, _)| !is_said(key));
-    let unsaid = unsaid.map(|(key, value)| KeyValue::new(key, value.to_owned()));
-    Resource::builder().with_attributes(unsaid).build()
+    let undetected = defaults.into_iter().filter(|(key, _)| !is_detected(key));
+    let undetected = undetected.map(|(key, value)| KeyValue::new(key, value.to_owned()));
+    Resource::builder().with_attributes(undetected).build()
 }
 
 /// Converts to wall-clock time, which spans use; requests use a monotonic clock.

@@ -9,11 +9,11 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::message::Command;
 use serde_json::{Map, Value, json};
 
 use super::{accepted, find, no_worker};
+use crate::http::body::read_small;
 use crate::http::problem::{problem, problem_in};
 use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
@@ -42,11 +42,11 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
         let message = format!("worker {name} has no multiplexer and cannot load or unload models");
         return problem(StatusCode::CONFLICT, "no_multiplexer", message);
     }
-    let asked = match read(body).await {
-        Ok(asked) => asked,
+    let fields = match read(body).await {
+        Ok(fields) => fields,
         Err(why) => return problem(StatusCode::BAD_REQUEST, "invalid_json", why),
     };
-    let order = match Order::new(&asked, &provider, &link) {
+    let order = match Order::new(&fields, &provider, &link) {
         Ok(order) => order,
         Err(InvalidField(field, why)) => {
             return problem_in(StatusCode::BAD_REQUEST, "invalid_command", why, Some(field));
@@ -78,10 +78,10 @@ pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<St
 }
 
 async fn read(body: Body) -> Result<Map<String, Value>, String> {
-    let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
-    let body = body.map_err(|_| "the body cannot be read or exceeds 64 KiB".to_owned())?;
-    match serde_json::from_slice(&body.to_bytes()) {
-        Ok(Value::Object(asked)) => Ok(asked),
+    let body = read_small(body, MAX_BODY_BYTES).await;
+    let body = body.ok_or_else(|| "the body cannot be read or exceeds 64 KiB".to_owned())?;
+    match serde_json::from_slice(&body) {
+        Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err("the body is not a JSON object".to_owned()),
         Err(error) => Err(format!("the body is not valid JSON: {error}")),
     }
@@ -96,21 +96,21 @@ struct Order {
 }
 
 impl Order {
-    fn new(asked: &Map<String, Value>, provider: &Provider, link: &WorkerLink) -> Result<Self, InvalidField> {
-        let command = one_of(asked, "command", &COMMANDS)?
+    fn new(fields: &Map<String, Value>, provider: &Provider, link: &WorkerLink) -> Result<Self, InvalidField> {
+        let command = one_of(fields, "command", &COMMANDS)?
             .ok_or_else(|| InvalidField("command", must_be("command", &COMMANDS)))?;
-        let model = text(asked, "model")?.filter(|model| !model.is_empty());
+        let model = text(fields, "model")?.filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| InvalidField("model", "model must name a model of the worker".to_owned()))?;
         if !provider.worker_has_model(link, model) {
             let shown: String = model.chars().take(256).collect();
             return Err(InvalidField("model", format!("model {shown} is not advertised by worker {}", link.info.name)));
         }
-        let slot = text(asked, "slot")?;
+        let slot = text(fields, "slot")?;
         if let Some(slot) = slot.filter(|slot| !link.slots().0.iter().any(|known| known.id == **slot)) {
             let shown: String = slot.chars().take(128).collect();
             return Err(InvalidField("slot", format!("worker {} has no slot {shown}", link.info.name)));
         }
-        let mode = one_of(asked, "mode", &MODES)?.unwrap_or("drain");
+        let mode = one_of(fields, "mode", &MODES)?.unwrap_or("drain");
         Ok(Self {
             command: command.to_owned(),
             model: model.to_owned(),
@@ -133,8 +133,8 @@ impl Order {
 }
 
 /// A field that is a string, absent or null.
-fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, InvalidField> {
-    match asked.get(field) {
+fn text<'a>(fields: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, InvalidField> {
+    match fields.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => Err(InvalidField(field, format!("{field} must be a string"))),
@@ -142,11 +142,11 @@ fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option
 }
 
 fn one_of<'a>(
-    asked: &'a Map<String, Value>,
+    fields: &'a Map<String, Value>,
     field: &'static str,
     known: &[&str],
 ) -> Result<Option<&'a str>, InvalidField> {
-    match text(asked, field)? {
+    match text(fields, field)? {
         Some(text) if !known.contains(&text) => Err(InvalidField(field, must_be(field, known))),
         other => Ok(other),
     }

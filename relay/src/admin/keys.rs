@@ -7,11 +7,11 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http_body_util::{BodyExt, Limited};
 use serde_json::json;
 use tracing::{info, warn};
 
 use crate::dispatch::CancelReason;
+use crate::http::body::read_small;
 use crate::http::problem::problem;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
 use crate::login::actor::AuditDetail;
@@ -28,16 +28,16 @@ pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
 
 /// `POST /admin/keys`
 pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Response {
-    let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+    let Some(body) = read_small(body, MAX_BODY_BYTES).await else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body cannot be read or exceeds 64 KiB");
     };
-    let asked: KeyRequest = match serde_json::from_slice(&body.to_bytes()) {
-        Ok(asked) => asked,
+    let wanted: KeyRequest = match serde_json::from_slice(&body) {
+        Ok(wanted) => wanted,
         Err(error) => {
             return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is invalid: {error}"));
         }
     };
-    let request = match NewKey::try_from(asked) {
+    let request = match NewKey::try_from(wanted) {
         Ok(request) => request,
         Err(error) => return store_problem(&error),
     };

@@ -139,7 +139,7 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
             "oldest_ms": model.oldest.map(millis),
             "workers": model.workers,
             "open_workers": model.open_workers,
-            "asked_worker": model.asked.and_then(id_of),
+            "asked_worker": model.assigned.and_then(id_of),
             "residency": with_residency.then(|| residency::of_model(&model.model, &state.workers)),
             "in_flight": state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
         })

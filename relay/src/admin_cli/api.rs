@@ -9,7 +9,7 @@ use modelrelay_protocol::proxies::{PROXY_FORM, ProxyVariable, ProxyVariables};
 use reqwest::{Certificate, Client, Proxy, Url};
 use serde_json::Value;
 
-use super::CtlError;
+use super::AdminCliError;
 use crate::settings::admin_token;
 use crate::settings::commands::RelayAccess;
 
@@ -25,10 +25,10 @@ pub(super) struct Api {
 }
 
 impl Api {
-    pub(super) fn new(relay: &RelayAccess) -> Result<Self, CtlError> {
+    pub(super) fn new(relay: &RelayAccess) -> Result<Self, AdminCliError> {
         let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| {
-            CtlError(format!(
+            AdminCliError(format!(
                 "MODELRELAY_URL (--url): {:?} is not allowed: a URL such as http://127.0.0.1:8080",
                 relay.url
             ))
@@ -44,21 +44,22 @@ impl Api {
             client = client.proxy(proxy(variable)?);
         }
         if let Some(file) = &relay.ca_file {
-            let refused = |why: String| CtlError(format!("RELAY_CA_FILE (--ca-file) {}: {why}", file.display()));
+            let refused = |why: String| AdminCliError(format!("RELAY_CA_FILE (--ca-file) {}: {why}", file.display()));
             let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
             let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| refused(error.to_string()))?;
             client = client.tls_certs_merge(certificates);
         }
-        let client = client.build().map_err(|error| CtlError(format!("cannot create the HTTP client: {error}")))?;
+        let client =
+            client.build().map_err(|error| AdminCliError(format!("cannot create the HTTP client: {error}")))?;
         Ok(Self { client, url, token, proxy: variable.map(|variable| variable.name.clone()) })
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Value, CtlError> {
+    pub(super) async fn get(&self, path: &str) -> Result<Value, AdminCliError> {
         self.call(Method::GET, path, None).await
     }
 
     /// Returns the response's JSON; null if it has none.
-    pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CtlError> {
+    pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, AdminCliError> {
         let mut url = self.url.clone();
         url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
         let mut request = self.client.request(method, url).bearer_auth(&self.token);
@@ -68,7 +69,7 @@ impl Api {
         let unreached = |error: reqwest::Error| {
             let (url, error) = (&self.url, in_full(&error));
             let way = self.proxy.as_ref().map(|name| format!(" through the proxy in {name}")).unwrap_or_default();
-            CtlError(format!("cannot reach the relay at {url}{way}: {error}; check the address (--url)"))
+            AdminCliError(format!("cannot reach the relay at {url}{way}: {error}; check the address (--url)"))
         };
         let response = request.send().await.map_err(unreached)?;
         let status = response.status();
@@ -77,35 +78,35 @@ impl Api {
         if status.is_success() {
             return Ok(answer);
         }
-        let said = answer["error"]["message"].as_str().unwrap_or("no further details");
+        let message = answer["error"]["message"].as_str().unwrap_or("no further details");
         let hint = match status {
             StatusCode::FORBIDDEN => "; set MODELRELAY_ADMIN_TOKEN (--token) to its admin token",
             StatusCode::NOT_FOUND if answer.is_null() => "; check that a relay serves this address (--url)",
             _ => "",
         };
-        Err(CtlError(format!("the relay returned {}: {}{hint}", status.as_u16(), marked(said))))
+        Err(AdminCliError(format!("the relay returned {}: {}{hint}", status.as_u16(), marked(message))))
     }
 }
 
-fn proxy(variable: &ProxyVariable) -> Result<Proxy, CtlError> {
+fn proxy(variable: &ProxyVariable) -> Result<Proxy, AdminCliError> {
     let url = Url::parse(variable.url.expose()).ok();
     let url = url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
     let proxy = url.and_then(|url| Proxy::all(url).ok());
-    proxy.ok_or_else(|| CtlError(format!("{}: {PROXY_FORM}", variable.name)))
+    proxy.ok_or_else(|| AdminCliError(format!("{}: {PROXY_FORM}", variable.name)))
 }
 
-fn token(relay: &RelayAccess) -> Result<String, CtlError> {
+fn token(relay: &RelayAccess) -> Result<String, AdminCliError> {
     match (&relay.token_file, &relay.token) {
         (Some(file), _) => {
             let token = admin_token::read(file).map_err(|why| {
-                CtlError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {why}", file.display()))
+                AdminCliError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {why}", file.display()))
             })?;
             Ok(token.expose().to_owned())
         }
         (None, Some(token)) => Ok(token.expose().to_owned()),
-        (None, None) => {
-            Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: set it to the relay's admin token".to_owned()))
-        }
+        (None, None) => Err(AdminCliError(
+            "MODELRELAY_ADMIN_TOKEN (--token) is missing: set it to the relay's admin token".to_owned(),
+        )),
     }
 }
 

@@ -106,10 +106,10 @@ fn print_result(text: Result<Vec<u8>, String>) -> ExitCode {
 }
 
 fn run_admin_command(command: Command) -> ExitCode {
-    let asked = runtime(1)
+    let result = runtime(1)
         .map_err(Box::<dyn std::error::Error>::from)
         .and_then(|runtime| Ok(runtime.block_on(admin_cli::run(command))?));
-    match asked {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

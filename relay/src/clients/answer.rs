@@ -29,7 +29,7 @@ use crate::provider::exchange::{Exchange, Head};
 
 /// How long the last frame of a broken stream may take to be sent to a slow client.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
-const FLUSH_LOOK: Duration = Duration::from_millis(10);
+const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The response's body.
 pub struct Answer {
@@ -67,7 +67,7 @@ enum AnswerStage {
         /// True if the body is then ended and not aborted.
         ends_body: bool,
         since: tokio::time::Instant,
-        look: Option<Pin<Box<Sleep>>>,
+        pause: Option<Pin<Box<Sleep>>>,
     },
     Done,
 }
@@ -219,7 +219,7 @@ impl Answer {
         let is_whole = !self.sent_any || self.tail.is_between_events();
         // Half an event hides the frame from some clients (LiteLLM for Anthropic's API).
         let ends_body = self.is_event_stream && self.raises_frame && is_whole && self.length.is_none();
-        self.stage = AnswerStage::Flushing { ends_body, since: tokio::time::Instant::now(), look: None };
+        self.stage = AnswerStage::Flushing { ends_body, since: tokio::time::Instant::now(), pause: None };
         self.ticket.mark_broken(error);
         if !self.is_event_stream {
             return self.poll_broken_end(cx);
@@ -246,17 +246,17 @@ impl Answer {
     /// Yields at least once, which lets hyper write the frame, and as long as the connection is still writing it. Then
     /// returns true if the body ends: bytes that a client has not read in time are dropped with the connection.
     fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        let AnswerStage::Flushing { ends_body, since, look } = &mut self.stage else { return Poll::Ready(false) };
-        if let Some(look) = look {
-            ready!(look.as_mut().poll(cx));
+        let AnswerStage::Flushing { ends_body, since, pause } = &mut self.stage else { return Poll::Ready(false) };
+        if let Some(pause) = pause {
+            ready!(pause.as_mut().poll(cx));
             let flushed = self.flushed.as_ref().is_none_or(Flushed::is_flushed);
             if flushed || since.elapsed() >= FLUSH_PATIENCE {
                 return Poll::Ready(flushed && *ends_body);
             }
         }
-        let mut sleep = Box::pin(tokio::time::sleep(FLUSH_LOOK));
+        let mut sleep = Box::pin(tokio::time::sleep(FLUSH_POLL_INTERVAL));
         let polled = sleep.as_mut().poll(cx);
-        *look = Some(sleep);
+        *pause = Some(sleep);
         polled.map(|()| false)
     }
 }

@@ -1,6 +1,5 @@
 //! Authentication of clients by API key, if keys are required.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -13,8 +12,7 @@ use super::text_header;
 use crate::dispatch::{Allowed, Model, QueueShare};
 use crate::keys::{Key, KeyLease};
 use crate::net::budget::Holder;
-use crate::net::lockout::{client_address, network_of};
-use crate::net::peer::Peer;
+use crate::net::lockout::network_of;
 use crate::provider::Provider;
 use crate::state::Relay;
 use crate::telemetry::metrics::Realm;
@@ -93,11 +91,7 @@ impl Caller {
 
     /// The client to whose share of the memory budget the request's body is charged.
     pub fn holder(&self, relay: &Relay, parts: &Parts) -> Holder {
-        let of_address = || {
-            let peer = parts.extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
-            let proxies = &relay.shared.config.load().trusted_proxies;
-            Holder::Address(network_of(client_address(peer, &parts.headers, proxies)))
-        };
+        let of_address = || Holder::Address(network_of(relay.client_address(&parts.headers, &parts.extensions)));
         self.key_id().map_or_else(of_address, Holder::Key)
     }
 }

@@ -26,7 +26,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::endpoint;
 
 use super::{method_not_allowed, text_header};
-use crate::http::fallback::discard_request;
+use crate::http::body::discard_request;
 use crate::http::respond::Client;
 use crate::settings::config::{AllowedOrigins, Config};
 use crate::state::Relay;

@@ -22,7 +22,7 @@ use super::auth::Caller;
 use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::dispatch::WorkerKey;
-use crate::http::fallback;
+use crate::http::body::discard;
 use crate::http::respond::Client;
 use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
@@ -99,7 +99,7 @@ fn refuse(
     error: &ApiError,
     (parts, body): (&Parts, Body),
 ) -> Response {
-    fallback::discard(&parts.headers, body);
+    discard(&parts.headers, body);
     relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
     if let Some(trace) = trace {
         trace.refuse(error);

@@ -7,24 +7,24 @@ const SHOWN: usize = 3;
 const MAX_COMPARED_CHARS: usize = 64;
 
 /// The names nearest to the requested one, best first; distant ones are left out.
-pub fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let asked: Vec<char> = asked.to_lowercase().chars().collect();
-    if asked.len() > MAX_COMPARED_CHARS {
+pub fn nearest<'a>(requested: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let requested: Vec<char> = requested.to_lowercase().chars().collect();
+    if requested.len() > MAX_COMPARED_CHARS {
         return Vec::new();
     }
-    let mut near: Vec<(usize, &str)> = names.filter_map(|name| Some((distance_to(&asked, name)?, name))).collect();
+    let mut near: Vec<(usize, &str)> = names.filter_map(|name| Some((distance_to(&requested, name)?, name))).collect();
     near.sort_unstable();
     near.into_iter().take(SHOWN).map(|(_, name)| name).collect()
 }
 
 /// The distance of a name from the requested one, in letters; `None` if it is too far.
-fn distance_to(asked: &[char], name: &str) -> Option<usize> {
+fn distance_to(requested: &[char], name: &str) -> Option<usize> {
     let name: Vec<char> = name.to_lowercase().chars().take(MAX_COMPARED_CHARS + 1).collect();
     if name.len() > MAX_COMPARED_CHARS {
         return None;
     }
-    let distance = edits(asked, &name);
-    let (short, long) = if asked.len() < name.len() { (asked, &*name) } else { (&*name, asked) };
+    let distance = edits(requested, &name);
+    let (short, long) = if requested.len() < name.len() { (requested, &*name) } else { (&*name, requested) };
     // `llama3.2` for `llama3.2:3b-instruct`, or the reverse, is near, however much is missing.
     let is_part = short.len() >= 3 && long.windows(short.len()).any(|part| part == short);
     (is_part || distance <= long.len() / 3).then_some(distance)
@@ -50,8 +50,8 @@ mod tests {
 
     const NAMES: [&str; 5] = ["qwen3:8b", "qwen3:32b", "llama3.2:3b-instruct", "nomic-embed-text", "Mistral-7B"];
 
-    fn near(asked: &str) -> Vec<&'static str> {
-        nearest(asked, NAMES.into_iter())
+    fn near(requested: &str) -> Vec<&'static str> {
+        nearest(requested, NAMES.into_iter())
     }
 
     #[test]

@@ -183,8 +183,8 @@ fn overview(relay: &Relay, now: SystemTime) -> Value {
 fn provider_part(relay: &Relay, provider: &Provider, state: &ProviderState, now: SystemTime) -> Value {
     let config = provider.config();
     let name_of = |key: WorkerKey| {
-        let asked = state.workers.iter().find(|worker| worker.core.key == key);
-        asked.map(|worker| &*worker.link.info.name)
+        let worker = state.workers.iter().find(|worker| worker.core.key == key);
+        worker.map(|worker| &*worker.link.info.name)
     };
     let in_flight = |model: &str| state.in_flight_by_model.get(model).copied().unwrap_or(0);
     let mut models: Vec<_> = gauges::models(state, &config).collect();
@@ -201,7 +201,7 @@ fn provider_part(relay: &Relay, provider: &Provider, state: &ProviderState, now:
             "in_flight": in_flight(&model.model),
             "workers": model.workers,
             "open_workers": model.open_workers,
-            "asked_worker": model.asked.and_then(name_of),
+            "asked_worker": model.assigned.and_then(name_of),
         })
     };
     let sum = |of: fn(&WorkerState) -> u32| state.workers.iter().map(|worker| u64::from(of(worker))).sum::<u64>();
@@ -250,7 +250,7 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
         return None;
     }
     let (slots, age) = worker.link.slots();
-    let told_at = now.checked_sub(age).unwrap_or(now);
+    let reported_at = now.checked_sub(age).unwrap_or(now);
     let part = |slot: &Slot| {
         let models = slot.models.iter().take(MAX_WORKER_MODELS).map(|model| {
             json!({
@@ -270,8 +270,8 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
             "state": slot.state,
             "resident": slot.resident,
             "target": slot.target,
-            "since": before(told_at, Duration::from_millis(slot.since_ms)),
-            "eta": slot.eta_ms.map(|eta| unix_millis_rounded(told_at + Duration::from_millis(eta.min(MAX_ETA_MS)))),
+            "since": before(reported_at, Duration::from_millis(slot.since_ms)),
+            "eta": slot.eta_ms.map(|eta| unix_millis_rounded(reported_at + Duration::from_millis(eta.min(MAX_ETA_MS)))),
             "models": models.collect::<Vec<_>>(),
             "last_failure": failure,
         })

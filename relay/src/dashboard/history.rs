@@ -77,11 +77,11 @@ impl History {
         let mut state = self.lock();
         let mut after = BTreeMap::new();
         let mut points = Vec::new();
-        for (name, report, standing) in providers {
+        for (name, report, point) in providers {
             let totals = Totals::of(&report);
             // A provider that was created again under the same name counts from zero.
             let before = state.before.get(&name).copied().unwrap_or_default();
-            points.push((name.clone(), standing.with(&report, totals.since(before))));
+            points.push((name.clone(), point.with(&report, totals.since(before))));
             after.insert(name, totals);
         }
         points.sort_by_key(|(_, point)| std::cmp::Reverse((point.requests, point.in_flight, point.queue_depth)));
@@ -159,10 +159,10 @@ pub(crate) async fn record(dashboard: Weak<Dashboard>) {
         // point is missing.
         let _ = blocking::run(move || {
             let providers = dashboard.relay.providers.all();
-            let standing = |provider: &Arc<Provider>| {
+            let point = |provider: &Arc<Provider>| {
                 (provider.name.to_string(), provider.series.stats(), ProviderPoint::current(provider))
             };
-            dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
+            dashboard.history.note(SystemTime::now(), providers.iter().map(point).collect());
         })
         .await;
     }

@@ -89,22 +89,22 @@ impl Live {
 
 async fn run_poll(dashboard: Arc<Dashboard>) {
     let live = &dashboard.live;
-    let (mut pause, mut told_at) = (INTERVAL, Instant::now());
+    let (mut pause, mut sent_at) = (INTERVAL, Instant::now());
     loop {
         tokio::time::sleep(pause).await;
         if !live.is_watched() {
             return;
         }
         let began = Instant::now();
-        let looking = Arc::clone(&dashboard);
+        let reader = Arc::clone(&dashboard);
         // With ten thousand workers it takes a tenth of a second, in which a runtime thread would forward no token.
-        let looked = blocking::run(move || {
-            let frame = Frame::of(&looking);
-            let is_due = told_at.elapsed() >= HEARTBEAT;
-            looking.live.send_changes(&looking, frame, is_due)
+        let polling = blocking::run(move || {
+            let frame = Frame::of(&reader);
+            let is_due = sent_at.elapsed() >= HEARTBEAT;
+            reader.live.send_changes(&reader, frame, is_due)
         });
-        if looked.await.unwrap_or(false) {
-            told_at = Instant::now();
+        if polling.await.unwrap_or(false) {
+            sent_at = Instant::now();
         }
         pause = INTERVAL.max(began.elapsed() * PAUSE_FACTOR);
     }

@@ -103,8 +103,8 @@ pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 }
 
 impl File {
-    fn answer(&self, asked: &HeaderMap) -> Response {
-        let is_known = asked.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == VERSION.as_bytes());
+    fn answer(&self, request: &HeaderMap) -> Response {
+        let is_known = request.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == VERSION.as_bytes());
         let mut response = match is_known {
             true => StatusCode::NOT_MODIFIED.into_response(),
             false => Response::new(Body::from(self.text)),

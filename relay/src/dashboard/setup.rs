@@ -11,12 +11,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::json;
 use tracing::info;
 
 use super::{Addresses, Dashboard, is_encrypted};
+use crate::http::body::read_small;
 use crate::http::problem::{problem, problem_in};
 use crate::login::actor::AuditDetail;
 use crate::settings::config::ProviderConfig;
@@ -66,9 +66,8 @@ pub(super) async fn secret(State(dashboard): State<Arc<Dashboard>>, body: Body) 
     struct SecretBody {
         provider: String,
     }
-    let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
-    let asked = body.ok().and_then(|body| serde_json::from_slice::<SecretBody>(&body).ok());
-    let Some(SecretBody { provider: name }) = asked else {
+    let body = read_small(body, MAX_BODY_BYTES).await;
+    let Some(SecretBody { provider: name }) = body.and_then(|body| serde_json::from_slice(&body).ok()) else {
         return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"provider\": \"NAME\"}");
     };
     let config = dashboard.relay.shared.config.load();

@@ -56,7 +56,7 @@ pub struct ModelSnapshot {
     /// The number of those that serve it now.
     pub open_workers: usize,
     /// The multiplexer that was assigned to load it.
-    pub asked: Option<WorkerKey>,
+    pub assigned: Option<WorkerKey>,
 }
 
 /// The place of a request.
@@ -142,7 +142,7 @@ impl Dispatch {
                     oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
                     workers: group.serving.len(),
                     open_workers: group.open.len(),
-                    asked: group.assignment.map(|assignment| assignment.worker),
+                    assigned: group.assignment.map(|assignment| assignment.worker),
                 }
             })
             .collect();

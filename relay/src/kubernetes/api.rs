@@ -121,8 +121,8 @@ fn message_of(body: &[u8]) -> String {
     struct ApiStatus {
         message: String,
     }
-    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |ApiStatus { message }| message);
-    printable(&said, MAX_MESSAGE_CHARS)
+    let message = serde_json::from_slice(body).map_or_else(|_| String::new(), |ApiStatus { message }| message);
+    printable(&message, MAX_MESSAGE_CHARS)
 }
 
 /// Trusts only the cluster's authority, and uses no proxy.

@@ -359,7 +359,7 @@ mod tests {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall + Duration::from_secs(1));
         identity.handle_refused(now, wall, GRACE);
-        assert!(!identity.is_refused(), "an API server in trouble says the same");
+        assert!(!identity.is_refused(), "an API server in trouble returns the same");
         identity.handle_good();
         identity.handle_refused(now, wall, GRACE);
         assert!(!identity.is_refused());

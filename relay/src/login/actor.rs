@@ -1,14 +1,12 @@
 //! The origin and the details of the events in the audit log.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use axum::body::Body;
 use axum::extract::Request;
 use http::StatusCode;
 
 use crate::http::respond::Client;
-use crate::net::lockout::client_address;
-use crate::net::peer::Peer;
 use crate::state::Relay;
 use crate::telemetry::audit::{self, Action, AuditEvent, Outcome};
 
@@ -29,8 +27,7 @@ pub(crate) struct AuditActor {
 
 impl AuditActor {
     pub(crate) fn of(relay: &Relay, request: &Request<Body>) -> Self {
-        let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
-        let client = client_address(peer, request.headers(), &relay.shared.config.load().trusted_proxies);
+        let client = relay.client_address(request.headers(), request.extensions());
         Self { client, request_id: Client::of(request).request_id }
     }
 

@@ -108,9 +108,9 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
         tokio::time::sleep(INTERVAL).await;
         let here = files.clone();
         // A file on a network mount may be slow, and must not block a thread that serves requests.
-        let Ok(look) = blocking::run(move || read_certificate(&here, &digest)).await else { continue };
+        let Ok(found) = blocking::run(move || read_certificate(&here, &digest)).await else { continue };
         let Some(tls) = tls.upgrade() else { return };
-        match look {
+        match found {
             CertificateRead::Unchanged => {
                 suspected = None;
                 tls.forgive();

@@ -17,9 +17,9 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 impl Provider {
     /// Handles a worker's own drain: it gets the barrier, after which no request follows, and the time that it
     /// requested. No request runs longer than the request timeout, so that is the maximum.
-    pub fn worker_requested_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
-        if let Some(asked) = asked {
-            link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
+    pub fn worker_requested_drain(&self, link: &Arc<WorkerLink>, requested: Option<Duration>) {
+        if let Some(requested) = requested {
+            link.allow_drain(requested.min(self.config().request_timeout()) + DRAIN_MARGIN);
         }
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }

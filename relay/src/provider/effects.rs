@@ -141,12 +141,12 @@ impl Provider {
                 ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it responded"))
             }
             Failure::LoadFailed { code, retry_after } => {
-                let said = from_worker().map(|error| error.message().to_owned());
-                not_loaded(model, code, said, retry_after)
+                let reason = from_worker().map(|error| error.message().to_owned());
+                not_loaded(model, code, reason, retry_after)
             }
             Failure::ModelFailed { worker, code, retry_after } => {
-                let said = state.core.load_problem(worker, model, Instant::now());
-                not_loaded(model, code, said, retry_after)
+                let reason = state.core.load_problem(worker, model, Instant::now());
+                not_loaded(model, code, reason, retry_after)
             }
             Failure::ModelLoading { retry_after } => {
                 let waited = record.spec.received_at.elapsed().as_secs();
@@ -248,13 +248,13 @@ impl ProviderCore {
     }
 }
 
-fn not_loaded(model: &str, code: LoadFailure, said: Option<String>, retry_after: Option<Duration>) -> ApiError {
+fn not_loaded(model: &str, code: LoadFailure, reason: Option<String>, retry_after: Option<Duration>) -> ApiError {
     let kind = match code {
         LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
         LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
         LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
     };
-    let error = ApiError::new(kind, said.unwrap_or_else(|| format!("{model} could not be loaded")));
+    let error = ApiError::new(kind, reason.unwrap_or_else(|| format!("{model} could not be loaded")));
     match retry_after {
         Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
         _ => error,

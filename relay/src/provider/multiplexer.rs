@@ -23,8 +23,8 @@ pub(super) fn registered(link: &WorkerLink) -> Option<NewMultiplexer> {
 impl Provider {
     /// Records the models that the worker serves now, and this relay's share of each.
     pub fn gates_set(&self, link: &WorkerLink, grant: &wire::Grant) {
-        let said = grant.models.as_deref().unwrap_or_default();
-        let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
+        let reported = grant.models.as_deref().unwrap_or_default();
+        let gates = clean_gates(reported, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
             let (provider, worker) = (&self.name, &link.info.name);
             match link.note_gates_refused() {
                 Some(unsaid) => warn!(%provider, %worker, why, unsaid, "invalid gate report; excluding worker"),
@@ -32,7 +32,7 @@ impl Provider {
             }
             Vec::new()
         });
-        let sums = Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
+        let sums = Grant::from(grant);
         let mut state = self.lock();
         self.end_succession(&mut state, link.info.key);
         self.handle(&mut state, Event::GatesSet { worker: link.info.key, sums, gates });

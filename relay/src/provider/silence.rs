@@ -25,11 +25,11 @@ impl Provider {
     }
 
     /// Moves and ends the requests whose workers or clients are silent for too long, if a check is due.
-    pub(super) fn check_silence(&self, looked_at: &mut Instant, now: Instant) {
-        if now < *looked_at + self.poll_interval() {
+    pub(super) fn check_silence(&self, checked_at: &mut Instant, now: Instant) {
+        if now < *checked_at + self.poll_interval() {
             return;
         }
-        *looked_at = now;
+        *checked_at = now;
         let config = self.config();
         let mut state = self.lock();
         if let Some(limit) = config.first_byte_timeout {

@@ -284,11 +284,11 @@ pub struct Args {
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = values::log_format)]
     pub log_format: LogFormat,
 
-    /// Whether `API_KEYS_FILE` was given.
+    /// True if `API_KEYS_FILE` was given.
     #[arg(skip)]
     pub api_keys_file_given: bool,
 
-    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay says so.
+    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay logs a warning.
     #[arg(skip)]
     pub given_provider_settings: Vec<&'static str>,
 }

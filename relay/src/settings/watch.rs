@@ -105,11 +105,11 @@ async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sende
         }
         // A file on a network mount may be slow, and must not block a worker thread.
         let here = path.clone();
-        let looked = blocking::run(move || {
+        let reading = blocking::run(move || {
             let found = follower.read(&here);
             (follower, found)
         });
-        let Ok((back, found)) = looked.await else {
+        let Ok((back, found)) = reading.await else {
             return;
         };
         follower = back;
@@ -131,9 +131,9 @@ impl Follower {
     }
 
     /// Records the result; returns a configuration that has to become active.
-    fn handle(&self, look: ConfigRead) -> Option<Config> {
+    fn handle(&self, read: ConfigRead) -> Option<Config> {
         let before = self.status.load_full();
-        match look {
+        match read {
             ConfigRead::Unchanged => {
                 if before.last_error.is_some() {
                     tracing::info!(hash = before.hash, "configuration file reverted to the active configuration");

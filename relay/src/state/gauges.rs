@@ -52,16 +52,16 @@ pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -
     let mut all: BTreeMap<Arc<str>, ModelSnapshot> = declared
         .map(|name| {
             let model: Arc<str> = name.as_str().into();
-            let nobody = ModelSnapshot {
+            let unserved = ModelSnapshot {
                 counted_as: Arc::clone(&model),
                 model: Arc::clone(&model),
                 waiting: 0,
                 oldest: None,
                 workers: 0,
                 open_workers: 0,
-                asked: None,
+                assigned: None,
             };
-            (model, nobody)
+            (model, unserved)
         })
         .collect();
     all.extend(live);

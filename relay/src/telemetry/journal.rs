@@ -171,8 +171,8 @@ mod tests {
             warn!(why = %"it is full", "a problem");
         });
         let entries = journal.since(0);
-        let said: Vec<_> = entries.iter().map(|entry| (entry.seq, entry.level, entry.message.as_str())).collect();
-        assert_eq!(said, [(1, "info", "models updated"), (2, "warn", "a problem")]);
+        let messages: Vec<_> = entries.iter().map(|entry| (entry.seq, entry.level, entry.message.as_str())).collect();
+        assert_eq!(messages, [(1, "info", "models updated"), (2, "warn", "a problem")]);
         assert_eq!(entries[0].fields, *serde_json::json!({"provider": "local", "models": 3}).as_object().unwrap());
         assert_eq!(journal.since(1).len(), 1);
     }

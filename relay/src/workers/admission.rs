@@ -1,6 +1,6 @@
 //! Authentication of workers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -13,8 +13,7 @@ use tracing::warn;
 
 use super::refuse;
 use crate::kubernetes::identity::Denial;
-use crate::net::lockout::{LockoutOutcome, client_address};
-use crate::net::peer::Peer;
+use crate::net::lockout::LockoutOutcome;
 use crate::provider::Provider;
 use crate::settings::worker_credential::Credential;
 use crate::state::Relay;
@@ -48,11 +47,10 @@ impl WorkerHandshake {
     pub(super) fn of(relay: &Relay, request: &Request<Body>) -> Self {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let headers = request.headers();
-        let peer = request.extensions().get::<Peer>().map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0);
         // Read as bytes, because a secret may have letters outside ASCII.
         let text = |name: &str| headers.get(name).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
         Self {
-            address: client_address(peer.ip(), headers, &relay.shared.config.load().trusted_proxies),
+            address: relay.client_address(headers, request.extensions()),
             provider: query.provider.unwrap_or_else(|| "local".to_owned()),
             secret: text("x-worker-secret").map(str::to_owned).or(query.worker_secret).unwrap_or_default(),
             token: text("authorization").and_then(bearer).map(str::to_owned),

@@ -48,8 +48,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadAhead<S> {
         let mut space = [MaybeUninit::uninit(); READ_AHEAD_BYTES];
         let mut ahead = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut ahead))?;
-        let (asked, rest) = ahead.filled().split_at(ahead.filled().len().min(buf.remaining()));
-        buf.put_slice(asked);
+        let (first, rest) = ahead.filled().split_at(ahead.filled().len().min(buf.remaining()));
+        buf.put_slice(first);
         if !rest.is_empty() {
             self.unread = Bytes::copy_from_slice(rest);
         }

@@ -121,8 +121,8 @@ where
         ack.duplicate = true;
         // No requests may be sent on this link; the other one is live.
         let text = encode(&RelayToWorker::RegisterAck(ack));
-        let told = socket.send(Message::Text(text.into())).await.is_ok();
-        if told {
+        let sent = socket.send(Message::Text(text.into())).await.is_ok();
+        if sent {
             close_socket(&mut socket, Close { code: 1000, reason: "duplicate" }).await;
         }
         provider.series.worker_disconnected(DisconnectReason::Duplicate);

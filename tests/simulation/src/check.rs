@@ -273,14 +273,14 @@ impl<'a> History<'a> {
             let is_answered = matches!(how, Ending::Answered | Ending::BackendError);
             return (is_answered && !may_be_silent).then(|| format!("its client saw {how:?}, and the log is silent"));
         };
-        let is_told = match how {
+        let is_consistent = match how {
             Ending::Answered => outcome == "ok",
             Ending::BackendError | Ending::Failed(_) | Ending::BrokenStream(_) => {
                 !["ok", "cancelled"].contains(&outcome)
             }
             Ending::BrokenOff | Ending::Left | Ending::Unconnected | Ending::Hung => true,
         };
-        (!is_told).then(|| format!("its client received {how:?}, but the log states {outcome}"))
+        (!is_consistent).then(|| format!("its client received {how:?}, but the log states {outcome}"))
     }
 
     /// 2: no request is begun after its client has received a part of the response, and none is begun too often before.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use modelrelay_protocol::message::Slot;
+use modelrelay_protocol::message::{self, Slot};
 
 /// The instant at which an event happened, read by the shell.
 pub type Now = std::time::Instant;
@@ -253,6 +253,12 @@ pub struct Grant {
     pub capacity: u32,
     /// The number of relays that it is linked to.
     pub links: u32,
+}
+
+impl From<&message::Grant> for Grant {
+    fn from(grant: &message::Grant) -> Self {
+        Self { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links }
+    }
 }
 
 /// The reason why a request ended before its response was complete.

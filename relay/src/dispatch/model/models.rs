@@ -162,6 +162,11 @@ impl Group {
         self.alias_of.remove(&worker.key);
     }
 
+    /// True if the worker has a multiplexer that would have to load the model first.
+    pub(crate) fn must_load(&self, worker: WorkerKey) -> bool {
+        self.multiplexers.contains(&worker) && !self.open.core1.contains(&worker)
+    }
+
     /// Returns a worker that cannot carry requests that need `core1`, if only such workers exist. Without any worker
     /// the model is not "too old".
     pub(crate) fn only_too_old(&self) -> Option<WorkerKey> {

@@ -25,7 +25,7 @@ use crate::dispatch::Dispatch;
 use crate::dispatch::model::assignment::LoadAssignment;
 use crate::dispatch::model::clock::{Moment, Span, duration};
 use crate::dispatch::model::effect::Failure;
-use crate::dispatch::model::event::{Model, RequestKey, WorkerKey};
+use crate::dispatch::model::event::{Model, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::LaneKey;
 use crate::dispatch::model::registry::Worker;
@@ -81,7 +81,7 @@ impl Dispatch {
     /// The same for a request that only this worker may serve.
     pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey) -> Option<Failure> {
         let (group, worker) = (&self.models[model], self.workers.get(&pin)?);
-        if !group.multiplexers.contains(&pin) || group.open.core1.contains(&pin) {
+        if !group.must_load(pin) {
             return None;
         }
         match worker.eligibility(&group.name, self.clock.now)? {
@@ -94,7 +94,7 @@ impl Dispatch {
     /// them once it has loaded it.
     pub(super) fn waits_for_load(&self, group: &Group, pin: Option<WorkerKey>, lane: &LaneKey) -> bool {
         match pin {
-            Some(pin) => group.multiplexers.contains(&pin) && !group.open.core1.contains(&pin),
+            Some(pin) => group.must_load(pin),
             None => !self.is_open_to(group, lane) && self.multiplexers_for(group, lane).next().is_some(),
         }
     }
@@ -129,7 +129,7 @@ impl Dispatch {
         if group.multiplexers.is_empty() {
             return;
         }
-        let mut failures: Vec<(RequestKey, Failure)> = Vec::new();
+        let mut failures = Vec::new();
         for (lane, waiting) in group.queue.open_lanes() {
             if let Some(failure) = self.refuses_to_load(model, lane) {
                 failures.extend(waiting.keys().map(|key| (key, failure)));
@@ -140,11 +140,7 @@ impl Dispatch {
                 failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure)));
             }
         }
-        failures.sort_unstable_by_key(|(key, _)| *key);
-        for (key, failure) in failures {
-            self.dequeue(key);
-            self.fail(key, failure);
-        }
+        self.fail_waiting(failures);
     }
 
     /// `moving`: true if the previous assignment may move to a worker that already has demand for the model.
@@ -160,8 +156,7 @@ impl Dispatch {
         }
         let near = |key: WorkerKey| {
             let worker = self.workers.get(&key)?;
-            let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
-            let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
+            let could = group.must_load(key) && stranded.iter().any(|lane| lane.admits(worker));
             match worker.eligibility(&group.name, self.clock.now).filter(|_| could)? {
                 LoadEligibility::Able(nearness) => Some(nearness),
                 LoadEligibility::Failed(_) | LoadEligibility::Leaving => None,
@@ -190,11 +185,7 @@ impl Dispatch {
                 LoadAssignment::new(self.nearest(all, group, alongside, overdue.or(group.timed_out))?, self.clock.now)
             }
         };
-        let eta = self
-            .workers
-            .get(&assignment.worker)
-            .and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, self.clock.now));
-        Some(assignment.handle_eta(eta))
+        Some(assignment.handle_eta(self.eta(model, Some(assignment.worker))))
     }
 
     /// Returns how near a worker is that this relay has assigned other models too: their slots will not be free for
@@ -205,8 +196,7 @@ impl Dispatch {
         else {
             return nearness;
         };
-        let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
+        let assigned = self.assigned_besides(worker, model);
         // By the worker's own ids: another name of the same model is not another model.
         let model = multiplexer.id(&self.models[model].name);
         let others = assigned.map(|group| multiplexer.id(&group.name));
@@ -225,9 +215,13 @@ impl Dispatch {
             return false;
         };
         let id = worker.id(&self.models[model].name);
-        let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
-        let mut assigned = groups.filter(|group| group.assignment.is_some_and(|assignment| assignment.worker == key));
-        assigned.any(|group| worker.id(&group.name) == id)
+        self.assigned_besides(worker, model).any(|group| worker.id(&group.name) == id)
+    }
+
+    /// Returns the models other than this one that this relay has assigned to a worker.
+    fn assigned_besides<'a>(&'a self, worker: &'a Worker, model: ModelId) -> impl Iterator<Item = &'a Group> {
+        let groups = worker.models.iter().filter(move |other| **other != model).map(move |other| &self.models[*other]);
+        groups.filter(move |group| group.assignment.is_some_and(|assignment| assignment.worker == worker.key))
     }
 
     /// Returns the nearest of these workers; `overdue`, whose time is over, comes last. All relays break ties in the

@@ -204,6 +204,15 @@ impl Dispatch {
         self.end(key);
     }
 
+    /// Ends waiting requests, oldest first.
+    pub(super) fn fail_waiting(&mut self, mut failures: Vec<(RequestKey, Failure)>) {
+        failures.sort_unstable_by_key(|(key, _)| *key);
+        for (key, failure) in failures {
+            self.dequeue(key);
+            self.fail(key, failure);
+        }
+    }
+
     /// Removes a request, and its model if that was its last use.
     pub(super) fn end(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.remove(&key) {

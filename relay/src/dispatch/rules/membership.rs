@@ -169,12 +169,8 @@ impl Dispatch {
     fn fail_pinned(&mut self, worker: WorkerKey) {
         let lanes =
             self.queue.firsts_pinned_to(worker).filter_map(|(_, (model, lane))| self.models[model].queue.lane(lane));
-        let mut pinned: Vec<_> = lanes.flat_map(QueueLane::keys).collect();
-        pinned.sort_unstable();
-        for request in pinned {
-            self.dequeue(request);
-            self.fail(request, Failure::AffinityLost);
-        }
+        let failures = lanes.flat_map(QueueLane::keys).map(|request| (request, Failure::AffinityLost)).collect();
+        self.fail_waiting(failures);
     }
 
     fn intern_all(&mut self, names: &[Model]) -> Vec<ModelId> {

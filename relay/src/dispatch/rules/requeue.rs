@@ -182,11 +182,7 @@ impl Dispatch {
                 }));
             }
         }
-        failures.sort_unstable_by_key(|(key, _)| *key);
-        for (key, failure) in failures {
-            self.dequeue(key);
-            self.fail(key, failure);
-        }
+        self.fail_waiting(failures);
     }
 
     /// True if some worker that accepts requests could serve this lane, now or when it has room.

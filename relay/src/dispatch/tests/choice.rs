@@ -3,7 +3,7 @@
 use modelrelay_protocol::message::{Slot, SlotState};
 
 use super::harness::{Provider, secs};
-use super::slots::{asleep, busy, empty, failed, idle, loading, with};
+use super::slots::{busy, empty, failed, idle, loading, sleeping, with};
 use crate::dispatch::rules::choice::affinity;
 use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
 
@@ -20,7 +20,7 @@ fn workers(slots: Vec<Slot>) -> Provider {
 
 fn assigned_worker(p: &Provider, model: &str) -> Option<u64> {
     let models = p.dispatch.models(p.instant());
-    models.into_iter().find(|entry| *entry.model == *model)?.asked.map(|worker| worker.0)
+    models.into_iter().find(|entry| *entry.model == *model)?.assigned.map(|worker| worker.0)
 }
 
 /// Checks which of two slots is assigned b, whichever worker has which.
@@ -47,7 +47,7 @@ fn nearest_slot_is_chosen() {
     let models = ["a", "b"];
     let order = [
         Slot { state: SlotState::Draining, resident: Some("a".to_owned()), ..loading(&models, 9_000) },
-        asleep(idle(&models, 9_000), "b", 3_000),
+        sleeping(idle(&models, 9_000), "b", 3_000),
         empty(&models),
         idle(&models, 9_000),
         idle(&models, 3_000),
@@ -66,7 +66,7 @@ fn nearest_slot_is_chosen() {
 fn every_state_on_way_to_model_ranks_equally() {
     let on_its_way = |state| Slot { state, ..loading(&["a", "b"], 1_000) };
     for state in [SlotState::Draining, SlotState::Severing, SlotState::Evicting, SlotState::Loading] {
-        prefers(&on_its_way(state), &asleep(empty(&["a", "b"]), "b", 0));
+        prefers(&on_its_way(state), &sleeping(empty(&["a", "b"]), "b", 0));
     }
     let mut away = loading(&["a", "b"], 1_000);
     away.target = Some("c".to_owned());
@@ -75,7 +75,7 @@ fn every_state_on_way_to_model_ranks_equally() {
 
 #[test]
 fn empty_slot_precedes_sleeper_in_recently_busy_slot() {
-    prefers(&empty(&["a", "b"]), &asleep(idle(&["a", "b"], 8_999), "b", 3_000));
+    prefers(&empty(&["a", "b"]), &sleeping(idle(&["a", "b"], 8_999), "b", 3_000));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn free_slot_is_chosen_before_loading_slot() {
     let mut p = Provider::new();
     let free = Slot { id: "gpu1".to_owned(), ..empty(&["a", "b"]) };
     p.join_slots(1, &["a", "b"], vec![loading(&["a", "b"], 9_000), free]);
-    p.join_slots(2, &["b"], vec![asleep(empty(&["b"]), "b", 0)]);
+    p.join_slots(2, &["b"], vec![sleeping(empty(&["b"]), "b", 0)]);
     p.submit(1, "a");
     p.submit(2, "b");
     assert_eq!((assigned_worker(&p, "a"), assigned_worker(&p, "b")), (Some(1), Some(1)));
@@ -171,13 +171,13 @@ fn choice_stays_when_nearer_worker_joins() {
 #[test]
 fn choice_moves_to_nearer_worker_with_existing_demand() {
     let models = ["a", "b"];
-    let asked_for_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
+    let wanting_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
     let mut p = workers(vec![busy(&models, 1)]);
     p.submit(1, "b");
-    p.join_slots(2, &models, vec![asked_for_b(busy(&models, 3))]);
+    p.join_slots(2, &models, vec![wanting_b(busy(&models, 3))]);
     p.pass(1.0);
     assert_eq!(assigned_worker(&p, "b"), Some(1), "two others are wanted there");
-    let nearer = asked_for_b(busy(&models, 1));
+    let nearer = wanting_b(busy(&models, 1));
     assert_eq!(p.slots(2, vec![nearer.clone()]), ["demand w1:", "demand w2: b 1 1000 1000"]);
     // A worker that has begun to load goes before all others.
     p.pass(1.0);
@@ -240,8 +240,8 @@ fn choice_moves_from_failed_worker() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.pass(1.0);
-    let told = p.slots(1, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
-    assert_eq!(told, ["demand w1:", "demand w2: b 1 1000 1000"]);
+    let lines = p.slots(1, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
+    assert_eq!(lines, ["demand w1:", "demand w2: b 1 1000 1000"]);
 }
 
 #[test]

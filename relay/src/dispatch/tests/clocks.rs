@@ -42,7 +42,7 @@ fn one_tick_ends_every_due_request() {
     p.submit(1, "a");
     p.submit(2, "b");
     p.submit(3, "b");
-    p.oversleep(31.0);
+    p.advance_late(31.0);
     assert_eq!(p.handle(Event::Tick).len(), 3);
     assert_eq!(p.next_timeout(), None);
 }
@@ -51,7 +51,7 @@ fn one_tick_ends_every_due_request() {
 fn expired_request_is_not_sent_before_late_tick() {
     let mut p = Provider::new();
     p.submit(1, "m");
-    p.oversleep(30.0);
+    p.advance_late(30.0);
     assert_eq!(p.join(1, &["m"], 1), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
 }
 

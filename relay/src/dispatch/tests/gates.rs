@@ -236,16 +236,16 @@ fn broken_request_demands_load_of_its_backend() {
         let mut p = one_slot();
         p.gates(1, &[("a", 1)]);
         p.submit(1, "a");
-        let mut told = Vec::new();
+        let mut lines = Vec::new();
         if is_shut_first {
-            told.extend(p.gates(1, &[]));
+            lines.extend(p.gates(1, &[]));
         }
-        told.extend(p.fail(1, AttemptFailure::BackendReset));
+        lines.extend(p.fail(1, AttemptFailure::BackendReset));
         if !is_shut_first {
-            told.extend(p.gates(1, &[]));
+            lines.extend(p.gates(1, &[]));
         }
-        told.extend(p.pass(1.0));
-        assert!(told.iter().any(|line| line.starts_with("demand w1: a 1 ")), "{told:?}");
+        lines.extend(p.pass(1.0));
+        assert!(lines.iter().any(|line| line.starts_with("demand w1: a 1 ")), "{lines:?}");
         assert_eq!(p.gates(1, &[("a", 1)])[0], "send r1 to w1 #2");
     }
 }

@@ -72,8 +72,8 @@ impl Provider {
         lines
     }
 
-    /// Lets time pass without a tick: the timer is late.
-    pub(super) fn oversleep(&mut self, seconds: f64) {
+    /// Lets time pass without a tick, as if the timer were late.
+    pub(super) fn advance_late(&mut self, seconds: f64) {
         self.now += secs(seconds);
     }
 

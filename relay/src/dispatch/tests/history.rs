@@ -44,7 +44,7 @@ struct Play {
 
 /// The occurrences required in a run; without them its agreement proves nothing about multiplexers.
 const MUST_BE_SEEN: [&str; 10] = [
-    "asked",
+    "assigned",
     "passed over",
     "sent through a gate",
     "sent by an alias",
@@ -114,8 +114,8 @@ impl Play {
         assert_eq!(core.queue_bytes(), self.reference.queued_bytes());
         assert_eq!(core.keys_waiting(), self.reference.keys_waiting());
         assert_eq!(known.len(), self.reference.models().len(), "a model was kept or lost");
-        let asked = known.into_iter().filter_map(|model| Some((model.model, model.asked?)));
-        assert!(asked.eq(self.reference.assignments()), "another multiplexer was asked");
+        let assigned = known.into_iter().filter_map(|model| Some((model.model, model.assigned?)));
+        assert!(assigned.eq(self.reference.assignments()), "another multiplexer was assigned");
         self.ledger.check_alive(self.reference.requests.keys().copied());
     }
 
@@ -142,7 +142,7 @@ impl Play {
                 self.seen.extend(failed.into_iter().chain(late).chain(share));
             }
         }
-        self.seen.extend(self.reference.assignments().next().map(|_| "asked"));
+        self.seen.extend(self.reference.assignments().next().map(|_| "assigned"));
         self.seen.extend(self.reference.has_passed_over().then_some("passed over"));
         self.seen.extend(self.reference.waits_with_failing_worker().then_some("waits beside a failing worker"));
     }
@@ -363,7 +363,7 @@ fn rng(seed: u64) -> TestRng {
     TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
 }
 
-#[expect(clippy::print_stdout, reason = "the numbers are what this test is asked for")]
+#[expect(clippy::print_stdout, reason = "the numbers are the output of this test")]
 fn print_line(line: &str) {
     println!("{line}");
 }

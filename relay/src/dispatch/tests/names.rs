@@ -71,8 +71,8 @@ fn all_names_choose_same_worker() {
         }
         p.submit(1, "a");
         p.submit(2, other);
-        let asked: Vec<_> = p.dispatch.models(p.instant()).into_iter().map(|model| model.asked).collect();
-        assert!(asked[0].is_some() && asked[0] == asked[1], "{other}: {asked:?}");
+        let assigned: Vec<_> = p.dispatch.models(p.instant()).into_iter().map(|model| model.assigned).collect();
+        assert!(assigned[0].is_some() && assigned[0] == assigned[1], "{other}: {assigned:?}");
     }
 }
 
@@ -86,8 +86,8 @@ fn alias_keeps_chosen_worker_despite_nearer_one() {
     assert_eq!(p.pass(1.0), ["demand w1: a 1 50 50, x 1 50 50"]);
     // If one worker can no longer load the model, the other one is assigned.
     p.slots(1, vec![failed(also(idle(&["b", "a"], 9_000), "a", &["x"]), "a", "backend_unavailable", None)]);
-    let asked: Vec<_> = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.asked).collect();
-    assert_eq!(asked, [WorkerKey(2); 2]);
+    let assigned: Vec<_> = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.assigned).collect();
+    assert_eq!(assigned, [WorkerKey(2); 2]);
 }
 
 #[test]

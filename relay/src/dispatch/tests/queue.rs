@@ -176,7 +176,7 @@ fn send_and_fail_report_elapsed_time() {
     let mut p = Provider::new();
     p.submit(1, "m");
     p.submit(2, "m");
-    p.oversleep(2.5);
+    p.advance_late(2.5);
     let mut out = Vec::new();
     let event = Event::WorkerJoined(super::harness::worker(1, &["m"], 1, false));
     p.dispatch.handle(event, p.instant(), &mut out);
@@ -184,7 +184,7 @@ fn send_and_fail_report_elapsed_time() {
     assert_eq!(waited, super::harness::secs(2.5));
 
     out.clear();
-    p.oversleep(1.0);
+    p.advance_late(1.0);
     p.dispatch.handle(Event::Deleted, p.instant(), &mut out);
     let age = super::harness::secs(3.5);
     let failed = Effect::Fail { request: RequestKey(2), failure: Failure::Deleted, attempts: 0, age };

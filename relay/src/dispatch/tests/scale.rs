@@ -78,9 +78,9 @@ fn two_thousand_multiplexers_load_and_serve_fifty_models() {
     for key in 0..MANY {
         p.submit(key, models[key as usize % 50]);
     }
-    let asked = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.asked).collect::<Vec<_>>();
-    assert_eq!(asked.len(), 50, "one for each model");
-    for worker in asked {
+    let assigned = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.assigned).collect::<Vec<_>>();
+    assert_eq!(assigned.len(), 50, "one for each model");
+    for worker in assigned {
         p.gates(worker.0, &models.iter().map(|model| (*model, 40)).collect::<Vec<_>>());
     }
     assert!(p.dispatch.in_flight() >= 50 * 40, "each model was sent");

@@ -39,7 +39,7 @@ pub(super) fn also(slot: Slot, model: &str, aliases: &[&str]) -> Slot {
 }
 
 /// The same slot, in which a model sleeps that needs this time to wake.
-pub(super) fn asleep(slot: Slot, model: &str, swap_cost_ms: u64) -> Slot {
+pub(super) fn sleeping(slot: Slot, model: &str, swap_cost_ms: u64) -> Slot {
     with(slot, model, |entry| {
         entry.status = SlotModelStatus::Sleeping;
         entry.swap_cost_ms = swap_cost_ms;

@@ -25,7 +25,7 @@ fn queue_is_described_in_total_and_per_model() {
         oldest,
         workers,
         open_workers: workers,
-        asked: None,
+        assigned: None,
     };
     assert_eq!(
         p.dispatch.models(now),

@@ -5,6 +5,7 @@
 
 mod crowd;
 mod fleet;
+mod node;
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use self::crowd::Crowd;
-use self::fleet::{Fleet, MODELS, Node};
+use self::fleet::Fleet;
+use self::node::{MODELS, Node};
 
 #[derive(Clone, Debug)]
 enum Op {

@@ -168,11 +168,11 @@ impl WorkerLink {
         state.by_key.insert(record.key, stream);
         if self.info.core1 {
             let window = ANSWER_WINDOW_BYTES.min(self.info.max_unread_bytes).max(1);
-            let told = (window != ANSWER_WINDOW_BYTES).then_some(window);
+            let announced = (window != ANSWER_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
-            let text = record.core1_text(&request_id, stream, told);
+            let text = record.core1_text(&request_id, stream, announced);
             let body = record.spec.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {

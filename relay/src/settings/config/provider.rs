@@ -148,9 +148,9 @@ impl ProviderConfig {
 
     fn secret_status(&self, digest: &[u8; 32], now: SystemTime) -> CredentialStatus {
         let named = self.worker_secrets.iter().filter(|secret| secret.secret.digest() == digest);
-        let standings =
+        let statuses =
             named.map(|secret| if secret.is_current(now) { CredentialStatus::Good } else { CredentialStatus::Over });
-        standings.max().unwrap_or(CredentialStatus::Removed)
+        statuses.max().unwrap_or(CredentialStatus::Removed)
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` if a slot or `coldModels` names it:

@@ -60,14 +60,10 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::Grant(grant) if link.info.slots1 => provider.gates_set(link, &grant),
         WorkerToRelay::Slots(slots) if link.info.slots1 => provider.slots_reported(link, slots.slots),
         WorkerToRelay::CommandResult(result) if link.info.slots1 => provider.command_ended(link, &result),
-        WorkerToRelay::Grant(grant) if link.info.core1 => {
-            let grant =
-                Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
-            provider.granted(link, grant);
-        }
+        WorkerToRelay::Grant(grant) if link.info.core1 => provider.granted(link, Grant::from(&grant)),
         WorkerToRelay::Drain(drain) if link.info.core1 => {
-            let said = printable(&drain.reason, 128);
-            debug!(worker = %link.info.name, said, "worker requested its drain");
+            let reason = printable(&drain.reason, 128);
+            debug!(worker = %link.info.name, reason, "worker requested its drain");
             provider.worker_requested_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)

@@ -29,7 +29,7 @@ struct Account {
     draining: bool,
     /// The worker's own count of waiting requests, and the time of the last report.
     believed: BTreeMap<Model, u32>,
-    told_at: Option<Duration>,
+    reported_at: Option<Duration>,
     /// A multiplexer whose count of a model has since reached zero may receive the next report at once.
     counted_down: bool,
 }
@@ -57,7 +57,7 @@ impl Ledger {
                     slots: new.multiplexer.as_ref().map(|new| new.slots.clone()).unwrap_or_default(),
                     draining: false,
                     believed: BTreeMap::new(),
-                    told_at: None,
+                    reported_at: None,
                     counted_down: false,
                 };
                 self.workers.insert(new.key, account);
@@ -127,10 +127,10 @@ impl Ledger {
             }
             Effect::Demand { worker, demand } => {
                 let account = self.worker(*worker);
-                assert!(account.receives_demand() && !account.draining, "nobody else is told");
+                assert!(account.receives_demand() && !account.draining, "no other worker receives demand");
                 let hurries = std::mem::take(&mut account.counted_down) && account.new.multiplexer.is_some();
-                assert!(hurries || account.told_at.is_none_or(|told| now >= told + PACE), "too often");
-                account.told_at = Some(now);
+                assert!(hurries || account.reported_at.is_none_or(|at| now >= at + PACE), "too often");
+                account.reported_at = Some(now);
                 for entry in demand {
                     let most = entry.oldest * entry.waiting;
                     assert!(entry.oldest <= entry.sum && entry.sum <= most, "impossible ages: {entry:?}");
@@ -177,15 +177,15 @@ impl Ledger {
             if !account.receives_demand() || reference.workers[key].draining {
                 continue;
             }
-            let may_be_told = account.told_at.map_or(now, |told| told + PACE);
+            let may_report_at = account.reported_at.map_or(now, |at| at + PACE);
             let waiting = reference.waiting_for(*key);
             if account.believed != waiting {
                 let believed = &account.believed;
-                assert!(may_be_told > now, "worker {key:?} believes {believed:?} and is not told {waiting:?}");
-                next = next.into_iter().chain([may_be_told]).min();
-            } else if next_timeout == Some(may_be_told) && may_be_told > now {
+                assert!(may_report_at > now, "worker {key:?} has {believed:?} and no report of {waiting:?}");
+                next = next.into_iter().chain([may_report_at]).min();
+            } else if next_timeout == Some(may_report_at) && may_report_at > now {
                 // A report is scheduled, but nothing has changed.
-                next = next.into_iter().chain([may_be_told]).min();
+                next = next.into_iter().chain([may_report_at]).min();
             }
         }
         assert_eq!(next_timeout, next, "the next timeout at {now:?}");

@@ -24,7 +24,7 @@ pub(super) struct Reference {
     choices: BTreeMap<Model, Choice>,
     passed_over: BTreeMap<Model, WorkerKey>,
     /// The multiplexer whose slots this event was about.
-    just_told: Option<WorkerKey>,
+    just_notified: Option<WorkerKey>,
     out: Vec<Effect>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Worker {
     taken_back: u32,
     pub(super) grant: Option<Grant>,
     pub(super) draining: bool,
-    idle_told: bool,
+    is_idle_reported: bool,
     turn: u64,
     multiplexer: Option<Multiplexer>,
 }
@@ -73,7 +73,7 @@ impl Reference {
             turn: 0,
             choices: BTreeMap::new(),
             passed_over: BTreeMap::new(),
-            just_told: None,
+            just_notified: None,
             out: Vec::new(),
         }
     }
@@ -142,9 +142,9 @@ impl Reference {
 
     /// Returns every model that a worker serves or a request names.
     pub(super) fn models(&self) -> BTreeSet<Model> {
-        let asked = self.requests.values().map(|request| &request.new.model);
+        let requested = self.requests.values().map(|request| &request.new.model);
         let served = self.workers.values().flat_map(|worker| &worker.models);
-        asked.chain(served).cloned().collect()
+        requested.chain(served).cloned().collect()
     }
 
     pub(super) fn queued(&self) -> impl Iterator<Item = RequestKey> {
@@ -263,11 +263,11 @@ impl Reference {
         let idle: Vec<_> = self
             .workers
             .iter()
-            .filter(|(key, worker)| worker.draining && !worker.idle_told && self.own(**key) == 0)
+            .filter(|(key, worker)| worker.draining && !worker.is_idle_reported && self.own(**key) == 0)
             .map(|(key, _)| *key)
             .collect();
         for worker in idle {
-            self.workers.get_mut(&worker).unwrap().idle_told = true;
+            self.workers.get_mut(&worker).unwrap().is_idle_reported = true;
             self.out.push(Effect::DrainedIdle { worker });
         }
     }

@@ -15,7 +15,7 @@ struct Client {
     number: usize,
     relay: usize,
     answers: usize,
-    asked: Option<RequestKey>,
+    pending: Option<RequestKey>,
     /// The time of its next request.
     until: Duration,
 }
@@ -27,7 +27,7 @@ impl Crowd {
         let client = |number: u64| {
             let until = Duration::from_millis((chance >> (5 * number + 3)) % 12);
             let number = number as usize;
-            Client { number, relay: number % relays, answers: 0, asked: None, until }
+            Client { number, relay: number % relays, answers: 0, pending: None, until }
         };
         Self((0..CLIENTS).map(client).collect())
     }
@@ -44,16 +44,16 @@ impl Crowd {
 
 impl Client {
     fn act(&mut self, fleet: &mut Fleet) {
-        if let Some(asked) = self.asked
-            && !fleet.waits(self.relay, asked)
+        if let Some(pending) = self.pending
+            && !fleet.waits(self.relay, pending)
         {
-            (self.asked, self.until) = (None, fleet.now + PAUSE);
+            (self.pending, self.until) = (None, fleet.now + PAUSE);
             self.answers += 1;
         }
-        if self.asked.is_none() && fleet.now >= self.until {
+        if self.pending.is_none() && fleet.now >= self.until {
             // Neither in step with each other nor in strict alternation.
             let model = (self.number / 2 + self.answers / (1 + self.number % 3)) % 2;
-            self.asked = Some(fleet.submit(self.relay, model));
+            self.pending = Some(fleet.submit(self.relay, model));
         }
     }
 }

@@ -79,14 +79,14 @@ fn idle_drained_worker_is_closed_by_closing_drain() {
 
 #[test]
 fn requested_drain_time_applies_only_to_own_drain() {
-    let (usual, asked) = (Duration::from_secs(30), Duration::from_secs(600));
+    let (usual, requested) = (Duration::from_secs(30), Duration::from_secs(600));
     let lasts = |link: &WorkerLink| Some(link.drain_deadline(usual)? - link.draining_since()?);
     let own = link();
-    own.allow_drain(asked);
+    own.allow_drain(requested);
     own.begin_drain("drain", None, None);
-    assert_eq!(lasts(&own), Some(asked));
+    assert_eq!(lasts(&own), Some(requested));
     let ordered = link();
     ordered.begin_drain("secret_removed", None, None);
-    ordered.allow_drain(asked);
+    ordered.allow_drain(requested);
     assert_eq!(lasts(&ordered), Some(usual));
 }

@@ -188,7 +188,7 @@ impl Reference {
             taken_back: 0,
             grant: None,
             draining: self.deleted,
-            idle_told: false,
+            is_idle_reported: false,
             turn: 0,
             multiplexer: new.multiplexer.clone().map(|new| Multiplexer::new(new, self.now)),
             new,

@@ -14,7 +14,7 @@ use crate::dispatch::{Failure, Gate, Grant, LoadFailure, Model, NewMultiplexer, 
 pub(super) struct Multiplexer {
     pub(super) gates: BTreeMap<Model, Gate>,
     slots: Vec<Slot>,
-    said_at: Duration,
+    reported_at: Duration,
     instance: Arc<str>,
 }
 
@@ -50,7 +50,7 @@ impl Worker {
 
 impl Multiplexer {
     pub(super) fn new(new: NewMultiplexer, now: Duration) -> Self {
-        Self { gates: BTreeMap::new(), slots: new.slots, said_at: now, instance: new.instance }
+        Self { gates: BTreeMap::new(), slots: new.slots, reported_at: now, instance: new.instance }
     }
 
     fn all_entries(&self) -> impl Iterator<Item = (&Slot, &SlotModel)> {
@@ -75,7 +75,7 @@ impl Multiplexer {
     }
 
     fn word(&self, model: &Model, now: Duration) -> Word {
-        let age = now - self.said_at;
+        let age = now - self.reported_at;
         if self.entries(model).next().is_none() {
             return Word::Near(5, 0);
         }
@@ -98,7 +98,7 @@ impl Multiplexer {
     }
 
     fn eta(&self, model: &Model, now: Duration) -> Option<Duration> {
-        let age = now - self.said_at;
+        let age = now - self.reported_at;
         let coming = self.entries(model).filter(|(slot, entry)| is_on_its_way(slot, &entry.id));
         let etas = coming.filter_map(|(slot, _)| slot.eta_ms);
         etas.min().map(|eta| Duration::from_millis(eta).saturating_sub(age))
@@ -200,8 +200,8 @@ impl Reference {
     pub(super) fn set_slots(&mut self, worker: WorkerKey, slots: Vec<Slot>) {
         let now = self.now;
         if let Some(multiplexer) = self.workers.get_mut(&worker).and_then(|worker| worker.multiplexer.as_mut()) {
-            (multiplexer.slots, multiplexer.said_at) = (slots, now);
-            self.just_told = Some(worker);
+            (multiplexer.slots, multiplexer.reported_at) = (slots, now);
+            self.just_notified = Some(worker);
         }
     }
 
@@ -273,11 +273,11 @@ impl Reference {
         if !self.is_stranded(request) {
             return None;
         }
-        let asked: Vec<_> = self.multiplexers(&new.model).filter(able).collect();
-        if asked.iter().any(|worker| matches!(self.word(*worker, &new.model), Some(Word::Near(..)))) {
+        let candidates: Vec<_> = self.multiplexers(&new.model).filter(able).collect();
+        if candidates.iter().any(|worker| matches!(self.word(*worker, &new.model), Some(Word::Near(..)))) {
             return None;
         }
-        let failed = asked.into_iter().filter_map(|worker| match self.word(worker, &new.model)? {
+        let failed = candidates.into_iter().filter_map(|worker| match self.word(worker, &new.model)? {
             Word::Failed { code, left } => Some((worker, code, left)),
             Word::Near(..) | Word::Leaving => None,
         });
@@ -310,7 +310,7 @@ impl Reference {
             }
         }
         self.passed_over.retain(|model, _| self.choices.contains_key(model));
-        self.just_told = None;
+        self.just_notified = None;
     }
 
     /// Slots with demand for other models are treated as busy. Those models use the best free slots, in the order of
@@ -318,16 +318,16 @@ impl Reference {
     fn best_free_slot(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
         let known = &self.workers[&worker];
         let multiplexer = known.multiplexer.as_ref()?;
-        let age = self.now - multiplexer.said_at;
+        let age = self.now - multiplexer.reported_at;
         let mut near: Vec<_> = multiplexer
             .entries(model)
             .filter(|(slot, entry)| failure(slot, entry, age).is_none())
             .filter_map(|(slot, entry)| Some((nearness(slot, entry, age)?, slot)))
             .collect();
         near.sort_by_key(|(near, _)| *near);
-        let asked =
+        let assigned =
             self.choices.iter().filter(|(name, choice)| choice.worker == worker && known.models.contains(*name));
-        let others: BTreeSet<_> = asked.map(|(name, _)| multiplexer.id(name)).collect();
+        let others: BTreeSet<_> = assigned.map(|(name, _)| multiplexer.id(name)).collect();
         for other in others {
             let has_begun = || multiplexer.entries(&other).any(|(slot, _)| is_there_or_coming(slot, &other));
             if other == multiplexer.id(model) || has_begun() {
@@ -389,7 +389,9 @@ impl Reference {
         };
         let worker = match kept {
             // It moves only to a worker that already has demand for the model.
-            Some(kept) if self.just_told.is_none_or(|told| !self.workers[&told].models.contains(model)) => kept.worker,
+            Some(kept) if self.just_notified.is_none_or(|worker| !self.workers[&worker].models.contains(model)) => {
+                kept.worker
+            }
             Some(kept) => {
                 let passed_over = self.passed_over.get(model).copied();
                 nearest(&|key| key == kept.worker || self.has_demand(key, model), passed_over)?

@@ -1,0 +1,78 @@
+//! The additions of the capabilities to relay messages.
+
+use super::*;
+
+#[test]
+fn register_ack() {
+    golden::<RelayToWorker>(
+        r#"{"type": "register_ack", "worker_id": "w-a1b2c3", "models": ["llama3-8b"], "protocol_version": "1",
+                "warnings": ["model name trimmed"], "relay_id": "5d1f", "relay_count": 2,
+                "capabilities": ["core1", "slots1"], "duplicate": true,
+                "limits": {"max_request_bytes": 33554432, "stream_window_bytes": 262144, "heartbeat_ms": 15000,
+                           "cold_timeout_ms": 300000}}"#,
+    );
+}
+
+#[test]
+fn request() {
+    golden::<RelayToWorker>(
+        r#"{"type": "request", "request_id": "r-17", "model": "qwen", "endpoint_path": "/v1/responses/resp_1?x=%20",
+                "is_streaming": false, "headers": {"accept": "a, b"}, "stream": 17, "method": "GET",
+                "content_length": 0, "window": 65536}"#,
+    );
+}
+
+#[test]
+fn request_with_default_method() {
+    let RelayToWorker::Request(request) = golden(
+        r#"{"type": "request", "request_id": "r-18", "model": "qwen", "endpoint_path": "/v1/chat/completions",
+                "is_streaming": true, "headers": {}, "stream": 4294967295, "content_length": 33554432}"#,
+    ) else {
+        panic!("no request")
+    };
+    assert_eq!((request.method, request.body, request.window), (None, None, None));
+}
+
+#[test]
+fn cancel_with_detail() {
+    golden::<RelayToWorker>(
+        r#"{"type": "cancel", "request_id": "r-17", "reason": "client_disconnect", "detail": "slow client"}"#,
+    );
+}
+
+#[test]
+fn credit() {
+    golden::<RelayToWorker>(r#"{"type": "credit", "stream": 17, "bytes": 65536}"#);
+}
+
+#[test]
+fn demand() {
+    golden::<RelayToWorker>(
+        r#"{"type": "demand", "models": [{"id": "m", "waiting": 3, "oldest_ms": 1200, "sum_ms": 2100}]}"#,
+    );
+    golden::<RelayToWorker>(r#"{"type": "demand", "models": []}"#);
+}
+
+#[test]
+fn relays() {
+    golden::<RelayToWorker>(r#"{"type": "relays", "relay_count": 3}"#);
+}
+
+#[test]
+fn graceful_shutdown_with_each_reason() {
+    for reason in ["drain", "worker_drain", "relay_shutdown"] {
+        golden::<RelayToWorker>(&format!(r#"{{"type": "graceful_shutdown", "reason": "{reason}"}}"#));
+    }
+    golden::<RelayToWorker>(r#"{"type": "graceful_shutdown"}"#);
+}
+
+#[test]
+fn command() {
+    for command in ["load", "unload", "pin", "unpin"] {
+        golden::<RelayToWorker>(&format!(
+            r#"{{"type": "command", "op_id": "op-1", "command": "{command}", "model": "qwen", "slot": "gpu0",
+                    "mode": "now"}}"#
+        ));
+    }
+    golden::<RelayToWorker>(r#"{"type": "command", "op_id": "op-2", "command": "pin", "model": "qwen"}"#);
+}

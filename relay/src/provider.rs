@@ -250,8 +250,8 @@ impl Provider {
         self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, failing, load });
         drop(state);
         self.shared.models_listed.notify_waiters();
-        let Some(unsaid) = link.note_update() else { return };
-        info!(provider = %self.name, worker = %link.info.name, models = count, unsaid, "models updated");
+        let Some(suppressed) = link.note_update() else { return };
+        info!(provider = %self.name, worker = %link.info.name, models = count, suppressed, "models updated");
         for warning in warnings {
             warn!(provider = %self.name, worker = %link.info.name, "{warning}");
         }

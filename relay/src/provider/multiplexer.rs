@@ -27,7 +27,7 @@ impl Provider {
         let gates = clean_gates(reported, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
             let (provider, worker) = (&self.name, &link.info.name);
             match link.note_gates_refused() {
-                Some(unsaid) => warn!(%provider, %worker, why, unsaid, "invalid gate report; excluding worker"),
+                Some(suppressed) => warn!(%provider, %worker, why, suppressed, "invalid gate report; excluding worker"),
                 None => debug!(%provider, %worker, why, "invalid gate report; excluding worker"),
             }
             Vec::new()
@@ -48,8 +48,8 @@ impl Provider {
             Err(why) => {
                 let (provider, worker) = (&self.name, &link.info.name);
                 match link.note_slots_refused() {
-                    Some(unsaid) => {
-                        warn!(%provider, %worker, why, unsaid, "invalid slot report; keeping previous slots");
+                    Some(suppressed) => {
+                        warn!(%provider, %worker, why, suppressed, "invalid slot report; keeping previous slots");
                     }
                     None => debug!(%provider, %worker, why, "invalid slot report; keeping previous slots"),
                 }

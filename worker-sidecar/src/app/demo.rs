@@ -58,7 +58,7 @@ pub struct DemoArgs {
     #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8000", value_name = "ADDR")]
     pub listen: SocketAddr,
 
-    /// Id of the model that it serves
+    /// Id of the only model that it serves; run several demo backends for several models of a multiplexer
     #[arg(long, env = "DEMO_MODEL", default_value = MODEL, value_name = "ID")]
     pub model: String,
 

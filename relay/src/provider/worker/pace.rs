@@ -18,13 +18,13 @@ const UPDATES_AT_ONCE: u32 = 8;
 pub struct Lines {
     every: Duration,
     logged_at: Option<Instant>,
-    unsaid: u64,
+    suppressed: u64,
 }
 
 impl Lines {
     /// Limits lines about invalid messages.
     pub fn of_nonsense() -> Self {
-        Self { every: NONSENSE_LOGGED_EVERY, logged_at: None, unsaid: 0 }
+        Self { every: NONSENSE_LOGGED_EVERY, logged_at: None, suppressed: 0 }
     }
 
     /// Limits lines about messages that may be repeated.
@@ -35,11 +35,11 @@ impl Lines {
     /// Records one event. If it is to be logged, returns the number of suppressed lines before it.
     pub fn note(&mut self, now: Instant) -> Option<u64> {
         if self.logged_at.is_some_and(|logged| now.saturating_duration_since(logged) < self.every) {
-            self.unsaid += 1;
+            self.suppressed += 1;
             return None;
         }
         self.logged_at = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 

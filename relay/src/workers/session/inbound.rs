@@ -259,8 +259,8 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let message = printable(&error.message, 1_024);
     let Some(request_id) = error.request_id else {
         match link.note_report() {
-            Some(unsaid) => {
-                warn!(provider = %provider.name, worker = %link.info.name, code, message, unsaid, "worker reported an error");
+            Some(suppressed) => {
+                warn!(provider = %provider.name, worker = %link.info.name, code, message, suppressed, "worker reported an error");
             }
             None => {
                 debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reported an error");

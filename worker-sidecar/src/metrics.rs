@@ -238,7 +238,7 @@ impl Metrics {
 
     /// Returns the text for Prometheus.
     pub fn render(&self) -> Vec<u8> {
-        self.log_lines_dropped.inc_by((log::dropped_lines() as u64).saturating_sub(self.log_lines_dropped.get()));
+        self.log_lines_dropped.inc_by(log::dropped_lines().saturating_sub(self.log_lines_dropped.get()));
         let mut text = Vec::new();
         // Writing to memory fails only for invalid metrics.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);

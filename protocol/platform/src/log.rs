@@ -9,19 +9,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
-
+use self::lines::Lines;
 use crate::files;
 
-/// Lines that wait at most. A line is a few hundred bytes long.
-const MAX_WAITING_LINES: usize = 10_000;
+mod lines;
 
-/// The thread that writes lines.
-static THREAD: Mutex<Option<WorkerGuard>> = Mutex::new(None);
+/// The time that writing the last lines may take at the end of the program.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The number of dropped lines.
-static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+static LINES: Lines = Lines::new();
 
 /// Room for some hundred thousand lines. At most two files of this size exist.
 const MAX_BYTES: u64 = 16 << 20;
@@ -36,24 +35,27 @@ pub fn to_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the thread that writes log lines. Each write must pass a whole line. [`finish`] must be called before the program ends.
-pub fn start() -> NonBlocking {
-    let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_WAITING_LINES).thread_name("log");
-    let (lines, guard) = builder.finish(Writer(()));
-    let _ = DROPPED.set(lines.error_counter());
-    *lock(&THREAD) = Some(guard);
-    lines
+/// Starts the thread that writes log lines, and returns the constructor of a line's writer. [`finish`] must be called before the program
+/// ends.
+pub fn start() -> fn() -> LineWriter {
+    LINES.begin();
+    let started = thread::Builder::new().name("log".to_owned()).spawn(|| LINES.write_to(Destination));
+    if started.is_err() {
+        // Without a thread, each line is written by the thread that logs it.
+        LINES.end(Duration::ZERO);
+        LINES.write_to(Destination);
+    }
+    || LineWriter(())
 }
 
-/// Writes the lines that wait, within a second. Lines that are logged afterwards are lost.
+/// Writes the lines that wait, within a second. Later lines are written by the thread that logs them.
 pub fn finish() {
-    let thread = lock(&THREAD).take();
-    drop(thread);
+    LINES.end(FINISH_TIMEOUT);
 }
 
 /// Returns the number of log lines that were dropped because standard error was not read.
-pub fn dropped_lines() -> usize {
-    DROPPED.get().map_or(0, ErrorCounter::dropped_lines)
+pub fn dropped_lines() -> u64 {
+    LINES.dropped()
 }
 
 /// True if the log goes to a terminal, which can show colours.
@@ -63,14 +65,32 @@ pub fn is_terminal() -> bool {
 
 /// Prints in one line why the program ends, before a log is set up.
 pub fn print_error(line: &str) {
-    let _ = Writer(()).write_all(format!("{line}\n").as_bytes());
+    let _ = Destination.write_all(format!("{line}\n").as_bytes());
 }
 
-/// Writes lines to their destination.
+/// Writes one log line. Each write must pass a whole line.
 #[derive(Debug)]
-struct Writer(());
+pub struct LineWriter(());
 
-impl Write for Writer {
+impl Write for LineWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.write_all(line).map(|()| line.len())
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        if LINES.push(line) { Ok(()) } else { Destination.write_all(line) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard error, or the file.
+#[derive(Debug)]
+struct Destination;
+
+impl Write for Destination {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.write_all(line).map(|()| line.len())
     }

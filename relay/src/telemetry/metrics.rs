@@ -162,7 +162,7 @@ impl Metrics {
         self.families.gauges.show(&state);
         process::show(&self.families.process);
         let dropped = &self.families.log_lines_dropped;
-        dropped.inc_by((log::dropped_lines() as u64).saturating_sub(dropped.get()));
+        dropped.inc_by(log::dropped_lines().saturating_sub(dropped.get()));
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.families.registry.gather(), &mut text) {
             tracing::error!(%error, "cannot encode metrics");

@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 /// Returns the current time in nanoseconds, on the clock that all processes of a machine share.
@@ -62,9 +62,10 @@ impl Executions {
         self.0.get(&nonce).map_or(0, Vec::len)
     }
 
-    /// True if it was begun again after this time, at which its client had received a first byte.
+    /// Returns how long after this time, at which its client had received a first byte, it was begun again.
     #[must_use]
-    pub fn begun_after(&self, nonce: u64, time: u64) -> bool {
-        self.0.get(&nonce).is_some_and(|begun| begun.iter().any(|at| *at > time))
+    pub fn begun_after(&self, nonce: u64, time: u64) -> Option<Duration> {
+        let last = self.0.get(&nonce)?.iter().max()?;
+        last.checked_sub(time).filter(|late| *late > 0).map(Duration::from_nanos)
     }
 }

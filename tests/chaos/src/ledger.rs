@@ -51,8 +51,8 @@ pub struct Summary {
     pub repeated: usize,
     /// Lost, with the reason.
     pub lost: Vec<String>,
-    /// Executed again, though their clients had received a byte.
-    pub doubled: Vec<u64>,
+    /// Executed again, though their clients had received a byte: how long after it.
+    pub doubled: Vec<(u64, Duration)>,
     /// The longest time from a fault to the first successful request sent after it.
     pub served_again: Option<Duration>,
     /// The longest time from a fault to the last failure before the next one.
@@ -124,9 +124,8 @@ impl Ledger {
                 summary.lost.push(format!("{}: no response", record.nonce));
             }
             summary.repeated += usize::from(executions.of(record.nonce) > 1);
-            if record.first_byte.is_some_and(|first_byte| executions.begun_after(record.nonce, first_byte)) {
-                summary.doubled.push(record.nonce);
-            }
+            let late = record.first_byte.and_then(|first_byte| executions.begun_after(record.nonce, first_byte));
+            summary.doubled.extend(late.map(|late| (record.nonce, late)));
         }
         let missing = summary.sent - records.len();
         if missing > 0 {
@@ -236,7 +235,7 @@ mod tests {
     fn execution_after_first_byte_is_doubled() {
         let ledger = ledger(vec![record(1, 10, 20, Outcome::Answered), record(2, 10, 20, Outcome::Answered)]);
         let summary = ledger.summary(&executed("9 1\n10 1\n10 2\n15 2\n"));
-        assert_eq!((summary.repeated, summary.doubled), (2, vec![2]));
+        assert_eq!((summary.repeated, summary.doubled), (2, vec![(2, Duration::from_nanos(4))]));
     }
 
     #[test]

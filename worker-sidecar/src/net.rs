@@ -159,13 +159,13 @@ async fn in_time(late: &str, connecting: impl Future<Output = io::Result<Stream>
 }
 
 /// Returns a URL's host without brackets, which is empty if there is none, and its port.
-pub(crate) fn host_and_port(url: &Url) -> (&str, u16) {
+pub fn host_and_port(url: &Url) -> (&str, u16) {
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     (host, url.port_or_known_default().unwrap_or(80))
 }
 
 /// Formats `host:port` as in a URL.
-pub(crate) fn authority(host: &str, port: u16) -> String {
+pub fn authority(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

@@ -9,24 +9,20 @@ pub struct SettingError {
 }
 
 impl SettingError {
-    pub(crate) fn new(setting: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> Self {
+    /// Creates an error about a value, of which the first 200 characters are shown. `allowed` describes the allowed values.
+    pub fn new(setting: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> Self {
         let value: String = value.into();
         let value = value.chars().take(200).collect();
         Self { setting: setting.into(), value: Some(value), allowed: allowed.into() }
     }
 
     /// Creates an error about a value that must not be shown, or that is missing.
-    pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
+    pub fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { setting: setting.into(), value: None, allowed: allowed.into() }
     }
 
-    /// Creates an error about the trace export.
-    pub(crate) fn traces(error: &modelrelay_traces::SettingError) -> Self {
-        Self::hidden(error.setting(), error.problem())
-    }
-
     /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a token.
-    pub(crate) fn url(setting: &str, url: &str, allowed: &str) -> Self {
+    pub fn url(setting: &str, url: &str, allowed: &str) -> Self {
         if url.contains(['@', '?', '#']) {
             Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))
         } else {

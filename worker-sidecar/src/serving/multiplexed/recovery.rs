@@ -59,11 +59,25 @@ mod tests {
     use url::Url;
 
     use super::*;
-    use crate::multiplexer::driver::memory::{Blind, SlotMemory};
+    use crate::multiplexer::driver::memory::{Meter, SlotMemory};
     use crate::multiplexer::driver::{Call, Capabilities, Driver, Probed, Returns};
     use crate::multiplexer::error::LoadFailure;
     use crate::multiplexer::estimate::LoadKind;
     use crate::multiplexer::event::Left;
+
+    /// Measures nothing, like a machine without a GPU library.
+    #[derive(Debug)]
+    struct Blind;
+
+    impl Meter for Blind {
+        fn free(&self) -> Option<u64> {
+            None
+        }
+
+        fn host_free(&self) -> Option<u64> {
+            None
+        }
+    }
 
     /// A server that a third party restarts: one result after another, and then it is present.
     #[derive(Debug)]

@@ -26,6 +26,7 @@ use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::driver::memory::{Meter, SlotMemory};
 use crate::multiplexer::driver::roster::Roster;
 use crate::multiplexer::driver::served::Served;
+use crate::multiplexer::driver::settings::{DriverSettings, SlotSettings};
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::error::{LoadFailure, SlotError};
@@ -33,7 +34,6 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Left, RelayKey};
 use crate::multiplexer::metrics::MultiplexerMetrics;
 use crate::multiplexer::slots::Multiplexer;
-use crate::settings::{DriverSettings, SlotSettings};
 
 const MODELS: [&str; 3] = ["a", "b", "c"];
 const TOTAL: u64 = 100;

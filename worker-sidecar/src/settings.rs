@@ -24,8 +24,8 @@ pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
-pub use crate::multiplexer::driver::settings::{DriverSettings, SlotSettings};
-pub use crate::setting_error::SettingError;
+pub use modelrelay_multiplexer::driver::settings::{DriverSettings, SlotSettings};
+pub use modelrelay_multiplexer::setting_error::SettingError;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use modelrelay_multiplexer::net::Trust;
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
 use crate::link::{Advertised, Link, Links};
 use crate::metrics::Metrics;
-use crate::net::Trust;
 use crate::serving::{Failing, Serving, ServingContext};
 use crate::settings::{self, Credential, Live, SettingError, Settings};
 use crate::shutdown::{Cause, Drain, DrainOrder};

@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 
 use super::{Provider, ProviderCore};
 use crate::dispatch::{
-    CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
+    CancelReason, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
 use crate::provider::request::{NeedsCore1, RequestRecord};
 use crate::telemetry::journal::PER_REQUEST;
@@ -102,7 +102,6 @@ impl Provider {
     fn explain(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure, attempts: u32) -> ApiError {
         let request_id = record.spec.id.as_str();
         let secs = |secs: u32| Duration::from_secs(u64::from(secs));
-        let from_worker = || record.progress().worker_error.clone();
         let model = &record.spec.model;
         match failure {
             Failure::QueueFull { retry_after_secs } => {
@@ -140,13 +139,9 @@ impl Provider {
             Failure::SeveredBySwap => {
                 ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it responded"))
             }
-            Failure::LoadFailed { code, retry_after } => {
-                let reason = from_worker().map(|error| error.message().to_owned());
-                not_loaded(model, code, reason, retry_after)
-            }
-            Failure::ModelFailed { worker, code, retry_after } => {
-                let reason = state.core.load_problem(worker, model, Instant::now());
-                not_loaded(model, code, reason, retry_after)
+            Failure::LoadFailed { code, retry_after, report }
+            | Failure::ModelFailed { worker: _, code, retry_after, report } => {
+                not_loaded(model, code, &report, retry_after)
             }
             Failure::ModelLoading { retry_after } => {
                 let waited = record.spec.received_at.elapsed().as_secs();
@@ -167,8 +162,7 @@ impl Provider {
             Failure::CancelledByAdmin => {
                 ApiError::new(ErrorKind::CancelledByAdmin, "the request was cancelled by an admin")
             }
-            Failure::Fatal => from_worker()
-                .unwrap_or_else(|| ApiError::new(ErrorKind::Worker(String::new()), "the worker failed the request")),
+            Failure::Fatal(report) => ApiError::new(ErrorKind::of_worker(&report.code), report.message.clone()),
         }
     }
 
@@ -248,12 +242,13 @@ impl ProviderCore {
     }
 }
 
-fn not_loaded(model: &str, code: LoadFailure, reason: Option<String>, retry_after: Option<Duration>) -> ApiError {
+fn not_loaded(model: &str, code: LoadFailure, report: &FailureReport, retry_after: Option<Duration>) -> ApiError {
     let kind = match code {
         LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
         LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
         LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
     };
+    let reason = Some(&report.message).filter(|message| !message.is_empty()).cloned();
     let error = ApiError::new(kind, reason.unwrap_or_else(|| format!("{model} could not be loaded")));
     match retry_after {
         Some(after) if error.retry_after().is_some() => error.with_retry_after(after),

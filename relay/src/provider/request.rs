@@ -10,7 +10,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use modelrelay_protocol::dialect::Dialect;
-use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
@@ -102,8 +101,6 @@ pub struct Progress {
     pub waiting_since: Option<Instant>,
     /// The number of attempts.
     pub attempts: u32,
-    /// The error with which a worker failed the request.
-    pub worker_error: Option<ApiError>,
     /// The token counts from the backend.
     pub token_counts: Option<TokenCounts>,
 }

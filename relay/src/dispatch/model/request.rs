@@ -2,11 +2,14 @@
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
-use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey};
+use super::event::{
+    Allowed, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey,
+};
 use super::models::ModelId;
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
 use super::wait_list::{Deadlines, QueueEntry};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The number of lost workers and broken backends that a request survives.
@@ -83,22 +86,24 @@ pub(crate) struct FailedOn {
     pub(crate) announcement: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum LastFailure {
     Unreachable,
-    Load { code: LoadFailure, retry_after: Option<Duration> },
+    Load { code: LoadFailure, retry_after: Option<Duration>, report: Arc<FailureReport> },
 }
 
 impl LastFailure {
     /// True if the request ends once all workers have failed it. An unreachable backend is waited for instead.
-    pub(crate) fn ends_without_candidate(self) -> bool {
+    pub(crate) fn ends_without_candidate(&self) -> bool {
         matches!(self, Self::Load { .. })
     }
 
-    pub(crate) fn failure(self) -> Failure {
+    pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Unreachable => Failure::BackendUnreachable,
-            Self::Load { code, retry_after } => Failure::LoadFailed { code, retry_after },
+            Self::Load { code, retry_after, report } => {
+                Failure::LoadFailed { code: *code, retry_after: *retry_after, report: Arc::clone(report) }
+            }
         }
     }
 }

@@ -133,7 +133,7 @@ impl Dispatch {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::Submit(new) => self.handle_submit(&new),
+            Event::Submit(new) => self.handle_submit(new),
             Event::Cancel { request, reason } => self.handle_cancel(request, reason),
             Event::WorkerJoined(new) => self.handle_joined(&new),
             Event::WorkerLost { worker, started, cause } => {

@@ -50,8 +50,8 @@ impl Dispatch {
             return;
         };
         let last_failure = request.last_failure.as_ref().map(LastFailure::failure);
-        let waits = self.waits_for_load(&self.models[request.model], request.pin, &request.lane());
-        let loading = waits.then(|| self.eta(request.model, request.pin).map(duration));
+        let waits = self.waits_for_load(&self.models[request.model], request.new.pin, &request.lane());
+        let loading = waits.then(|| self.eta(request.model, request.new.pin).map(duration));
         self.dequeue(key);
         let failure = match (last_failure, expiry) {
             (Some(failure), _) => failure,

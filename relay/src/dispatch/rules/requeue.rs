@@ -104,7 +104,7 @@ impl Dispatch {
                 RequeueReason::SeveredBySwap
             }
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
-                if request.requeues == MAX_REQUEUES || request.pin.is_some() {
+                if request.requeues == MAX_REQUEUES || request.new.pin.is_some() {
                     return Err(Failure::BackendUnreachable);
                 }
                 request.requeues += 1;
@@ -112,13 +112,13 @@ impl Dispatch {
                 if unreachable { RequeueReason::BackendUnreachable } else { RequeueReason::BackendReset }
             }
             AttemptFailure::LoadFailed { code, retry_after, report } => {
-                if !untried || request.pin.is_some() {
+                if !untried || request.new.pin.is_some() {
                     return Err(Failure::LoadFailed { code, retry_after, report });
                 }
                 RequeueReason::LoadFailed
             }
         };
-        let pin = request.pin;
+        let pin = request.new.pin;
         let stranded = pin.is_some_and(|pin| !self.takes_requests(pin));
         let refusal = refusal.or(stranded.then_some(Failure::AffinityLost));
         refusal.map_or(Ok(reason), Err)
@@ -140,7 +140,7 @@ impl Dispatch {
             return false;
         };
         // The process may have a newer link, for which such a request waits from now on.
-        let is_stranded = request.pin.is_some_and(|pin| !self.takes_requests(pin));
+        let is_stranded = request.new.pin.is_some_and(|pin| !self.takes_requests(pin));
         let Some(request) = self.requests.get_mut(&key) else {
             return false;
         };

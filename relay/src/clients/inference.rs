@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -28,7 +28,7 @@ use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::{RequestRecord, RequestSpec, RequestTrace};
+use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
 use crate::provider::routing::Route;
 use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
@@ -105,24 +105,34 @@ async fn prepare(
         Some(id) => route_by_response_id(relay, &caller, parts, id).await?,
         None => route_by_model(relay, &caller, parts, &mut body).await?,
     };
-    let spec = RequestSpec {
+    let method = if parts.method == Method::GET { "GET" } else { "POST" };
+    let config = relay.shared.config.load();
+    let budget = Arc::clone(&relay.shared.budget);
+    let record = Arc::new(RequestRecord {
+        key: relay.shared.next_request_key(),
         id: client.request_id.clone(),
         model: route.model,
         allowed,
-        key: caller.key_id(),
+        api_key: caller.key_id(),
         share: caller.queue_share(),
         provider: Arc::clone(&route.provider.name),
         endpoint,
-        dialect: client.dialect,
-        method: if parts.method == Method::GET { "GET" } else { "POST" },
+        method,
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: headers_of(relay, parts),
         is_streaming,
+        needs_core1: needs_core1(method, &body),
         body,
         received_at,
+        arrived: SystemTime::now(),
         trace: trace.cloned(),
-    };
-    Ok(submit(relay, &route.provider, spec, pin, read_at, lease))
+        exchange: Exchange::new(budget, config.max_stream_bytes, config.max_unread_bytes),
+        progress: Mutex::default(),
+    });
+    let known = relay.providers.knows(&route.provider, &record.model);
+    let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
+    route.provider.submit(&record, pin);
+    Ok(ticket)
 }
 
 /// A request's route, the ids of the models that may serve it, its pin, and true if a stream is requested.
@@ -225,23 +235,6 @@ fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, m
     let mut reservation = relay.shared.budget.open_for(holder);
     reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
     Ok(reservation.hold(parse::with_model(body, routed, model)))
-}
-
-fn submit(
-    relay: &Arc<Relay>,
-    provider: &Arc<Provider>,
-    spec: RequestSpec,
-    pin: Option<WorkerKey>,
-    read_at: Instant,
-    lease: Option<crate::keys::KeyLease>,
-) -> Ticket {
-    let config = relay.shared.config.load();
-    let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
-    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), spec, exchange));
-    let known = relay.providers.knows(provider, &record.spec.model);
-    let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
-    provider.submit(&record, pin);
-    ticket
 }
 
 async fn answer(client: &Client, ticket: Ticket) -> Response {

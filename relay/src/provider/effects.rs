@@ -70,15 +70,15 @@ impl Provider {
             progress.attempts = attempt;
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        if let Some(trace) = &record.spec.trace {
-            trace.begin_attempt(&record.spec, &link.info.name, attempt, waited);
+        if let Some(trace) = &record.trace {
+            trace.begin_attempt(record, &link.info.name, attempt, waited);
         }
         let wire_id = link.send(record, attempt);
         info!(
             target: PER_REQUEST,
-            request_id = record.spec.id,
+            request_id = record.id,
             provider = %self.name,
-            model = record.spec.logged_model(),
+            model = record.logged_model(),
             worker = %link.info.name,
             attempt,
             wire_id = &*wire_id,
@@ -100,9 +100,9 @@ impl Provider {
 
     /// Returns the error for the client, and logs the failures that an operator can prevent.
     fn explain(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure, attempts: u32) -> ApiError {
-        let request_id = record.spec.id.as_str();
+        let request_id = record.id.as_str();
         let secs = |secs: u32| Duration::from_secs(u64::from(secs));
-        let model = &record.spec.model;
+        let model = &record.model;
         match failure {
             Failure::QueueFull { retry_after_secs } => {
                 warn!(request_id, provider = %self.name, "queue full");
@@ -116,7 +116,7 @@ impl Provider {
                 ApiError::new(ErrorKind::KeyLimit, message)
             }
             Failure::QueueTimeout { retry_after_secs } => {
-                warn!(request_id, provider = %self.name, model = record.spec.logged_model(), "queue timeout");
+                warn!(request_id, provider = %self.name, model = record.logged_model(), "queue timeout");
                 let mut message = "queue timeout: no worker available within deadline".to_owned();
                 if !state.core.worker_serves(model) {
                     message.push_str(&format!("; no worker serves {model}: see /v1/models"));
@@ -144,7 +144,7 @@ impl Provider {
                 not_loaded(model, code, &report, retry_after)
             }
             Failure::ModelLoading { retry_after } => {
-                let waited = record.spec.received_at.elapsed().as_secs();
+                let waited = record.received_at.elapsed().as_secs();
                 let message = format!("{model} could not be loaded within the {waited} s that this request has waited");
                 match retry_after {
                     Some(after) => {
@@ -193,13 +193,13 @@ impl Provider {
             progress.dispatched_at = None;
             progress.waiting_since = Some(Instant::now());
         }
-        if let Some(trace) = &record.spec.trace {
+        if let Some(trace) = &record.trace {
             trace.requeue(label.as_str());
         }
         warn!(
-            request_id = record.spec.id,
+            request_id = record.id,
             provider = %self.name,
-            model = record.spec.logged_model(),
+            model = record.logged_model(),
             reason = label.as_str(),
             attempt,
             "request requeued"

@@ -122,8 +122,8 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) ->
 }
 
 fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: Bytes) {
-    let spec = &held.record.spec;
-    let must_be_events = spec.is_streaming && spec.endpoint.raises_error_frame();
+    let record = &held.record;
+    let must_be_events = record.is_streaming && record.endpoint.raises_error_frame();
     if !held.started && !link.info.core1 && must_be_events {
         return hold(provider, link, held, &chunk);
     }
@@ -184,8 +184,8 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         let origin = Origin {
             provider: Arc::clone(&provider.name),
             instance: Arc::clone(instance),
-            model: Arc::clone(&held.record.spec.model),
-            key: held.record.spec.key.clone(),
+            model: Arc::clone(&held.record.model),
+            key: held.record.api_key.clone(),
         };
         let is_alive = |owner: &Origin| provider.worker_of_instance(&owner.instance).is_some();
         provider.shared.affinity.remember(&id, origin, Instant::now(), is_alive);
@@ -236,7 +236,7 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &InFlight, error: P
     let (reason, error) = match error {
         PushError::Stale => return,
         PushError::Broken(what) => {
-            warn!(request_id = held.record.spec.id, worker = %link.info.name, what, "worker violated the protocol in one request");
+            warn!(request_id = held.record.id, worker = %link.info.name, what, "worker violated the protocol in one request");
             let message = format!("invalid response from the worker: {what}");
             (CancelReason::WorkerFault, ApiError::new(ErrorKind::Worker("bad_answer".into()), message))
         }
@@ -272,7 +272,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let message =
         if message.is_empty() { "the worker failed the request without a reason".to_owned() } else { message };
     let retry_after = error.retry_after_ms.map(Duration::from_millis);
-    debug!(request_id = held.record.spec.id, worker = %link.info.name, code, message, "worker failed a request");
+    debug!(request_id = held.record.id, worker = %link.info.name, code, message, "worker failed a request");
     if held.started {
         let error = ApiError::new(ErrorKind::of_worker(&code), message);
         held.exchange().fail(match retry_after {

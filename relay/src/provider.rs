@@ -122,16 +122,16 @@ impl Provider {
         let pin = pin.map(|pin| state.newest_link(pin));
         let request = NewRequest {
             key: record.key,
-            model: Arc::clone(&record.spec.model),
-            bytes: record.spec.body.len() as u64,
+            model: Arc::clone(&record.model),
+            bytes: record.body.len() as u64,
             pin,
             needs_core1: record.needs_core1.is_some(),
-            allowed: record.spec.allowed.clone(),
-            share: record.spec.share.clone(),
+            allowed: record.allowed.clone(),
+            share: record.share.clone(),
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
-        debug!(request_id = record.spec.id, provider = %self.name, model = record.spec.logged_model(), "request submitted");
+        debug!(request_id = record.id, provider = %self.name, model = record.logged_model(), "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 
@@ -310,7 +310,7 @@ impl Provider {
     /// Returns the requests that came with an API key and have not ended.
     pub fn requests_of_key(&self, id: &str) -> Vec<RequestKey> {
         let state = self.lock();
-        let of_key = |record: &&Arc<RequestRecord>| record.spec.key.as_deref() == Some(id);
+        let of_key = |record: &&Arc<RequestRecord>| record.api_key.as_deref() == Some(id);
         state.requests.values().filter(of_key).map(|record| record.key).collect()
     }
 

@@ -4,13 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::RequestSpec;
 use crate::provider::routing::Providers;
 use crate::provider::worker::link::WorkerInfo;
 use crate::provider::worker::register::Accepted;
@@ -60,25 +58,27 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
 }
 
 fn request(provider: &Provider) -> Arc<RequestRecord> {
-    let spec = RequestSpec {
+    Arc::new(RequestRecord {
+        key: provider.shared.next_request_key(),
         id: "id".into(),
         model: "m".into(),
         allowed: None,
-        key: None,
+        api_key: None,
         share: None,
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
-        dialect: Dialect::OpenAi,
         method: "POST",
         path_and_query: "/v1/responses".into(),
         headers: std::collections::BTreeMap::new(),
         is_streaming: false,
         body: bytes::Bytes::from_static(b"{}"),
         received_at: Instant::now(),
+        arrived: SystemTime::now(),
         trace: None,
-    };
-    let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(provider.shared.next_request_key(), spec, exchange))
+        needs_core1: None,
+        exchange: Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20),
+        progress: Mutex::default(),
+    })
 }
 
 #[tokio::test]

@@ -35,8 +35,8 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
-    Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker,
+    QueueShare, RequestKey, Settings, WorkerKey,
 };
 use crate::provider::exchange::Detached;
 use crate::provider::request::RequestRecord;
@@ -115,8 +115,14 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// Submits a request; its exchange reports how it ends.
-    pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>) {
+    /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
+    pub fn submit(
+        &self,
+        record: &Arc<RequestRecord>,
+        pin: Option<WorkerKey>,
+        allowed: Option<Allowed>,
+        share: Option<QueueShare>,
+    ) {
         let mut state = self.lock();
         // The worker may have changed its link since the pin was resolved.
         let pin = pin.map(|pin| state.newest_link(pin));
@@ -126,8 +132,8 @@ impl Provider {
             bytes: record.body.len() as u64,
             pin,
             needs_core1: record.needs_core1.is_some(),
-            allowed: record.allowed.clone(),
-            share: record.share.clone(),
+            allowed,
+            share,
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));

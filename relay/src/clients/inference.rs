@@ -112,9 +112,7 @@ async fn prepare(
         key: relay.shared.next_request_key(),
         id: client.request_id.clone(),
         model: route.model,
-        allowed,
         api_key: caller.key_id(),
-        share: caller.queue_share(),
         provider: Arc::clone(&route.provider.name),
         endpoint,
         method,
@@ -131,7 +129,7 @@ async fn prepare(
     });
     let known = relay.providers.knows(&route.provider, &record.model);
     let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
-    route.provider.submit(&record, pin);
+    route.provider.submit(&record, pin, allowed, caller.queue_share());
     Ok(ticket)
 }
 

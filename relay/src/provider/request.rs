@@ -13,7 +13,7 @@ use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::{Allowed, QueueShare, RequestKey};
+use crate::dispatch::RequestKey;
 use crate::provider::exchange::Exchange;
 
 /// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
@@ -30,12 +30,8 @@ pub struct RequestRecord {
     pub id: String,
     /// The backend's name of the model.
     pub model: Arc<str>,
-    /// The ids of the models that may serve it, if it uses a name that a worker maps to one; `None` for any.
-    pub allowed: Option<Allowed>,
     /// The id of its API key; `None` if none is required.
     pub api_key: Option<Arc<str>>,
-    /// The part of the queue that its key may fill; `None` for all of it.
-    pub share: Option<QueueShare>,
     /// The provider.
     pub provider: Arc<str>,
     /// The route.

@@ -62,9 +62,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
         key: provider.shared.next_request_key(),
         id: "id".into(),
         model: "m".into(),
-        allowed: None,
         api_key: None,
-        share: None,
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
         method: "POST",
@@ -88,7 +86,7 @@ async fn request_pinned_before_move_follows_worker() {
     let pin = provider.worker_of_instance("process");
     assert_eq!(pin, Some(older.info.key));
     let newer = join(&provider, true);
-    provider.submit(&request(&provider), pin);
+    provider.submit(&request(&provider), pin, None, None);
     assert_eq!(provider.queue_depth(), 1, "it waits for the newer link");
     provider.granted(&newer, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
     assert_eq!(provider.queue_depth(), 0);
@@ -102,7 +100,7 @@ async fn removed_provider_is_found_until_finished() {
     let is_found = || providers.all_with_leaving().iter().any(|found| Arc::ptr_eq(found, &provider));
     providers.replace(&[Arc::clone(&provider)]);
     let running = request(&provider);
-    provider.submit(&running, None);
+    provider.submit(&running, None, None, None);
     assert_eq!(providers.replace(&[]).len(), 1);
     assert_eq!((providers.all().len(), is_found()), (0, true));
     providers.forget_finished();

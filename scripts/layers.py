@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks which way the imports of relay, worker and operator point.
+"""Checks which way the imports of relay, worker, multiplexer and operator point.
 
     scripts/layers.py           fails on a larger import circle, a duplicate type name, or an import against the layers
     scripts/layers.py explain   also lists each circle and where to cut it
@@ -15,7 +15,7 @@ from collections import defaultdict
 from rust_source import ROOT, end_of_block, line_of, split, without_tests
 
 # Files in the largest circle. These limits only fall.
-LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 2, "operator": 0}
+LARGEST_CIRCLE = {"relay": 6, "worker-sidecar": 2, "worker-sidecar/multiplexer": 2, "operator": 0}
 
 # Layers from left to right: a file imports from its own group and from layers to the left. Groups of one layer do not import each
 # other. A module belongs to the group that names the longest prefix of its path; `crate` is `lib.rs` or `main.rs`.
@@ -30,8 +30,7 @@ LAYERS = {
         {"app": "app crate"},
     ],
     "worker-sidecar": [
-        {"net, shutdown": "net setting_error shutdown"},
-        {"multiplexer": "multiplexer"},
+        {"shutdown": "shutdown"},
         {"settings, telemetry": "settings telemetry"},
         {"backend": "backend"},
         {"metrics": "metrics"},
@@ -40,6 +39,15 @@ LAYERS = {
         {"worker": "worker forward"},
         {"relays": "relays", "probe": "probe"},
         {"app": "crate app"},
+    ],
+    "worker-sidecar/multiplexer": [
+        {"data": "crate config effect error estimate event memory"},
+        {"policy": "policy"},
+        {"machine": "machine"},
+        {"net": "net setting_error"},
+        {"driver": "driver"},
+        {"actor, board, metrics": "actor board metrics"},
+        {"slots": "slots"},
     ],
     "operator": [
         {"shared": "crd settings telemetry net resources relays context plural"},

@@ -8,9 +8,9 @@ use modelrelay_bench::simulation::rng::Rng;
 use modelrelay_bench::simulation::worker::{Setup, WorkerSimulation};
 use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
-use modelrelay_worker::multiplexer::config::{Knobs, Linger};
-use modelrelay_worker::multiplexer::event::LinkKind;
-use modelrelay_worker::multiplexer::policy;
+use modelrelay_multiplexer::config::{Knobs, Linger};
+use modelrelay_multiplexer::event::LinkKind;
+use modelrelay_multiplexer::policy;
 
 const BOTH: [LinkKind; 2] = [LinkKind::Granted, LinkKind::Held];
 

@@ -97,6 +97,19 @@ struct Row {
 }
 
 impl ErrorKind {
+    /// Returns the kind of an error that a worker reported by this code.
+    pub fn of_worker(code: &str) -> Self {
+        match code {
+            WorkerError::SEVERED_BY_SWAP => Self::SeveredBySwap,
+            WorkerError::BACKEND_UNREACHABLE => Self::BackendUnreachable,
+            WorkerError::INSUFFICIENT_MEMORY => Self::InsufficientMemory,
+            WorkerError::BACKEND_UNAVAILABLE => Self::BackendUnavailable,
+            WorkerError::SLOT_QUARANTINED => Self::SlotQuarantined,
+            WorkerError::RESPONSE_TOO_LARGE => Self::ResponseTooLarge,
+            code => Self::Worker(code.to_owned()),
+        }
+    }
+
     #[rustfmt::skip]
     fn row(&self) -> Row {
         let row = |status, openai_type, code, anthropic_type| Row {

@@ -39,8 +39,8 @@ use std::collections::BTreeSet;
 
 pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use model::event::{
-    Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
-    NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant, LoadFailure,
+    LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
@@ -133,7 +133,7 @@ impl Dispatch {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::Submit(new) => self.handle_submit(&new),
+            Event::Submit(new) => self.handle_submit(new),
             Event::Cancel { request, reason } => self.handle_cancel(request, reason),
             Event::WorkerJoined(new) => self.handle_joined(&new),
             Event::WorkerLost { worker, started, cause } => {
@@ -168,13 +168,13 @@ impl Dispatch {
     fn handle_settings(&mut self, settings: Settings) {
         self.settings = settings;
         if !self.settings.enabled {
-            self.fail_queued(Failure::Disabled);
+            self.fail_queued(&Failure::Disabled);
         }
     }
 
     fn handle_deleted(&mut self) {
         self.phase = ProviderPhase::Deleted;
-        self.fail_queued(Failure::Deleted);
+        self.fail_queued(&Failure::Deleted);
         let workers = self.worker_keys();
         for worker in workers {
             self.begin_drain(worker);
@@ -189,7 +189,7 @@ impl Dispatch {
 
     fn handle_drain_deadline(&mut self) {
         self.handle_drain_begun();
-        self.fail_queued(Failure::Draining);
+        self.fail_queued(&Failure::Draining);
         while let Some((_, key)) = self.running.first().copied() {
             self.revoke(key, CancelReason::DrainDeadline);
             self.fail(key, Failure::Draining);
@@ -203,11 +203,11 @@ impl Dispatch {
         keys
     }
 
-    fn fail_queued(&mut self, failure: Failure) {
+    fn fail_queued(&mut self, failure: &Failure) {
         let queued: Vec<_> = self.queued().collect();
         for key in queued {
             self.dequeue(key);
-            self.fail(key, failure);
+            self.fail(key, failure.clone());
         }
     }
 }

@@ -35,8 +35,8 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
-    Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker,
+    QueueShare, RequestKey, Settings, WorkerKey,
 };
 use crate::provider::exchange::Detached;
 use crate::provider::request::RequestRecord;
@@ -115,23 +115,29 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// Submits a request; its exchange reports how it ends.
-    pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>) {
+    /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
+    pub fn submit(
+        &self,
+        record: &Arc<RequestRecord>,
+        pin: Option<WorkerKey>,
+        allowed: Option<Allowed>,
+        share: Option<QueueShare>,
+    ) {
         let mut state = self.lock();
         // The worker may have changed its link since the pin was resolved.
         let pin = pin.map(|pin| state.newest_link(pin));
         let request = NewRequest {
             key: record.key,
-            model: Arc::clone(&record.spec.model),
-            bytes: record.spec.body.len() as u64,
+            model: Arc::clone(&record.model),
+            bytes: record.body.len() as u64,
             pin,
             needs_core1: record.needs_core1.is_some(),
-            allowed: record.spec.allowed.clone(),
-            share: record.spec.share.clone(),
+            allowed,
+            share,
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
-        debug!(request_id = record.spec.id, provider = %self.name, model = record.spec.logged_model(), "request submitted");
+        debug!(request_id = record.id, provider = %self.name, model = record.logged_model(), "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 
@@ -310,7 +316,7 @@ impl Provider {
     /// Returns the requests that came with an API key and have not ended.
     pub fn requests_of_key(&self, id: &str) -> Vec<RequestKey> {
         let state = self.lock();
-        let of_key = |record: &&Arc<RequestRecord>| record.spec.key.as_deref() == Some(id);
+        let of_key = |record: &&Arc<RequestRecord>| record.api_key.as_deref() == Some(id);
         state.requests.values().filter(of_key).map(|record| record.key).collect()
     }
 

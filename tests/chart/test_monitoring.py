@@ -15,7 +15,7 @@ DASHBOARDS = sorted((chart.CHART / "files/dashboards").glob("*.json"))
 PREFIXES = {
     # The relay's names are written without their prefix, so a worker's could match one of them: longest first.
     "modelrelay_operator_": ["operator/src"],
-    "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs", "relay/src/telemetry/metrics"],
+    "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "worker-sidecar/multiplexer/src/metrics.rs", "relay/src/telemetry/metrics"],
     "modelrelay_": ["relay/src/telemetry/metrics"],
     "process_": ["relay/src/telemetry/metrics"],
 }

@@ -25,7 +25,7 @@ PLACES = {
 }
 METRIC_SOURCES = {
     "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/process.rs"]),
-    "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs"]),
+    "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/multiplexer/src/metrics.rs"]),
     "operator": ("modelrelay_operator_", ["operator/src/telemetry/metrics.rs"]),
 }
 

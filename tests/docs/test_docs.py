@@ -71,7 +71,7 @@ class Runbook(unittest.TestCase):
         fragments = {part.strip() for spans in quoted for span in spans for part in re.split(r"…|[;:] |\b\d{3}\b.*|[A-Z]{2,}\S*|\w+=\S*", span)}
         fragments = {part for part in fragments if len(part.split()) >= 3 and not part.startswith(("modelrelay-", "Connection refused", "Too many open files"))}
         self.assertGreater(len(fragments), 20)
-        folders = [pages.ROOT / folder / "src" for folder in ("relay", "worker-sidecar", "protocol")]
+        folders = [pages.ROOT / folder / "src" for folder in ("relay", "worker-sidecar", "worker-sidecar/multiplexer", "protocol")]
         source = "\n".join(file.read_text() for folder in folders for file in folder.rglob("*.rs"))
         source = re.sub(r"\\\n\s*", "", source)
         self.assertEqual([part for part in fragments if part not in source], [])

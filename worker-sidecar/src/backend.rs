@@ -20,12 +20,12 @@ pub use upload::{Upload, UploadError};
 
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use modelrelay_multiplexer::net::Trust;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::headers::{CREDENTIAL_HEADERS, REQUEST_HEADERS, is_forwarded_header, is_own_key};
 use modelrelay_protocol::paths::BackendPath;
 use url::Url;
 
-use crate::net::Trust;
 use crate::settings::BackendSettings;
 use connection::{Connection, ExchangeError};
 use idle::Idle;

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Method, Request as Head};
+use modelrelay_multiplexer::actor::ConnectFailureReport;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::limits::MAX_ID_BYTES;
 use modelrelay_protocol::message::{Request, WorkerError, WorkerToRelay};
@@ -29,7 +30,6 @@ use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
 use crate::link::{Link, LinkRequestKey};
-use crate::multiplexer::actor::ConnectFailureReport;
 use crate::serving::{Admission, Leased, Start};
 use crate::worker::Worker;
 use trace::ForwardTrace;

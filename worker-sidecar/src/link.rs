@@ -28,6 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use modelrelay_multiplexer::board::Peer;
+use modelrelay_multiplexer::event::RelayKey;
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::headers;
 use modelrelay_protocol::limits::STREAM_WINDOW_BYTES;
@@ -37,8 +39,6 @@ use modelrelay_protocol::outbox::{Latest, Outbox};
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::sync::Notify;
 
-use crate::multiplexer::board::Peer;
-use crate::multiplexer::event::RelayKey;
 use crate::settings::Credential;
 use liveness::Traffic;
 use requests::{RunningRequest, StreamState};

@@ -22,13 +22,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use modelrelay_multiplexer::net;
 use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
 use crate::link::{self, Backoff, EndKind, Endpoint, Link};
-use crate::net;
 use crate::settings::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;

@@ -24,8 +24,8 @@ pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
-pub use crate::multiplexer::driver::settings::{DriverSettings, SlotSettings};
-pub use crate::setting_error::SettingError;
+pub use modelrelay_multiplexer::driver::settings::{DriverSettings, SlotSettings};
+pub use modelrelay_multiplexer::setting_error::SettingError;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -269,7 +269,12 @@ fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError>
 fn traces(args: &Args, file: &File) -> Result<Option<Target>, SettingError> {
     let base = Given::first([(ENDPOINT, &args.otlp_endpoint), ("otlpEndpoint", &file.otlp_endpoint)]);
     let target = Target::resolve(base.map(|given| (given.setting, given.value)));
-    target.map_err(|error| SettingError::traces(&error))
+    target.map_err(|error| trace_error(&error))
+}
+
+/// Creates an error about the trace export.
+pub(crate) fn trace_error(error: &modelrelay_traces::SettingError) -> SettingError {
+    SettingError::hidden(error.setting(), error.problem())
 }
 
 fn read_config(path: &Path) -> Result<String, SettingError> {

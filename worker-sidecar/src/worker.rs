@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use modelrelay_multiplexer::net::Trust;
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
 use crate::link::{Advertised, Link, Links};
 use crate::metrics::Metrics;
-use crate::net::Trust;
 use crate::serving::{Failing, Serving, ServingContext};
-use crate::settings::{Credential, Live, SettingError, Settings};
+use crate::settings::{self, Credential, Live, SettingError, Settings};
 use crate::shutdown::{Cause, Drain, DrainOrder};
 
 /// The interval between attempts to read a secret or token that is missing or invalid.
@@ -293,7 +293,7 @@ fn start_traces(target: &Target, instance_id: &str, metrics: &Arc<Metrics>) -> R
     let service = Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id };
     let metrics = Arc::clone(metrics);
     let on_loss = move |loss: Loss, spans| metrics.spans_dropped(loss.as_str(), spans);
-    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| SettingError::traces(&error))
+    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| settings::trace_error(&error))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use modelrelay_worker::multiplexer::config::Linger;
+use modelrelay_multiplexer::config::Linger;
 
 use super::rivals::{Rival, Rule};
 use super::worker::Setup;

@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use modelrelay_worker::multiplexer::Model;
-use modelrelay_worker::multiplexer::config::{Knobs, ModelConfig, SlotConfig};
-use modelrelay_worker::multiplexer::effect::Effect;
-use modelrelay_worker::multiplexer::event::{
+use modelrelay_multiplexer::Model;
+use modelrelay_multiplexer::config::{Knobs, ModelConfig, SlotConfig};
+use modelrelay_multiplexer::effect::Effect;
+use modelrelay_multiplexer::event::{
     Arrival, Demand, Event, Found, Left, LinkKind, OpId, Outcome, RelayKey, RequestKey,
 };
-use modelrelay_worker::multiplexer::machine::{Jitter, Machine};
-use modelrelay_worker::multiplexer::memory::Reading;
+use modelrelay_multiplexer::machine::{Jitter, Machine};
+use modelrelay_multiplexer::memory::Reading;
 
 use super::{JobId, ModelId, PLACES, Scheduler, Time};
 

@@ -157,19 +157,19 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
 }
 
 fn request(live: &LiveRequest) -> Value {
-    let (spec, progress) = (&live.record.spec, live.record.progress().clone());
+    let (record, progress) = (&live.record, live.record.progress().clone());
     json!({
-        "request_id": spec.id,
-        "provider": &*spec.provider,
-        "model": &*spec.model,
-        "endpoint": spec.endpoint.as_str(),
+        "request_id": record.id,
+        "provider": &*record.provider,
+        "model": &*record.model,
+        "endpoint": record.endpoint.as_str(),
         "state": live.stage(),
-        "stream": spec.is_streaming,
+        "stream": record.is_streaming,
         "worker": progress.worker.as_deref(),
         "attempts": progress.attempts,
-        "received_at": time(live.record.arrived),
-        "age_ms": millis(spec.received_at.elapsed()),
-        "request_bytes": spec.body.len(),
+        "received_at": time(record.arrived),
+        "age_ms": millis(record.received_at.elapsed()),
+        "request_bytes": record.body.len(),
     })
 }
 

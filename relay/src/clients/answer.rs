@@ -128,7 +128,7 @@ impl Answer {
     ) -> Self {
         Self {
             exchange: Arc::clone(&ticket.record().exchange),
-            raises_frame: ticket.record().spec.endpoint.raises_error_frame(),
+            raises_frame: ticket.record().endpoint.raises_error_frame(),
             flushed: client.flushed.clone(),
             ticket,
             dialect: client.dialect,

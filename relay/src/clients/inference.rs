@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -21,14 +21,14 @@ use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
-use crate::dispatch::WorkerKey;
+use crate::dispatch::{Allowed, WorkerKey};
 use crate::http::body::discard;
 use crate::http::respond::Client;
 use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::{RequestRecord, RequestSpec, RequestTrace};
+use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
 use crate::provider::routing::Route;
 use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
@@ -49,13 +49,7 @@ const RETRY_WHILE_STARTING: Duration = Duration::from_secs(5);
 
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
-    let opened = RequestHead::of(&relay, &request);
-    let (parts, mut body) = request.into_parts();
-    let response = match prepare_by_model(&relay, &opened, &parts, &mut body).await {
-        Ok(ticket) => answer(&opened.client, ticket).await,
-        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
-    };
-    browser::share(&relay.shared.config.load(), &parts.headers, response)
+    serve(&relay, request, None).await
 }
 
 /// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`. Only the worker that made the response knows it.
@@ -64,130 +58,109 @@ pub async fn by_response_id(
     Path(id): Path<String>,
     request: Request<Body>,
 ) -> Response {
-    let opened = RequestHead::of(&relay, &request);
+    serve(&relay, request, Some(&id)).await
+}
+
+async fn serve(relay: &Arc<Relay>, request: Request<Body>, response_id: Option<&str>) -> Response {
+    count_retry(relay, request.headers());
+    let client = Client::of(&request);
     let (parts, mut body) = request.into_parts();
-    let response = match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
-        Ok(ticket) => answer(&opened.client, ticket).await,
-        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
+    let (method, path) = (&parts.method, parts.uri.path());
+    let begin = |traces| RequestTrace::begin(traces, method, path, &parts.headers, &client.request_id);
+    let trace = relay.shared.traces.as_ref().map(begin).map(Arc::new);
+    let response = match prepare(relay, (&client, trace.as_ref()), &parts, &mut body, response_id).await {
+        Ok(ticket) => answer(&client, ticket).await,
+        Err(error) => {
+            discard(&parts.headers, body);
+            let endpoint = paths::endpoint(method.as_str(), path).unwrap_or(Endpoint::Other);
+            let outcome = Outcome::of_error(error.kind());
+            relay.shared.metrics.unrouted_request_finished(endpoint, outcome, error.status());
+            if let Some(trace) = &trace {
+                trace.refuse(&error);
+            }
+            client.refuse(method, &parts.uri, &error)
+        }
     };
     browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
 
-/// A request whose head has been read.
-struct RequestHead {
-    client: Client,
-    endpoint: Endpoint,
-    trace: Option<Arc<RequestTrace>>,
-}
-
-impl RequestHead {
-    fn of(relay: &Relay, request: &Request<Body>) -> Self {
-        count_retry(relay, request.headers());
-        let (method, path) = (request.method(), request.uri().path());
-        let client = Client::of(request);
-        let trace = relay.shared.traces.as_ref();
-        let trace =
-            trace.map(|traces| RequestTrace::begin(traces, method, path, request.headers(), &client.request_id));
-        let endpoint = paths::endpoint(method.as_str(), path).unwrap_or(Endpoint::Other);
-        Self { client, endpoint, trace: trace.map(Arc::new) }
-    }
-}
-
-fn refuse(
-    relay: &Relay,
-    RequestHead { client, endpoint, trace }: &RequestHead,
-    error: &ApiError,
-    (parts, body): (&Parts, Body),
-) -> Response {
-    discard(&parts.headers, body);
-    relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
-    if let Some(trace) = trace {
-        trace.refuse(error);
-    }
-    client.refuse(&parts.method, &parts.uri, error)
-}
-
-async fn prepare_by_model(
+async fn prepare(
     relay: &Arc<Relay>,
-    opened: &RequestHead,
+    (client, trace): (&Client, Option<&Arc<RequestTrace>>),
     parts: &Parts,
     body: &mut Body,
+    response_id: Option<&str>,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
     let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
-    let holder = caller.holder(relay, parts);
-    let body = read_body(relay, opened.endpoint, holder.clone(), (&parts.headers, body)).await?;
+    let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
+    if response_id.is_some() && endpoint.is_none() {
+        return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
+    }
+    let endpoint = endpoint.unwrap_or(Endpoint::Other);
+    let mut body = read_body(relay, endpoint, caller.holder(relay, parts), (&parts.headers, body)).await?;
     let read_at = Instant::now();
+    let (route, allowed, pin, is_streaming) = match response_id {
+        Some(id) => route_by_response_id(relay, &caller, parts, id).await?,
+        None => route_by_model(relay, &caller, parts, &mut body).await?,
+    };
+    let method = if parts.method == Method::GET { "GET" } else { "POST" };
+    let config = relay.shared.config.load();
+    let budget = Arc::clone(&relay.shared.budget);
+    let record = Arc::new(RequestRecord {
+        key: relay.shared.next_request_key(),
+        id: client.request_id.clone(),
+        model: route.model,
+        api_key: caller.key_id(),
+        provider: Arc::clone(&route.provider.name),
+        endpoint,
+        method,
+        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: headers_of(relay, parts),
+        is_streaming,
+        needs_core1: needs_core1(method, &body),
+        body,
+        received_at,
+        arrived: SystemTime::now(),
+        trace: trace.cloned(),
+        exchange: Exchange::new(budget, config.max_stream_bytes, config.max_unread_bytes),
+        progress: Mutex::default(),
+    });
+    let known = relay.providers.knows(&route.provider, &record.model);
+    let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
+    route.provider.submit(&record, pin, allowed, caller.queue_share());
+    Ok(ticket)
+}
+
+/// A request's route, the ids of the models that may serve it, its pin, and true if a stream is requested.
+type Routing = (Route, Option<Allowed>, Option<WorkerKey>, bool);
+
+/// Routes a request by the model that its body names; an alias in the body is replaced.
+async fn route_by_model(relay: &Relay, caller: &Caller, parts: &Parts, body: &mut Bytes) -> Result<Routing, ApiError> {
     let content_type = content_type(&parts.headers)?;
     let named = named_provider(&parts.headers);
     let default = relay.providers.default_model(named.as_deref());
-    let routed = read_route(content_type, &body, default.as_ref().map(|(_, model)| model)).await?;
+    let routed = read_route(content_type, body, default.as_ref().map(|(_, model)| model)).await?;
     let of_default = default.as_ref().filter(|_| routed.names_no_model()).map(|(provider, _)| &**provider);
-    let route = find_route(relay, &caller, of_default.or(named.as_deref()), &routed.model).await?;
+    let route = find_route(relay, caller, of_default.or(named.as_deref()), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
-    let body =
-        if routed.needs_rewrite(&route.model) { rename(relay, holder, &body, &routed, &route.model)? } else { body };
-    let spec = RequestSpec {
-        id: opened.client.request_id.clone(),
-        model: route.model,
-        allowed,
-        key: caller.key_id(),
-        share: caller.queue_share(),
-        provider: Arc::clone(&route.provider.name),
-        endpoint: opened.endpoint,
-        dialect: opened.client.dialect,
-        method: "POST",
-        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: headers_of(relay, parts),
-        is_streaming: routed.stream,
-        body,
-        received_at,
-        trace: opened.trace.clone(),
-    };
+    if routed.needs_rewrite(&route.model) {
+        *body = rename(relay, caller.holder(relay, parts), body, &routed, &route.model)?;
+    }
     let pin = match &routed.previous_response_id {
-        Some(id) => Some(pin_to(relay, &route.provider, id, &spec).await?),
+        Some(id) => Some(pin_to(relay, &route, id, caller.key_id().as_deref()).await?),
         None => None,
     };
-    Ok(submit(relay, &route.provider, spec, pin, read_at, lease))
+    Ok((route, allowed, pin, routed.stream))
 }
 
-async fn prepare_by_id(
-    relay: &Arc<Relay>,
-    opened: &RequestHead,
-    id: &str,
-    parts: &Parts,
-    body: &mut Body,
-) -> Result<Ticket, ApiError> {
-    let received_at = Instant::now();
-    let caller = admit(relay, parts)?;
-    let lease = caller.lease()?;
-    if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
-        return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
-    }
-    let body = read_body(relay, Endpoint::Responses, caller.holder(relay, parts), (&parts.headers, body)).await?;
-    let read_at = Instant::now();
-    let (provider, model, pin) =
-        worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
-    let allowed = caller.check_model(&provider, &[&model])?;
-    let spec = RequestSpec {
-        id: opened.client.request_id.clone(),
-        model,
-        allowed,
-        key: caller.key_id(),
-        share: caller.queue_share(),
-        provider: Arc::clone(&provider.name),
-        endpoint: Endpoint::Responses,
-        dialect: opened.client.dialect,
-        method: if parts.method == Method::GET { "GET" } else { "POST" },
-        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: headers_of(relay, parts),
-        is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
-        body,
-        received_at,
-        trace: opened.trace.clone(),
-    };
-    Ok(submit(relay, &provider, spec, Some(pin), read_at, lease))
+/// Routes a request to the worker that made a response.
+async fn route_by_response_id(relay: &Relay, caller: &Caller, parts: &Parts, id: &str) -> Result<Routing, ApiError> {
+    let (route, pin) = worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), caller).await?;
+    let allowed = caller.check_model(&route.provider, &[&route.model])?;
+    let is_streaming = parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true"));
+    Ok((route, allowed, Some(pin), is_streaming))
 }
 
 /// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
@@ -262,23 +235,6 @@ fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, m
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 
-fn submit(
-    relay: &Arc<Relay>,
-    provider: &Arc<Provider>,
-    spec: RequestSpec,
-    pin: Option<WorkerKey>,
-    read_at: Instant,
-    lease: Option<crate::keys::KeyLease>,
-) -> Ticket {
-    let config = relay.shared.config.load();
-    let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
-    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), spec, exchange));
-    let known = relay.providers.knows(provider, &record.spec.model);
-    let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
-    provider.submit(&record, pin);
-    ticket
-}
-
 async fn answer(client: &Client, ticket: Ticket) -> Response {
     let keepalive = ticket.keepalive();
     let exchange = Arc::clone(&ticket.record().exchange);
@@ -296,17 +252,22 @@ async fn answer(client: &Client, ticket: Ticket) -> Response {
 }
 
 /// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only worker.
-async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, spec: &RequestSpec) -> Result<WorkerKey, ApiError> {
-    match relay.shared.affinity.origin(&provider.name, id, Instant::now()) {
-        Some(origin) if origin.is_open_to(spec.key.as_deref()) => wait_for_origin(provider, &origin).await,
+async fn pin_to(relay: &Relay, route: &Route, id: &str, key: Option<&str>) -> Result<WorkerKey, ApiError> {
+    match relay.shared.affinity.origin(&route.provider.name, id, Instant::now()) {
+        Some(origin) if origin.is_open_to(key) => wait_for_origin(&route.provider, &origin).await,
         Some(_) => Err(response_not_found()),
-        None => provider.sole_worker_for(&spec.model).ok_or_else(response_not_found),
+        None => route.provider.sole_worker_for(&route.model).ok_or_else(response_not_found),
     }
 }
 
 /// Returns the worker that made a response for this caller, with its model; if the id is unknown, the only worker. One id may
 /// stand for responses of several providers; then the first one made among those that the caller may read is used.
-async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
+async fn worker_of_response(
+    relay: &Relay,
+    id: &str,
+    named: Option<&str>,
+    caller: &Caller,
+) -> Result<(Route, WorkerKey), ApiError> {
     let mut origins = relay.shared.affinity.origins(id, Instant::now());
     origins.retain(|origin| named.is_none_or(|named| *origin.provider == *named));
     if origins.is_empty() {
@@ -316,7 +277,7 @@ async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller
     let origin = origins.into_iter().find(|origin| origin.is_open_to(key.as_deref())).ok_or_else(response_not_found)?;
     let provider = relay.providers.named(&origin.provider).ok_or_else(response_not_found)?;
     let worker = wait_for_origin(&provider, &origin).await?;
-    Ok((provider, origin.model, worker))
+    Ok((Route { provider, model: origin.model }, worker))
 }
 
 /// Waits for a worker between two connections, as long as a request waits for a model that no worker has.
@@ -333,11 +294,9 @@ async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<Wo
     }
 }
 
-type Pinned = (Arc<Provider>, Arc<str>, WorkerKey);
-
 /// Returns the only connected worker, for an id that the relay does not know, with a model for the request: one that the worker
 /// serves now, because such an id does not justify a swap, and that the caller may use.
-fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
+fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<(Route, WorkerKey), ApiError> {
     let providers = match named {
         Some(name) => relay.providers.named(name).into_iter().collect(),
         None => relay.providers.all(),
@@ -352,7 +311,7 @@ fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pi
     let first = open.clone().next();
     let allowed = open.find(|model| caller.allows_model(provider, &[model]));
     let model = allowed.or(first).ok_or_else(response_not_found)?;
-    Ok((Arc::clone(provider), Arc::clone(model), worker))
+    Ok((Route { provider: Arc::clone(provider), model: Arc::clone(model) }, worker))
 }
 
 fn response_not_found() -> ApiError {

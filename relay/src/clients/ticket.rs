@@ -40,8 +40,8 @@ impl Ticket {
         read_at: Instant,
         lease: Option<KeyLease>,
     ) -> Self {
-        let model = known.then(|| provider.counted_as(&record.spec.model));
-        let series = provider.series.request(model.as_deref(), record.spec.endpoint);
+        let model = known.then(|| provider.counted_as(&record.model));
+        let series = provider.series.request(model.as_deref(), record.endpoint);
         Self {
             provider,
             record,
@@ -64,7 +64,7 @@ impl Ticket {
 
     /// How long a stream may be silent before a comment is sent, if this is configured.
     pub fn keepalive(&self) -> Option<Duration> {
-        self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.spec.is_streaming)
+        self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.is_streaming)
     }
 
     /// Records the status that was sent to the client.
@@ -78,7 +78,7 @@ impl Ticket {
         self.bytes += bytes as u64;
         if self.first_byte_at.is_none() {
             self.first_byte_at = Some(now);
-            self.series.first_byte_sent(now - self.record.spec.received_at);
+            self.series.first_byte_sent(now - self.record.received_at);
             let dispatched_at = self.record.progress().dispatched_at;
             let (_, _, came_at) = self.record.exchange.summary();
             if let (Some(sent), Some(came)) = (dispatched_at, came_at) {
@@ -122,15 +122,15 @@ impl Ticket {
     }
 
     fn log(&self, outcome: Outcome, code: u16, duration: Duration) {
-        let spec = &self.record.spec;
-        let progress = self.record.progress();
-        let ttft = self.first_byte_at.map(|at| (at - spec.received_at).as_millis() as u64);
+        let record = &self.record;
+        let progress = record.progress();
+        let ttft = self.first_byte_at.map(|at| (at - record.received_at).as_millis() as u64);
         tracing::info!(
             target: PER_REQUEST,
-            request_id = spec.id,
-            provider = %spec.provider,
-            model = spec.logged_model(),
-            endpoint = spec.endpoint.as_str(),
+            request_id = record.id,
+            provider = %record.provider,
+            model = record.logged_model(),
+            endpoint = record.endpoint.as_str(),
             worker = progress.worker.as_deref(),
             outcome = outcome.as_str(),
             code,
@@ -138,22 +138,22 @@ impl Ticket {
             ttft_ms = ttft,
             duration_ms = duration.as_millis() as u64,
             bytes = self.bytes,
-            trace_id = spec.trace.as_ref().map(|trace| trace.id()),
+            trace_id = record.trace.as_ref().map(|trace| trace.id()),
             "response complete"
         );
     }
 
     fn end_trace(&self, outcome: Outcome, code: u16, progress: &Progress, came_at: Option<Instant>) {
-        let spec = &self.record.spec;
-        let Some(trace) = &spec.trace else { return };
+        let record = &self.record;
+        let Some(trace) = &record.trace else { return };
         let sent_and_came = progress.dispatched_at.zip(came_at);
         trace.finish(&TraceEnd {
             outcome,
             code,
             is_broken: self.broken.is_some(),
-            spec,
+            record,
             queue_wait: progress.queue_wait,
-            first_byte: self.first_byte_at.map(|at| at - spec.received_at),
+            first_byte: self.first_byte_at.map(|at| at - record.received_at),
             upstream_first_byte: sent_and_came.map(|(sent, came)| came.saturating_duration_since(sent)),
             unsent_since: (progress.attempts == 0).then_some(self.read_at),
             tokens: progress.token_counts,
@@ -163,7 +163,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let duration = self.record.spec.received_at.elapsed();
+        let duration = self.record.received_at.elapsed();
         let (end, _, came_at) = self.record.exchange.summary();
         let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
@@ -172,10 +172,10 @@ impl Drop for Ticket {
         if !matches!(end, Some(Ok(()))) {
             self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
         }
-        let stream = self.record.spec.is_streaming;
+        let stream = self.record.is_streaming;
         self.series.finished(RequestEnd { outcome, code, stream, duration });
         let metrics = &self.provider.shared.metrics;
-        metrics.response_body_sent(self.record.spec.endpoint, self.bytes);
+        metrics.response_body_sent(self.record.endpoint, self.bytes);
         let progress = self.record.progress().clone();
         if let Some(tokens) = progress.token_counts {
             let writing = self.first_byte_at.zip(self.last_byte_at).map(|(first, last)| last - first);
@@ -183,7 +183,7 @@ impl Drop for Ticket {
         }
         if let Some(sent) = progress.dispatched_at {
             let spent = sent.saturating_duration_since(self.read_at).saturating_sub(progress.queue_wait);
-            metrics.overhead_observed(self.record.spec.endpoint, spent);
+            metrics.overhead_observed(self.record.endpoint, spent);
         }
         self.log(outcome, code, duration);
         self.end_trace(outcome, code, &progress, came_at);

@@ -66,9 +66,9 @@ impl Frame {
             live.extend(provider.live_requests());
         }
         frame.requests_total = live.len();
-        live.sort_by_key(|request| request.record.spec.received_at);
+        live.sort_by_key(|request| request.record.received_at);
         for request in live.iter().take(MAX_REQUESTS) {
-            frame.requests.insert(request.record.spec.id.as_str().into(), request_part(request, &ids).to_string());
+            frame.requests.insert(request.record.id.as_str().into(), request_part(request, &ids).to_string());
         }
         frame
     }
@@ -283,22 +283,22 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
 const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {
-    let (spec, attempts) = (&live.record.spec, live.record.progress().attempts);
+    let (record, attempts) = (&live.record, live.record.progress().attempts);
     let worker = match live.place {
         Some(RequestPlace::Running { worker, .. }) => Some(worker),
         Some(RequestPlace::Queued) | None => None,
     };
     json!({
-        "request_id": spec.id,
-        "provider": &*spec.provider,
-        "model": &*spec.model,
-        "endpoint": spec.endpoint.as_str(),
+        "request_id": record.id,
+        "provider": &*record.provider,
+        "model": &*record.model,
+        "endpoint": record.endpoint.as_str(),
         "state": live.stage(),
-        "stream": spec.is_streaming,
+        "stream": record.is_streaming,
         "worker": worker.and_then(|worker| ids.get(&worker)).map(AsRef::as_ref),
         "attempts": attempts,
-        "received_at": unix_millis(live.record.arrived),
-        "request_bytes": spec.body.len(),
+        "received_at": unix_millis(record.arrived),
+        "request_bytes": record.body.len(),
     })
 }
 

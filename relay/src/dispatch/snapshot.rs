@@ -9,7 +9,6 @@ use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
 use super::model::models::Group;
 use super::model::registry::Worker;
 use super::model::request::RequestState;
-use super::model::residency::LoadEligibility;
 
 /// The state of one worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -194,14 +193,6 @@ impl Dispatch {
         let ids = self.ids_of(name);
         let id = ids.first().filter(|id| ids.len() == 1 && self.worker_serves(id));
         id.cloned().unwrap_or_else(|| name.into())
-    }
-
-    /// Returns this worker's last reason why it cannot load the model.
-    pub fn load_problem(&self, worker: WorkerKey, model: &Model, now: Now) -> Option<String> {
-        match self.workers.get(&worker)?.eligibility(model, self.clock.moment(now))? {
-            LoadEligibility::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),
-            LoadEligibility::Able(_) | LoadEligibility::Leaving => None,
-        }
     }
 
     fn snapshot(&self, worker: &Worker) -> WorkerSnapshot {

@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 
 use super::{Provider, ProviderCore};
 use crate::dispatch::{
-    CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
+    CancelReason, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
 use crate::provider::request::{NeedsCore1, RequestRecord};
 use crate::telemetry::journal::PER_REQUEST;
@@ -70,15 +70,15 @@ impl Provider {
             progress.attempts = attempt;
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        if let Some(trace) = &record.spec.trace {
-            trace.begin_attempt(&record.spec, &link.info.name, attempt, waited);
+        if let Some(trace) = &record.trace {
+            trace.begin_attempt(record, &link.info.name, attempt, waited);
         }
         let wire_id = link.send(record, attempt);
         info!(
             target: PER_REQUEST,
-            request_id = record.spec.id,
+            request_id = record.id,
             provider = %self.name,
-            model = record.spec.logged_model(),
+            model = record.logged_model(),
             worker = %link.info.name,
             attempt,
             wire_id = &*wire_id,
@@ -100,10 +100,9 @@ impl Provider {
 
     /// Returns the error for the client, and logs the failures that an operator can prevent.
     fn explain(&self, state: &ProviderCore, record: &RequestRecord, failure: Failure, attempts: u32) -> ApiError {
-        let request_id = record.spec.id.as_str();
+        let request_id = record.id.as_str();
         let secs = |secs: u32| Duration::from_secs(u64::from(secs));
-        let from_worker = || record.progress().worker_error.clone();
-        let model = &record.spec.model;
+        let model = &record.model;
         match failure {
             Failure::QueueFull { retry_after_secs } => {
                 warn!(request_id, provider = %self.name, "queue full");
@@ -117,7 +116,7 @@ impl Provider {
                 ApiError::new(ErrorKind::KeyLimit, message)
             }
             Failure::QueueTimeout { retry_after_secs } => {
-                warn!(request_id, provider = %self.name, model = record.spec.logged_model(), "queue timeout");
+                warn!(request_id, provider = %self.name, model = record.logged_model(), "queue timeout");
                 let mut message = "queue timeout: no worker available within deadline".to_owned();
                 if !state.core.worker_serves(model) {
                     message.push_str(&format!("; no worker serves {model}: see /v1/models"));
@@ -140,16 +139,12 @@ impl Provider {
             Failure::SeveredBySwap => {
                 ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it responded"))
             }
-            Failure::LoadFailed { code, retry_after } => {
-                let reason = from_worker().map(|error| error.message().to_owned());
-                not_loaded(model, code, reason, retry_after)
-            }
-            Failure::ModelFailed { worker, code, retry_after } => {
-                let reason = state.core.load_problem(worker, model, Instant::now());
-                not_loaded(model, code, reason, retry_after)
+            Failure::LoadFailed { code, retry_after, report }
+            | Failure::ModelFailed { worker: _, code, retry_after, report } => {
+                not_loaded(model, code, &report, retry_after)
             }
             Failure::ModelLoading { retry_after } => {
-                let waited = record.spec.received_at.elapsed().as_secs();
+                let waited = record.received_at.elapsed().as_secs();
                 let message = format!("{model} could not be loaded within the {waited} s that this request has waited");
                 match retry_after {
                     Some(after) => {
@@ -167,8 +162,7 @@ impl Provider {
             Failure::CancelledByAdmin => {
                 ApiError::new(ErrorKind::CancelledByAdmin, "the request was cancelled by an admin")
             }
-            Failure::Fatal => from_worker()
-                .unwrap_or_else(|| ApiError::new(ErrorKind::Worker(String::new()), "the worker failed the request")),
+            Failure::Fatal(report) => ApiError::new(ErrorKind::of_worker(&report.code), report.message.clone()),
         }
     }
 
@@ -199,13 +193,13 @@ impl Provider {
             progress.dispatched_at = None;
             progress.waiting_since = Some(Instant::now());
         }
-        if let Some(trace) = &record.spec.trace {
+        if let Some(trace) = &record.trace {
             trace.requeue(label.as_str());
         }
         warn!(
-            request_id = record.spec.id,
+            request_id = record.id,
             provider = %self.name,
-            model = record.spec.logged_model(),
+            model = record.logged_model(),
             reason = label.as_str(),
             attempt,
             "request requeued"
@@ -248,12 +242,13 @@ impl ProviderCore {
     }
 }
 
-fn not_loaded(model: &str, code: LoadFailure, reason: Option<String>, retry_after: Option<Duration>) -> ApiError {
+fn not_loaded(model: &str, code: LoadFailure, report: &FailureReport, retry_after: Option<Duration>) -> ApiError {
     let kind = match code {
         LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
         LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
         LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
     };
+    let reason = Some(&report.message).filter(|message| !message.is_empty()).cloned();
     let error = ApiError::new(kind, reason.unwrap_or_else(|| format!("{model} could not be loaded")));
     match retry_after {
         Some(after) if error.retry_after().is_some() => error.with_retry_after(after),

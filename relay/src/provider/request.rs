@@ -9,13 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use modelrelay_protocol::dialect::Dialect;
-use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::{Allowed, QueueShare, RequestKey};
+use crate::dispatch::RequestKey;
 use crate::provider::exchange::Exchange;
 
 /// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
@@ -24,24 +22,20 @@ const ENVELOPE_BYTES: usize = 128 << 10;
 /// The status of a request whose client disconnected, as in nginx.
 pub const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The data that a handler has when it submits a request.
-pub struct RequestSpec {
+/// One client request.
+pub struct RequestRecord {
+    /// Its place in the queue.
+    pub key: RequestKey,
     /// The request id for the client.
     pub id: String,
     /// The backend's name of the model.
     pub model: Arc<str>,
-    /// The ids of the models that may serve it, if it uses a name that a worker maps to one; `None` for any.
-    pub allowed: Option<Allowed>,
     /// The id of its API key; `None` if none is required.
-    pub key: Option<Arc<str>>,
-    /// The part of the queue that its key may fill; `None` for all of it.
-    pub share: Option<QueueShare>,
+    pub api_key: Option<Arc<str>>,
     /// The provider.
     pub provider: Arc<str>,
     /// The route.
     pub endpoint: Endpoint,
-    /// The format of errors.
-    pub dialect: Dialect,
     /// The HTTP method.
     pub method: &'static str,
     /// Path and query.
@@ -54,15 +48,16 @@ pub struct RequestSpec {
     pub body: Bytes,
     /// The time of its first byte.
     pub received_at: Instant,
+    /// The same, human-readable.
+    pub arrived: SystemTime,
     /// Its spans, if traces are exported.
     pub trace: Option<Arc<RequestTrace>>,
-}
-
-impl RequestSpec {
-    /// The model for the log: users put keys into the wrong field.
-    pub fn logged_model(&self) -> &str {
-        if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
-    }
+    /// Why only a `core1` worker can handle it, if so.
+    pub needs_core1: Option<NeedsCore1>,
+    /// The exchange of its response.
+    pub exchange: Arc<Exchange>,
+    /// Its progress so far.
+    pub progress: Mutex<Progress>,
 }
 
 /// Why a request cannot be sent to an old worker, which supports only the original messages.
@@ -72,21 +67,6 @@ pub enum NeedsCore1 {
     Size,
     /// It is not text, or not a POST.
     Form,
-}
-
-/// One client request.
-pub struct RequestRecord {
-    /// Its place in the queue.
-    pub key: RequestKey,
-    /// The handler's data.
-    pub spec: RequestSpec,
-    /// The time of its arrival, human-readable.
-    pub arrived: SystemTime,
-    /// Why only a `core1` worker can handle it, if so.
-    pub needs_core1: Option<NeedsCore1>,
-    /// The exchange of its response.
-    pub exchange: Arc<Exchange>,
-    progress: Mutex<Progress>,
 }
 
 /// The progress of a request so far.
@@ -102,8 +82,6 @@ pub struct Progress {
     pub waiting_since: Option<Instant>,
     /// The number of attempts.
     pub attempts: u32,
-    /// The error with which a worker failed the request.
-    pub worker_error: Option<ApiError>,
     /// The token counts from the backend.
     pub token_counts: Option<TokenCounts>,
 }
@@ -118,10 +96,9 @@ impl Progress {
 }
 
 impl RequestRecord {
-    /// Creates a request that has not been submitted yet.
-    pub fn new(key: RequestKey, spec: RequestSpec, exchange: Arc<Exchange>) -> Self {
-        let needs_core1 = needs_core1(&spec);
-        Self { key, spec, arrived: SystemTime::now(), needs_core1, exchange, progress: Mutex::default() }
+    /// The model for the log: users put keys into the wrong field.
+    pub fn logged_model(&self) -> &str {
+        if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
     }
 
     /// Locks its progress so far.
@@ -133,7 +110,7 @@ impl RequestRecord {
     pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
-            content_length: Some(self.spec.body.len() as u64),
+            content_length: Some(self.body.len() as u64),
             window,
             ..self.envelope(request_id)
         }))
@@ -142,34 +119,35 @@ impl RequestRecord {
     /// The `request` message for an old worker, including the body.
     pub fn seed_text(&self, request_id: &str) -> String {
         // `needs_core1` keeps bodies that are not text away from such workers.
-        let body = String::from_utf8_lossy(&self.spec.body).into_owned();
+        let body = String::from_utf8_lossy(&self.body).into_owned();
         encode(&RelayToWorker::Request(Request { method: None, body: Some(body), ..self.envelope(request_id) }))
     }
 
     fn envelope(&self, request_id: &str) -> Request {
-        let mut headers = self.spec.headers.clone();
-        if let Some(trace) = &self.spec.trace {
+        let mut headers = self.headers.clone();
+        if let Some(trace) = &self.trace {
             trace.stamp(&mut headers);
         }
         Request {
             request_id: request_id.to_owned(),
-            model: self.spec.model.to_string(),
-            endpoint_path: self.spec.path_and_query.clone(),
-            is_streaming: self.spec.is_streaming,
+            model: self.model.to_string(),
+            endpoint_path: self.path_and_query.clone(),
+            is_streaming: self.is_streaming,
             headers,
-            method: (self.spec.method != "POST").then(|| self.spec.method.to_owned()),
+            method: (self.method != "POST").then(|| self.method.to_owned()),
             ..Request::default()
         }
     }
 }
 
-fn needs_core1(spec: &RequestSpec) -> Option<NeedsCore1> {
-    if spec.method != "POST" || std::str::from_utf8(&spec.body).is_err() {
+/// Returns why only a `core1` worker can handle a request with this method and body, if so.
+pub fn needs_core1(method: &str, body: &[u8]) -> Option<NeedsCore1> {
+    if method != "POST" || std::str::from_utf8(body).is_err() {
         return Some(NeedsCore1::Form);
     }
     let limit = modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES - ENVELOPE_BYTES;
     // A byte becomes at most six (`\u001f`), so small bodies need no counting.
-    let fits = spec.body.len() <= limit / 6 || escaped_len(&spec.body) <= limit;
+    let fits = body.len() <= limit / 6 || escaped_len(body) <= limit;
     (!fits).then_some(NeedsCore1::Size)
 }
 
@@ -190,34 +168,14 @@ fn escaped_len(text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn spec(method: &'static str, body: Vec<u8>) -> RequestSpec {
-        RequestSpec {
-            id: "id".into(),
-            model: "m".into(),
-            allowed: None,
-            key: None,
-            share: None,
-            provider: "p".into(),
-            endpoint: Endpoint::ChatCompletions,
-            dialect: Dialect::OpenAi,
-            method,
-            path_and_query: "/v1/chat/completions".into(),
-            headers: BTreeMap::new(),
-            is_streaming: false,
-            body: body.into(),
-            received_at: Instant::now(),
-            trace: None,
-        }
-    }
-
     #[test]
     fn only_small_textual_post_fits_old_worker() {
-        assert_eq!(needs_core1(&spec("POST", b"{}".to_vec())), None);
-        assert_eq!(needs_core1(&spec("GET", vec![])), Some(NeedsCore1::Form));
-        assert_eq!(needs_core1(&spec("POST", vec![0xff])), Some(NeedsCore1::Form));
-        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 15 << 20])), None);
-        assert_eq!(needs_core1(&spec("POST", vec![b'a'; 16 << 20])), Some(NeedsCore1::Size));
-        assert_eq!(needs_core1(&spec("POST", vec![1; 3 << 20])), Some(NeedsCore1::Size));
+        assert_eq!(needs_core1("POST", b"{}"), None);
+        assert_eq!(needs_core1("GET", &[]), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1("POST", &[0xff]), Some(NeedsCore1::Form));
+        assert_eq!(needs_core1("POST", &vec![b'a'; 15 << 20]), None);
+        assert_eq!(needs_core1("POST", &vec![b'a'; 16 << 20]), Some(NeedsCore1::Size));
+        assert_eq!(needs_core1("POST", &vec![1; 3 << 20]), Some(NeedsCore1::Size));
     }
 
     #[test]

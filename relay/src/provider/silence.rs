@@ -43,7 +43,7 @@ impl Provider {
         for (key, party) in silent {
             let Some(record) = state.requests.get(&key) else { continue };
             let (reason, error) = failure(party, limit);
-            let (request_id, message) = (&record.spec.id, error.message());
+            let (request_id, message) = (&record.id, error.message());
             let worker = record.progress().worker.clone();
             warn!(request_id, provider = %self.name, worker = worker.as_deref(), "{message}");
             record.exchange.fail(error);

@@ -63,7 +63,7 @@ impl Provider {
         let mut in_flight_by_model = BTreeMap::new();
         for record in state.requests.values() {
             if matches!(state.core.place_of(record.key), Some(RequestPlace::Running { .. })) {
-                *in_flight_by_model.entry(Arc::clone(&record.spec.model)).or_default() += 1;
+                *in_flight_by_model.entry(Arc::clone(&record.model)).or_default() += 1;
             }
         }
         let workers = state.core.workers().filter_map(|core| {
@@ -95,7 +95,7 @@ impl Provider {
 
     /// Finds a request that has not ended, by the id that its client received.
     pub fn live_request(&self, id: &str) -> Option<RequestKey> {
-        self.lock().requests.values().find(|record| record.spec.id == id).map(|record| record.key)
+        self.lock().requests.values().find(|record| record.id == id).map(|record| record.key)
     }
 
     /// The number of waiting requests.

@@ -4,13 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
 use crate::provider::exchange::Exchange;
-use crate::provider::request::RequestSpec;
 use crate::provider::routing::Providers;
 use crate::provider::worker::link::WorkerInfo;
 use crate::provider::worker::register::Accepted;
@@ -60,25 +58,25 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
 }
 
 fn request(provider: &Provider) -> Arc<RequestRecord> {
-    let spec = RequestSpec {
+    Arc::new(RequestRecord {
+        key: provider.shared.next_request_key(),
         id: "id".into(),
         model: "m".into(),
-        allowed: None,
-        key: None,
-        share: None,
+        api_key: None,
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
-        dialect: Dialect::OpenAi,
         method: "POST",
         path_and_query: "/v1/responses".into(),
         headers: std::collections::BTreeMap::new(),
         is_streaming: false,
         body: bytes::Bytes::from_static(b"{}"),
         received_at: Instant::now(),
+        arrived: SystemTime::now(),
         trace: None,
-    };
-    let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(provider.shared.next_request_key(), spec, exchange))
+        needs_core1: None,
+        exchange: Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20),
+        progress: Mutex::default(),
+    })
 }
 
 #[tokio::test]
@@ -88,7 +86,7 @@ async fn request_pinned_before_move_follows_worker() {
     let pin = provider.worker_of_instance("process");
     assert_eq!(pin, Some(older.info.key));
     let newer = join(&provider, true);
-    provider.submit(&request(&provider), pin);
+    provider.submit(&request(&provider), pin, None, None);
     assert_eq!(provider.queue_depth(), 1, "it waits for the newer link");
     provider.granted(&newer, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
     assert_eq!(provider.queue_depth(), 0);
@@ -102,7 +100,7 @@ async fn removed_provider_is_found_until_finished() {
     let is_found = || providers.all_with_leaving().iter().any(|found| Arc::ptr_eq(found, &provider));
     providers.replace(&[Arc::clone(&provider)]);
     let running = request(&provider);
-    provider.submit(&running, None);
+    provider.submit(&running, None, None, None);
     assert_eq!(providers.replace(&[]).len(), 1);
     assert_eq!((providers.all().len(), is_found()), (0, true));
     providers.forget_finished();

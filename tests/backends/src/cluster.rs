@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use modelrelay_worker::multiplexer::driver::kubernetes::Access;
+use modelrelay_multiplexer::driver::kubernetes::Access;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;

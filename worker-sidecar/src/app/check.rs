@@ -4,7 +4,9 @@
 
 use std::fmt::Write;
 
-use crate::settings::{Args, BackendSettings, CredentialSource, Live, Models, SettingError, Settings, SlotSettings};
+use crate::settings::{
+    self, Args, BackendSettings, CredentialSource, Live, Models, SettingError, Settings, SlotSettings,
+};
 use crate::worker::trust;
 
 /// The result for valid settings.
@@ -21,7 +23,7 @@ pub fn check(args: &Args) -> Result<CheckReport, Vec<SettingError>> {
     let settings = Settings::check(args)?;
     trust(settings.live.relay_ca_file.as_ref()).map_err(|error| vec![error])?;
     if let Some(target) = &settings.traces {
-        target.check().map_err(|error| vec![SettingError::traces(&error)])?;
+        target.check().map_err(|error| vec![settings::trace_error(&error)])?;
     }
     let credential = settings.live.credential.read();
     let warnings = credential.err().map(|error| format!("the worker would wait for this: {error}"));

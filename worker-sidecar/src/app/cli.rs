@@ -6,13 +6,13 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use modelrelay_manual::{CompletionsArgs, ManArgs};
+use modelrelay_multiplexer::driver::supervisor::SuperviseArgs;
 use modelrelay_platform::service::ServiceArgs;
 
 use crate::app::connect::ConnectArgs;
 use crate::app::convert::ConvertArgs;
 use crate::app::demo::DemoArgs;
 use crate::app::install::InstallArgs;
-use crate::multiplexer::driver::supervisor::SuperviseArgs;
 use crate::settings::Args;
 
 /// The requested command.

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+use modelrelay_multiplexer::driver::supervisor;
 use modelrelay_platform::log;
 use modelrelay_platform::service::{self, Program};
 
 use super::{connect, convert, install};
 use crate::app::cli::{self, Command};
-use crate::multiplexer::driver::supervisor;
 use crate::settings::Args;
 
 static SERVICE: Program = Program {

@@ -13,11 +13,11 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use modelrelay_multiplexer::net::{self, Stream, Trust};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use url::Url;
 
 use super::upload::{Upload, UploadBody};
-use crate::net::{self, Stream, Trust};
 
 /// The limit of hyper's read buffer, which also limits a response's head: a slow client must not cost more than a piece.
 const MAX_READ_BUFFER: usize = 64 << 10;

@@ -1,10 +1,10 @@
 //! The reason why a request has no response, or an incomplete one.
 
+use modelrelay_multiplexer::error::SlotError;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay};
 
 use crate::backend::BackendError;
-use crate::multiplexer::error::SlotError;
 
 /// A request's failure.
 #[derive(Debug)]

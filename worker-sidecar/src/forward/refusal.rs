@@ -1,12 +1,12 @@
 //! The reply for a request that a slot does not serve: a code if the relay acts on it, otherwise a response.
 
 use bytes::Bytes;
+use modelrelay_multiplexer::error::SlotError;
+use modelrelay_multiplexer::slots::Refusal;
 use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::message::{ResponseComplete, ResponseStart, WorkerToRelay};
 
 use super::{Job, texts};
-use crate::multiplexer::error::SlotError;
-use crate::multiplexer::slots::Refusal;
 
 /// Ends a request that its slot does not serve, or stopped serving.
 pub(super) async fn refuse(job: &Job, error: &SlotError) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
+use modelrelay_multiplexer::net::{self, CONNECT_TIMEOUT, Stream, Trust};
 use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
 use tokio::io::BufReader;
 use tokio_tungstenite::client_async_with_config;
@@ -16,7 +17,6 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 
 use super::liveness::{Counted, Traffic};
 use super::writer::WebSocket;
-use crate::net::{self, CONNECT_TIMEOUT, Stream, Trust};
 use crate::settings::{Credential, Proxies, RelayHeaders, RelayUrl};
 
 /// The most bytes of one read system call: a piece of a prompt. By itself tungstenite would read a header's 14 bytes,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use modelrelay_multiplexer::actor::CancelHandle;
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay, encode};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -11,7 +12,6 @@ use tokio::task::AbortHandle;
 use super::capacity::{Held, Slot};
 use super::{Link, LinkRequestKey, LinkState};
 use crate::backend::Upload;
-use crate::multiplexer::actor::CancelHandle;
 
 /// A request stops reading from its backend while this many bytes of its response are queued here.
 const STREAM_HIGH_WATER: u64 = 32 << 10;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use futures_util::stream::SplitSink;
 use futures_util::{Sink, SinkExt};
+use modelrelay_multiplexer::net::Stream;
 use modelrelay_protocol::outbox::Frame;
 use tokio::io::BufReader;
 use tokio_tungstenite::WebSocketStream;
@@ -15,7 +16,6 @@ use tokio_tungstenite::tungstenite::{Bytes, Error, Message, Utf8Bytes};
 use super::liveness::{Counted, Traffic};
 use super::{Link, Next};
 use crate::metrics::Metrics;
-use crate::net::Stream;
 
 /// The limits of a batch: a message that arrives during the flush may be more urgent than the queued ones.
 const BATCH_FRAMES: usize = 64;

@@ -8,6 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
+use modelrelay_multiplexer::Model;
+use modelrelay_multiplexer::actor::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
+use modelrelay_multiplexer::board::RelaySink;
+use modelrelay_multiplexer::driver::build::{Driven, slot_drivers};
+use modelrelay_multiplexer::driver::roster::Changes;
+use modelrelay_multiplexer::error::SlotError;
+use modelrelay_multiplexer::event::RelayKey;
+use modelrelay_multiplexer::metrics::MultiplexerMetrics;
+use modelrelay_multiplexer::policy::{self, Candidate};
+use modelrelay_multiplexer::slots::Multiplexer;
 use modelrelay_protocol::message::{CommandResult, Grant, Slots, WorkerToRelay, encode};
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
@@ -15,16 +25,6 @@ use modelrelay_protocol::outbox::Latest;
 use super::{Failing, ServingContext};
 use crate::backend::Backend;
 use crate::link::{Advertised, Link, Links, random};
-use crate::multiplexer::Model;
-use crate::multiplexer::actor::{CancelHandle, ConnectFailureReport, Lease, PendingLease};
-use crate::multiplexer::board::RelaySink;
-use crate::multiplexer::driver::build::{Driven, slot_drivers};
-use crate::multiplexer::driver::roster::Changes;
-use crate::multiplexer::error::SlotError;
-use crate::multiplexer::event::RelayKey;
-use crate::multiplexer::metrics::MultiplexerMetrics;
-use crate::multiplexer::policy::{self, Candidate};
-use crate::multiplexer::slots::Multiplexer;
 use crate::settings::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
 
 /// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
+use modelrelay_multiplexer::net::{self, Proxy};
 use modelrelay_protocol::proxies::{PROXY_FORM, ProxyVariable, ProxyVariables};
 use url::Url;
 
 use super::{RelayUrl, SettingError};
-use crate::net::{self, Proxy};
 
 /// The variables, not validated yet. They may contain passwords.
 #[derive(Clone, Debug, Default, PartialEq)]

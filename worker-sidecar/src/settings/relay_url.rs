@@ -1,9 +1,9 @@
 //! The address of the relays.
 
+use modelrelay_multiplexer::net;
 use url::Url;
 
 use super::SettingError;
-use crate::net;
 
 /// One relay address, or a name whose addresses are all relays.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use modelrelay_multiplexer::driver::supervisor;
 use modelrelay_platform::parent::READY;
-use modelrelay_worker::multiplexer::driver::supervisor;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::oneshot;

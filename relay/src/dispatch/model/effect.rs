@@ -1,8 +1,9 @@
 //! The effects that the core returns. They are plain data, executed in order while the provider's lock is held.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::event::{CancelReason, LoadFailure, Model, RequestKey, WorkerKey};
+use super::event::{CancelReason, FailureReport, LoadFailure, Model, RequestKey, WorkerKey};
 
 /// An action for the shell to execute.
 ///
@@ -139,7 +140,7 @@ pub enum RequeueReason {
 }
 
 /// The reason why a request failed: the rows of the error table that the core decides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The queue is full.
     QueueFull {
@@ -176,6 +177,8 @@ pub enum Failure {
         code: LoadFailure,
         /// When the worker will try again, if it reported that.
         retry_after: Option<Duration>,
+        /// The worker's report.
+        report: Arc<FailureReport>,
     },
     /// A multiplexer was assigned to load the model and has not done so in time.
     ModelLoading {
@@ -190,6 +193,8 @@ pub enum Failure {
         code: LoadFailure,
         /// When it will try again, if it reported that.
         retry_after: Option<Duration>,
+        /// Its report on the slot that tries again first.
+        report: Arc<FailureReport>,
     },
     /// Only workers without `core1` serve the model.
     WorkerTooOld {
@@ -200,6 +205,6 @@ pub enum Failure {
     AffinityLost,
     /// An admin cancelled it.
     CancelledByAdmin,
-    /// The worker failed the request for a reason of its own, which the shell knows.
-    Fatal,
+    /// The worker failed the request for a reason of its own.
+    Fatal(Arc<FailureReport>),
 }

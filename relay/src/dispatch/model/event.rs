@@ -1,6 +1,7 @@
 //! The events that the shell passes to the core. Every type here is plain data; the time is passed with the event.
 
 use std::collections::{BTreeSet, HashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -292,7 +293,7 @@ pub enum LossCause {
 }
 
 /// The reason why a worker could not serve a request, by consequence.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptFailure {
     /// It has no free slot. No attempt is spent.
     AtCapacity,
@@ -310,9 +311,28 @@ pub enum AttemptFailure {
         code: LoadFailure,
         /// When the worker will try again, if it reported that.
         retry_after: Option<Duration>,
+        /// The worker's report.
+        report: Arc<FailureReport>,
     },
     /// Anything else: the request is over.
-    Fatal,
+    Fatal(Arc<FailureReport>),
+}
+
+/// A worker's report of a failure, for the client. The core returns it in a
+/// [`Failure`](crate::dispatch::Failure) and never reads it.
+#[derive(PartialEq, Eq, Default)]
+pub struct FailureReport {
+    /// The worker's code for the failure; empty if it stated none.
+    pub code: String,
+    /// The human-readable message; empty if it stated none.
+    pub message: String,
+}
+
+/// Neither field is shown: both are text of a worker.
+impl fmt::Debug for FailureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// The reason why a model could not be loaded.

@@ -340,18 +340,18 @@ impl Queue {
     /// Adds a request that begins to wait to the totals.
     pub(crate) fn handle_waiting(&mut self, request: &Request) {
         self.len += 1;
-        self.bytes = self.bytes.saturating_add(request.bytes);
-        if let Some(share) = &request.share {
-            self.shares.handle_waiting(share, request.bytes);
+        self.bytes = self.bytes.saturating_add(request.new.bytes);
+        if let Some(share) = &request.new.share {
+            self.shares.handle_waiting(share, request.new.bytes);
         }
     }
 
     /// Subtracts a request that no longer waits from the totals.
     pub(crate) fn handle_gone(&mut self, request: &Request) {
         self.len -= 1;
-        self.bytes = self.bytes.saturating_sub(request.bytes);
-        if let Some(share) = &request.share {
-            self.shares.handle_gone(share, request.bytes);
+        self.bytes = self.bytes.saturating_sub(request.new.bytes);
+        if let Some(share) = &request.new.share {
+            self.shares.handle_gone(share, request.new.bytes);
         }
     }
 

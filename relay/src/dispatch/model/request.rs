@@ -2,11 +2,12 @@
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
-use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey};
+use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey};
 use super::models::ModelId;
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
 use super::wait_list::{Deadlines, QueueEntry};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The number of lost workers and broken backends that a request survives.
@@ -17,13 +18,9 @@ pub(crate) const MAX_SEVERED: u32 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Request {
-    pub(crate) key: RequestKey,
+    /// The request as it was submitted; only its pin changes, with its worker's link.
+    pub(crate) new: NewRequest,
     pub(crate) model: ModelId,
-    pub(crate) bytes: u64,
-    pub(crate) pin: Option<WorkerKey>,
-    pub(crate) needs_core1: bool,
-    pub(crate) scope: Option<Scope>,
-    pub(crate) share: Option<QueueShare>,
     pub(crate) arrived: Moment,
     pub(crate) limits: Limits,
     /// The cold time of earlier waits.
@@ -83,22 +80,24 @@ pub(crate) struct FailedOn {
     pub(crate) announcement: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum LastFailure {
     Unreachable,
-    Load { code: LoadFailure, retry_after: Option<Duration> },
+    Load { code: LoadFailure, retry_after: Option<Duration>, report: Arc<FailureReport> },
 }
 
 impl LastFailure {
     /// True if the request ends once all workers have failed it. An unreachable backend is waited for instead.
-    pub(crate) fn ends_without_candidate(self) -> bool {
+    pub(crate) fn ends_without_candidate(&self) -> bool {
         matches!(self, Self::Load { .. })
     }
 
-    pub(crate) fn failure(self) -> Failure {
+    pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Unreachable => Failure::BackendUnreachable,
-            Self::Load { code, retry_after } => Failure::LoadFailed { code, retry_after },
+            Self::Load { code, retry_after, report } => {
+                Failure::LoadFailed { code: *code, retry_after: *retry_after, report: Arc::clone(report) }
+            }
         }
     }
 }
@@ -130,7 +129,7 @@ impl Limits {
 impl Request {
     /// Returns the queue entry of a request that waits from now on.
     pub(crate) fn entry(&self, cold_start: Span) -> QueueEntry {
-        QueueEntry { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
+        QueueEntry { key: self.new.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
     }
 
     /// Returns the deadlines of a wait whose cold clock was zero at `cold_start`.
@@ -149,17 +148,18 @@ impl Request {
 
     /// Returns the properties that determine which workers can serve it, besides its pin.
     pub(crate) fn lane(&self) -> LaneKey {
+        let allowed = self.new.allowed.as_ref();
         LaneKey {
             model: self.model,
-            needs_core1: self.needs_core1,
+            needs_core1: self.new.needs_core1,
             failed_on: self.failed_on.clone(),
-            scope: self.scope.clone(),
+            scope: allowed.cloned().map(|allowed| Scope { name: Model::clone(&self.new.model), allowed }),
         }
     }
 
     /// Returns its lane in its model's queue.
     pub(crate) fn lane_id(&self) -> LaneId {
-        LaneId { pin: self.pin, key: self.lane() }
+        LaneId { pin: self.new.pin, key: self.lane() }
     }
 
     /// Returns which timeout ends the request at its warm deadline.
@@ -175,7 +175,9 @@ impl Request {
     /// True if this worker failed it and has not announced its model since, or means a model that the request may not
     /// use.
     pub(crate) fn refuses(&self, worker: &Worker) -> bool {
-        refuses(&self.failed_on, self.model, worker) || self.scope.as_ref().is_some_and(|scope| !scope.admits(worker))
+        let allowed = self.new.allowed.as_ref();
+        refuses(&self.failed_on, self.model, worker)
+            || allowed.is_some_and(|allowed| !allowed.contains(worker.id(&self.new.model)))
     }
 
     pub(crate) fn note_failed_on(&mut self, entry: FailedOn) {

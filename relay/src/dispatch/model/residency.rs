@@ -13,7 +13,7 @@ pub(crate) use modelrelay_protocol::nearness::Nearness;
 use modelrelay_protocol::nearness::{self, Way};
 
 use super::clock::{Moment, Span, duration, span};
-use super::event::{Gate, LoadFailure, Model, NewMultiplexer};
+use super::event::{FailureReport, Gate, LoadFailure, Model, NewMultiplexer};
 
 /// One worker's multiplexer.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ pub(crate) struct Failed {
     pub(crate) code: LoadFailure,
     /// When the load may be tried again; `None`: not before the next report.
     pub(crate) until: Option<Moment>,
-    /// The worker's human-readable message.
-    pub(crate) message: String,
+    /// The worker's report.
+    pub(crate) report: Arc<FailureReport>,
 }
 
 /// A worker's eligibility to load a model.
@@ -225,10 +225,11 @@ fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
         // The slot will load nothing any more, whatever failed before.
         return None;
     }
+    let report = |message| Arc::new(FailureReport { code: model.code.clone().unwrap_or_default(), message });
     if slot.state == SlotState::Quarantined {
         let why = || format!("slot {} is quarantined and needs manual inspection", slot.id);
-        let message = model.message.clone().unwrap_or_else(why);
-        return Some(Failed { code: LoadFailure::SlotQuarantined, until: None, message });
+        let report = report(model.message.clone().unwrap_or_else(why));
+        return Some(Failed { code: LoadFailure::SlotQuarantined, until: None, report });
     }
     (model.status == SlotModelStatus::Failed).then(|| {
         let code = match model.code.as_deref() {
@@ -237,7 +238,7 @@ fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
             Some(_) | None => LoadFailure::BackendUnavailable,
         };
         let until = model.retry_ms.map(|retry| now.plus(millis(retry)));
-        Failed { code, until, message: model.message.clone().unwrap_or_default() }
+        Failed { code, until, report: report(model.message.clone().unwrap_or_default()) }
     })
 }
 

@@ -18,6 +18,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -132,12 +133,12 @@ impl Dispatch {
         let mut failures = Vec::new();
         for (lane, waiting) in group.queue.open_lanes() {
             if let Some(failure) = self.refuses_to_load(model, lane) {
-                failures.extend(waiting.keys().map(|key| (key, failure)));
+                failures.extend(waiting.keys().map(|key| (key, failure.clone())));
             }
         }
         for pin in group.queue.pins() {
             if let Some(failure) = self.refuses_to_load_pinned(model, pin) {
-                failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure)));
+                failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure.clone())));
             }
         }
         self.fail_waiting(failures);
@@ -275,5 +276,5 @@ pub(in super::super) fn affinity(instance: &str, model: &str) -> u64 {
 
 fn failure(worker: WorkerKey, failed: &Failed, now: Moment) -> Failure {
     let retry_after = failed.until.map(|until| duration(until.since(now)));
-    Failure::ModelFailed { worker, code: failed.code, retry_after }
+    Failure::ModelFailed { worker, code: failed.code, retry_after, report: Arc::clone(&failed.report) }
 }

@@ -5,7 +5,7 @@ use crate::dispatch::model::clock::{Axis, Moment, duration};
 use crate::dispatch::model::effect::Failure;
 use crate::dispatch::model::event::{CancelReason, RequestKey};
 use crate::dispatch::model::queue::{Expired, LaneRef};
-use crate::dispatch::model::request::Expiry;
+use crate::dispatch::model::request::{Expiry, LastFailure};
 
 impl Dispatch {
     /// Returns when the next deadline expires or the next demand report is due.
@@ -49,12 +49,12 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let last_failure = request.last_failure;
-        let waits = self.waits_for_load(&self.models[request.model], request.pin, &request.lane());
-        let loading = waits.then(|| self.eta(request.model, request.pin).map(duration));
+        let last_failure = request.last_failure.as_ref().map(LastFailure::failure);
+        let waits = self.waits_for_load(&self.models[request.model], request.new.pin, &request.lane());
+        let loading = waits.then(|| self.eta(request.model, request.new.pin).map(duration));
         self.dequeue(key);
         let failure = match (last_failure, expiry) {
-            (Some(last_failure), _) => last_failure.failure(),
+            (Some(failure), _) => failure,
             (None, Expiry::Request) => Failure::RequestTimeout,
             (None, Expiry::Waiting) => match loading {
                 Some(retry_after) => Failure::ModelLoading { retry_after },

@@ -2,22 +2,22 @@
 
 use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
-use crate::dispatch::model::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
 use crate::dispatch::model::models::ModelId;
-use crate::dispatch::model::request::{Limits, Request, RequestState, Scope};
+use crate::dispatch::model::request::{Limits, Request, RequestState};
 use crate::dispatch::{Dispatch, ProviderPhase};
 
 /// One of this number of places in the queue is reserved for requests that a worker can serve now.
 const SERVED_PART: usize = 10;
 
 impl Dispatch {
-    pub(in super::super) fn handle_submit(&mut self, new: &NewRequest) {
+    pub(in super::super) fn handle_submit(&mut self, new: NewRequest) {
         // A key identifies one request; if it came twice, the first request would keep it.
         if self.requests.contains_key(&new.key) {
             return;
         }
         let key = new.key;
-        let refusal = self.refuses_new().or_else(|| self.cannot_carry(new));
+        let refusal = self.refuses_new().or_else(|| self.cannot_carry(&new));
         self.admit(new);
         if let Some(failure) = refusal {
             self.fail(key, failure);
@@ -26,7 +26,7 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let unservable = || match request.pin {
+        let unservable = || match request.new.pin {
             Some(pin) => self.refuses_to_load_pinned(request.model, pin),
             None => self.refuses_to_load(request.model, &request.lane()),
         };
@@ -75,19 +75,16 @@ impl Dispatch {
     }
 
     /// Registers the request as waiting, but not in the queue yet.
-    fn admit(&mut self, new: &NewRequest) {
+    fn admit(&mut self, new: NewRequest) {
         let model = self.models.intern(&new.model);
         self.models.retain(model);
+        let key = new.key;
+        self.pinned.extend(new.pin.map(|pin| (pin, key)));
         let request = Request {
-            key: new.key,
-            model,
-            bytes: new.bytes,
-            pin: new.pin,
-            needs_core1: new.needs_core1,
-            scope: new.allowed.clone().map(|allowed| Scope { name: Model::clone(&new.model), allowed }),
-            share: new.share.clone(),
-            arrived: self.clock.now,
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
+            new,
+            model,
+            arrived: self.clock.now,
             cold_waited: 0,
             requeues: 0,
             severed: 0,
@@ -98,13 +95,12 @@ impl Dispatch {
             last_failure: None,
             state: RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 },
         };
-        self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
-        self.requests.insert(new.key, Box::new(request));
+        self.requests.insert(key, Box::new(request));
     }
 
     fn is_full_for(&self, request: &Request) -> bool {
         self.queue.len >= self.settings.max_queue_len
-            || self.queue.bytes.saturating_add(request.bytes) > self.settings.max_queue_bytes
+            || self.queue.bytes.saturating_add(request.new.bytes) > self.settings.max_queue_bytes
             || self.is_unserved(request.model) && self.unserved_fill_the_queue()
     }
 
@@ -128,8 +124,8 @@ impl Dispatch {
 
     /// Returns the percentage of the key's share if the share is full.
     fn share_is_full_for(&self, request: &Request) -> Option<u8> {
-        let share = request.share.as_ref()?;
-        self.queue.shares.is_full_for(share, request.bytes, &self.settings).then_some(share.percent)
+        let share = request.new.share.as_ref()?;
+        self.queue.shares.is_full_for(share, request.new.bytes, &self.settings).then_some(share.percent)
     }
 
     pub(in super::super) fn retry_after_secs(&self, now: Moment) -> u32 {
@@ -216,7 +212,7 @@ impl Dispatch {
     /// Removes a request, and its model if that was its last use.
     pub(super) fn end(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.remove(&key) {
-            if let Some(pin) = request.pin {
+            if let Some(pin) = request.new.pin {
                 self.pinned.remove(&(pin, key));
             }
             self.models.release(request.model);

@@ -20,7 +20,7 @@ impl Dispatch {
     /// Returns the best free worker for a request, if there is one.
     pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
         let suits = |worker: &Worker| !request.refuses(worker);
-        let Some(pin) = request.pin else {
+        let Some(pin) = request.new.pin else {
             return self.best_of(request, suits);
         };
         let worker = self.workers.get(&pin)?;
@@ -34,8 +34,8 @@ impl Dispatch {
         let is_suited = |key| self.workers.get(&key).is_some_and(&suits);
         let group = &self.models[request.model];
         // If the best one fails the model, all of them do.
-        let best = group.available.best(request.needs_core1, is_suited)?;
-        (!self.is_passed_over(group, best, request.needs_core1, suits)).then_some(best)
+        let best = group.available.best(request.new.needs_core1, is_suited)?;
+        (!self.is_passed_over(group, best, request.new.needs_core1, suits)).then_some(best)
     }
 
     /// Sends a waiting request to a free worker, if there is one.
@@ -203,7 +203,7 @@ impl Dispatch {
         let place = group.queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
         request.state = RequestState::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
-        let (model, pin) = (request.model, request.pin);
+        let (model, pin) = (request.model, request.new.pin);
         self.note_queue(model, place.lane, pin);
     }
 
@@ -212,8 +212,8 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let (model, from) = (request.model, request.pin);
-        request.pin = Some(to);
+        let (model, from) = (request.model, request.new.pin);
+        request.new.pin = Some(to);
         let RequestState::Queued { place: Some(old), since, cold_start } = request.state else {
             return;
         };
@@ -239,7 +239,7 @@ impl Dispatch {
         let RequestState::Queued { place: Some(place), since, cold_start } = request.state else {
             return;
         };
-        let (model, pin) = (request.model, request.pin);
+        let (model, pin) = (request.model, request.new.pin);
         request.cold_waited = self.models[model].queue.remove(place, self.clock.now) - cold_start;
         request.state = RequestState::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);

@@ -4,6 +4,8 @@
 //! request waits again only for its own worker, and ends if that worker is lost or its backend fails. If the worker has
 //! a newer link that succeeded the lost one, the request continues over the newer one.
 
+use std::sync::Arc;
+
 use crate::dispatch::model::effect::{Effect, Failure, RequeueReason};
 use crate::dispatch::model::event::{AttemptFailure, RequestKey, WorkerKey};
 use crate::dispatch::model::models::ModelId;
@@ -21,16 +23,17 @@ impl Dispatch {
             return;
         }
         self.take_from_worker(key);
-        match failure {
+        match &failure {
             AttemptFailure::AtCapacity => self.note_at_capacity(worker, key),
             AttemptFailure::Draining => self.begin_drain(worker),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, LastFailure::Unreachable);
             }
-            AttemptFailure::LoadFailed { code, retry_after } => {
-                self.note_failed_on(worker, key, LastFailure::Load { code, retry_after });
+            AttemptFailure::LoadFailed { code, retry_after, report } => {
+                let (code, retry_after, report) = (*code, *retry_after, Arc::clone(report));
+                self.note_failed_on(worker, key, LastFailure::Load { code, retry_after, report });
             }
-            AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
+            AttemptFailure::SeveredBySwap | AttemptFailure::Fatal(_) => {}
         }
         match self.requeue_decision(key, failure) {
             Err(failure) => self.fail(key, failure),
@@ -84,15 +87,13 @@ impl Dispatch {
     /// Returns whether a request whose worker failed it waits again, or how it ends.
     fn requeue_decision(&mut self, key: RequestKey, failure: AttemptFailure) -> Result<RequeueReason, Failure> {
         let refusal = self.refuses_waiting();
-        let Some(request) = self.requests.get(&key) else {
-            return Err(Failure::Fatal);
-        };
-        let untried = self.has_candidate(request.model, &request.lane());
+        let request = self.requests.get(&key);
+        let untried = request.is_some_and(|request| self.has_candidate(request.model, &request.lane()));
         let Some(request) = self.requests.get_mut(&key) else {
-            return Err(Failure::Fatal);
+            return Err(Failure::Fatal(Arc::default()));
         };
         let reason = match failure {
-            AttemptFailure::Fatal => return Err(Failure::Fatal),
+            AttemptFailure::Fatal(report) => return Err(Failure::Fatal(report)),
             AttemptFailure::AtCapacity => RequeueReason::AtCapacity,
             AttemptFailure::Draining => RequeueReason::Draining,
             AttemptFailure::SeveredBySwap => {
@@ -103,21 +104,21 @@ impl Dispatch {
                 RequeueReason::SeveredBySwap
             }
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
-                if request.requeues == MAX_REQUEUES || request.pin.is_some() {
+                if request.requeues == MAX_REQUEUES || request.new.pin.is_some() {
                     return Err(Failure::BackendUnreachable);
                 }
                 request.requeues += 1;
                 let unreachable = failure == AttemptFailure::BackendUnreachable;
                 if unreachable { RequeueReason::BackendUnreachable } else { RequeueReason::BackendReset }
             }
-            AttemptFailure::LoadFailed { code, retry_after } => {
-                if !untried || request.pin.is_some() {
-                    return Err(Failure::LoadFailed { code, retry_after });
+            AttemptFailure::LoadFailed { code, retry_after, report } => {
+                if !untried || request.new.pin.is_some() {
+                    return Err(Failure::LoadFailed { code, retry_after, report });
                 }
                 RequeueReason::LoadFailed
             }
         };
-        let pin = request.pin;
+        let pin = request.new.pin;
         let stranded = pin.is_some_and(|pin| !self.takes_requests(pin));
         let refusal = refusal.or(stranded.then_some(Failure::AffinityLost));
         refusal.map_or(Ok(reason), Err)
@@ -139,7 +140,7 @@ impl Dispatch {
             return false;
         };
         // The process may have a newer link, for which such a request waits from now on.
-        let is_stranded = request.pin.is_some_and(|pin| !self.takes_requests(pin));
+        let is_stranded = request.new.pin.is_some_and(|pin| !self.takes_requests(pin));
         let Some(request) = self.requests.get_mut(&key) else {
             return false;
         };
@@ -177,7 +178,7 @@ impl Dispatch {
                 failures.extend(waiting.keys().map(|key| (key, Failure::WorkerTooOld { worker })));
             } else if !lane.failed_on.is_empty() && !self.has_candidate(model, lane) {
                 failures.extend(waiting.keys().filter_map(|key| {
-                    let last_failure = self.requests.get(&key)?.last_failure?;
+                    let last_failure = self.requests.get(&key)?.last_failure.as_ref()?;
                     last_failure.ends_without_candidate().then_some((key, last_failure.failure()))
                 }));
             }

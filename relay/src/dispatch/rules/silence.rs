@@ -21,7 +21,7 @@ impl Dispatch {
     fn worker_to_move_to(&self, key: RequestKey) -> Option<WorkerKey> {
         let request = self.requests.get(&key)?;
         let RequestState::Running { worker: silent, .. } = request.state else { return None };
-        if request.pin.is_some() || request.requeues == MAX_REQUEUES || self.refuses_waiting().is_some() {
+        if request.new.pin.is_some() || request.requeues == MAX_REQUEUES || self.refuses_waiting().is_some() {
             return None;
         }
         let suits =

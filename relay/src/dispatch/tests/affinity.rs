@@ -1,6 +1,6 @@
 //! Requests that only one worker, or only workers with `core1`, may serve.
 
-use super::harness::Provider;
+use super::harness::{Provider, report};
 use crate::dispatch::{AttemptFailure, Event, LoadFailure, WorkerKey};
 
 const NOTHING: [&str; 0] = [];
@@ -71,9 +71,9 @@ fn pinned_request_is_retried_only_at_its_worker() {
     assert_eq!(p.load(1, 0), ["send r1 to w1 #2"]);
     assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["fail r1: BackendUnreachable"]);
     p.submit_pinned(2, "m", 1);
-    let (code, retry_after) = (LoadFailure::SlotQuarantined, None);
+    let (code, retry_after, report) = (LoadFailure::SlotQuarantined, None, report("x"));
     assert_eq!(
-        p.fail(2, AttemptFailure::LoadFailed { code, retry_after }),
+        p.fail(2, AttemptFailure::LoadFailed { code, retry_after, report }),
         ["fail r2: LoadFailed { code: SlotQuarantined, retry_after: None }"]
     );
 }

@@ -2,10 +2,10 @@
 
 use modelrelay_protocol::message::{Slot, SlotState};
 
-use super::harness::{Provider, secs};
+use super::harness::{Provider, report, secs};
 use super::slots::{busy, empty, failed, idle, loading, sleeping, with};
 use crate::dispatch::rules::choice::affinity;
-use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
+use crate::dispatch::{AttemptFailure, LoadFailure};
 
 const NOTHING: [&str; 0] = [];
 
@@ -312,7 +312,7 @@ fn requests_end_at_once_when_all_have_failed() {
     let lines = p.slots(2, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(2), code: BackendUnavailable, retry_after: Some(4s) }";
     assert_eq!(lines[0], failure, "the one that tries again first");
-    assert_eq!(p.dispatch.load_problem(WorkerKey(2), &Model::from("b"), p.instant()).as_deref(), Some("no b here"));
+    assert_eq!(p.message, "no b here");
     assert_eq!(p.dispatch.queue_len(), 1, "nothing else ends");
 }
 
@@ -332,7 +332,7 @@ fn quarantined_slot_fails_requests_indefinitely() {
     p.pass(1000.0);
     let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: SlotQuarantined, retry_after: None }";
     assert_eq!(p.submit(1, "b"), [failure]);
-    assert!(p.dispatch.load_problem(WorkerKey(1), &Model::from("b"), p.instant()).unwrap().contains("gpu0"));
+    assert!(p.message.contains("gpu0"), "{}", p.message);
 }
 
 #[test]
@@ -457,8 +457,8 @@ fn failed_load_for_request_is_tried_elsewhere() {
     let mut p = workers(vec![busy(&["a", "b"], 0), busy(&["a", "b"], 0)]);
     p.gates(1, &[("b", 1)]);
     p.submit(1, "b");
-    let (code, retry_after) = (LoadFailure::BackendUnavailable, None);
-    let lines = p.fail(1, AttemptFailure::LoadFailed { code, retry_after });
+    let (code, retry_after, report) = (LoadFailure::BackendUnavailable, None, report("x"));
+    let lines = p.fail(1, AttemptFailure::LoadFailed { code, retry_after, report });
     assert_eq!(lines, ["requeued r1 #1: LoadFailed", "demand w2: b 1 0 0"]);
 }
 

@@ -2,11 +2,13 @@
 //! `send r1 to w1 #2` is the second attempt of request 1, at worker 1.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, Model, NewRequest, NewWorker, RequestKey,
-    RequestPlace, Settings, WorkerKey,
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Failure, FailureReport, Grant, LossCause, Model, NewRequest,
+    NewWorker, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -34,6 +36,8 @@ pub(super) fn secs(secs: f64) -> Duration {
 
 pub(super) struct Provider {
     pub(super) dispatch: Dispatch,
+    /// The message of the last failure with a worker's report.
+    pub(super) message: String,
     start: Instant,
     now: Duration,
 }
@@ -44,7 +48,8 @@ impl Provider {
     }
 
     pub(super) fn with(settings: Settings) -> Self {
-        Self { dispatch: Dispatch::new(settings), start: Instant::now(), now: Duration::ZERO }
+        let (dispatch, message) = (Dispatch::new(settings), String::new());
+        Self { dispatch, message, start: Instant::now(), now: Duration::ZERO }
     }
 
     pub(super) fn instant(&self) -> Instant {
@@ -55,6 +60,9 @@ impl Provider {
     pub(super) fn handle(&mut self, event: Event) -> Vec<String> {
         let mut out = Vec::new();
         self.dispatch.handle(event, self.instant(), &mut out);
+        if let Some(report) = out.iter().find_map(report_of) {
+            self.message.clone_from(&report.message);
+        }
         out.iter().map(show).collect()
     }
 
@@ -196,6 +204,24 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
     }
 }
 
+pub(super) fn report(message: &str) -> Arc<FailureReport> {
+    Arc::new(FailureReport { code: String::new(), message: message.to_owned() })
+}
+
+fn report_of(effect: &Effect) -> Option<&FailureReport> {
+    use Failure::{Fatal, LoadFailed, ModelFailed};
+    let Effect::Fail { failure: LoadFailed { report, .. } | ModelFailed { report, .. } | Fatal(report), .. } = effect
+    else {
+        return None;
+    };
+    Some(report)
+}
+
+/// Formats effects or failures without the reports of workers, which the core does not read.
+pub(super) fn text(of: &impl Debug) -> String {
+    format!("{of:?}").replace(", report: …", "").replace("(…)", "")
+}
+
 /// Formats one effect as one line.
 pub(super) fn show(effect: &Effect) -> String {
     match effect {
@@ -205,7 +231,7 @@ pub(super) fn show(effect: &Effect) -> String {
         Effect::CancelSent { worker, request, attempt, reason } => {
             format!("cancel r{} at w{} #{attempt}: {reason:?}", request.0, worker.0)
         }
-        Effect::Fail { request, failure, .. } => format!("fail r{}: {failure:?}", request.0),
+        Effect::Fail { request, failure, .. } => format!("fail r{}: {}", request.0, text(failure)),
         Effect::Cancelled { request, reason, stage } => {
             format!("cancelled r{} {stage:?}: {reason:?}", request.0)
         }

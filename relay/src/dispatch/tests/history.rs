@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use self::ledger::Ledger;
 use self::op::{MODELS, Op, history, models};
 use self::reference::Reference;
-use super::harness::show;
+use super::harness::{show, text};
 use crate::dispatch::{
     Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, QueueShare,
     RequestKey, RequeueReason, Settings, WorkerKey,
@@ -104,7 +104,7 @@ impl Play {
         rest.iter().for_each(|effect| self.ledger.record(effect, now));
         expected.extend(after);
         self.note_effects(&actual);
-        self.digest.update(format!("{actual:?}"));
+        self.digest.update(text(&actual));
         assert_eq!(in_order(actual), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
         self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
@@ -281,7 +281,7 @@ fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
 }
 
 /// Sorts the effects of one event in an order that does not depend on how they were found. Demand, which the ledger
-/// checks, and estimates are left out.
+/// checks, estimates, and the text of slot reports are left out.
 fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
     let mut effects: Vec<_> = effects.into_iter().filter(|effect| !matches!(effect, Effect::Demand { .. })).collect();
     for effect in &mut effects {
@@ -295,6 +295,9 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
         }
         if let Effect::Fail { failure: Failure::ModelLoading { retry_after }, .. } = effect {
             *retry_after = None;
+        }
+        if let Effect::Fail { failure: Failure::ModelFailed { report, .. }, .. } = effect {
+            *report = Arc::default();
         }
     }
     effects.sort_by_cached_key(show);

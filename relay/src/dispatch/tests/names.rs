@@ -106,7 +106,7 @@ fn failed_load_ends_waiting_requests_by_any_name() {
     let lines = p.slots(1, vec![slot]);
     let why = format!("{:?}", LoadFailure::InsufficientMemory);
     assert!(lines[0].starts_with("fail r1: ModelFailed") && lines[0].contains(&why), "{lines:?}");
-    assert_eq!(p.dispatch.load_problem(WorkerKey(1), &Model::from("x"), p.instant()).unwrap(), "no a here");
+    assert_eq!(p.message, "no a here");
 }
 
 #[test]

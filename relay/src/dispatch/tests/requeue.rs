@@ -1,12 +1,14 @@
 //! Requests that their worker did not serve.
 
-use super::harness::{Provider, settings};
+use super::harness::{Provider, report, settings};
 use crate::dispatch::{AttemptFailure, Event, LoadFailure, LossCause, Settings, WorkerKey};
 
 const NOTHING: [&str; 0] = [];
 
-const NO_MEMORY: AttemptFailure =
-    AttemptFailure::LoadFailed { code: LoadFailure::InsufficientMemory, retry_after: None };
+fn no_memory() -> AttemptFailure {
+    let (code, report) = (LoadFailure::InsufficientMemory, report("it does not fit"));
+    AttemptFailure::LoadFailed { code, retry_after: None, report }
+}
 
 #[test]
 fn lost_workers_request_is_requeued() {
@@ -198,8 +200,8 @@ fn unloadable_model_is_tried_elsewhere_before_failing() {
     p.join(1, &["m"], 1);
     p.submit(1, "m");
     p.join(2, &["m"], 1);
-    assert_eq!(p.fail(1, NO_MEMORY), ["requeued r1 #1: LoadFailed", "send r1 to w2 #2"]);
-    assert_eq!(p.fail(1, NO_MEMORY), ["fail r1: LoadFailed { code: InsufficientMemory, retry_after: None }"]);
+    assert_eq!(p.fail(1, no_memory()), ["requeued r1 #1: LoadFailed", "send r1 to w2 #2"]);
+    assert_eq!(p.fail(1, no_memory()), ["fail r1: LoadFailed { code: InsufficientMemory, retry_after: None }"]);
 }
 
 #[test]
@@ -209,7 +211,7 @@ fn unloadable_model_waits_for_untried_busy_worker() {
     p.submit(1, "m");
     p.join(2, &["m"], 1);
     p.submit(2, "m");
-    assert_eq!(p.fail(1, NO_MEMORY), ["requeued r1 #1: LoadFailed"]);
+    assert_eq!(p.fail(1, no_memory()), ["requeued r1 #1: LoadFailed"]);
     assert_eq!(p.complete(2), ["finished r2 at w2 #1", "send r1 to w2 #2"]);
 }
 
@@ -220,9 +222,10 @@ fn wait_ends_when_last_untried_worker_leaves() {
     p.submit(1, "m");
     p.join(2, &["m"], 1);
     p.submit(2, "m");
-    p.fail(1, NO_MEMORY);
+    p.fail(1, no_memory());
     let failed = "fail r1: LoadFailed { code: InsufficientMemory, retry_after: None }";
     assert_eq!(p.drain(2), [failed]);
+    assert_eq!(p.message, "it does not fit");
 }
 
 #[test]
@@ -233,9 +236,9 @@ fn load_failures_spend_no_attempt() {
     }
     p.submit(1, "m");
     for sending in 1..=7 {
-        assert_eq!(p.fail(1, NO_MEMORY).len(), 2, "requeued and sent, time {sending}");
+        assert_eq!(p.fail(1, no_memory()).len(), 2, "requeued and sent, time {sending}");
     }
-    assert_eq!(p.fail(1, NO_MEMORY).len(), 1);
+    assert_eq!(p.fail(1, no_memory()).len(), 1);
     assert!(p.dispatch.is_idle());
 }
 
@@ -247,7 +250,9 @@ fn fatal_worker_error_ends_request() {
     p.submit(1, "m");
     p.submit(2, "m");
     p.submit(3, "m");
-    assert_eq!(p.fail(1, AttemptFailure::Fatal), ["fail r1: Fatal", "send r3 to w1 #1"]);
+    let failure = AttemptFailure::Fatal(report("it broke"));
+    assert_eq!(p.fail(1, failure), ["fail r1: Fatal", "send r3 to w1 #1"]);
+    assert_eq!(p.message, "it broke");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use modelrelay_protocol::message::TokenCounts;
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS};
 use modelrelay_traces::{Parent, Span, SpanContext, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 
-use super::{CLIENT_CLOSED_REQUEST, RequestSpec};
+use super::{CLIENT_CLOSED_REQUEST, RequestRecord};
 use crate::telemetry::metrics::Outcome;
 
 /// A shorter wait has no span: the request was sent as it came.
@@ -46,7 +46,7 @@ pub struct TraceEnd<'a> {
     /// True if a response that had begun was broken off.
     pub is_broken: bool,
     /// The request.
-    pub spec: &'a RequestSpec,
+    pub record: &'a RequestRecord,
     /// The total time in the queue before its dispatch.
     pub queue_wait: Duration,
     /// The time from its arrival to the first byte of its response.
@@ -80,7 +80,7 @@ impl RequestTrace {
     }
 
     /// Begins an attempt, after this time in the queue.
-    pub fn begin_attempt(&self, spec: &RequestSpec, worker: &str, attempt: u32, waited: Duration) {
+    pub fn begin_attempt(&self, record: &RequestRecord, worker: &str, attempt: u32, waited: Duration) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
         let now = Instant::now();
@@ -88,11 +88,11 @@ impl RequestTrace {
         if waited >= SHORTEST_WAIT {
             spans.server.child("queue", SpanKind::Internal, now.checked_sub(waited).unwrap_or(now)).end_at(now);
         }
-        let operation = operation(spec.endpoint);
-        let name = format!("{operation} {}", spec.model);
+        let operation = operation(record.endpoint);
+        let name = format!("{operation} {}", record.model);
         let mut span = spans.server.child(name, SpanKind::Client, now);
         span.set("gen_ai.operation.name", operation);
-        span.set("gen_ai.request.model", spec.model.to_string());
+        span.set("gen_ai.request.model", record.model.to_string());
         span.set("modelrelay.worker", worker.to_owned());
         span.set("modelrelay.attempt", i64::from(attempt));
         if let Some(before) = spans.before.take() {
@@ -131,7 +131,7 @@ impl RequestTrace {
     /// Ends the trace.
     pub fn finish(&self, how: &TraceEnd<'_>) {
         let Some(Spans { mut server, attempt, requeued_at, .. }) = self.lock().take() else { return };
-        let TraceEnd { outcome, code, is_broken, spec, mut queue_wait, .. } = *how;
+        let TraceEnd { outcome, code, is_broken, record, mut queue_wait, .. } = *how;
         if let Some(mut attempt) = attempt {
             end(&mut attempt, outcome, code, is_broken);
             if let Some(first) = how.upstream_first_byte {
@@ -144,10 +144,10 @@ impl RequestTrace {
                 server.child("queue", SpanKind::Internal, since).fail(outcome.as_str());
             }
         }
-        server.set("gen_ai.operation.name", operation(spec.endpoint));
-        server.set("gen_ai.request.model", spec.model.to_string());
-        server.set("gen_ai.request.stream", spec.is_streaming);
-        server.set("modelrelay.provider", spec.provider.to_string());
+        server.set("gen_ai.operation.name", operation(record.endpoint));
+        server.set("gen_ai.request.model", record.model.to_string());
+        server.set("gen_ai.request.stream", record.is_streaming);
+        server.set("modelrelay.provider", record.provider.to_string());
         server.set("modelrelay.queue_seconds", queue_wait.as_secs_f64());
         if let Some(first) = how.first_byte {
             server.set("gen_ai.response.time_to_first_chunk", first.as_secs_f64());

@@ -155,7 +155,7 @@ impl WorkerLink {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
-        let request_id: Arc<str> = ids::wire_id(&record.spec.id).into();
+        let request_id: Arc<str> = ids::wire_id(&record.id).into();
         let held = InFlight {
             record: Arc::clone(record),
             attempt,
@@ -173,7 +173,7 @@ impl WorkerLink {
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, announced);
-            let body = record.spec.body.clone();
+            let body = record.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {
             record.exchange.begin(attempt, None);

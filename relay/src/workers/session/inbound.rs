@@ -15,7 +15,7 @@ use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart
 use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
 
-use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
+use crate::dispatch::{AttemptFailure, CancelReason, FailureReport, Grant, LoadFailure};
 use crate::net::budget::Full;
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
@@ -122,8 +122,8 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) ->
 }
 
 fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: Bytes) {
-    let spec = &held.record.spec;
-    let must_be_events = spec.is_streaming && spec.endpoint.raises_error_frame();
+    let record = &held.record;
+    let must_be_events = record.is_streaming && record.endpoint.raises_error_frame();
     if !held.started && !link.info.core1 && must_be_events {
         return hold(provider, link, held, &chunk);
     }
@@ -184,8 +184,8 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         let origin = Origin {
             provider: Arc::clone(&provider.name),
             instance: Arc::clone(instance),
-            model: Arc::clone(&held.record.spec.model),
-            key: held.record.spec.key.clone(),
+            model: Arc::clone(&held.record.model),
+            key: held.record.api_key.clone(),
         };
         let is_alive = |owner: &Origin| provider.worker_of_instance(&owner.instance).is_some();
         provider.shared.affinity.remember(&id, origin, Instant::now(), is_alive);
@@ -236,7 +236,7 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &InFlight, error: P
     let (reason, error) = match error {
         PushError::Stale => return,
         PushError::Broken(what) => {
-            warn!(request_id = held.record.spec.id, worker = %link.info.name, what, "worker violated the protocol in one request");
+            warn!(request_id = held.record.id, worker = %link.info.name, what, "worker violated the protocol in one request");
             let message = format!("invalid response from the worker: {what}");
             (CancelReason::WorkerFault, ApiError::new(ErrorKind::Worker("bad_answer".into()), message))
         }
@@ -272,52 +272,31 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let message =
         if message.is_empty() { "the worker failed the request without a reason".to_owned() } else { message };
     let retry_after = error.retry_after_ms.map(Duration::from_millis);
-    debug!(request_id = held.record.spec.id, worker = %link.info.name, code, message, "worker failed a request");
-    let api_error = ApiError::new(kind_of(&code), message);
-    let api_error = match retry_after {
-        Some(after) if api_error.retry_after().is_some() => api_error.with_retry_after(after),
-        _ => api_error,
-    };
+    debug!(request_id = held.record.id, worker = %link.info.name, code, message, "worker failed a request");
     if held.started {
-        held.exchange().fail(api_error);
+        let error = ApiError::new(ErrorKind::of_worker(&code), message);
+        held.exchange().fail(match retry_after {
+            Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
+            _ => error,
+        });
         provider.completed(link, &held);
     } else {
-        let failure = failure_of(&code, retry_after);
-        if matches!(failure, AttemptFailure::LoadFailed { .. } | AttemptFailure::Fatal) {
-            // The client may receive this error, however often the request is refused in between.
-            held.record.progress().worker_error = Some(api_error);
-        }
-        provider.attempt_failed(link, &held, failure);
+        provider.attempt_failed(link, &held, failure(FailureReport { code, message }, retry_after));
     }
 }
 
-fn kind_of(code: &str) -> ErrorKind {
-    match code {
-        WorkerError::SEVERED_BY_SWAP => ErrorKind::SeveredBySwap,
-        WorkerError::BACKEND_UNREACHABLE => ErrorKind::BackendUnreachable,
-        WorkerError::INSUFFICIENT_MEMORY => ErrorKind::InsufficientMemory,
-        WorkerError::BACKEND_UNAVAILABLE => ErrorKind::BackendUnavailable,
-        WorkerError::SLOT_QUARANTINED => ErrorKind::SlotQuarantined,
-        WorkerError::RESPONSE_TOO_LARGE => ErrorKind::ResponseTooLarge,
-        code => ErrorKind::Worker(code.to_owned()),
-    }
-}
-
-fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
-    match code {
+fn failure(report: FailureReport, retry_after: Option<Duration>) -> AttemptFailure {
+    let load_failed = |code, report| AttemptFailure::LoadFailed { code, retry_after, report: Arc::new(report) };
+    match report.code.as_str() {
         WorkerError::AT_CAPACITY => AttemptFailure::AtCapacity,
         WorkerError::DRAINING => AttemptFailure::Draining,
         WorkerError::SEVERED_BY_SWAP => AttemptFailure::SeveredBySwap,
         WorkerError::BACKEND_UNREACHABLE => AttemptFailure::BackendUnreachable,
         WorkerError::BACKEND_RESET => AttemptFailure::BackendReset,
-        WorkerError::INSUFFICIENT_MEMORY => {
-            AttemptFailure::LoadFailed { code: LoadFailure::InsufficientMemory, retry_after }
-        }
-        WorkerError::BACKEND_UNAVAILABLE => {
-            AttemptFailure::LoadFailed { code: LoadFailure::BackendUnavailable, retry_after }
-        }
-        WorkerError::SLOT_QUARANTINED => AttemptFailure::LoadFailed { code: LoadFailure::SlotQuarantined, retry_after },
-        _ => AttemptFailure::Fatal,
+        WorkerError::INSUFFICIENT_MEMORY => load_failed(LoadFailure::InsufficientMemory, report),
+        WorkerError::BACKEND_UNAVAILABLE => load_failed(LoadFailure::BackendUnavailable, report),
+        WorkerError::SLOT_QUARANTINED => load_failed(LoadFailure::SlotQuarantined, report),
+        _ => AttemptFailure::Fatal(Arc::new(report)),
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use modelrelay_backends::server::{free_port, line_of, runs, until};
 use modelrelay_backends::worker_program;
-use modelrelay_worker::multiplexer::driver::Driver;
-use modelrelay_worker::multiplexer::driver::hooks::{HookedModel, Hooks};
-use modelrelay_worker::multiplexer::driver::served::Served;
-use modelrelay_worker::multiplexer::error::LoadFailure;
-use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::driver::Driver;
+use modelrelay_multiplexer::driver::hooks::{HookedModel, Hooks};
+use modelrelay_multiplexer::driver::served::Served;
+use modelrelay_multiplexer::error::LoadFailure;
+use modelrelay_multiplexer::estimate::LoadKind;
 
 use crate::rig::{folder, on_port};
 

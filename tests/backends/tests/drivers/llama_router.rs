@@ -1,10 +1,10 @@
 //! Behaviour specific to a router.
 
 use modelrelay_backends::engines;
-use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;
-use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
-use modelrelay_worker::multiplexer::error::LoadFailure;
-use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::driver::llama_router::LlamaRouter;
+use modelrelay_multiplexer::driver::{Driver, DriverError};
+use modelrelay_multiplexer::error::LoadFailure;
+use modelrelay_multiplexer::estimate::LoadKind;
 
 use crate::rig;
 

@@ -1,6 +1,6 @@
 //! Behaviour specific to Ollama.
 
-use modelrelay_worker::multiplexer::driver::DriverError;
+use modelrelay_multiplexer::driver::DriverError;
 
 use crate::rig;
 

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use modelrelay_backends::server::{line_of, runs, until};
 use modelrelay_backends::worker_program;
-use modelrelay_worker::multiplexer::Model;
-use modelrelay_worker::multiplexer::driver::launch::{Launch, TERM_GRACE};
-use modelrelay_worker::multiplexer::driver::process::{Process, ProcessModel};
-use modelrelay_worker::multiplexer::driver::served::Served;
-use modelrelay_worker::multiplexer::driver::{Driver, Probed};
-use modelrelay_worker::multiplexer::error::LoadFailure;
-use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::Model;
+use modelrelay_multiplexer::driver::launch::{Launch, TERM_GRACE};
+use modelrelay_multiplexer::driver::process::{Process, ProcessModel};
+use modelrelay_multiplexer::driver::served::Served;
+use modelrelay_multiplexer::driver::{Driver, Probed};
+use modelrelay_multiplexer::error::LoadFailure;
+use modelrelay_multiplexer::estimate::LoadKind;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 

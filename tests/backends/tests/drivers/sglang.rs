@@ -6,11 +6,11 @@ use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, get, is_listening, post, until};
 use modelrelay_backends::worker_program;
 use modelrelay_harness::TEST_TIMEOUT;
-use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
-use modelrelay_worker::multiplexer::driver::served::Served;
-use modelrelay_worker::multiplexer::driver::sglang::{SaverModel, Sglang};
-use modelrelay_worker::multiplexer::driver::{Driver, DriverError, Probed};
-use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::driver::launch::{Launch, PORT};
+use modelrelay_multiplexer::driver::served::Served;
+use modelrelay_multiplexer::driver::sglang::{SaverModel, Sglang};
+use modelrelay_multiplexer::driver::{Driver, DriverError, Probed};
+use modelrelay_multiplexer::estimate::LoadKind;
 use serde_json::json;
 
 use crate::rig::{FAKE, on_port};

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use modelrelay_backends::server::{post, processes_with, until};
-use modelrelay_worker::multiplexer::Model;
-use modelrelay_worker::multiplexer::driver::DriverError;
-use modelrelay_worker::multiplexer::driver::memory::{Meter, SlotMemory};
-use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
-use modelrelay_worker::multiplexer::error::LoadFailure;
-use modelrelay_worker::multiplexer::estimate::LoadKind;
-use modelrelay_worker::multiplexer::event::{Found, Left, Outcome};
+use modelrelay_multiplexer::Model;
+use modelrelay_multiplexer::driver::DriverError;
+use modelrelay_multiplexer::driver::memory::{Meter, SlotMemory};
+use modelrelay_multiplexer::driver::slot::SlotDriver;
+use modelrelay_multiplexer::error::LoadFailure;
+use modelrelay_multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::event::{Found, Left, Outcome};
 use serde_json::json;
 
 use crate::rig::Rig;

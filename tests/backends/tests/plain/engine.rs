@@ -9,7 +9,7 @@ use modelrelay_harness::client::{Pending, Reply, Request};
 use modelrelay_harness::process::Log;
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
-use modelrelay_worker::multiplexer::driver::served::gauges;
+use modelrelay_multiplexer::driver::served::gauges;
 use serde_json::{Value, json};
 use url::Url;
 

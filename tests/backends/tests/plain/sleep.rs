@@ -3,11 +3,11 @@
 
 use modelrelay_backends::worker_program;
 use modelrelay_harness::client::Request;
-use modelrelay_worker::multiplexer::driver::served::Served;
-use modelrelay_worker::multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
-use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
-use modelrelay_worker::multiplexer::estimate::LoadKind;
-use modelrelay_worker::multiplexer::event::Left;
+use modelrelay_multiplexer::driver::served::Served;
+use modelrelay_multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
+use modelrelay_multiplexer::driver::{Driver, DriverError};
+use modelrelay_multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::event::Left;
 
 use crate::engine::{Engine, text_of};
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use modelrelay_multiplexer::net::Trust;
 use modelrelay_protocol::names::marked;
 use modelrelay_protocol::secret::Secret;
 use tokio::runtime::Runtime;
@@ -13,7 +14,6 @@ use super::backends::{self, FoundBackend};
 use super::files::{self, Answers, SecretPlace};
 use super::terminal::Terminal;
 use crate::link::{Endpoint, RelayRefusal, Way, try_dial};
-use crate::net::Trust;
 use crate::settings::{self, Credential, Engine, Given, Proxies, RelayHeaders, RelayUrl};
 
 /// The default for a relay on the same machine.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::multiplexer::Model;
-use crate::multiplexer::driver::DriverError;
-use crate::multiplexer::driver::slot::SlotDriver;
+use modelrelay_multiplexer::Model;
+use modelrelay_multiplexer::driver::DriverError;
+use modelrelay_multiplexer::driver::slot::SlotDriver;
 
 /// The interval between two checks of a multiplexer's backends during a drain. A container takes longer to restart.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -56,14 +56,28 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Mutex;
 
+    use modelrelay_multiplexer::driver::memory::{Meter, SlotMemory};
+    use modelrelay_multiplexer::driver::{Call, Capabilities, Driver, Probed, Returns};
+    use modelrelay_multiplexer::error::LoadFailure;
+    use modelrelay_multiplexer::estimate::LoadKind;
+    use modelrelay_multiplexer::event::Left;
     use url::Url;
 
     use super::*;
-    use crate::multiplexer::driver::memory::{Blind, SlotMemory};
-    use crate::multiplexer::driver::{Call, Capabilities, Driver, Probed, Returns};
-    use crate::multiplexer::error::LoadFailure;
-    use crate::multiplexer::estimate::LoadKind;
-    use crate::multiplexer::event::Left;
+
+    /// Measures nothing, like a machine without a GPU library.
+    #[derive(Debug)]
+    struct Blind;
+
+    impl Meter for Blind {
+        fn free(&self) -> Option<u64> {
+            None
+        }
+
+        fn host_free(&self) -> Option<u64> {
+            None
+        }
+    }
 
     /// A server that a third party restarts: one result after another, and then it is present.
     #[derive(Debug)]

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use modelrelay_protocol::message::Slot;
 
+use crate::dispatch::tests::harness::report;
 use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, LossCause, Model, Settings};
 
 const SHORTEST: usize = 60;
@@ -195,6 +196,7 @@ fn of_a_worker() -> impl Strategy<Value = Op> {
 
 fn failure() -> impl Strategy<Value = AttemptFailure> {
     let (code, retry_after) = (LoadFailure::InsufficientMemory, Some(Duration::from_secs(4)));
+    let (load, fatal) = (report("the load failed"), report("the request failed"));
     prop::sample::select(vec![
         AttemptFailure::AtCapacity,
         AttemptFailure::AtCapacity,
@@ -203,8 +205,8 @@ fn failure() -> impl Strategy<Value = AttemptFailure> {
         AttemptFailure::SeveredBySwap,
         AttemptFailure::BackendUnreachable,
         AttemptFailure::BackendReset,
-        AttemptFailure::LoadFailed { code, retry_after },
-        AttemptFailure::Fatal,
+        AttemptFailure::LoadFailed { code, retry_after, report: load },
+        AttemptFailure::Fatal(fatal),
     ])
 }
 

@@ -289,7 +289,7 @@ impl Reference {
         {
             return Some(Failure::WorkerTooOld { worker: *worker });
         }
-        let failure = request.trouble?;
+        let failure = request.trouble.clone()?;
         let untried = self.workers.keys().any(|worker| self.could_serve(*worker, key));
         (matches!(failure, Failure::LoadFailed { .. }) && !untried).then_some(failure)
     }
@@ -378,8 +378,8 @@ impl Request {
     fn waiting_failure(&self, now: Duration, to_be_loaded: bool) -> Failure {
         let counted = now - self.arrived - self.cold_waited;
         let limits = &self.limits;
-        if let Some(trouble) = self.trouble {
-            trouble
+        if let Some(trouble) = &self.trouble {
+            trouble.clone()
         } else if counted >= limits.request_timeout && limits.request_timeout < limits.queue_timeout {
             Failure::RequestTimeout
         } else if to_be_loaded {

@@ -1,12 +1,10 @@
 use std::net::IpAddr;
 
-use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
 use crate::dispatch::WorkerKey;
 use crate::net::budget::Budget;
-use crate::provider::request::RequestSpec;
 
 fn link() -> Arc<WorkerLink> {
     let info = WorkerInfo {
@@ -30,25 +28,25 @@ fn link() -> Arc<WorkerLink> {
 }
 
 fn record() -> Arc<RequestRecord> {
-    let spec = RequestSpec {
+    Arc::new(RequestRecord {
+        key: RequestKey(1),
         id: "id".into(),
         model: "m".into(),
-        allowed: None,
-        key: None,
-        share: None,
+        api_key: None,
         provider: "p".into(),
         endpoint: Endpoint::ChatCompletions,
-        dialect: Dialect::OpenAi,
         method: "POST",
         path_and_query: "/v1/chat/completions".into(),
         headers: std::collections::BTreeMap::new(),
         is_streaming: false,
         body: bytes::Bytes::from_static(b"0123456789abcdef"),
         received_at: Instant::now(),
+        arrived: SystemTime::now(),
         trace: None,
-    };
-    let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
-    Arc::new(RequestRecord::new(RequestKey(1), spec, exchange))
+        needs_core1: None,
+        exchange: Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20),
+        progress: Mutex::default(),
+    })
 }
 
 #[test]

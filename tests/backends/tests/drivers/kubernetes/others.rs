@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use modelrelay_backends::server::until;
 use modelrelay_harness::own_log::listen;
-use modelrelay_worker::multiplexer::driver::Driver;
-use modelrelay_worker::multiplexer::driver::memory::SlotMemory;
-use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
-use modelrelay_worker::multiplexer::estimate::LoadKind;
-use modelrelay_worker::multiplexer::event::{Found, Outcome};
+use modelrelay_multiplexer::driver::Driver;
+use modelrelay_multiplexer::driver::memory::SlotMemory;
+use modelrelay_multiplexer::driver::slot::SlotDriver;
+use modelrelay_multiplexer::estimate::LoadKind;
+use modelrelay_multiplexer::event::{Found, Outcome};
 
 use super::{messages, two};
 use crate::table::NoMeter;

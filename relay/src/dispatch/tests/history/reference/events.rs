@@ -49,18 +49,18 @@ impl Reference {
             Event::SettingsChanged(settings) => {
                 self.settings = settings;
                 if !self.settings.enabled {
-                    self.fail_queued(Failure::Disabled);
+                    self.fail_queued(&Failure::Disabled);
                 }
             }
             Event::Deleted => {
                 self.deleted = true;
-                self.fail_queued(Failure::Deleted);
+                self.fail_queued(&Failure::Deleted);
                 self.workers.values_mut().for_each(|worker| worker.draining = true);
             }
             Event::DrainBegun => self.shutting_down = true,
             Event::DrainDeadline => {
                 self.shutting_down = true;
-                self.fail_queued(Failure::Draining);
+                self.fail_queued(&Failure::Draining);
                 for key in self.requests.keys().copied().collect::<Vec<_>>() {
                     self.revoke(key, CancelReason::DrainDeadline);
                     self.fail(key, Failure::Draining);
@@ -210,9 +210,9 @@ impl Reference {
         }
     }
 
-    fn fail_queued(&mut self, failure: Failure) {
+    fn fail_queued(&mut self, failure: &Failure) {
         for key in self.queued().collect::<Vec<_>>() {
-            self.fail(key, failure);
+            self.fail(key, failure.clone());
         }
     }
 
@@ -289,7 +289,7 @@ impl Reference {
                 if !is_shut {
                     request.failed_on.insert(worker);
                 }
-                request.trouble = Some(failure);
+                request.trouble = Some(failure.clone());
                 if request.requeues == 3 || request.new.pin.is_some() {
                     self.fail(key, failure);
                 } else {
@@ -297,11 +297,11 @@ impl Reference {
                     self.again(key, reason);
                 }
             }
-            AttemptFailure::LoadFailed { code, retry_after } => {
-                let failure = Failure::LoadFailed { code, retry_after };
+            AttemptFailure::LoadFailed { code, retry_after, report } => {
+                let failure = Failure::LoadFailed { code, retry_after, report };
                 let request = self.request(key);
                 request.failed_on.insert(worker);
-                request.trouble = Some(failure);
+                request.trouble = Some(failure.clone());
                 let pinned = request.new.pin.is_some();
                 let untried = self.workers.keys().any(|worker| self.could_serve(*worker, key));
                 if pinned || !untried {
@@ -310,7 +310,7 @@ impl Reference {
                     self.again(key, RequeueReason::LoadFailed);
                 }
             }
-            AttemptFailure::Fatal => self.fail(key, Failure::Fatal),
+            AttemptFailure::Fatal(report) => self.fail(key, Failure::Fatal(report)),
         }
     }
 

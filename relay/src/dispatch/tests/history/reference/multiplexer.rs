@@ -282,7 +282,7 @@ impl Reference {
             Word::Near(..) | Word::Leaving => None,
         });
         let (worker, code, retry_after) = failed.min_by_key(|(_, _, left)| (left.is_none(), *left))?;
-        Some(Failure::ModelFailed { worker, code, retry_after })
+        Some(Failure::ModelFailed { worker, code, retry_after, report: Arc::default() })
     }
 
     /// Ends requests whose model no worker can load, and assigns a worker for all others that wait for a load.

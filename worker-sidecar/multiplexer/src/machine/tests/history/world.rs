@@ -1,0 +1,353 @@
+//! The environment of a slot: relays with their own queues, a driver with a device, requests with clients. It knows the
+//! true state, and checks the machine against it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::message::SlotState;
+
+use crate::Model;
+use crate::effect::{Effect, Reason, SlotEvent};
+use crate::event::{Event, LinkKind, OpId, OrderId, RelayKey, RequestKey};
+use crate::machine::{Jitter, Machine};
+use crate::{config::SlotConfig, policy};
+
+/// A call that the driver received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Preflight(Model),
+    Evict(Model),
+    Force(Model),
+    Memory,
+    Load(Model),
+}
+
+/// A relay that keeps its requests until its grant lets it send them.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    pub(super) waiting: BTreeMap<Model, u32>,
+    pub(super) leaving: bool,
+}
+
+pub(super) struct World {
+    pub(super) machine: Machine,
+    pub(super) start: Instant,
+    pub(super) now: Duration,
+    pub(super) transitions: u64,
+    pub(super) relays: BTreeMap<RelayKey, (LinkKind, Queue)>,
+    pub(super) next_key: u64,
+    /// Requests of relays without queues, which wait in the slot.
+    pub(super) waiting: BTreeMap<RequestKey, (RelayKey, Model)>,
+    /// The relay that sent each request.
+    pub(super) senders: BTreeMap<RequestKey, RelayKey>,
+    /// Leases that their holders have not released.
+    pub(super) running: BTreeMap<RequestKey, Running>,
+    ended: BTreeSet<RequestKey>,
+    /// The number of requests that each relay may send.
+    pub(super) grants: BTreeMap<(RelayKey, Model), u32>,
+    /// The number of grants that were sent.
+    pub(super) granted: u64,
+    open: Option<Model>,
+    pub(super) call: Option<(OpId, Call)>,
+    pub(super) old_calls: Vec<(OpId, Call)>,
+    pub(super) probe: Option<OpId>,
+    /// The models on the device, from the start of their load until their memory was measured to be free.
+    occupied: BTreeSet<Model>,
+    /// The model that the driver last reported as ready and the right one.
+    confirmed: Option<Model>,
+    /// True if an eviction has begun since the last load was confirmed.
+    committed: bool,
+    pub(super) orders: BTreeSet<OrderId>,
+    stopped: bool,
+    pub(super) requested_again: bool,
+    /// How often the slot was in each state after an event.
+    pub(super) visits: HashMap<SlotState, u64>,
+    /// The last generation whose gate was opened, and the time of that.
+    generation: u64,
+    residency: Instant,
+    /// The quantum for each target, before the event.
+    quanta: BTreeMap<Model, Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub(super) model: Model,
+    pub(super) relay: RelayKey,
+    generation: u64,
+    told_to_end: bool,
+    /// True if its client is gone, and its holder has not released it yet.
+    pub(super) abandoned: bool,
+}
+
+impl World {
+    pub(super) fn new(config: SlotConfig) -> Self {
+        let start = Instant::now();
+        Self {
+            machine: Machine::new(config, Jitter::Seeded(7), start),
+            // Some requests are older than the worker.
+            start: start + Duration::from_secs(3600),
+            now: Duration::ZERO,
+            transitions: 0,
+            relays: BTreeMap::new(),
+            next_key: 0,
+            waiting: BTreeMap::new(),
+            senders: BTreeMap::new(),
+            running: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            grants: BTreeMap::new(),
+            granted: 0,
+            open: None,
+            call: None,
+            old_calls: Vec::new(),
+            probe: None,
+            occupied: BTreeSet::new(),
+            confirmed: None,
+            committed: false,
+            orders: BTreeSet::new(),
+            stopped: false,
+            requested_again: false,
+            visits: HashMap::new(),
+            generation: 0,
+            residency: start,
+            quanta: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.start + self.now
+    }
+
+    pub(super) fn key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while let Some(due) = self.machine.next_timeout().map(|due| due.saturating_duration_since(self.start))
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            self.handle(Event::Tick);
+        }
+        self.now = until;
+    }
+
+    pub(super) fn handle(&mut self, event: Event) {
+        self.transitions += 1;
+        let (machine, knobs) = (&self.machine, &self.machine.config.knobs);
+        let quanta = machine.models.keys().map(|to| (to.clone(), policy::quantum(knobs, machine.swap_cost(to))));
+        self.quanta = quanta.collect();
+        let effects = self.machine.handle(event, self.instant());
+        for effect in &effects {
+            self.record(effect);
+        }
+        self.check();
+        let again = self.machine.handle(Event::Tick, self.instant());
+        assert!(again.is_empty(), "something was left to be done: {again:?}");
+    }
+
+    /// The driver reported that memory is free, or that this model serves.
+    pub(super) fn note_freed(&mut self) {
+        self.occupied.clear();
+    }
+
+    pub(super) fn note_confirmed(&mut self, model: Model) {
+        self.occupied = BTreeSet::from([model.clone()]);
+        self.confirmed = Some(model);
+        self.committed = false;
+    }
+
+    fn start_call(&mut self, op: OpId, call: Call) {
+        if let Some(old) = self.call.replace((op, call)) {
+            self.old_calls.push(old);
+        }
+    }
+
+    fn record(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Lease { request, model, generation } => self.record_lease(*request, model, *generation),
+            Effect::Fail { request, .. } => {
+                self.waiting.remove(request);
+                self.end(*request);
+            }
+            Effect::CancelLease { request, .. } => {
+                let running = self.running.get_mut(request).expect("a lease to be ended");
+                assert!(!running.told_to_end, "{request:?} was cancelled twice");
+                running.told_to_end = true;
+            }
+            Effect::OpenGate { model } => {
+                assert_eq!(self.open.replace(model.clone()), None, "two gates are open");
+                assert_eq!(self.confirmed.as_ref(), Some(model), "I9: it was never ready");
+                assert!(!self.committed, "I11: there is no way back from an eviction");
+                // A gate that is opened again after an aborted drain begins no new residency.
+                if self.generation != self.machine.generation {
+                    self.generation = self.machine.generation;
+                    self.residency = self.instant();
+                }
+            }
+            Effect::CloseGate { model } => {
+                assert_eq!(self.open.take().as_ref(), Some(model));
+                self.grants.clear();
+            }
+            Effect::Grant { relay, model, values } => {
+                assert_eq!(self.open.as_ref(), Some(model), "a closed gate grants nothing");
+                self.grants.insert((*relay, model.clone()), values.slots);
+                self.granted += 1;
+            }
+            Effect::Preflight { op, model } => {
+                self.check_turn(*op, model);
+                self.start_call(*op, Call::Preflight(model.clone()));
+            }
+            Effect::Evict { op, model } => {
+                self.committed = true;
+                self.check_nothing_runs();
+                self.start_call(*op, Call::Evict(model.clone()));
+            }
+            Effect::ForceEvict { op, model } => {
+                self.committed = true;
+                self.check_nothing_runs();
+                self.start_call(*op, Call::Force(model.clone()));
+            }
+            Effect::CheckMemory { op, .. } => self.start_call(*op, Call::Memory),
+            Effect::Load { op, model, .. } => {
+                assert!(self.occupied.is_empty(), "I1: {model} is loaded beside {:?}", self.occupied);
+                self.occupied.insert(model.clone());
+                self.check_nothing_runs();
+                self.start_call(*op, Call::Load(model.clone()));
+            }
+            Effect::Probe { op, .. } => self.probe = Some(*op),
+            Effect::OrderDone { id, .. } => assert!(self.orders.remove(id), "an order is answered once"),
+            Effect::SlotEvent(news) => self.record_news(news),
+            Effect::Stopped => assert!(!std::mem::replace(&mut self.stopped, true)),
+            Effect::StillServes { model } => {
+                assert_eq!(self.open.as_ref(), Some(model), "requests do not come back in vain");
+            }
+            Effect::Forget { model } => {
+                assert!(!self.occupied.contains(model), "{model} is forgotten while the slot may hold it");
+                assert!(!self.machine.models.contains_key(model), "{model} is forgotten, and the slot still has it");
+            }
+            Effect::Changed | Effect::Discard { .. } => {}
+        }
+    }
+
+    fn record_lease(&mut self, request: RequestKey, model: &Model, generation: u64) {
+        assert_eq!(self.open.as_ref(), Some(model), "I3: its gate is closed");
+        assert_eq!(self.confirmed.as_ref(), Some(model), "I9");
+        let relay = self.senders[&request];
+        self.waiting.remove(&request);
+        self.end(request);
+        let running = Running { model: model.clone(), relay, generation, told_to_end: false, abandoned: false };
+        self.running.insert(request, running);
+    }
+
+    /// I5: leased, failed or cancelled, exactly once.
+    pub(super) fn end(&mut self, request: RequestKey) {
+        assert!(self.ended.insert(request), "{request:?} ended twice");
+    }
+
+    fn record_news(&mut self, news: &SlotEvent) {
+        let SlotEvent::SwapBegun { from: Some(from), to: Some(to), reason } = news else { return };
+        match reason {
+            Reason::Idle => {
+                let busy = self.running.values().any(|running| running.model == *from && !running.told_to_end);
+                let wanted = self.waiting.values().any(|(_, model)| model == from);
+                assert!(!busy && !wanted, "I7: {from} had work");
+            }
+            Reason::Quantum => {
+                let age = self.instant().saturating_duration_since(self.residency);
+                assert!(age >= self.quanta[to], "I7: {age:?} of {:?}", self.quanta[to]);
+            }
+            Reason::Wanted | Reason::Order | Reason::Default | Reason::Ttl | Reason::Removed => {}
+        }
+        assert!(!self.machine.is_pinned(from), "a pinned model is left");
+    }
+
+    /// I8: a model past the policy's bound comes next, unless another has waited longer. Together with I7, and the
+    /// quantum at which `check` sees a turn end, this makes up the longest wait.
+    fn check_turn(&self, op: OpId, next: &Model) {
+        let preflight = self.machine.preflight.as_ref().filter(|preflight| preflight.op == op);
+        let is_policys = |reason| matches!(reason, Reason::Idle | Reason::Quantum | Reason::Wanted);
+        if !preflight.is_some_and(|preflight| is_policys(preflight.reason)) {
+            return;
+        }
+        let (models, candidates) = self.machine.candidates();
+        let index = models.iter().position(|model| model == next).expect("a request waits for it");
+        let resident = self.machine.state.resident();
+        let draining = self.machine.state.name() == SlotState::Draining;
+        let busy = resident.is_some_and(|resident| draining || resident.idle_since.is_none());
+        for (other, candidate) in candidates.iter().enumerate() {
+            let bound = policy::bound(&self.machine.config.knobs, busy, &candidates, other);
+            let passed_over = candidate.age > bound && candidate.age > candidates[index].age;
+            assert!(!passed_over, "I8: {next} comes before {}, which has waited {:?}", models[other], candidate.age);
+        }
+    }
+
+    /// I8: a busy resident whose quantum is over does not keep out a model with waiting requests.
+    fn check_quantum(&self) {
+        let machine = &self.machine;
+        let (Some(resident), None) = (machine.ready(), machine.preflight.as_ref()) else { return };
+        let (_, candidates) = machine.candidates();
+        let knobs = &machine.config.knobs;
+        if let (None, Some(next)) = (resident.idle_since, policy::pick(knobs, true, &candidates)) {
+            let stayed = self.instant().saturating_duration_since(resident.since);
+            assert!(stayed < policy::quantum(knobs, candidates[next].cost), "I8: {stayed:?} with others waiting");
+        }
+    }
+
+    fn check_nothing_runs(&self) {
+        assert!(self.machine.leases.is_empty(), "unloaded under its requests");
+        assert_eq!(self.open, None, "an open gate before nothing");
+    }
+
+    fn check(&mut self) {
+        let machine = &self.machine;
+        let due = machine.next_timeout();
+        assert!(due.is_none_or(|due| due > self.instant()), "a timeout in the past");
+        for (request, lease) in &machine.leases {
+            let running = self.running.get(request).expect("I4: a lease that was released");
+            assert_eq!(running.model, lease.model);
+            assert_eq!(running.generation, machine.generation, "I2: a lease of a generation that is gone");
+        }
+        for (request, running) in &self.running {
+            let gone = !machine.leases.contains_key(request);
+            assert!(!gone || running.told_to_end, "I4: {request:?} runs and is not counted");
+        }
+        let held = machine.models.values().flat_map(|entry| {
+            let model = entry.model();
+            entry.held.iter().map(move |waiter| (waiter.request, (waiter.relay, model.clone())))
+        });
+        let held: BTreeMap<_, _> = held.collect();
+        assert_eq!(held, self.waiting, "I5: a waiting request was lost or kept");
+        for entry in machine.models.values() {
+            let counted = machine.leases.values().filter(|lease| {
+                lease.model == *entry.model() && self.relays.contains_key(&lease.relay) && !lease.unwanted
+            });
+            assert_eq!(entry.allocator.running() as usize, counted.count(), "I4: {} counts wrongly", entry.model());
+            let open = self.open.as_ref() == Some(entry.model());
+            assert_eq!(entry.gate_open, open);
+            assert_eq!(entry.allocator.capacity(), if open { entry.config.capacity } else { 0 });
+        }
+        self.check_quantum();
+        let slot = machine.snapshot(self.instant());
+        *self.visits.entry(slot.state).or_default() += 1;
+        assert_eq!(
+            slot.state == SlotState::Ready && !machine.is_leaving(),
+            self.open.is_some(),
+            "the gate of {slot:?}"
+        );
+        assert_eq!(machine.models.values().filter(|entry| entry.removed && !entry.held.is_empty()).count(), 0);
+        assert!(self.machine.pending.len() == self.orders.len());
+    }
+}
+
+impl Machine {
+    pub(super) fn is_looking_for_the_lost(&self) -> bool {
+        self.is_bereft && matches!(self.state.name(), SlotState::Empty | SlotState::Backoff)
+    }
+
+    /// True if the resident may accept no more requests.
+    fn is_leaving(&self) -> bool {
+        self.ready().is_some_and(|resident| self.models.get(&resident.model).is_none_or(|entry| entry.removed))
+    }
+}

@@ -70,9 +70,9 @@ OURS = """\
 """
 
 
-def ratio(figure, system):
-    """ModelRelay's figure as a multiple of another system's."""
-    return lambda us, of: us[figure] / of[system][figure]
+def ratio(figure, system, own=None):
+    """ModelRelay's figure, or another one of it, as a multiple of another system's."""
+    return lambda us, of: us[own or figure] / of[system][figure]
 
 
 def added(figure, system):
@@ -85,16 +85,12 @@ def ours(figure, base=None):
     return lambda us, _: us[figure] / us[base] if base else us[figure]
 
 
-def relay_alone(us, of):
-    """The relay's part of the processor time of a token as a multiple of nginx's."""
-    return us["relay_cpu_per_paced_chunk"] / of["nginx"]["cpu_per_paced_chunk"]
-
-
 def least_step(us, _):
     """The least factor from one number of workers to the next."""
     return min(us[f"workers{2 * few}"] / us[f"workers{few}"] for few in (1, 2, 4))
 
 
+RELAY_ALONE = ratio("cpu_per_paced_chunk", "nginx", own="relay_cpu_per_paced_chunk")
 AMONG_WORKERS = ours("dispatch_many", "dispatch_few")
 IN_QUEUE = ours("queue_long", "queue_short")
 IN_QUEUE_OF_MODELS = ours("queue_long_models", "queue_short_models")
@@ -120,7 +116,7 @@ GOALS = (
     ("P5", "processor time of a delivered token",
      [("× vllm-router, at most 1", ratio("cpu_per_paced_chunk", "vllm-router"), at_most, 1)], [
          ("× rathole, at most 1", ratio("cpu_per_paced_chunk", "rathole"), at_most, 1),
-         ("the relay alone, × nginx, at most 1", relay_alone, at_most, 1),
+         ("the relay alone, × nginx, at most 1", RELAY_ALONE, at_most, 1),
      ]),
     ("P6", "maximum tokens per second", [
         ("× vllm-router, at least 1.2", ratio("chunks", "vllm-router"), at_least, 1.2),
@@ -204,10 +200,7 @@ QUEUE = """\
 
 """
 
-THROUGHPUT = """\
-| workers, 4 requests of 20 ms at once each | responses per second |
-|---:|---:|
-"""
+THROUGHPUT = "| workers, 4 requests of 20 ms at once each | responses per second |\n|---:|---:|\n"
 
 NETWORK = """\
 | client, relay and worker in networks of their own | one at a time, p50 ms | first token p50 ms | p99 ms \
@@ -232,7 +225,6 @@ FEATURE_ROWS = {
     "played": (None, "**a worker played by the benchmark**, current protocol"),
     "text": ("played", "the same with the earlier protocol, text only"),
 }
-
 # The cells of each row: figure, digits behind the point.
 COSTS = {"request_micros": 1, "relay_request_micros": 1, "chunk_micros": 1, "relay_chunk_micros": 1, "alone_p50_ms": 3}
 
@@ -243,8 +235,7 @@ The rounds of the first row lie {:.0f} % apart, and {:.0f} % for tokens: smaller
 # The measurements multiplied by a hundred: the number of relays that a million workers need, and the load of each.
 #
 # A worker links to every relay behind the name that it dials, so more relays behind one name do not reduce the workers
-# of any relay. Only another name does. Relays and workers with one name are a *cell* here, and a cell has two relays,
-# so that one may restart.
+# of any relay. Only another name does. Relays and workers with one name are a *cell*: two relays, as one may restart.
 TIMES = 100
 RELAYS_A_CELL = 2
 # The connections of one relay's listener for workers before `MAX_CONNECTIONS` (65,536) has to be raised, with room to
@@ -373,8 +364,7 @@ def items(lines):
 def scale(report):
     """Returns the texts of docs/scale.md, by the names of their marks."""
     brief = ", a brief run with imprecise figures" if report["quick"] else ""
-    unlimited = report["open_files"] == 2**64 - 1
-    files = "any number of" if unlimited else f"{report['open_files']:,}"
+    files = "any number of" if report["open_files"] == 2**64 - 1 else f"{report['open_files']:,}"
     text = f"{machine(report)}. In {report['seconds']:.0f} s{brief}. A program may have {files} files open. "
     text += f"{report['right']:,} responses were compared with the backend's output, "
     text += f"{report['bytes'] / 1e6:.1f} MB.\n\n"
@@ -401,8 +391,7 @@ def features(rounds):
     """The table of features, with the median of each feature's rounds."""
     medians = {}
     for feature in FEATURE_ROWS:
-        measured = [costs for costs in rounds if costs["feature"] == feature]
-        if measured:
+        if measured := [costs for costs in rounds if costs["feature"] == feature]:
             medians[feature] = {figure: statistics.median(costs[figure] for costs in measured) for figure in COSTS}
     if not medians:
         return NOT_MEASURED

@@ -192,6 +192,14 @@ impl ApiError {
         self
     }
 
+    /// Sets the time after which a worker will try again, if clients are told to retry errors of this kind at all.
+    pub fn with_worker_retry_after(self, after: Option<Duration>) -> Self {
+        match after {
+            Some(after) if self.retry_after.is_some() => self.with_retry_after(after),
+            _ => self,
+        }
+    }
+
     /// Appends text to the message.
     pub fn with_more(mut self, more: &str) -> Self {
         self.message = format!("{}{more}", self.message).into();
@@ -285,6 +293,16 @@ impl ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn worker_retry_after_applies_to_retried_kinds_only() {
+        let after = |kind, secs: Option<u64>| {
+            ApiError::new(kind, "x").with_worker_retry_after(secs.map(Duration::from_secs)).retry_after()
+        };
+        assert_eq!(after(ErrorKind::BackendUnavailable, Some(7)), Some(7));
+        assert_eq!(after(ErrorKind::BackendUnavailable, None), Some(1));
+        assert_eq!(after(ErrorKind::SlotQuarantined, Some(7)), None);
+    }
 
     #[test]
     fn retry_after_is_1_to_60_whole_seconds() {

@@ -249,11 +249,8 @@ fn not_loaded(model: &str, code: LoadFailure, report: &FailureReport, retry_afte
         LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
     };
     let reason = Some(&report.message).filter(|message| !message.is_empty()).cloned();
-    let error = ApiError::new(kind, reason.unwrap_or_else(|| format!("{model} could not be loaded")));
-    match retry_after {
-        Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
-        _ => error,
-    }
+    let message = reason.unwrap_or_else(|| format!("{model} could not be loaded"));
+    ApiError::new(kind, message).with_worker_retry_after(retry_after)
 }
 
 fn demand_message(demand: &[ModelDemand]) -> wire::Demand {

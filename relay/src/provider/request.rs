@@ -14,6 +14,8 @@ use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
 use crate::dispatch::RequestKey;
+#[cfg(test)]
+use crate::net::budget::Budget;
 use crate::provider::exchange::Exchange;
 
 /// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
@@ -162,6 +164,32 @@ fn escaped_len(text: &[u8]) -> usize {
         })
         .sum();
     text.len() + extra
+}
+
+#[cfg(test)]
+impl RequestRecord {
+    /// A request for tests, for the model `m`.
+    pub fn sample(key: RequestKey, body: &'static [u8], budget: Arc<Budget>) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            id: "id".into(),
+            model: "m".into(),
+            api_key: None,
+            provider: "p".into(),
+            endpoint: Endpoint::ChatCompletions,
+            method: "POST",
+            path_and_query: "/v1/chat/completions".into(),
+            headers: BTreeMap::new(),
+            is_streaming: false,
+            body: Bytes::from_static(body),
+            received_at: Instant::now(),
+            arrived: SystemTime::now(),
+            trace: None,
+            needs_core1: None,
+            exchange: Exchange::new(budget, 1 << 20, 1 << 20),
+            progress: Mutex::default(),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -5,10 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use modelrelay_protocol::names::Naming;
-use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
-use crate::provider::exchange::Exchange;
 use crate::provider::routing::Providers;
 use crate::provider::worker::link::WorkerInfo;
 use crate::provider::worker::register::Accepted;
@@ -58,25 +56,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
 }
 
 fn request(provider: &Provider) -> Arc<RequestRecord> {
-    Arc::new(RequestRecord {
-        key: provider.shared.next_request_key(),
-        id: "id".into(),
-        model: "m".into(),
-        api_key: None,
-        provider: Arc::clone(&provider.name),
-        endpoint: Endpoint::Responses,
-        method: "POST",
-        path_and_query: "/v1/responses".into(),
-        headers: std::collections::BTreeMap::new(),
-        is_streaming: false,
-        body: bytes::Bytes::from_static(b"{}"),
-        received_at: Instant::now(),
-        arrived: SystemTime::now(),
-        trace: None,
-        needs_core1: None,
-        exchange: Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20),
-        progress: Mutex::default(),
-    })
+    RequestRecord::sample(provider.shared.next_request_key(), b"{}", Arc::clone(&provider.shared.budget))
 }
 
 #[tokio::test]

@@ -51,8 +51,13 @@ pub(crate) struct Scope {
 
 impl Scope {
     pub(crate) fn admits(&self, worker: &Worker) -> bool {
-        self.allowed.contains(worker.id(&self.name))
+        is_allowed(&self.allowed, &self.name, worker)
     }
+}
+
+/// True if the model that a worker means by a name is among those that a request may use.
+fn is_allowed(allowed: &Allowed, name: &Model, worker: &Worker) -> bool {
+    allowed.contains(worker.id(name))
 }
 
 /// The state of a request. At its end it is removed.
@@ -177,7 +182,7 @@ impl Request {
     pub(crate) fn refuses(&self, worker: &Worker) -> bool {
         let allowed = self.new.allowed.as_ref();
         refuses(&self.failed_on, self.model, worker)
-            || allowed.is_some_and(|allowed| !allowed.contains(worker.id(&self.new.model)))
+            || allowed.is_some_and(|allowed| !is_allowed(allowed, &self.new.model, worker))
     }
 
     pub(crate) fn note_failed_on(&mut self, entry: FailedOn) {

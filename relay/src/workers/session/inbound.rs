@@ -275,10 +275,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     debug!(request_id = held.record.id, worker = %link.info.name, code, message, "worker failed a request");
     if held.started {
         let error = ApiError::new(ErrorKind::of_worker(&code), message);
-        held.exchange().fail(match retry_after {
-            Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
-            _ => error,
-        });
+        held.exchange().fail(error.with_worker_retry_after(retry_after));
         provider.completed(link, &held);
     } else {
         provider.attempt_failed(link, &held, failure(FailureReport { code, message }, retry_after));

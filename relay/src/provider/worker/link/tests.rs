@@ -1,7 +1,5 @@
 use std::net::IpAddr;
 
-use modelrelay_protocol::paths::Endpoint;
-
 use super::*;
 use crate::dispatch::WorkerKey;
 use crate::net::budget::Budget;
@@ -28,25 +26,7 @@ fn link() -> Arc<WorkerLink> {
 }
 
 fn record() -> Arc<RequestRecord> {
-    Arc::new(RequestRecord {
-        key: RequestKey(1),
-        id: "id".into(),
-        model: "m".into(),
-        api_key: None,
-        provider: "p".into(),
-        endpoint: Endpoint::ChatCompletions,
-        method: "POST",
-        path_and_query: "/v1/chat/completions".into(),
-        headers: std::collections::BTreeMap::new(),
-        is_streaming: false,
-        body: bytes::Bytes::from_static(b"0123456789abcdef"),
-        received_at: Instant::now(),
-        arrived: SystemTime::now(),
-        trace: None,
-        needs_core1: None,
-        exchange: Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20),
-        progress: Mutex::default(),
-    })
+    RequestRecord::sample(RequestKey(1), b"0123456789abcdef", Budget::new(1 << 20))
 }
 
 #[test]

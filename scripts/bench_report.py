@@ -70,9 +70,14 @@ OURS = """\
 """
 
 
+def quotient(value, base):
+    """Divides; a base of 0 gives infinity, and 0 ÷ 0 the number NaN, for which no condition holds."""
+    return value / base if base else math.inf if value else math.nan
+
+
 def ratio(figure, system, own=None):
     """ModelRelay's figure, or another one of it, as a multiple of another system's."""
-    return lambda us, of: us[own or figure] / of[system][figure]
+    return lambda us, of: quotient(us[own or figure], of[system][figure])
 
 
 def added(figure, system):
@@ -82,12 +87,13 @@ def added(figure, system):
 
 def ours(figure, base=None):
     """ModelRelay's figure, or the same as a multiple of another one of ModelRelay."""
-    return lambda us, _: us[figure] / us[base] if base else us[figure]
+    return lambda us, _: quotient(us[figure], us[base]) if base else us[figure]
 
 
 def least_step(us, _):
     """The least factor from one number of workers to the next."""
-    return min(us[f"workers{2 * few}"] / us[f"workers{few}"] for few in (1, 2, 4))
+    steps = [quotient(us[f"workers{2 * few}"], us[f"workers{few}"]) for few in (1, 2, 4)]
+    return math.nan if any(map(math.isnan, steps)) else min(steps)
 
 
 RELAY_ALONE = ratio("cpu_per_paced_chunk", "nginx", own="relay_cpu_per_paced_chunk")
@@ -267,8 +273,6 @@ def judge(conditions, medians):
             value = measured(medians["modelrelay"], medians)
         except KeyError:
             value = None
-        except ZeroDivisionError:
-            value = math.inf
         yield text, value, None if value is None else holds(value, bound)
 
 
@@ -420,7 +424,7 @@ def spread(rounds, figure):
 
 def percent(value, base):
     """The difference from the base, in percent of it."""
-    return (value - base) * 100 / base if base else math.inf
+    return quotient((value - base) * 100, base)
 
 
 def cluster(report):

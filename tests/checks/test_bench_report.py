@@ -115,6 +115,12 @@ class Goals(unittest.TestCase):
         rates = [("modelrelay", f"workers{count}", rate) for count, rate in ((1, 100.0), (2, 200.0), (4, 190.0), (8, 400.0))]
         self.assertEqual(self.goal("P10", rates)[2], [None, None, None, False])
 
+    def test_rate_of_zero_breaks_goal_of_workers(self):
+        for few, more in ((0.0, 0.0), (100.0, 0.0)):
+            rates = [("modelrelay", f"workers{count}", rate) for count, rate in ((1, few), (2, more), (4, 9.0), (8, 18.0))]
+            with self.subTest(few=few, more=more):
+                self.assertEqual(self.goal("P10", rates)[2], [None, None, None, False])
+
     def test_every_goal_is_known_after_complete_run(self):
         # The names of the figures, from the runner's source.
         source = (Path(bench_report.__file__).parent.parent / "bench/src/figures.rs").read_text(encoding="utf-8")
@@ -130,7 +136,10 @@ class Goals(unittest.TestCase):
         self.assertEqual(len(bench_report.modelrelay_alone(figures).splitlines()), 2 + 29 + 1)
 
     def test_peer_without_rate_is_infinitely_slow(self):
-        self.assertTrue(self.goal("P2", [("vllm-router", "requests", 0.0), ("modelrelay", "requests", 5.0)])[0])
+        for ours, holds in (5.0, True), (0.0, False):
+            with self.subTest(ours=ours):
+                figures = [("vllm-router", "requests", 0.0), ("modelrelay", "requests", ours)]
+                self.assertEqual(self.goal("P2", figures)[0], holds)
 
 
 class Speed(Tables):

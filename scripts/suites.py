@@ -35,8 +35,9 @@ GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
 # The amount that all suites write, into target and into an empty cache.
 DISK_GB = 25
-# Lines of each failed suite's log that are printed again at the end of a run.
-END_OF_LOG_LINES = 40
+# Lines of the failed suites' logs, of all together, that are printed again at the end of a run: a viewer of CI may show
+# only the end.
+END_OF_LOG_LINES = 100
 
 
 @dataclass(frozen=True)
@@ -279,11 +280,11 @@ def processor_seconds():
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
-def print_end_of_log(name):
+def print_end_of_log(name, number):
     """Prints the last lines of a suite's log again, so that the end of a long run shows why it failed."""
     log = LOGS / f"{name}.log"
     if log.exists():
-        lines = log.read_text(errors="replace").splitlines()[-END_OF_LOG_LINES:]
+        lines = log.read_text(errors="replace").splitlines()[-number:]
         print(f"\nthe end of {name}.log:", *(f"    {line}" for line in lines), sep="\n")
 
 
@@ -303,7 +304,7 @@ def report(runner, before):
     if skipped:
         print(f"skipped, see the reason above: {' '.join(skipped)}")
     for name in failed:
-        print_end_of_log(name)
+        print_end_of_log(name, END_OF_LOG_LINES // len(failed))
     if failed:
         print(f"failed, or not run: {' '.join(failed)}; logs are in {LOGS}")
     return 1 if failed else 0

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use modelrelay_fuzz::{ConfigFolder, assert_one_line, names_devices, secrets_below, shows};
+use modelrelay_fuzz::{ConfigFolder, assert_one_line, expected_names, names_devices, secrets_below, shows};
 use modelrelay_relay::settings::cli::Args;
 use modelrelay_relay::settings::config::Config;
 
@@ -17,14 +17,20 @@ static ARGS: LazyLock<Args> = LazyLock::new(|| {
 });
 
 /// The top-level keys, or the names of the file as a whole.
-const PLACES: [&str; 7] =
-    ["--config", "relay.yaml", "requireApiKeys", "relayCount", "expectWorkers", "unreadyWhenSaturated", "providers"];
+static PLACES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    FOLDER.write("relay.yaml", b"unknown: 1");
+    let error = Config::from_args(&ARGS).map(|config| config.hash).expect_err("an unknown key");
+    let mut places = expected_names(&error.to_string());
+    assert!(places.contains(&"providers".to_owned()), "the keys of the file: {places:?}");
+    places.extend(["--config", "relay.yaml"].map(str::to_owned));
+    places
+});
 
 fuzz_target!(|content: &[u8]| {
     if names_devices(content) {
         return;
     }
-    let args = &*ARGS;
+    let (args, places) = (&*ARGS, &*PLACES);
     FOLDER.write("relay.yaml", content);
     match Config::from_args(args) {
         Ok(config) => {
@@ -35,7 +41,7 @@ fuzz_target!(|content: &[u8]| {
         Err(error) => {
             let message = error.to_string();
             assert_one_line(&message);
-            assert!(PLACES.iter().any(|place| message.contains(place)), "no place is named: {message}");
+            assert!(places.iter().any(|place| message.contains(place.as_str())), "no place is named: {message}");
             if let Ok(yaml) = serde_yaml::from_slice(content) {
                 for secret in secrets_below(&yaml, &["workerSecrets"]) {
                     let is_file = message.contains(".file: ");

@@ -65,6 +65,12 @@ pub fn assert_one_line(message: &str) {
     assert!(!message.is_empty() && !message.contains(char::is_control), "not one line: {message:?}");
 }
 
+/// Returns the names that an error about an unknown key lists as the known ones: "expected one of `a`, `b`".
+pub fn expected_names(message: &str) -> Vec<String> {
+    let names = message.split_once("expected one of ").map_or("", |(_, names)| names);
+    names.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
 /// True if an error repeats this secret. The part after ", expected " is not from the file, and may begin like a secret.
 pub fn shows(message: &str, secret: &str) -> bool {
     message.split(", expected ").next().unwrap_or_default().contains(secret)

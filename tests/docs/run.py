@@ -21,7 +21,10 @@ import second_try
 from pages import ROOT, RUNNABLE, all_pages, steps
 
 CANNOT_RUN = 77
-PATIENCE = 60
+# Seconds for a block, on a machine that runs other suites too: one-gpu-two-models.md takes 25 s on one that does nothing else.
+PATIENCE = 300
+# Lines of each failed page that are printed again at the end, where they are found.
+END_OF_PAGE_LINES = 20
 PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/debug")).resolve()
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelrelay"
 
@@ -197,7 +200,7 @@ def main(only):
     if not can_unshare():
         print("cannot run: a network of its own needs root or user namespaces, and util-linux's unshare")
         return CANNOT_RUN
-    ran, failed, reasons = 0, [], Counter()
+    ran, failed, reasons = 0, {}, Counter()
     for page in pages:
         blocks = [step for step in steps(page) if step.language in RUNNABLE and step.verb]
         reasons.update(step.detail for step in blocks if step.verb == "not run")
@@ -206,24 +209,32 @@ def main(only):
             continue
         if lack := lacks(page):
             reasons[f"this machine lacks {lack}"] += len(blocks)
-            failed += [page] if os.environ.get("CI") == "true" else []
+            if os.environ.get("CI") == "true":
+                failed[page] = f"this machine lacks {lack}"
             continue
         began = time.monotonic()
-        code = attempt(page)
-        if code and (code := attempt(page)) == 0:
+        problem = attempt(page)
+        if problem and not (problem := attempt(page)):
             second_try.report(str(page.relative_to(ROOT)))
-        print(f"  {page.relative_to(ROOT)}: {len(blocks)} blocks, {time.monotonic() - began:.1f} s{', FAILED' if code else ''}", flush=True)
+        print(f"  {page.relative_to(ROOT)}: {len(blocks)} blocks, {time.monotonic() - began:.1f} s{', FAILED' if problem else ''}", flush=True)
         ran += len(blocks)
-        failed += [page] if code else []
+        if problem:
+            failed[page] = problem
     print(f"docs: {ran} blocks run, {sum(reasons.values())} not:")
     for reason, count in reasons.most_common():
         print(f"  {count:3} {reason}")
+    for page, problem in failed.items():
+        reason, *output = problem.splitlines()
+        print(f"docs: {page.relative_to(ROOT)} failed: {reason}", *output[-END_OF_PAGE_LINES:], sep="\n")
     return 1 if failed else 0
 
 
 def attempt(page):
-    """Runs a page in namespaces of its own; returns the exit code."""
-    return subprocess.run([*UNSHARE, sys.executable, __file__, "--page", str(page)], check=False).returncode
+    """Runs a page in namespaces of its own; returns what it printed if it failed, and an empty text if it passed."""
+    command = [*UNSHARE, sys.executable, __file__, "--page", str(page)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    print(run.stdout, end="", flush=True)
+    return (run.stdout or f"exit code {run.returncode}") if run.returncode else ""
 
 
 if __name__ == "__main__":

@@ -67,6 +67,18 @@ def scale_report(**changes):
     } | changes
 
 
+def source(file):
+    """Returns the text of a file of the runner."""
+    return (Path(bench_report.__file__).parent.parent / "bench/src" / file).read_text(encoding="utf-8")
+
+
+def variants(file, enum):
+    """Returns the variants of an enum of the runner, as JSON has them."""
+    text = source(file).partition(f"pub enum {enum} {{")[2].partition("}")[0]
+    names = [line.strip(" ,") for line in text.splitlines() if line.endswith(",")]
+    return ["".join(f"_{c.lower()}" if c.isupper() else c for c in name).strip("_") for name in names]
+
+
 class Tables(unittest.TestCase):
     def line(self, text, begin):
         lines = [line for line in text.splitlines() if line.startswith(begin)]
@@ -122,11 +134,7 @@ class Goals(unittest.TestCase):
                 self.assertEqual(self.goal("P10", rates)[2], [None, None, None, False])
 
     def test_every_goal_is_known_after_complete_run(self):
-        # The names of the figures, from the runner's source.
-        source = (Path(bench_report.__file__).parent.parent / "bench/src/figures.rs").read_text(encoding="utf-8")
-        kinds = source.partition("pub enum Figure {")[2].partition("}")[0]
-        names = [name.strip(" ,") for name in kinds.splitlines() if name.endswith(",")]
-        figures = {"".join(f"_{c.lower()}" if c.isupper() else c for c in name).strip("_"): 2.0 for name in names}
+        figures = dict.fromkeys(variants("figures.rs", "Figure"), 2.0)
         peers = ("direct", "nginx", "vllm-router", "sglang-router", "rathole", "modelrelay")
         medians = bench_report.medians_of([turn(system, **figures) for system in peers])
         self.assertEqual([goal[0] for goal in bench_report.GOALS], [f"P{number}" for number in range(1, 13)])
@@ -196,6 +204,10 @@ class Scale(Tables):
         self.assertTrue(self.line(text, "| API keys").endswith(keys))
         self.assertTrue(self.line(text, "| **a worker played").endswith("| – | 90.0 | – | 15.0 | 0.600 |"))
         self.assertNotIn("apart", text)  # one round says nothing of noise
+
+    def test_runner_and_tables_have_same_features(self):
+        self.assertEqual(variants("scale/features.rs", "Feature"), list(bench_report.FEATURE_ROWS))
+        self.assertIn("const PACE: Duration = Duration::from_millis(500);", source("scale/streams.rs"))
 
     def test_features_show_median_and_spread_of_rounds(self):
         text = bench_report.features([costs("plain", times) for times in (1, 3, 1.2)])

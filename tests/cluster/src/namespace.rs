@@ -22,7 +22,7 @@ const KEEP: &str = "MODELRELAY_KEEP_NAMESPACES";
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// The number of log lines per container that a failed test prints.
-const LOG_LINES: u32 = 60;
+const LOG_LINES: u32 = 300;
 
 /// A namespace. Dropping it deletes it without waiting; in a panic its objects, events and logs are printed.
 pub struct Namespace {

@@ -1,5 +1,7 @@
 //! The bytes of a request and its response: both sides derive them from the plan.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -48,13 +50,20 @@ pub fn whole(plan: &RequestPlan) -> Vec<u8> {
     pieces(plan).concat()
 }
 
-/// Returns text of that length that is unique to the seed.
-fn filler(seed: usize, bytes: usize) -> String {
+/// The length of the random text that all requests and responses are cut from; a prompt has at most 200,000 bytes.
+const FILLER_BYTES: usize = 1 << 19;
+static FILLER: LazyLock<String> = LazyLock::new(|| {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz012345";
-    let mut state = seed as u64 + 1;
+    let mut state = 1_u64;
     let letter = |_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         char::from(LETTERS[(state >> 59) as usize])
     };
-    (0..bytes).map(letter).collect()
+    (0..FILLER_BYTES).map(letter).collect()
+});
+
+/// Returns text of that length; where it begins in the random text depends on the seed.
+fn filler(seed: usize, bytes: usize) -> &'static str {
+    let start = seed.wrapping_mul(7_919) % (FILLER_BYTES - bytes);
+    &FILLER[start..start + bytes]
 }

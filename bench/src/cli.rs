@@ -1,18 +1,19 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 
 use crate::crowd::Crowd;
 use crate::load::{Load, PROMPT_BYTES, Until};
 use crate::run::{Options, Report, run};
 use crate::scenarios::{Extent, Part};
 use crate::systems::{Installed, System};
-use crate::{backend, page, played, scale, table};
+use crate::{backend, played, scale};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -28,9 +29,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure all systems, and print the tables
+    /// Measure all systems
     Run(RunArgs),
-    /// Measure the scalability of one relay and the cost of features, and print the tables
+    /// Measure the scalability of one relay and the cost of features
     Scale(ScaleArgs),
     /// Send requests, compare every byte of every response, and print the outcome as JSON
     Load(LoadArgs),
@@ -65,10 +66,7 @@ struct RunArgs {
     /// The program rathole [default: none; it is not measured]
     #[arg(long, value_name = "FILE")]
     rathole: Option<PathBuf>,
-    /// Page to write the tables into, between its marks [default: none]
-    #[arg(long, value_name = "FILE")]
-    write: Option<String>,
-    /// File for all measurements, as JSON [default: none]
+    /// File for the measurements, as JSON [default: standard output]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -84,10 +82,7 @@ struct ScaleArgs {
     /// Folder with modelrelay-relay and modelrelay-worker
     #[arg(long, value_name = "FOLDER", default_value = "target/release")]
     programs: PathBuf,
-    /// Page to write the tables into, between its marks [default: none]
-    #[arg(long, value_name = "FILE")]
-    write: Option<String>,
-    /// File for all measurements, as JSON [default: none]
+    /// File for the measurements, as JSON [default: standard output]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -198,7 +193,7 @@ async fn load(args: &LoadArgs) -> Done {
         ..Load::new(args.to, until)
     };
     let outcome = outcome.run().await;
-    print_line(&serde_json::to_string_pretty(&outcome)?);
+    write_json(&outcome, None)?;
     Ok(if outcome.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -218,14 +213,7 @@ async fn measure(args: RunArgs) -> Done {
     };
     let folder = tempfile::tempdir()?;
     let report = run(&options, folder.path(), |text| eprintln!("{text}")).await?;
-    let text = table::markdown(&report);
-    print_line(&text);
-    if let Some(file) = args.json {
-        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
-    }
-    if let Some(file) = args.write {
-        page::write(&file, &[("speed", text)])?;
-    }
+    write_json(&report, args.json.as_deref())?;
     Ok(judge(&report))
 }
 
@@ -238,14 +226,7 @@ async fn measure_scale(args: ScaleArgs) -> Done {
     };
     let folder = tempfile::tempdir()?;
     let report = scale::run(&options, folder.path(), |text| eprintln!("{text}")).await?;
-    let texts = scale::texts(&report);
-    texts.iter().for_each(|(_, text)| print_line(text));
-    if let Some(file) = args.json {
-        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
-    }
-    if let Some(file) = args.write {
-        page::write(&file, &texts)?;
-    }
+    write_json(&report, args.json.as_deref())?;
     report.faults.iter().for_each(|fault| eprintln!("modelrelay-bench: {fault}"));
     Ok(if report.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -281,6 +262,16 @@ async fn serve(args: &BackendArgs) -> Done {
     print_line(&format!("listening on http://{}", listener.local_addr()?));
     backend::serve(listener).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes it to the file, or prints it if there is none.
+fn write_json(measured: &impl Serialize, file: Option<&Path>) -> Result<(), Box<dyn std::error::Error>> {
+    let text = serde_json::to_string_pretty(measured)?;
+    match file {
+        Some(file) => std::fs::write(file, text)?,
+        None => print_line(&text),
+    }
+    Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "what was measured is this program's output")]

@@ -1,10 +1,9 @@
-//! The measurements as types: the figures of one turn, and their medians over a run.
+//! The measurements as types: the figures of one turn.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::samples::median;
 use crate::systems::System;
 
 /// One kind of measurement.
@@ -127,62 +126,4 @@ pub struct Absent {
     pub system: System,
     /// The reason.
     pub reason: String,
-}
-
-/// The median of every figure of every system.
-#[derive(Clone, Debug, Default)]
-pub struct Medians(BTreeMap<(System, Figure), f64>);
-
-impl Medians {
-    /// Calculates the medians of all turns. Stalls are summed: one is too many, in any round.
-    pub fn of(turns: &[Turn]) -> Self {
-        let mut values: BTreeMap<(System, Figure), Vec<f64>> = BTreeMap::new();
-        for turn in turns {
-            for (figure, value) in &turn.figures {
-                values.entry((turn.system, *figure)).or_default().push(*value);
-            }
-        }
-        let medians = values.into_iter().filter_map(|((system, figure), values)| {
-            let value = if figure == Figure::Stalls { Some(values.iter().sum()) } else { median(values) };
-            Some(((system, figure), value?))
-        });
-        Self(medians.collect())
-    }
-
-    /// One median, if it was measured.
-    pub fn value(&self, system: System, figure: Figure) -> Option<f64> {
-        self.0.get(&(system, figure)).copied()
-    }
-
-    /// The figure of ModelRelay.
-    pub fn of_modelrelay(&self, figure: Figure) -> Option<f64> {
-        self.value(System::Modelrelay, figure)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_are_per_system_while_stalls_are_summed() {
-        let turn = |round, system, alone, stalls| Turn {
-            system,
-            round,
-            figures: Figures::from([(Figure::AloneP50, alone), (Figure::Stalls, stalls)]),
-            right: 1,
-            bytes: 1,
-            faults: Vec::new(),
-        };
-        let medians = Medians::of(&[
-            turn(1, System::Direct, 1.0, 0.0),
-            turn(1, System::Modelrelay, 5.0, 0.0),
-            turn(2, System::Modelrelay, 9.0, 1.0),
-            turn(3, System::Modelrelay, 6.0, 0.0),
-        ]);
-        assert_eq!(medians.of_modelrelay(Figure::AloneP50), Some(6.0));
-        assert_eq!(medians.of_modelrelay(Figure::Stalls), Some(1.0));
-        assert_eq!(medians.value(System::Direct, Figure::AloneP50), Some(1.0));
-        assert_eq!(medians.value(System::Nginx, Figure::AloneP50), None);
-    }
 }

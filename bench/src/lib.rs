@@ -24,6 +24,4 @@ pub mod scale;
 pub mod scenarios;
 pub mod simulation;
 pub mod systems;
-pub mod table;
 pub mod usage;
-pub mod verdicts;

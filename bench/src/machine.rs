@@ -29,14 +29,6 @@ impl Machine {
             date: time::OffsetDateTime::from(std::time::SystemTime::now()).date().to_string(),
         }
     }
-
-    /// Formats it in one line.
-    pub fn describe(&self) -> String {
-        format!(
-            "{}, {} cores, Linux {}, {}; load before the run {:.1}",
-            self.cpu, self.cores, self.kernel, self.date, self.load_before
-        )
-    }
 }
 
 /// The number of files that this program, and each that it starts, may have open: every connection is one.

@@ -1,14 +1,14 @@
 //! One run: rounds in which every system has its turn, so that disturbances of the machine affect all of them.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::figures::{Absent, Medians, Turn};
+use crate::figures::{Absent, Turn};
 use crate::machine::Machine;
 use crate::scenarios::{Extent, Part, Turns};
 use crate::systems::{Installed, Setup, System, SystemError};
-use crate::verdicts::{GoalResult, verdicts};
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -44,21 +44,11 @@ pub struct Report {
     pub absent: Vec<Absent>,
     /// Every turn of every round.
     pub turns: Vec<Turn>,
-    /// The results of the goals.
-    pub verdicts: Vec<GoalResult>,
+    /// The name of each system in the tables.
+    pub names: BTreeMap<System, String>,
 }
 
 impl Report {
-    /// Responses that were right in every byte.
-    pub fn right(&self) -> u64 {
-        self.turns.iter().map(|turn| turn.right).sum()
-    }
-
-    /// Bytes that were compared.
-    pub fn bytes(&self) -> u64 {
-        self.turns.iter().map(|turn| turn.bytes).sum()
-    }
-
     /// The faults of ModelRelay's own programs.
     pub fn own_faults(&self) -> Vec<String> {
         let absent = self.absent.iter().filter(|absent| absent.system == System::Modelrelay);
@@ -94,7 +84,7 @@ pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Resul
     }
     let had_turn = |system: &&System| turns.iter().any(|turn| turn.system == **system);
     let systems = options.systems.iter().filter(had_turn).map(|system| (*system, setup.version(*system))).collect();
-    let verdicts = verdicts(&Medians::of(&turns));
+    let names = System::ALL.into_iter().map(|system| (system, system.name().to_owned())).collect();
     let (rounds, quick, extent) = (options.rounds, options.quick, options.extent);
-    Ok(Report { machine, rounds, quick, extent, systems, absent, turns, verdicts })
+    Ok(Report { machine, rounds, quick, extent, systems, absent, turns, names })
 }

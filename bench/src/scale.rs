@@ -6,13 +6,11 @@
 //! or
 //! request are the share of the programs. The kernel's memory for each connection is not in them.
 
-pub mod cluster;
 pub mod features;
 mod namespaces;
 pub mod network;
 pub mod queue;
 pub mod streams;
-mod tables;
 pub mod workers;
 
 use std::fmt::Display;
@@ -28,7 +26,6 @@ use crate::machine::{Machine, open_files};
 use crate::programs::ProgramError;
 use crate::scenarios::workers::answers_of;
 use crate::systems::{Installed, Setup, SystemError};
-pub use tables::texts;
 
 /// The number of files that a program has open in addition to its connections.
 const OTHER_FILES: u64 = 300;

@@ -3,18 +3,16 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
+
 /// A network such as `10.0.0.0/8`, or one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    network: IpAddr,
-    prefix: u8,
-}
+pub struct Cidr(IpNet);
 
 impl Cidr {
     /// True if `address` is in this network; an IPv4 address written as IPv6 is treated as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
-        masked(address.to_canonical(), self.prefix) == Some(self.network)
-            && address.to_canonical().is_ipv4() == self.network.is_ipv4()
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -22,43 +20,23 @@ impl FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("{text:?} is not an address or network such as 10.0.0.0/8");
-        let (address, prefix) = match text.split_once('/') {
-            Some((address, prefix)) => (address, Some(prefix)),
-            None => (text, None),
-        };
-        let address: IpAddr = address.parse().map_err(|_| refused())?;
-        let full = if address.is_ipv4() { 32 } else { 128 };
-        let prefix = match prefix {
-            Some(prefix) if prefix.bytes().all(|byte| byte.is_ascii_digit()) => {
-                prefix.parse().map_err(|_| refused())?
-            }
-            Some(_) => return Err(refused()),
-            None => full,
-        };
-        masked(address, prefix).map(|network| Self { network, prefix }).ok_or_else(refused)
+        let network = parse(text).ok_or_else(|| format!("{text:?} is not an address or network such as 10.0.0.0/8"))?;
+        Ok(Self(network.trunc()))
     }
 }
 
-impl std::fmt::Display for Cidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.network, self.prefix)
-    }
+/// Not with `IpNet`'s own parser, which requires a prefix and accepts ambiguous addresses such as 010.0.0.1.
+fn parse(text: &str) -> Option<IpNet> {
+    let Some((address, prefix)) = text.split_once('/') else {
+        return text.parse::<IpAddr>().ok().map(IpNet::from);
+    };
+    let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
+    IpNet::new(address.parse().ok()?, prefix.parse::<u8>().ok().filter(|_| is_number)?).ok()
 }
 
 /// The first `prefix` bits of an address; `None` if the address has fewer.
 pub fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
-    match address {
-        IpAddr::V4(address) if prefix <= 32 => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-            Some(IpAddr::from((u32::from(address) & mask).to_be_bytes()))
-        }
-        IpAddr::V6(address) if prefix <= 128 => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            Some(IpAddr::from((u128::from(address) & mask).to_be_bytes()))
-        }
-        IpAddr::V4(_) | IpAddr::V6(_) => None,
-    }
+    Some(IpNet::new(address, prefix).ok()?.network())
 }
 
 #[cfg(test)]
@@ -74,7 +52,9 @@ mod tests {
         assert!(!contains("10.0.0.0/8", "11.0.0.1") && !contains("0.0.0.0/0", "::1"));
         assert!(contains("0.0.0.0/0", "8.8.8.8") && contains("::/0", "2001:db8::1"));
         assert!(contains("fd00::/8", "fd12::1") && contains("192.0.2.1", "192.0.2.1"));
-        for text in ["", "10.0.0.0/33", "10.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/+8", "host"] {
+        assert!(contains("10.1.2.3/8", "10.255.0.1") && contains("10.0.0.0/008", "10.0.0.1"));
+        assert!(!contains("::ffff:10.0.0.0/104", "10.0.0.1") && !contains("::ffff:10.0.0.1", "10.0.0.1"));
+        for text in ["", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/+8", "host"] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }

@@ -14,7 +14,6 @@ use crate::content::MODEL;
 use crate::http::send_request;
 use crate::load::{Load, Outcome, Until};
 use crate::programs::Program;
-use crate::samples::median;
 use crate::systems::{How, Setup, Stack};
 use crate::usage::Usage;
 
@@ -49,11 +48,6 @@ pub enum Feature {
 impl Feature {
     const ALL: [Self; 7] =
         [Self::Plain, Self::Keys, Self::Scraped, Self::Multiplexer, Self::TwoRelays, Self::Played, Self::Text];
-
-    /// The feature that it is compared with.
-    pub fn base(self) -> Self {
-        if matches!(self, Self::Played | Self::Text) { Self::Played } else { Self::Plain }
-    }
 }
 
 /// The cost of a request.
@@ -97,36 +91,6 @@ pub(super) async fn all(
         features.retain(|feature| Some(*feature) != missing);
     }
     Ok(rounds)
-}
-
-/// The medians of each feature's rounds.
-pub fn medians(rounds: &[Costs]) -> Vec<Costs> {
-    let measured = |feature: &Feature| rounds.iter().any(|round| round.feature == *feature);
-    Feature::ALL.into_iter().filter(measured).map(|feature| Costs::median(feature, rounds)).collect()
-}
-
-/// The difference between the rounds of a feature, as a fraction of the least; `None` for a single round.
-pub fn spread(rounds: &[Costs], feature: Feature, value: fn(&Costs) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rounds.iter().filter(|round| round.feature == feature).map(value).collect();
-    let (least, most) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
-    (values.len() > 1).then_some(most / least - 1.0)
-}
-
-impl Costs {
-    fn median(feature: Feature, rounds: &[Self]) -> Self {
-        let of = |value: fn(&Self) -> f64| {
-            let rounds = rounds.iter().filter(|round| round.feature == feature);
-            median(rounds.map(value)).unwrap_or_default()
-        };
-        Self {
-            feature,
-            alone_p50_ms: of(|costs| costs.alone_p50_ms),
-            request_micros: of(|costs| costs.request_micros),
-            relay_request_micros: of(|costs| costs.relay_request_micros),
-            chunk_micros: of(|costs| costs.chunk_micros),
-            relay_chunk_micros: of(|costs| costs.relay_chunk_micros),
-        }
-    }
 }
 
 /// Relay and worker with a feature, and the load that uses it.

@@ -11,7 +11,7 @@ use crate::systems::{Setup, Stack, StackOptions};
 use crate::usage::Usage;
 
 /// The time between two events: with all streams open, as many a second as a core can read and compare without being late.
-pub const PACE: Duration = Duration::from_millis(500);
+const PACE: Duration = Duration::from_millis(500);
 
 /// The measurements of one way.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -40,7 +40,7 @@ async fn quick_run_measures_every_part_and_cleans_up() {
     let output = quick_run(&json).await;
     let printed = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{printed}");
-    let report: Value = serde_json::from_slice(&std::fs::read(json).expect("the report is written")).expect("JSON");
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("the report is written")).expect("JSON");
     assert_eq!(report["faults"].as_array().map(Vec::len), Some(0), "{printed}");
     for absent in report["absent"].as_array().expect("a list") {
         let may_be = MAY_BE_ABSENT.iter().any(|part| absent.as_str().is_some_and(|why| why.starts_with(part)));
@@ -48,6 +48,7 @@ async fn quick_run_measures_every_part_and_cleans_up() {
     }
     check_crowds(&report);
     check_comparisons(&report, &printed);
+    check_tables(&report, &crate::tables_of(&json));
     check_namespaces();
 }
 
@@ -83,6 +84,21 @@ fn check_comparisons(report: &Value, printed: &str) {
     let right = report["right"].as_u64().unwrap_or(0);
     // Each of 345 bytes at least.
     assert!(right > 100 && report["bytes"].as_u64().is_some_and(|bytes| bytes > right * 345), "{printed}");
+}
+
+/// Checks that every part that each machine can run has a table.
+fn check_tables(report: &Value, text: &str) {
+    let title = |part: &Value, what: &str| format!("| {} {what} |", part["count"]);
+    for begin in [
+        title(&report["workers"], "idle workers"),
+        title(&report["streams"][1], "streams at once"),
+        title(&report["queue"], "waiting requests"),
+        "| workers, 4 requests".to_owned(),
+        "| **plain**".to_owned(),
+        "| relays |".to_owned(),
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(&begin)), "{begin}: {text}");
+    }
 }
 
 /// Checks that no namespace of this run is left: other runs may be active, but this one has ended, and so has its

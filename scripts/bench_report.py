@@ -1,0 +1,503 @@
+#!/usr/bin/env python3
+"""Renders a report of the benchmark: the tables of docs/speed.md or docs/scale.md, with the results of the goals.
+
+    scripts/bench_report.py REPORT         prints the tables of a file that `modelrelay-bench run` or `scale` wrote
+    scripts/bench_report.py REPORT PAGE    also writes them into a page, between its marks
+
+Each goal is a ratio within one run. The required goals beat every router for language models; the stretch goals come
+near to no proxy at all.
+"""
+
+import json
+import math
+import statistics
+import sys
+from operator import ge as at_least, le as at_most
+from pathlib import Path
+
+# Stands for a figure that was not measured.
+NOTHING = "–"
+NOT_MEASURED = "It was not measured.\n"
+
+# Columns of the table of all systems: title, figure, digits behind the point.
+COLUMNS = (
+    ("one at a time, p50 ms", "alone_p50", 3),
+    ("32 clients, req/s", "requests", 0),
+    ("CPU µs/req", "cpu_per_request", 1),
+    ("first token p50 ms", "first_event_p50", 2),
+    ("p99 ms", "first_event_p99", 2),
+    ("35–50 ms", "stalls", 0),
+    ("CPU µs/token, paced", "cpu_per_paced_chunk", 1),
+    ("tokens/s", "chunks", 0),
+    ("CPU µs/token", "cpu_per_chunk", 2),
+    ("KiB/stream", "stream_kib", 1),
+    ("CPU µs, 220 kB prompt", "cpu_per_long_prompt", 0),
+    ("CPU ms, 20 MB prompt", "cpu_per_huge_prompt", 1),
+    ("CPU µs/abort", "cpu_per_abort", 0),
+)
+
+# Rows of the table of ModelRelay alone.
+OURS = """\
+| the relay's part of a paced token | {relay_cpu_per_paced_chunk:.1f} µs |
+| an idle worker: the relay's memory | {idle_worker_kib:.1f} KiB |
+| an idle worker: the relay's processor time | {idle_worker_cpu:.4f} % of a core |
+| mean processor time of a dispatch among 10 workers | {dispatch_few:.0f} ns |
+| among the most workers | {dispatch_many:.0f} ns |
+| dispatch with 10 waiting, 99 of 100 | {queue_short:.0f} ns |
+| dispatch with the most waiting, 99 of 100 | {queue_long:.0f} ns |
+| dispatch with 10 of 50 models, 99 of 100 | {queue_short_models:.0f} ns |
+| dispatch with the most of 50 models, 99 of 100 | {queue_long_models:.0f} ns |
+| submission that waits, with 10 waiting, 99 of 100 | {submit_short:.0f} ns |
+| submission that waits, with the most waiting, 99 of 100 | {submit_long:.0f} ns |
+| submission that waits, with 10 of 50 models, 99 of 100 | {submit_short_models:.0f} ns |
+| submission that waits, with the most of 50 models, 99 of 100 | {submit_long_models:.0f} ns |
+| cancellation, anywhere in the queue, with 10 waiting, 99 of 100 | {cancel_short:.0f} ns |
+| cancellation, anywhere in the queue, with the most waiting, 99 of 100 | {cancel_long:.0f} ns |
+| cancellation, anywhere in the queue, with 10 of 50 models, 99 of 100 | {cancel_short_models:.0f} ns |
+| cancellation, anywhere in the queue, with the most of 50 models, 99 of 100 | {cancel_long_models:.0f} ns |
+| expiry, with 10 waiting, 99 of 100 | {expire_short:.0f} ns |
+| expiry, with the most waiting, 99 of 100 | {expire_long:.0f} ns |
+| expiry, with 10 of 50 models, 99 of 100 | {expire_short_models:.0f} ns |
+| expiry, with the most of 50 models, 99 of 100 | {expire_long_models:.0f} ns |
+| responses per second of 1 worker | {workers1:.0f} |
+| of 2 workers | {workers2:.0f} |
+| of 4 workers | {workers4:.0f} |
+| of 8 workers | {workers8:.0f} |
+| a client that stops reading: memory | {slow_client_kib:.0f} KiB |
+| the most before it settled | {slow_client_peak_kib:.0f} KiB |
+| until the relay listens | {cold_start:.0f} ms |
+| memory of a relay with nothing to do | {idle_relay_mb:.1f} MB |
+"""
+
+
+def quotient(value, base):
+    """Divides; a base of 0 gives infinity, and 0 ÷ 0 the number NaN, for which no condition holds."""
+    return value / base if base else math.inf if value else math.nan
+
+
+def ratio(figure, system, own=None):
+    """ModelRelay's figure, or another one of it, as a multiple of another system's."""
+    return lambda us, of: quotient(us[own or figure], of[system][figure])
+
+
+def added(figure, system):
+    """ModelRelay's figure minus another system's."""
+    return lambda us, of: us[figure] - of[system][figure]
+
+
+def ours(figure, base=None):
+    """ModelRelay's figure, or the same as a multiple of another one of ModelRelay."""
+    return lambda us, _: quotient(us[figure], us[base]) if base else us[figure]
+
+
+def least_step(us, _):
+    """The least factor from one number of workers to the next."""
+    steps = [quotient(us[f"workers{2 * few}"], us[f"workers{few}"]) for few in (1, 2, 4)]
+    return math.nan if any(map(math.isnan, steps)) else min(steps)
+
+
+RELAY_ALONE = ratio("cpu_per_paced_chunk", "nginx", own="relay_cpu_per_paced_chunk")
+AMONG_WORKERS = ours("dispatch_many", "dispatch_few")
+IN_QUEUE = ours("queue_long", "queue_short")
+IN_QUEUE_OF_MODELS = ours("queue_long_models", "queue_short_models")
+
+# Name, description for a user, required conditions, conditions of the stretch goal. A condition: text, measurement,
+# comparison, bound.
+GOALS = (
+    ("P1", "one request at a time", [
+        ("median, × direct, at most 3.5", ratio("alone_p50", "direct"), at_most, 3.5),
+        ("median, × sglang-router, at most 1.25", ratio("alone_p50", "sglang-router"), at_most, 1.25),
+    ], [("median, × vllm-router, at most 1", ratio("alone_p50", "vllm-router"), at_most, 1)]),
+    ("P2", "responses per second to 32 clients",
+     [("× vllm-router, at least 1", ratio("requests", "vllm-router"), at_least, 1)],
+     [("× rathole, at least 0.5", ratio("requests", "rathole"), at_least, 0.5)]),
+    ("P3", "processor time of a request",
+     [("× vllm-router, at most 1", ratio("cpu_per_request", "vllm-router"), at_most, 1)],
+     [("× rathole, at most 2", ratio("cpu_per_request", "rathole"), at_most, 2)]),
+    ("P4", "time to the first token", [
+        ("added to direct, median, at most 1 ms", added("first_event_p50", "direct"), at_most, 1),
+        ("added to direct, 99 of 100, at most 5 ms", added("first_event_p99", "direct"), at_most, 5),
+        ("first tokens after 35 to 50 ms, none", ours("stalls"), at_most, 0),
+    ], [("added to nginx, median, at most 0.3 ms", added("first_event_p50", "nginx"), at_most, 0.3)]),
+    ("P5", "processor time of a delivered token",
+     [("× vllm-router, at most 1", ratio("cpu_per_paced_chunk", "vllm-router"), at_most, 1)], [
+         ("× rathole, at most 1", ratio("cpu_per_paced_chunk", "rathole"), at_most, 1),
+         ("the relay alone, × nginx, at most 1", RELAY_ALONE, at_most, 1),
+     ]),
+    ("P6", "maximum tokens per second", [
+        ("× vllm-router, at least 1.2", ratio("chunks", "vllm-router"), at_least, 1.2),
+        ("× nginx, at least 0.55", ratio("chunks", "nginx"), at_least, 0.55),
+    ], [("× rathole, at least 1", ratio("chunks", "rathole"), at_least, 1)]),
+    ("P7", "memory of an open stream, among a thousand",
+     [("× rathole, at most 1", ratio("stream_kib", "rathole"), at_most, 1)],
+     [("× nginx, at most 1.2", ratio("stream_kib", "nginx"), at_most, 1.2)]),
+    ("P8", "an idle worker", [
+        ("memory, at most 20 KiB", ours("idle_worker_kib"), at_most, 20),
+        ("processor, at most 0.005 % of a core", ours("idle_worker_cpu"), at_most, 0.005),
+    ], [("memory, at most 12 KiB", ours("idle_worker_kib"), at_most, 12)]),
+    ("P9", "processor time of a prompt of 220 kB",
+     [("× vllm-router, at most 1", ratio("cpu_per_long_prompt", "vllm-router"), at_most, 1)],
+     [("× rathole, at most 1", ratio("cpu_per_long_prompt", "rathole"), at_most, 1)]),
+    ("P10", "size", [
+        ("dispatch among 10,000 workers, × among 10, at most 4", AMONG_WORKERS, at_most, 4),
+        ("dispatch with 100,000 waiting, 99 of 100, × with 10, at most 2", IN_QUEUE, at_most, 2),
+        ("the same with requests for 50 models, at most 2", IN_QUEUE_OF_MODELS, at_most, 2),
+        ("responses per second from 1 to 8 workers, smallest step, more than 1", least_step, at_least, 1),
+    ], [
+        ("dispatch among 10,000 workers, × among 10, at most 1.25", AMONG_WORKERS, at_most, 1.25),
+        ("dispatch with 100,000 waiting, × with 10, at most 1.25", IN_QUEUE, at_most, 1.25),
+        ("the same with requests for 50 models, at most 1.25", IN_QUEUE_OF_MODELS, at_most, 1.25),
+    ]),
+    ("P11", "one client of a hundred stops reading", [
+        ("more memory, at most 512 KiB", ours("slow_client_kib"), at_most, 512),
+        ("gaps of the others, 99 of 100, at most 1.5 × those without", ours("slow_client_gaps"), at_most, 1.5),
+    ], [("more memory, at most 256 KiB", ours("slow_client_kib"), at_most, 256)]),
+    ("P12", "start", [
+        ("until the relay listens, at most 200 ms", ours("cold_start"), at_most, 200),
+        ("its memory then, at most 15 MB", ours("idle_relay_mb"), at_most, 15),
+    ], [
+        ("until the relay listens, at most 50 ms", ours("cold_start"), at_most, 50),
+        ("its memory then, at most 8 MB", ours("idle_relay_mb"), at_most, 8),
+    ]),
+)
+
+WORKERS = """\
+| {count:,} idle workers | |
+|---|---:|
+| the relay's memory for one | {kib:.1f} KiB |
+| its processor time for one | {cpu_percent:.5f} % of a core |
+| its processor time for one heartbeat | {heartbeat_micros:.0f} µs |
+| and for a handshake with registration | {handshake_micros:.0f} µs |
+| its metrics with all of them: size, processor time | {scrape_kib:.0f} KiB, {scrape_cpu_ms:.1f} ms |
+| the relay is killed; another listens on its port after | {away_ms:.0f} ms |
+| all workers are attached again after | {back_seconds:.1f} s |
+| one of them, half and 99 of 100 of them after | {back[p50_ms]:.0f} ms, {back[p99_ms]:.0f} ms |
+| dials that failed meanwhile | {failed_dials:,} |
+| the new relay's processor time for each that returned | {return_micros:.0f} µs |
+| its memory for one | {return_kib:.1f} KiB |
+
+"""
+
+# 500 ms: the pace of bench/src/scale/streams.rs.
+STREAMS = """\
+| {ours[count]:,} streams at once | direct | modelrelay |
+|---|---:|---:|
+| first token, half of them after, ms | {direct[first_event][p50_ms]:.2f} | {ours[first_event][p50_ms]:.2f} |
+| 99 of 100 after, ms | {direct[first_event][p99_ms]:.2f} | {ours[first_event][p99_ms]:.2f} |
+| between two tokens, 99 of 100, ms (500 ms apart) | {direct[gaps][p99_ms]:.1f} | {ours[gaps][p99_ms]:.1f} |
+| tokens, each compared | {direct[events]} | {ours[events]} |
+| memory of a stream, relay + worker, KiB | – | {ours[relay_kib]:.1f} + {ours[worker_kib]:.1f} |
+| processor time of a token, relay + worker, µs | – | {ours[relay_micros]:.1f} + {ours[worker_micros]:.1f} |
+
+"""
+
+QUEUE = """\
+| {count:,} waiting requests | |
+|---|---:|
+| arrived per second | {a_second:,.0f} |
+| the relay's processor time for one, with its connection | {submit_micros:.0f} µs |
+| its memory for one, with its connection | {kib:.1f} KiB |
+| clients that disconnected at once | {left:,} |
+| their requests had left the queue after | {leave_ms:.0f} ms |
+| the relay's processor time for one disconnect | {leave_micros:.0f} µs |
+| timed out | {expired:,} |
+| late, half and 99 of 100 of them by | {late[p50_ms]:.0f} ms, {late[p99_ms]:.0f} ms |
+| the relay's processor time for one of these | {expire_micros:.0f} µs |
+
+"""
+
+THROUGHPUT = "| workers, 4 requests of 20 ms at once each | responses per second |\n|---:|---:|\n"
+
+NETWORK = """\
+| client, relay and worker in networks of their own | one at a time, p50 ms | first token p50 ms | p99 ms \
+| after 35–50 ms |
+|---|---:|---:|---:|---:|
+"""
+
+WAY = "| {way} | {alone_p50_ms:.3f} | {first_p50_ms:.2f} | {first_p99_ms:.2f} | {stalls} of {first_events} |\n"
+
+FEATURES = """\
+| | CPU µs/request | of that the relay | CPU µs/token, paced | of that the relay | one at a time, p50 ms |
+|---|---:|---:|---:|---:|---:|
+"""
+
+# The rows of that table: the feature that each is compared with, and its name.
+FEATURE_ROWS = {
+    "plain": (None, "**plain**: one relay, one worker, none of these"),
+    "keys": ("plain", "API keys required"),
+    "scraped": ("plain", "metrics of both read every second"),
+    "multiplexer": ("plain", "a worker with a multiplexer, driver `static`, one model"),
+    "two_relays": ("plain", "two relays, half of the clients each"),
+    "played": (None, "**a worker played by the benchmark**, current protocol"),
+    "text": ("played", "the same with the earlier protocol, text only"),
+}
+# The cells of each row: figure, digits behind the point.
+COSTS = {"request_micros": 1, "relay_request_micros": 1, "chunk_micros": 1, "relay_chunk_micros": 1, "alone_p50_ms": 3}
+
+NOISE = """
+The rounds of the first row lie {:.0f} % apart, and {:.0f} % for tokens: smaller differences are not significant.
+"""
+
+# The measurements multiplied by a hundred: the number of relays that a million workers need, and the load of each.
+#
+# A worker links to every relay behind the name that it dials, so more relays behind one name do not reduce the workers
+# of any relay. Only another name does. Relays and workers with one name are a *cell*: two relays, as one may restart.
+TIMES = 100
+RELAYS_A_CELL = 2
+# The connections of one relay's listener for workers before `MAX_CONNECTIONS` (65,536) has to be raised, with room to
+# grow.
+WORKERS_A_CELL = 50_000
+# Seconds between two heartbeats, the default of `HEARTBEAT_INTERVAL`.
+HEARTBEAT = 15
+# The reading speed of people, and a little more.
+TOKENS_A_SECOND = 20
+
+
+def medians_of(turns):
+    """Returns each system's medians, by figure. Stalls are summed: one is too many, in any round."""
+    values = {}
+    for turn in turns:
+        for figure, value in turn["figures"].items():
+            if value is not None:  # as JSON writes what is not finite
+                values.setdefault(turn["system"], {}).setdefault(figure, []).append(value)
+    return {
+        system: {figure: sum(all_) if figure == "stalls" else statistics.median(all_) for figure, all_ in of.items()}
+        for system, of in values.items()
+    }
+
+
+def judge(conditions, medians):
+    """Returns text, measured number and result of each condition; number and result are None without a measurement."""
+    for text, measured, holds, bound in conditions:
+        try:
+            value = measured(medians["modelrelay"], medians)
+        except KeyError:
+            value = None
+        yield text, value, None if value is None else holds(value, bound)
+
+
+def all_hold(results):
+    """True if all results are true; None if one was not measured and none is false."""
+    return False if False in results else None if None in results else True
+
+
+def speed(report):
+    """Returns the texts of docs/speed.md, by the names of their marks."""
+    turns, medians = report["turns"], medians_of(report["turns"])
+    right, megabytes = sum(turn["right"] for turn in turns), sum(turn["bytes"] for turn in turns) / 1e6
+    brief = ", brief ones with imprecise figures" if report["quick"] else ""
+    text = f"{machine(report)}. Medians of {report['rounds']} rounds{brief}. "
+    text += f"{right} responses were compared with the backend's output, {megabytes:.1f} MB.\n\n"
+    text += systems(report, medians) + absent(report) + modelrelay_alone(medians.get("modelrelay", {}))
+    text += "| goal | about | must | stretch |\n|---|---|---|---|\n"
+    for goal, about, must, stretch in GOALS:
+        text += row(goal, about, conditions_cell(must, medians), conditions_cell(stretch, medians))
+    return {"speed": text}
+
+
+def machine(report):
+    """Formats the place and time of a run."""
+    text = "{cpu}, {cores} cores, Linux {kernel}, {date}; load before the run {load_before:.1f}"
+    return text.format(**report["machine"])
+
+
+def systems(report, medians):
+    """Contains only the columns with measurements: a run may have been limited to some parts."""
+    columns = [column for column in COLUMNS if any(column[1] in figures for figures in medians.values())]
+    if not columns:
+        return ""
+    text = row("", *(title for title, _, _ in columns)) + row("---", *("---:" for _ in columns))
+    for system, version in report["systems"]:
+        cells = [f"{report['names'][system]} {version}".rstrip()]
+        for _, figure, digits in columns:
+            value = medians.get(system, {}).get(figure)
+            cell = NOTHING if value is None else f"{value:.{digits}f}"
+            # The usage of direct is the backend's, which no other figure contains.
+            of_backend = system == "direct" and figure.startswith("cpu_per_") and value is not None
+            cells.append(f"({cell})" if of_backend else cell)
+        text += row(*cells)
+    return text + "\n"
+
+
+def absent(report):
+    """Lists the systems without a row, and the cells that are empty for a reason."""
+    names = report["names"]
+    lines = [f"{names[absent['system']]} was not measured: {absent['reason']}" for absent in report["absent"]]
+    for turn in report["turns"]:
+        lines += (f"{names[turn['system']]}, round {turn['round']}: {fault}" for fault in turn["faults"])
+    return items(lines)
+
+
+def modelrelay_alone(figures):
+    """Contains only the rows with measurements."""
+    rows = ""
+    for line in OURS.splitlines(keepends=True):
+        try:
+            rows += line.format(**figures)
+        except KeyError:
+            pass  # not measured
+    return f"| of relay and worker alone | |\n|---|---:|\n{rows}\n" if rows else ""
+
+
+def conditions_cell(conditions, medians):
+    """A cell of the goals' table: whether all conditions hold, and the number of each."""
+    results = list(judge(conditions, medians))
+    holds = all_hold([holds for _, _, holds in results])
+    lines = [{True: "**holds**", False: "**does not hold**", None: "not measured"}[holds]]
+    for text, value, holds in results:
+        number = NOTHING if value is None else short(value)
+        lines.append(f"{text}: **{number}**" if holds is False else f"{text}: {number}")
+    return "<br>".join(lines)
+
+
+def short(value):
+    """Three significant digits, and all digits of a large number."""
+    return f"{value:.{0 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4}f}"
+
+
+def row(*cells):
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |\n"
+
+
+def items(lines):
+    """A list with an empty line behind it; nothing without lines."""
+    return "".join(f"- {line}\n" for line in lines) + "\n" if lines else ""
+
+
+def scale(report):
+    """Returns the texts of docs/scale.md, by the names of their marks."""
+    brief = ", a brief run with imprecise figures" if report["quick"] else ""
+    files = "any number of" if report["open_files"] == 2**64 - 1 else f"{report['open_files']:,}"
+    text = f"{machine(report)}. In {report['seconds']:.0f} s{brief}. A program may have {files} files open. "
+    text += f"{report['right']:,} responses were compared with the backend's output, "
+    text += f"{report['bytes'] / 1e6:.1f} MB.\n\n"
+    text += items([f"**{fault}**" for fault in report["faults"]]) + items(report["absent"])
+    text += WORKERS.format(**report["workers"]) if report["workers"] else ""
+    direct, relayed = ways(report)
+    text += STREAMS.format(direct=direct, ours=relayed) if direct and relayed else ""
+    text += QUEUE.format(**report["queue"]) if report["queue"] else ""
+    if report["throughput"]:
+        text += THROUGHPUT + "".join(row(str(count), f"{rate:,.0f}") for count, rate in report["throughput"]) + "\n"
+    if report["network"]:
+        names = {True: "modelrelay", False: "direct"}
+        text += NETWORK + "".join(WAY.format(way=names[way["is_relayed"]], **way) for way in report["network"]) + "\n"
+    return {"scale": text, "features": features(report["features"]), "cluster": cluster(report)}
+
+
+def ways(report):
+    """The streams without and with relay and worker; None if they were not measured."""
+    found = {way["is_relayed"]: way for way in report["streams"]}
+    return found.get(False), found.get(True)
+
+
+def features(rounds):
+    """The table of features, with the median of each feature's rounds."""
+    medians = {}
+    for feature in FEATURE_ROWS:
+        if measured := [costs for costs in rounds if costs["feature"] == feature]:
+            medians[feature] = {figure: statistics.median(costs[figure] for costs in measured) for figure in COSTS}
+    if not medians:
+        return NOT_MEASURED
+    text = FEATURES
+    for feature, costs in medians.items():
+        base, name = FEATURE_ROWS[feature]
+        cells = [cost_cell(figure, costs, medians.get(base)) for figure in COSTS]
+        if feature in ("played", "text"):
+            cells[0] = cells[2] = NOTHING  # the usage of a played worker belongs to the benchmark
+        text += row(name, *cells)
+    plain = [costs for costs in rounds if costs["feature"] == "plain"]
+    return text + NOISE.format(spread(plain, "request_micros"), spread(plain, "chunk_micros")) if plain[1:] else text
+
+
+def cost_cell(figure, costs, base):
+    """A figure of a feature, and its difference from the feature that it is compared with."""
+    text = f"{costs[figure]:.{COSTS[figure]}f}"
+    return f"{text} ({percent(costs[figure], base[figure]):+.0f} %)" if base else text
+
+
+def spread(rounds, figure):
+    """The difference between rounds, in percent of the least."""
+    values = [costs[figure] for costs in rounds]
+    return percent(max(values), min(values))
+
+
+def percent(value, base):
+    """The difference from the base, in percent of it."""
+    return quotient((value - base) * 100, base)
+
+
+def cluster(report):
+    """The table of a cluster a hundred times as large as what was measured."""
+    measured = report["workers"]
+    if not measured:
+        return NOT_MEASURED
+    workers = measured["count"] * TIMES
+    cell = min(WORKERS_A_CELL, workers)
+    relays = math.ceil(workers / cell) * RELAYS_A_CELL
+    beats, beat, handshake = cell / HEARTBEAT, measured["heartbeat_micros"], measured["return_micros"]
+    pace = measured["count"] / measured["back_seconds"]
+    text = f"""\
+| | from | |
+|---|---|---:|
+| relays | {workers:,} workers ÷ {cell:,} a cell × {RELAYS_A_CELL} relays | {relays:,} |
+| a relay's links to workers | each worker of its cell | {cell:,} |
+| its memory for them | {memory(cell, measured["kib"])} |
+| its heartbeats | ÷ {HEARTBEAT} s; × {beat:.0f} µs of processor time \
+| {beats:,.0f} a second, {beats * beat / 1e4:.0f} % of a core |
+| heartbeats of all relays | × {relays:,} | {beats * relays:,.0f} a second |
+| handshakes after its restart | × {handshake:.0f} µs of processor time | {cell * handshake / 1e6:.0f} s of a core |
+| until all of them are back | as fast as here, {pace:,.0f} a second | {cell / pace:.0f} s |
+"""
+    if streams := ways(report)[1]:
+        all_, micros = streams["count"] * TIMES, streams["relay_micros"]
+        tokens = all_ / relays * TOKENS_A_SECOND
+        text += f"""\
+| streams of a relay | {all_:,} ÷ {relays:,} relays | {all_ / relays:,.0f} |
+| its memory for them | {memory(all_ / relays, streams["relay_kib"])} |
+| its tokens | × {TOKENS_A_SECOND} a second; × {micros:.1f} µs of processor time \
+| {tokens:,.0f} a second, {tokens * micros / 1e6:.1f} cores |
+"""
+    if queue := report["queue"]:
+        all_ = queue["count"] * TIMES
+        text += f"""\
+| waiting requests of a relay | {all_:,} ÷ {relays:,} relays | {all_ / relays:,.0f} |
+| its memory for them | {memory(all_ / relays, queue["kib"])} |
+"""
+    return text
+
+
+def memory(count, kib):
+    """Two cells: the memory of each of a number of things, and of all."""
+    return f"× {kib:.1f} KiB | {count * kib / 1024**2:.2f} GiB"
+
+
+def put(page, name, text):
+    """Returns the page with a text between the marks `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise ValueError(f"the marks of table {name} are missing")
+    return before + begin + text + end + after
+
+
+def main(file, path=None):
+    """Prints the tables of a report, and writes them into a page."""
+    report = json.loads(Path(file).read_text(encoding="utf-8"))
+    texts = speed(report) if "turns" in report else scale(report)
+    print(*texts.values(), sep="\n")
+    if path:
+        page = Path(path).read_text(encoding="utf-8")
+        for name, text in texts.items():
+            page = put(page, name, text)
+        Path(path).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: scripts/bench_report.py REPORT [PAGE]")
+    try:
+        main(*sys.argv[1:])
+    except (OSError, ValueError) as error:
+        sys.exit(f"bench_report: {error}")

@@ -24,14 +24,19 @@ LINKED = (".rlib", ".rmeta", ".so")
 
 
 def store(root):
-    """Returns the folder for the libraries of this repository's state and this compiler."""
+    """Returns the folder for the libraries of this compiler and this repository's state."""
     compiler = subprocess.run(["rustc", "-vV"], capture_output=True, check=True).stdout
     state = b"".join((root / name).read_bytes() for name in ("Cargo.lock", "Cargo.toml"))
-    return CACHE / hashlib.sha256(compiler + state).hexdigest()[:16]
+    return CACHE / "-".join(hashlib.sha256(text).hexdigest()[:8] for text in (compiler, state))
 
 
 def restore(store, target):
-    """Puts the kept libraries into the folders of `target` that have none. Returns their number."""
+    """Puts the kept libraries into the folders of `target` that have none. Returns their number.
+
+    Without a set for this state, the newest one of the same compiler has most of them. What is left over from it goes with the
+    next compiler, since all sets do."""
+    if not store.exists():
+        store = max(of_compiler(store), key=lambda folder: folder.stat().st_mtime, default=store)
     fresh = [kept for kept in folders(store) if not (target / kept / ".fingerprint").exists()]
     number = sum(transfer(store / kept, target / kept) for kept in fresh)
     if store.exists():
@@ -48,6 +53,10 @@ def save(store, target):
     for old in sets[:-KEPT_SETS]:
         shutil.rmtree(old, ignore_errors=True)
     return number
+
+
+def of_compiler(store):
+    return list(store.parent.glob(f"{store.name.split('-', maxsplit=1)[0]}-*"))
 
 
 def folders(base):

@@ -46,6 +46,17 @@ class Libraries(unittest.TestCase):
         kept, given = (folder / f"debug/deps/libserde-{LIBRARY}.rlib" for folder in (first, second))
         self.assertEqual(kept.stat().st_mtime_ns, given.stat().st_mtime_ns)
 
+    def test_state_without_set_gets_the_newest_of_its_compiler(self):
+        libraries.KEPT_SETS, kept = 3, libraries.KEPT_SETS
+        self.addCleanup(setattr, libraries, "KEPT_SETS", kept)
+        target = self.base / "target"
+        for time, name, crate in ((1, "this-old", "http"), (2, "this-new", "serde"), (3, "other-new", "url")):
+            built(self.base / name / "debug", crate, LIBRARY)
+            libraries.save(self.base / "cache" / name, self.base / name)
+            os.utime(self.base / "cache" / name, (time, time))
+        self.assertEqual(libraries.restore(self.base / "cache" / "this-unknown", target), 1)
+        self.assertTrue((target / f"debug/deps/libserde-{LIBRARY}.rlib").exists())
+
     def test_folder_with_libraries_is_left_alone(self):
         first, second = self.base / "first", self.base / "second"
         built(first / "x86_64/release", "serde", LIBRARY)

@@ -37,7 +37,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
+pub use model::effect::{Decision, Effect, Failure, ModelDemand, MoveReason, RequeueReason, Stage};
 pub use model::event::{
     Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant, LoadFailure,
     LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
@@ -146,7 +146,7 @@ impl Dispatch {
             Event::Granted { worker, grant } => self.handle_grant(worker, grant),
             Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates),
             Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots),
-            Event::Completed { worker, request, attempt } => {
+            Event::Completed { worker, request, attempt, cached: _ } => {
                 self.handle_completed(worker, request, attempt);
             }
             Event::AttemptFailed { worker, request, attempt, failure } => {
@@ -159,7 +159,7 @@ impl Dispatch {
             Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
             Event::DrainDeadline => self.handle_drain_deadline(),
-            Event::Tick => {}
+            Event::Begun { .. } | Event::Tick => {}
         }
     }
 

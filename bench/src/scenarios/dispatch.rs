@@ -243,7 +243,7 @@ impl Core {
 
     fn completion(&mut self) -> Option<Event> {
         let (worker, request, attempt) = self.running.pop_front()?;
-        Some(Event::Completed { worker, request, attempt })
+        Some(Event::Completed { worker, request, attempt, cached: None })
     }
 
     /// The cancellation of any waiting request, all with the same probability.

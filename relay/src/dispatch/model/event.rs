@@ -132,6 +132,17 @@ pub enum Event {
         request: RequestKey,
         /// The attempt.
         attempt: u32,
+        /// The share of the prompt that the backend took from its cache, in permille; `None` if it was not reported.
+        cached: Option<u16>,
+    },
+    /// The first byte of a response came, so its prompt is computed. Reported once per attempt.
+    Begun {
+        /// The worker.
+        worker: WorkerKey,
+        /// The request.
+        request: RequestKey,
+        /// The attempt.
+        attempt: u32,
     },
     /// A worker failed a request of which nothing has been sent to the client yet.
     AttemptFailed {

@@ -8,7 +8,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::duration;
-use crate::dispatch::model::effect::Effect;
+use crate::dispatch::model::effect::{Decision, Effect};
 use crate::dispatch::model::event::{RequestKey, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
@@ -132,6 +132,7 @@ impl Dispatch {
             request: key,
             attempt: request.attempts,
             waited: duration(self.clock.now.since(since)),
+            decision: Decision::LeastLoad,
         });
         self.note_load(to);
         if is_used_up {

@@ -192,7 +192,7 @@ impl Play {
             }
             Op::Complete { request } => {
                 let (worker, request, attempt) = self.running(request)?;
-                Event::Completed { worker, request, attempt }
+                Event::Completed { worker, request, attempt, cached: None }
             }
             Op::Silent { request } => {
                 let (_, request, _) = self.running(request)?;
@@ -212,7 +212,7 @@ impl Play {
                 }
                 match failure {
                     Some(failure) => Event::AttemptFailed { worker, request, attempt, failure },
-                    None => Event::Completed { worker, request, attempt },
+                    None => Event::Completed { worker, request, attempt, cached: None },
                 }
             }
             Op::Succeed { older, newer } => {

@@ -89,6 +89,7 @@ impl Ledger {
             Event::Cancel { .. }
             | Event::LoadReported { .. }
             | Event::Completed { .. }
+            | Event::Begun { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }
             | Event::WorkerSucceeded { .. }

@@ -90,7 +90,7 @@ impl Dispatch {
 
     /// The number of conversations with a home.
     pub fn homes_len(&self) -> usize {
-        0
+        self.homes.len()
     }
 
     /// The number of waiting body bytes.
@@ -219,8 +219,8 @@ impl Dispatch {
             reported_load: worker.reported_load,
             in_flight: worker.in_flight.iter().copied().collect(),
             draining: worker.draining,
-            backlog: 0,
-            trust: 1000,
+            backlog: worker.cache.backlog(),
+            trust: worker.cache.trust(),
             grant: worker.grant,
             gates: worker
                 .multiplexer

@@ -89,16 +89,16 @@ pub(super) fn workers(answer: &Value) -> String {
             word(&worker["provider"]),
             state.to_owned(),
             format!("{}/{}", word(&worker["load"]), word(&worker["max_concurrent"])),
+            cut(&models.join(", ")),
             size(&worker["backlog_bytes"]),
             percent(&worker["cache_trust"]),
-            cut(&models.join(", ")),
             since(&worker["connected_at"]),
             word(&worker["address"]),
             word(&worker["version"]),
             word(&worker["worker_id"]),
         ]
     });
-    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "BACKLOG", "TRUST", "MODELS", "UP", "ADDRESS", "VERSION", "ID"];
+    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "UP", "ADDRESS", "VERSION", "ID"];
     table(&names, rows)
 }
 

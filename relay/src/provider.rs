@@ -275,13 +275,22 @@ impl Provider {
         self.handle(&mut state, Event::Granted { worker: link.info.key, grant });
     }
 
+    /// Records the first bytes of a response's body: its prompt is computed. Has an effect once per attempt.
+    pub fn begun(&self, link: &WorkerLink, held: &InFlight) {
+        if link.mark_begun(held.stream) {
+            let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+            self.apply(Event::Begun { worker, request, attempt });
+        }
+    }
+
     /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
     /// worker comes entirely before or after it.
     pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
+        let cached = held.record.progress().token_counts.and_then(|tokens| tokens.cached_permille());
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
-        self.handle(&mut state, Event::Completed { worker, request, attempt });
+        self.handle(&mut state, Event::Completed { worker, request, attempt, cached });
     }
 
     /// Fails an attempt of a request of which nothing was sent to the client.

@@ -110,6 +110,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// The time after which a silent stream gets a comment; `None` is off.
     pub stream_keepalive: Option<Duration>,
+    /// True if responses name their worker.
+    pub worker_header: bool,
     /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
     /// The filter of the log.
@@ -337,6 +339,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
+        worker_header: args.worker_header,
         traces: traces(args)?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::credentials;
 use super::model_names::{NamePlaces, RawModelNames};
+use super::placement::placement;
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
@@ -74,6 +75,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         request_timeout: raw.request_timeout.map(|timeout| timeout.0),
         stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
         first_byte_timeout: raw.first_byte_timeout.map(|timeout| timeout.0),
+        placement: placement(&format!("{place}.placement"), raw.placement.as_ref())?,
         max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
@@ -218,7 +220,7 @@ fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
     Err(ConfigError::refused(place, name, &allowed))
 }
 
-fn within<T>(place: &str, value: Option<T>, least: T, most: T) -> Result<(), ConfigError>
+pub(super) fn within<T>(place: &str, value: Option<T>, least: T, most: T) -> Result<(), ConfigError>
 where
     T: PartialOrd + std::fmt::Display + Copy,
 {

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use super::credentials;
 use super::model_names::{NamePlaces, RawModelNames};
-use super::placement::placement;
-use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
+use super::placement::{CacheIsolation, MOST_HOMES, PlacementConfig, PlacementMode};
+use super::raw::{RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
 };
@@ -101,6 +101,25 @@ fn with_queue(place: &str, config: ProviderConfig, raw: Option<&RawQueue>) -> Re
         queue_timeout: raw.timeout.map(|timeout| timeout.0),
         cold_timeout: raw.cold_timeout.map(|timeout| timeout.0),
         ..config
+    })
+}
+
+fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig, ConfigError> {
+    let default = PlacementConfig::default();
+    let Some(raw) = raw else { return Ok(default) };
+    within(&format!("{place}.maxHomes"), raw.max_homes, 1, MOST_HOMES)?;
+    let mode = raw.mode.as_deref().map(|text| {
+        let refused = || ConfigError::refused(&format!("{place}.mode"), text, PlacementMode::ALLOWED);
+        PlacementMode::parse(text).ok_or_else(refused)
+    });
+    let cache_isolation = raw.cache_isolation.as_deref().map(|text| {
+        let refused = || ConfigError::refused(&format!("{place}.cacheIsolation"), text, CacheIsolation::ALLOWED);
+        CacheIsolation::parse(text).ok_or_else(refused)
+    });
+    Ok(PlacementConfig {
+        mode: mode.transpose()?.unwrap_or(default.mode),
+        cache_isolation: cache_isolation.transpose()?.unwrap_or(default.cache_isolation),
+        max_homes: raw.max_homes.unwrap_or(default.max_homes),
     })
 }
 
@@ -220,7 +239,7 @@ fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
     Err(ConfigError::refused(place, name, &allowed))
 }
 
-pub(super) fn within<T>(place: &str, value: Option<T>, least: T, most: T) -> Result<(), ConfigError>
+fn within<T>(place: &str, value: Option<T>, least: T, most: T) -> Result<(), ConfigError>
 where
     T: PartialOrd + std::fmt::Display + Copy,
 {

@@ -310,7 +310,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes are in bytes, or have a unit: Ki, Mi, Gi, Ti. Every flag has an environment variable; the flag takes precedence.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 16] = [
+const PROVIDER_SETTINGS: [(&str, &str); 19] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),

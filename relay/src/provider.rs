@@ -5,6 +5,7 @@
 //! microseconds and never over an await.
 
 pub mod affinity;
+pub mod conversation;
 mod details;
 mod drain;
 mod effects;

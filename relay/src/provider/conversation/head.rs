@@ -1,8 +1,8 @@
 //! The canonical head of a prompt, hashed as it is read: tools, system, and the messages up to the first one of the user.
 
+use std::hash::Hasher;
 #[expect(deprecated, reason = "the only keyed SipHash of the standard library; DefaultHasher accepts no key")]
 use std::hash::SipHasher;
-use std::hash::Hasher;
 
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;

@@ -39,7 +39,7 @@ impl HashKey {
     }
 
     fn of_bytes(bytes: &[u8]) -> Self {
-        let half = |range| u64::from_le_bytes(bytes[range].try_into().expect("eight bytes"));
+        let half = |range: std::ops::Range<usize>| u64::from_le_bytes(bytes[range].try_into().expect("eight bytes"));
         Self(half(0..8), half(8..16))
     }
 }

@@ -39,6 +39,7 @@ use crate::dispatch::{
     Allowed, AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker,
     QueueShare, RequestKey, Settings, WorkerKey,
 };
+use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
 use crate::provider::request::RequestRecord;
 use crate::provider::shared::Shared;
@@ -62,6 +63,7 @@ pub struct Provider {
     /// The limit of its workers' links.
     pub places: Arc<LinkLimiter>,
     config: ArcSwap<ProviderConfig>,
+    conversation_key: ArcSwap<HashKey>,
     /// The core and the objects of its keys. Locked for one event and its effects.
     state: Mutex<ProviderCore>,
     /// Notified when the core's next deadline moved nearer, or the provider was deleted.
@@ -102,6 +104,7 @@ impl Provider {
             series: shared.metrics.provider(&config.name),
             shared,
             places: Arc::default(),
+            conversation_key: ArcSwap::from_pointee(HashKey::of_provider(&config).unwrap_or_else(HashKey::random)),
             config: ArcSwap::from_pointee(config),
             state: Mutex::new(state),
             timer: Notify::new(),
@@ -114,6 +117,11 @@ impl Provider {
     /// Its settings.
     pub fn config(&self) -> Arc<ProviderConfig> {
         self.config.load_full()
+    }
+
+    /// The secret key with which its conversations are hashed.
+    pub fn conversation_key(&self) -> HashKey {
+        **self.conversation_key.load()
     }
 
     /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
@@ -327,6 +335,9 @@ impl Provider {
         let catalogue_changed = self.config.load().models != config.models
             || self.config.load().max_models_per_worker != config.max_models_per_worker;
         self.config.store(Arc::new(config.clone()));
+        if let Some(key) = HashKey::of_provider(config) {
+            self.conversation_key.store(Arc::new(key));
+        }
         self.handle(&mut state, Event::SettingsChanged(settings(config)));
         if catalogue_changed {
             let links: Vec<_> = state.links.values().cloned().collect();

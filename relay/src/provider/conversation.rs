@@ -13,9 +13,9 @@ mod tests;
 
 pub use secret::HashKey;
 
-use head::Head;
+use head::PromptHasher;
 use http::HeaderMap;
-use json::Body;
+use json::PromptFields;
 use modelrelay_protocol::paths::Endpoint;
 
 /// A shorter body or head has no key: computing so little again costs less than a turn elsewhere in the round-robin order.
@@ -55,35 +55,41 @@ pub struct Prompt<'a> {
     pub isolation: CacheIsolation,
 }
 
+/// True if a request may have a key: the route has a prompt, and the body is not short. The body is not read.
+pub fn may_have_key(endpoint: Endpoint, body: &[u8]) -> bool {
+    let has_prompt = matches!(
+        endpoint,
+        Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Messages | Endpoint::Responses
+    );
+    has_prompt && body.len() >= MIN_BYTES
+}
+
 /// Returns the key of a request's conversation. `None` if the body or the head is short, unless the client names a session; if
 /// the body cannot be read; if the request continues a stored response, which is pinned; and on routes without a prompt.
 pub fn of_request(key: &HashKey, prompt: &Prompt<'_>) -> Option<u64> {
-    let has_prompt = matches!(
-        prompt.endpoint,
-        Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Messages | Endpoint::Responses
-    );
-    if !has_prompt || prompt.body.len() < MIN_BYTES {
+    if !may_have_key(prompt.endpoint, prompt.body) {
         return None;
     }
-    let body = Body::parse(prompt.body)?;
-    let mut head = Head::new(key);
+    let body = PromptFields::parse(prompt.body).filter(|body| !body.continues_response())?;
+    let mut head = PromptHasher::new(key);
     head.field("endpoint", prompt.endpoint.as_str().as_bytes());
     head.field("model", prompt.model.as_bytes());
     if prompt.isolation == CacheIsolation::Key {
         head.field("key", prompt.api_key.unwrap_or_default().as_bytes());
     }
     let has_session = add_session(&mut head, prompt, &body);
-    let head_bytes = match prompt.endpoint {
-        Endpoint::Completions => head.prompt(body.prompt?, PROMPT_BYTES),
-        Endpoint::Responses if body.continues_response() => return None,
-        Endpoint::Responses => head.responses(&body)?,
-        _ => head.chat(&body)?,
+    let head_bytes = if prompt.endpoint == Endpoint::Completions {
+        head.prompt(body.prompt?, PROMPT_BYTES)
+    } else if prompt.endpoint == Endpoint::Responses {
+        head.responses(&body)?
+    } else {
+        head.chat(&body)?
     };
     (has_session || head_bytes >= MIN_BYTES).then(|| head.finish())
 }
 
 /// Adds the names of the session that the client sends; returns true if there is one.
-fn add_session(head: &mut Head, prompt: &Prompt<'_>, body: &Body<'_>) -> bool {
+fn add_session(head: &mut PromptHasher, prompt: &Prompt<'_>, body: &PromptFields<'_>) -> bool {
     let headers = SESSION_HEADERS.iter().filter_map(|name| Some((*name, prompt.headers.get(*name)?.as_bytes())));
     let fields = [
         ("prompt_cache_key", body.prompt_cache_key),

@@ -7,7 +7,7 @@ use std::hash::SipHasher;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::json::{Block, Body, Message, tokens};
+use super::json::{Block, Message, PromptFields, tokens};
 use super::secret::HashKey;
 
 /// The beginning of the system block that Claude Code changes with each request.
@@ -15,21 +15,21 @@ const BILLING_BLOCK: &str = "\"x-anthropic-billing-header";
 
 /// The hash so far, and the number of bytes of the prompt in it.
 #[expect(deprecated, reason = "see the import")]
-pub(super) struct Head {
+pub(super) struct PromptHasher {
     hasher: SipHasher,
     bytes: usize,
 }
 
-impl Head {
+impl PromptHasher {
     /// An empty head.
     #[expect(deprecated, reason = "see the import")]
-    pub fn new(key: &HashKey) -> Self {
+    pub(super) fn new(key: &HashKey) -> Self {
         let (first, second) = key.halves();
         Self { hasher: SipHasher::new_with_keys(first, second), bytes: 0 }
     }
 
     /// Adds a field that is not part of the prompt.
-    pub fn field(&mut self, name: &str, value: &[u8]) {
+    pub(super) fn field(&mut self, name: &str, value: &[u8]) {
         self.hasher.write(name.as_bytes());
         self.hasher.write(b"\n");
         self.hasher.write(&(value.len() as u64).to_le_bytes());
@@ -37,7 +37,7 @@ impl Head {
     }
 
     /// Adds the first `limit` bytes of a prompt; returns the size of the head.
-    pub fn prompt(&mut self, prompt: &RawValue, limit: usize) -> usize {
+    pub(super) fn prompt(&mut self, prompt: &RawValue, limit: usize) -> usize {
         let raw = prompt.get().as_bytes();
         // The closing quote is not part of the text: the next turn continues there.
         let text = raw.strip_suffix(b"\"").unwrap_or(raw);
@@ -46,7 +46,7 @@ impl Head {
     }
 
     /// Adds the head of a chat; returns its size. `None` without a message of the user.
-    pub fn chat(&mut self, body: &Body<'_>) -> Option<usize> {
+    pub(super) fn chat(&mut self, body: &PromptFields<'_>) -> Option<usize> {
         self.part("tools", body.tools);
         self.part("functions", body.functions);
         if let Some(system) = body.system {
@@ -57,7 +57,7 @@ impl Head {
     }
 
     /// Adds the head of a request to `/v1/responses`; returns its size. `None` without input of the user.
-    pub fn responses(&mut self, body: &Body<'_>) -> Option<usize> {
+    pub(super) fn responses(&mut self, body: &PromptFields<'_>) -> Option<usize> {
         self.part("instructions", body.instructions);
         self.part("tools", body.tools);
         let input = body.input?;
@@ -69,7 +69,7 @@ impl Head {
     }
 
     /// Returns the hash.
-    pub fn finish(&self) -> u64 {
+    pub(super) fn finish(&self) -> u64 {
         self.hasher.finish()
     }
 

@@ -5,50 +5,50 @@ use serde_json::value::RawValue;
 
 /// The fields of a request's body.
 #[derive(Deserialize)]
-pub(super) struct Body<'a> {
+pub(super) struct PromptFields<'a> {
     #[serde(borrow)]
-    pub tools: Option<&'a RawValue>,
+    pub(super) tools: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub functions: Option<&'a RawValue>,
+    pub(super) functions: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub system: Option<&'a RawValue>,
+    pub(super) system: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub instructions: Option<&'a RawValue>,
+    pub(super) instructions: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub messages: Option<&'a RawValue>,
+    pub(super) messages: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub input: Option<&'a RawValue>,
+    pub(super) input: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub prompt: Option<&'a RawValue>,
+    pub(super) prompt: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub prompt_cache_key: Option<&'a RawValue>,
+    pub(super) prompt_cache_key: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub user: Option<&'a RawValue>,
+    pub(super) user: Option<&'a RawValue>,
     #[serde(borrow)]
     metadata: Option<&'a RawValue>,
     #[serde(borrow)]
     previous_response_id: Option<&'a RawValue>,
 }
 
-impl<'a> Body<'a> {
+impl<'a> PromptFields<'a> {
     /// Parses a body; `None` if it is not valid.
-    pub fn parse(body: &'a [u8]) -> Option<Self> {
+    pub(super) fn parse(body: &'a [u8]) -> Option<Self> {
         serde_json::from_str(std::str::from_utf8(body).ok()?).ok()
     }
 
     /// True if the request continues a stored response.
-    pub fn continues_response(&self) -> bool {
+    pub(super) fn continues_response(&self) -> bool {
         self.previous_response_id.is_some()
     }
 
     /// The name of the user in Anthropic's metadata, which contains Claude Code's session.
-    pub fn metadata_user_id(&self) -> Option<&'a RawValue> {
-        serde_json::from_str::<Metadata<'a>>(self.metadata?.get()).ok()?.user_id
+    pub(super) fn metadata_user_id(&self) -> Option<&'a RawValue> {
+        serde_json::from_str::<UserMetadata<'a>>(self.metadata?.get()).ok()?.user_id
     }
 }
 
 #[derive(Deserialize)]
-struct Metadata<'a> {
+struct UserMetadata<'a> {
     #[serde(borrow)]
     user_id: Option<&'a RawValue>,
 }
@@ -57,9 +57,9 @@ struct Metadata<'a> {
 #[derive(Deserialize)]
 pub(super) struct Message<'a> {
     #[serde(borrow)]
-    pub role: Option<&'a RawValue>,
+    pub(super) role: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub content: Option<&'a RawValue>,
+    pub(super) content: Option<&'a RawValue>,
 }
 
 /// A block of content.
@@ -73,7 +73,7 @@ pub(super) struct Block<'a> {
 
 impl<'a> Block<'a> {
     /// The JSON string of a text block.
-    pub fn text(&self) -> Option<&'a str> {
+    pub(super) fn text(&self) -> Option<&'a str> {
         let is_text = self.kind.is_none_or(|kind| matches!(kind.get(), "\"text\"" | "\"input_text\""));
         self.text.filter(|_| is_text).map(RawValue::get)
     }

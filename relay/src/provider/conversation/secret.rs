@@ -4,6 +4,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use modelrelay_protocol::secret::Secret;
 use sha2::Sha256;
 
+use crate::settings::config::ProviderConfig;
+
 /// Separates this key from every other use of the secrets.
 const LABEL: &[u8] = b"modelrelay conversation key 1";
 
@@ -17,6 +19,11 @@ impl HashKey {
     /// `None` without a secret.
     pub fn derive<'a>(secrets: impl IntoIterator<Item = &'a Secret>) -> Option<Self> {
         secrets.into_iter().filter(|secret| !secret.expose().is_empty()).map(Self::of_secret).min()
+    }
+
+    /// Derives the key of a provider; `None` if its workers only have service accounts.
+    pub fn of_provider(config: &ProviderConfig) -> Option<Self> {
+        Self::derive(config.worker_secrets.iter().map(|secret| &secret.secret))
     }
 
     /// Returns a random key: relays without a common secret do not know each other's conversations.

@@ -33,7 +33,7 @@ fn instructions() -> String {
     "You are a coding agent. ".repeat(200)
 }
 
-fn post(endpoint: Endpoint, headers: &[(&'static str, &str)], body: impl ToString) -> Turn {
+fn post(endpoint: Endpoint, headers: &[(&'static str, &str)], body: &impl ToString) -> Turn {
     let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
     Turn { endpoint, headers, body: body.to_string() }
 }
@@ -55,7 +55,7 @@ fn claude_code(session: &str, first: &str, turn: usize) -> Turn {
         r#"{{"model":"m","messages":{},"system":{system},"tools":{tools},"metadata":{{"user_id":"{session}"}},"stream":true}}"#,
         Value::from(messages)
     );
-    post(Endpoint::Messages, &[("x-claude-code-session-id", session)], body)
+    post(Endpoint::Messages, &[("x-claude-code-session-id", session)], &body)
 }
 
 fn chat_messages(first: &str, turn: usize) -> Value {
@@ -72,7 +72,7 @@ fn openai_chat(_: &str, first: &str, turn: usize) -> Turn {
     post(
         Endpoint::ChatCompletions,
         &[],
-        json!({"model": "m", "messages": chat_messages(first, turn), "temperature": turn}),
+        &json!({"model": "m", "messages": chat_messages(first, turn), "temperature": turn}),
     )
 }
 
@@ -93,19 +93,19 @@ fn response_items(first: &str, turn: usize) -> Vec<Value> {
 
 fn responses(_: &str, first: &str, turn: usize) -> Turn {
     let body = json!({"model": "m", "instructions": instructions(), "input": response_items(first, turn)});
-    post(Endpoint::Responses, &[], body)
+    post(Endpoint::Responses, &[], &body)
 }
 
 fn codex(session: &str, first: &str, turn: usize) -> Turn {
     let mut items = vec![json!({"role": "developer", "content": "permissions"})];
     items.extend(response_items(first, turn));
     let body = json!({"model": "m", "instructions": instructions(), "input": items, "prompt_cache_key": session});
-    post(Endpoint::Responses, &[], body)
+    post(Endpoint::Responses, &[], &body)
 }
 
 fn completions(_: &str, first: &str, turn: usize) -> Turn {
     let prompt = format!("{first}{}{}", instructions(), "more ".repeat(turn));
-    post(Endpoint::Completions, &[], json!({"model": "m", "prompt": prompt}))
+    post(Endpoint::Completions, &[], &json!({"model": "m", "prompt": prompt}))
 }
 
 fn hash_key() -> HashKey {
@@ -126,7 +126,7 @@ fn key(turn: &Turn) -> Option<u64> {
     key_with(turn, "m", "k", CacheIsolation::None)
 }
 
-fn key_of(endpoint: Endpoint, body: impl ToString) -> Option<u64> {
+fn key_of(endpoint: Endpoint, body: &impl ToString) -> Option<u64> {
     key(&post(endpoint, &[], body))
 }
 
@@ -188,10 +188,10 @@ fn whitespace_and_field_order_are_ignored() {
 fn string_equals_one_text_block() {
     let text = instructions();
     let body = |content: Value| json!({"system": content.clone(), "messages": [{"role": "user", "content": content}]});
-    let string = key_of(Endpoint::Messages, body(json!(text)));
+    let string = key_of(Endpoint::Messages, &body(json!(text)));
     assert!(string.is_some());
-    assert_eq!(string, key_of(Endpoint::Messages, body(json!([{"type": "text", "text": text}]))));
-    let input = |input: Value| key_of(Endpoint::Responses, json!({"input": input}));
+    assert_eq!(string, key_of(Endpoint::Messages, &body(json!([{"type": "text", "text": text}]))));
+    let input = |input: Value| key_of(Endpoint::Responses, &json!({"input": input}));
     assert_eq!(input(json!(text)), input(json!([{"role": "user", "content": [{"type": "input_text", "text": text}]}])));
 }
 
@@ -207,13 +207,13 @@ fn cache_control_is_ignored_in_all_places() {
         }
         json!({"tools": [tool], "messages": [{"role": "user", "content": [image]}]})
     };
-    assert_eq!(key_of(Endpoint::Messages, body(true)), key_of(Endpoint::Messages, body(false)));
+    assert_eq!(key_of(Endpoint::Messages, &body(true)), key_of(Endpoint::Messages, &body(false)));
 }
 
 #[test]
 fn adjacent_numbers_are_not_joined() {
     let body =
-        |tokens: Value| key_of(Endpoint::Completions, json!({"user": "u", "prompt": tokens, "pad": instructions()}));
+        |tokens: Value| key_of(Endpoint::Completions, &json!({"user": "u", "prompt": tokens, "pad": instructions()}));
     assert!(body(json!([1, 23])).is_some());
     assert_ne!(body(json!([1, 23])), body(json!([12, 3])));
 }
@@ -221,12 +221,12 @@ fn adjacent_numbers_are_not_joined() {
 #[test]
 fn short_prompt_has_key_only_with_session() {
     assert_eq!(
-        key_of(Endpoint::ChatCompletions, json!({"user": "u", "messages": [{"role": "user", "content": "hi"}]})),
+        key_of(Endpoint::ChatCompletions, &json!({"user": "u", "messages": [{"role": "user", "content": "hi"}]})),
         None
     );
     let long = |user: Value| {
         let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": instructions()}]);
-        key_of(Endpoint::ChatCompletions, json!({"messages": messages, "user": user}))
+        key_of(Endpoint::ChatCompletions, &json!({"messages": messages, "user": user}))
     };
     assert_eq!(long(json!(null)), None);
     assert_eq!(long(json!("")), None);
@@ -243,7 +243,7 @@ fn unreadable_or_pinned_request_has_no_key() {
         assert_eq!(key(&Turn { endpoint, ..chat.clone() }), None);
     }
     let pinned = json!({"input": instructions(), "previous_response_id": "resp_1"});
-    assert_eq!(key_of(Endpoint::Responses, pinned), None);
+    assert_eq!(key_of(Endpoint::Responses, &pinned), None);
 }
 
 #[test]
@@ -257,6 +257,7 @@ fn hash_key_ignores_order_of_secrets() {
 
 #[test]
 #[ignore = "a measurement: run it in a release build"]
+#[expect(clippy::print_stdout, reason = "its result")]
 fn measure_long_conversations() {
     for bytes in [200 << 10, 2 << 20] {
         let mut turn = claude_code("s", "fix the bug", 1);

@@ -48,6 +48,8 @@ pub struct RequestRecord {
     pub is_streaming: bool,
     /// The body.
     pub body: Bytes,
+    /// The key of its conversation, if it has one that matters; never logged.
+    pub conversation: Option<u64>,
     /// The time of its first byte.
     pub received_at: Instant,
     /// The same, human-readable.
@@ -191,6 +193,7 @@ impl RequestRecord {
             headers: BTreeMap::new(),
             is_streaming: false,
             body: Bytes::from_static(body),
+            conversation: None,
             received_at: Instant::now(),
             arrived: SystemTime::now(),
             trace: None,

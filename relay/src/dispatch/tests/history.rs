@@ -156,7 +156,7 @@ impl Play {
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
                 let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
                 let share = share.map(|(key, percent)| QueueShare { key: key.to_string().into(), percent });
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share })
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation: None })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
@@ -165,7 +165,7 @@ impl Play {
             Op::Join { models: mask, max_concurrent, load, core1, failing, slots } => {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
-                join(NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None }, slots)
+                join(NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None, instance: None }, slots)
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;

@@ -235,6 +235,8 @@ fn limits() -> impl Strategy<Value = Settings> {
             cold_timeout: cold,
             cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
             request_timeout: request,
+            placement: Placement::LeastLoad,
+            max_homes: 100,
         })
 }
 

@@ -39,8 +39,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use model::effect::{Decision, Effect, Failure, ModelDemand, MoveReason, RequeueReason, Stage};
 pub use model::event::{
-    Allowed, AttemptFailure, CancelReason, Conversation, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant, LoadFailure,
-    LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant,
+    LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey,
+    Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 

@@ -36,8 +36,8 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker,
-    Placement, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
+    NewWorker, Placement, QueueShare, RequestKey, Settings, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;

@@ -235,7 +235,16 @@ impl Core {
         self.next += 1;
         self.waiting.push(key);
         let model = Model::clone(&self.models[(key.0 * 7 % self.models.len() as u64) as usize]);
-        Event::Submit(NewRequest { key, model, bytes: 352, pin: None, needs_core1: false, allowed: None, share: None, conversation: None })
+        Event::Submit(NewRequest {
+            key,
+            model,
+            bytes: 352,
+            pin: None,
+            needs_core1: false,
+            allowed: None,
+            share: None,
+            conversation: None,
+        })
     }
 
     fn complete_oldest(&mut self) {

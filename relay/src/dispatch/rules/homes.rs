@@ -40,7 +40,12 @@ impl Dispatch {
     }
 
     /// Returns the request's home if it is a better choice than the `best` of the workers with room.
-    pub(super) fn home_before(&self, best: Rank, request: &Request, suits: impl Fn(&Worker) -> bool) -> Option<WorkerKey> {
+    pub(super) fn home_before(
+        &self,
+        best: Rank,
+        request: &Request,
+        suits: impl Fn(&Worker) -> bool,
+    ) -> Option<WorkerKey> {
         let (home, believed) = self.home_of(request)?;
         let rank = home.rank_of(request.model)?;
         let is_able = (home.core1 || !request.new.needs_core1) && rank.is_failing == best.is_failing && suits(home);

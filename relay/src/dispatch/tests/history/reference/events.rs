@@ -66,7 +66,7 @@ impl Reference {
                     self.fail(key, Failure::Draining);
                 }
             }
-            Event::Begun { .. } | Event::Tick => {}
+            Event::Begun { .. } | Event::HomesReported { .. } | Event::Tick => {}
         }
     }
 

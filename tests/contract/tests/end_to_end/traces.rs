@@ -2,6 +2,7 @@
 
 mod away;
 mod collector;
+mod metrics;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};

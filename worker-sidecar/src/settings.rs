@@ -46,6 +46,9 @@ use mistakes::Mistakes;
 /// The default address of the probe server.
 pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
 
+/// Ollama's own port.
+pub const OLLAMA_PORT: u16 = 11434;
+
 /// Details that `worker.yaml` declares, by model name.
 pub type Declared = BTreeMap<String, ModelDetails>;
 
@@ -150,6 +153,19 @@ pub enum Models {
     Listed,
     /// Exactly these.
     Fixed(Vec<String>),
+}
+
+impl BackendSettings {
+    /// Returns the kind of server for traces, if it is known. Ollama is recognised by its port too.
+    pub fn kind(&self) -> Option<&'static str> {
+        match (self.engine, self.url.port_or_known_default()) {
+            (Engine::Vllm, _) => Some("vllm"),
+            (Engine::Sglang, _) => Some("sglang"),
+            (Engine::LlamaServer, _) => Some("llama_cpp"),
+            (Engine::Ollama, _) | (Engine::OpenAi, Some(OLLAMA_PORT)) => Some("ollama"),
+            (Engine::OpenAi, _) => None,
+        }
+    }
 }
 
 impl Engine {

@@ -181,6 +181,9 @@ pub(super) fn text(value: Option<&AnyValue>) -> String {
         Some(Value::IntValue(number)) => number.to_string(),
         Some(Value::DoubleValue(number)) => number.to_string(),
         Some(Value::BoolValue(truth)) => truth.to_string(),
+        Some(Value::ArrayValue(list)) => {
+            list.values.iter().map(|value| text(Some(value))).collect::<Vec<_>>().join(",")
+        }
         _ => String::new(),
     }
 }

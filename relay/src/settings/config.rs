@@ -116,6 +116,8 @@ pub struct Config {
     pub worker_header: bool,
     /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
+    /// True if traces show pseudonyms of conversations.
+    pub trace_conversations: bool,
     /// The target to which metrics are exported, if any.
     pub metric_export: Option<MetricsTarget>,
     /// The filter of the log.
@@ -350,6 +352,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
         worker_header: args.worker_header,
         traces: traces(args)?,
+        trace_conversations: args.trace_conversations,
         metric_export: metric_export(args)?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,

@@ -22,6 +22,9 @@ use crate::telemetry::metrics::Outcome;
 /// A shorter wait has no span: the request was sent as it came.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
+/// The attribute for a request's conversation.
+const CONVERSATION: &str = "gen_ai.conversation.id";
+
 /// The longest name of a kind of backend.
 const MAX_BACKEND_CHARS: usize = 32;
 
@@ -35,6 +38,8 @@ pub struct RequestTrace {
 #[derive(Debug)]
 struct Spans {
     server: Span,
+    /// The pseudonym of the request's conversation, if traces show it.
+    conversation: Option<String>,
     /// The running attempt.
     attempt: Option<Span>,
     /// The previous attempt, which failed.
@@ -76,7 +81,13 @@ impl RequestTrace {
         server.set("modelrelay.request_id", request_id.to_owned());
         Self {
             trace_id: server.trace_id(),
-            spans: Mutex::new(Some(Spans { server, attempt: None, before: None, requeued_at: None })),
+            spans: Mutex::new(Some(Spans {
+                server,
+                conversation: None,
+                attempt: None,
+                before: None,
+                requeued_at: None,
+            })),
         }
     }
 
@@ -88,6 +99,14 @@ impl RequestTrace {
     /// True if the trace is sampled, so that attributes are exported.
     pub fn is_recording(&self) -> bool {
         self.lock().as_ref().is_some_and(|spans| spans.server.is_recording())
+    }
+
+    /// Sets the pseudonym of the request's conversation, also on the attempts that begin later.
+    pub fn set_conversation(&self, pseudonym: String) {
+        if let Some(spans) = self.lock().as_mut() {
+            spans.server.set(CONVERSATION, pseudonym.clone());
+            spans.conversation = Some(pseudonym);
+        }
     }
 
     /// Sets the details of the response. A worker may report anything, so all texts are cut.
@@ -124,6 +143,9 @@ impl RequestTrace {
         span.set("modelrelay.placement", decision.as_str());
         if !decision.reason().is_empty() {
             span.set("modelrelay.placement.reason", decision.reason());
+        }
+        if let Some(pseudonym) = &spans.conversation {
+            span.set(CONVERSATION, pseudonym.clone());
         }
         if let Some(before) = spans.before.take() {
             span.follow(before);

@@ -2,6 +2,7 @@
 
 mod away;
 mod collector;
+mod conversations;
 mod details;
 mod metrics;
 

@@ -196,6 +196,7 @@ def messages(direction):
 
 def plain_type(rust):
     rust = re.sub(r"^Option<(.*)>$", r"\1", rust)
+    rust = re.sub(r"^Box<(.*)>$", r"\1", rust)
     if found := re.match(r"Vec<(.*)>$", rust):
         return f"list of {plain_type(found[1])}"
     if rust.startswith("BTreeMap"):

@@ -125,6 +125,7 @@ impl RequestRecord {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
+            wants_details: self.trace.as_ref().is_some_and(|trace| trace.is_recording()),
             ..self.envelope(request_id)
         }))
     }

@@ -177,6 +177,7 @@ impl Dispatch {
     /// requests.
     fn handle_settings(&mut self, settings: Settings) {
         let placement = std::mem::replace(&mut self.settings, settings).placement;
+        self.homes.limit(self.settings.max_homes);
         if placement != self.settings.placement {
             // Ranks contain the backlog only where workers are placed by it.
             for worker in self.worker_keys() {

@@ -258,3 +258,15 @@ fn change_of_placement_applies_to_connected_workers() {
     p.change(|settings| settings.placement = Placement::LeastLoad);
     assert_eq!(turn(&mut p, 4, 7, 10), 2);
 }
+
+#[test]
+fn smaller_limit_applies_to_remembered_homes() {
+    let mut p = two_workers(Placement::Cache);
+    for key in 1..=4 {
+        turn(&mut p, key, key, LONG);
+        complete(&mut p, key, 0);
+    }
+    assert_eq!(p.dispatch.homes_len(), 4);
+    p.change(|settings| settings.max_homes = 0);
+    assert_eq!(p.dispatch.homes_len(), 0);
+}

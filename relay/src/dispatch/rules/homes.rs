@@ -12,8 +12,8 @@
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::effect::{Decision, MoveReason};
-use crate::dispatch::model::event::{Conversation, Placement, RequestKey, WorkerKey};
-use crate::dispatch::model::homes::Home;
+use crate::dispatch::model::event::{Conversation, NewWorker, Placement, RequestKey, WorkerKey};
+use crate::dispatch::model::homes::{Home, InstanceKey};
 use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
@@ -137,16 +137,51 @@ impl Dispatch {
     /// Voids the homes of models at a worker that has unloaded them.
     pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            models.iter().for_each(|model| worker.cache.forget_model(*model, self.turn));
+        let turn = self.turn;
+        if let Some(worker) = self.newest_link(key) {
+            models.iter().for_each(|model| worker.cache.forget_model(*model, turn));
+        } else {
+            self.voided = turn;
         }
     }
 
     /// Voids all homes at a worker whose backend has restarted.
     pub(super) fn forget_all_homes(&mut self, key: WorkerKey) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            worker.cache.forget(self.turn);
+        let turn = self.turn;
+        if let Some(worker) = self.newest_link(key) {
+            worker.cache.forget(turn);
+        } else {
+            self.voided = turn;
+        }
+    }
+
+    /// Returns the newest connection of a worker's process, unless it was lost before an older one.
+    fn newest_link(&mut self, key: WorkerKey) -> Option<&mut Worker> {
+        let newest = *self.instances.get(&self.workers.get(&key)?.instance)?;
+        self.workers.get_mut(&newest)
+    }
+
+    /// Returns the dispatch before which the homes at a worker that joins are void: its process may have lost its cache
+    /// before it reconnected.
+    pub(super) fn homes_void_before(&mut self, new: &NewWorker) -> u64 {
+        self.turn += 1;
+        if new.multiplexer.is_some() {
+            // While its connection was down, it may have swapped models.
+            return self.turn;
+        }
+        let older = self.instances.get(&InstanceKey::new(new.instance.as_deref(), new.key));
+        let older = older.and_then(|older| self.workers.get(older)).map_or(0, |older| older.cache.voided());
+        self.voided.max(older)
+    }
+
+    /// Records that a connection was lost. The process may come back, without the homes that were void.
+    pub(super) fn note_left(&mut self, worker: &Worker) {
+        if self.instances.get(&worker.instance) == Some(&worker.key) {
+            self.instances.remove(&worker.instance);
+            if worker.multiplexer.is_none() {
+                self.voided = self.voided.max(worker.cache.voided());
+            }
         }
     }
 

@@ -135,22 +135,59 @@ fn lost_trust_moves_conversations() {
 
 #[test]
 fn home_survives_reconnect_of_its_process() {
-    let mut p = provider(Placement::Cache);
-    let join = |p: &mut Provider, key, instance: &str| {
-        let mut new = worker(key, &["m"], 4, false);
-        new.instance = Some(instance.into());
-        p.handle(Event::WorkerJoined(new));
-    };
-    join(&mut p, 1, "a");
-    join(&mut p, 2, "b");
-    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
-    complete(&mut p, 1, 0);
+    let mut p = two_processes();
     p.lose(1, &[]);
     assert_eq!(p.dispatch.homes_len(), 1);
-    join(&mut p, 3, "a");
+    join_process(&mut p, 3, "a");
     p.submit(2, "m");
     p.complete(2);
     assert_eq!(turn(&mut p, 3, 7, LONG), 3);
+}
+
+/// Two worker processes; conversation 7 is at home at the first.
+fn two_processes() -> Provider {
+    let mut p = provider(Placement::Cache);
+    join_process(&mut p, 1, "a");
+    join_process(&mut p, 2, "b");
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    complete(&mut p, 1, 0);
+    p
+}
+
+fn join_process(p: &mut Provider, key: u64, instance: &str) {
+    let mut new = worker(key, &["m"], 4, false);
+    new.instance = Some(instance.into());
+    p.handle(Event::WorkerJoined(new));
+}
+
+#[test]
+fn home_lost_before_reconnect_stays_lost() {
+    for is_joined_before_loss in [false, true] {
+        let mut p = two_processes();
+        p.models(1, &[]);
+        p.models(1, &["m"]);
+        if is_joined_before_loss {
+            join_process(&mut p, 3, "a");
+        }
+        p.lose(1, &[]);
+        if !is_joined_before_loss {
+            join_process(&mut p, 3, "a");
+        }
+        // Without a home it goes to the worker that was used least recently.
+        p.submit(2, "m");
+        p.complete(2);
+        assert_eq!([turn(&mut p, 3, 8, LONG), turn(&mut p, 4, 7, LONG)], [3, 2], "{is_joined_before_loss}");
+    }
+}
+
+#[test]
+fn older_link_ends_homes_of_its_process() {
+    let mut p = two_processes();
+    join_process(&mut p, 3, "a");
+    p.models(1, &[]);
+    p.submit(2, "m");
+    p.complete(2);
+    assert_eq!([turn(&mut p, 3, 8, LONG), turn(&mut p, 4, 7, LONG)], [3, 2]);
 }
 
 #[test]

@@ -75,7 +75,14 @@ impl Dispatch {
             return (Decision::Home, believed);
         }
         let group = &self.models[request.model];
-        let reason = if home.draining || !home.serves(request.model) || request.refuses(home) {
+        let needs_core1 = request.new.needs_core1;
+        let cannot_serve = home.draining
+            || !home.serves(request.model)
+            || needs_core1 && !home.core1
+            || request.refuses(home)
+            || request.silent.contains(&home.key)
+            || self.is_passed_over(group, home.key, needs_core1, |worker| !request.refuses(worker));
+        let reason = if cannot_serve {
             MoveReason::Gone
         } else if !home.has_room_for(&group.name) {
             MoveReason::Busy

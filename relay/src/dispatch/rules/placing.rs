@@ -135,6 +135,7 @@ impl Dispatch {
             return;
         };
         let group = &self.models[request.model];
+        request.believed = 0;
         if self.settings.placement == Placement::Cache {
             request.believed = believed;
             request.cost = request.new.bytes - worker.cache.expected(believed);

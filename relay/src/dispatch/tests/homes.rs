@@ -1,7 +1,9 @@
 //! Placement by cache: conversations go back to the worker that computed their last prompt.
 
 use super::harness::{Provider, settings, worker};
-use crate::dispatch::{Conversation, Event, Placement, RequestKey, RequestPlace, Settings, WorkerKey};
+use crate::dispatch::{
+    Conversation, Decision, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+};
 
 const LONG: u64 = 1000;
 
@@ -198,6 +200,39 @@ fn home_ends_with_withdrawn_model() {
     p.models(1, &[]);
     p.models(1, &["m"]);
     assert_eq!(turn(&mut p, 2, 7, LONG), 2);
+}
+
+#[test]
+fn home_that_fails_the_model_is_gone() {
+    let mut p = two_workers(Placement::Cache);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    complete(&mut p, 1, 0);
+    p.models_failing(1, &["m"], &["m"]);
+    assert_eq!(turn(&mut p, 2, 7, LONG), 2);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Gone)));
+}
+
+#[test]
+fn home_that_stays_silent_is_gone() {
+    let mut p = two_workers(Placement::Cache);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    p.silent(1);
+    assert_eq!(runs_at(&p, 1), 2);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Gone)));
+}
+
+#[test]
+fn cached_tokens_after_change_of_placement_prove_nothing() {
+    let mut p = two_workers(Placement::Cache);
+    for key in [1, 2] {
+        assert_eq!(turn(&mut p, key, 7, LONG), 1);
+        begin(&mut p, key);
+    }
+    p.change(|settings| settings.placement = Placement::LeastLoad);
+    p.silent(2);
+    assert_eq!(runs_at(&p, 2), 2);
+    p.handle(Event::Completed { worker: WorkerKey(2), request: RequestKey(2), attempt: 2, cached: Some(0) });
+    assert_eq!(p.dispatch.worker(WorkerKey(2)).map(|worker| worker.trust), Some(1000));
 }
 
 #[test]

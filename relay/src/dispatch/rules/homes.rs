@@ -200,7 +200,7 @@ impl Dispatch {
         }
         let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
         let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
-        let limit = limit.min(self.oldest_beside((request.model, place.lane), worker));
+        let limit = limit.min(self.oldest_in_other_lanes((request.model, place.lane), worker));
         let lane = self.models[request.model].queue.lane(place.lane)?;
         let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
         first.sort_unstable();

@@ -12,8 +12,8 @@
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::effect::{Decision, MoveReason};
-use crate::dispatch::model::event::{Conversation, Placement, RequestKey, WorkerKey};
-use crate::dispatch::model::homes::Home;
+use crate::dispatch::model::event::{Conversation, NewWorker, Placement, RequestKey, WorkerKey};
+use crate::dispatch::model::homes::{Home, InstanceKey};
 use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
@@ -75,7 +75,14 @@ impl Dispatch {
             return (Decision::Home, believed);
         }
         let group = &self.models[request.model];
-        let reason = if home.draining || !home.serves(request.model) || request.refuses(home) {
+        let needs_core1 = request.new.needs_core1;
+        let cannot_serve = home.draining
+            || !home.serves(request.model)
+            || needs_core1 && !home.core1
+            || request.refuses(home)
+            || request.silent.contains(&home.key)
+            || self.is_passed_over(group, home.key, needs_core1, |worker| !request.refuses(worker));
+        let reason = if cannot_serve {
             MoveReason::Gone
         } else if !home.has_room_for(&group.name) {
             MoveReason::Busy
@@ -137,16 +144,51 @@ impl Dispatch {
     /// Voids the homes of models at a worker that has unloaded them.
     pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            models.iter().for_each(|model| worker.cache.forget_model(*model, self.turn));
+        let turn = self.turn;
+        if let Some(worker) = self.newest_link(key) {
+            models.iter().for_each(|model| worker.cache.forget_model(*model, turn));
+        } else {
+            self.voided = turn;
         }
     }
 
     /// Voids all homes at a worker whose backend has restarted.
     pub(super) fn forget_all_homes(&mut self, key: WorkerKey) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            worker.cache.forget(self.turn);
+        let turn = self.turn;
+        if let Some(worker) = self.newest_link(key) {
+            worker.cache.forget(turn);
+        } else {
+            self.voided = turn;
+        }
+    }
+
+    /// Returns the newest connection of a worker's process, unless it was lost before an older one.
+    fn newest_link(&mut self, key: WorkerKey) -> Option<&mut Worker> {
+        let newest = *self.instances.get(&self.workers.get(&key)?.instance)?;
+        self.workers.get_mut(&newest)
+    }
+
+    /// Returns the dispatch before which the homes at a worker that joins are void: its process may have lost its cache
+    /// before it reconnected.
+    pub(super) fn homes_void_before(&mut self, new: &NewWorker) -> u64 {
+        self.turn += 1;
+        if new.multiplexer.is_some() {
+            // While its connection was down, it may have swapped models.
+            return self.turn;
+        }
+        let older = self.instances.get(&InstanceKey::new(new.instance.as_deref(), new.key));
+        let older = older.and_then(|older| self.workers.get(older)).map_or(0, |older| older.cache.voided());
+        self.voided.max(older)
+    }
+
+    /// Records that a connection was lost. The process may come back, without the homes that were void.
+    pub(super) fn note_left(&mut self, worker: &Worker) {
+        if self.instances.get(&worker.instance) == Some(&worker.key) {
+            self.instances.remove(&worker.instance);
+            if worker.multiplexer.is_none() {
+                self.voided = self.voided.max(worker.cache.voided());
+            }
         }
     }
 
@@ -158,7 +200,7 @@ impl Dispatch {
         }
         let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
         let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
-        let limit = limit.min(self.oldest_beside((request.model, place.lane), worker));
+        let limit = limit.min(self.oldest_in_other_lanes((request.model, place.lane), worker));
         let lane = self.models[request.model].queue.lane(place.lane)?;
         let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
         first.sort_unstable();

@@ -18,6 +18,7 @@ pub mod machine;
 pub mod page;
 pub mod played;
 pub mod programs;
+pub mod replay;
 pub mod run;
 pub mod samples;
 pub mod scale;

@@ -46,10 +46,14 @@ const fn case(name: &'static str, title: &'static str, requests: Requests, worke
 
 impl Case {
     /// All cases, in the table's order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         case("conversation", "conversation × 2.2, 8 workers", Requests::Conversation(2.2), 8, 4000),
         case("conversation-small", "conversation, 4 workers, small caches", Requests::Conversation(1.0), 4, 500),
-        case("synthetic-busy", "synthetic, 4 workers, overloaded", Requests::Synthetic(1.0), 4, 2000),
+        Self {
+            concurrency: 8,
+            ..case("conversation-busy", "conversation, 4 workers, all slots busy", Requests::Conversation(1.0), 4, 4000)
+        },
+        case("synthetic-busy", "synthetic × 1.2, 4 workers, overloaded", Requests::Synthetic(1.2), 4, 2000),
         case("synthetic", "synthetic × 1.6, 8 workers", Requests::Synthetic(1.6), 8, 4000),
         case("agents-tight", "24 agents, 4 workers, small caches", Requests::Agents(24), 4, 1000),
         case("agents", "80 agents, 8 workers", Requests::Agents(80), 8, 3000),

@@ -28,7 +28,7 @@ struct Cli {
     #[arg(long)]
     json: bool,
     /// Write the table into this page, between the marks `replay: begin` and `replay: end`, instead of printing it.
-    #[arg(long, value_name = "PAGE", conflicts_with = "json")]
+    #[arg(long, value_name = "PAGE", conflicts_with_all = ["json", "case", "policy"])]
     write: Option<String>,
 }
 

@@ -66,7 +66,7 @@ impl Policy {
         match self {
             Self::LeastLoad => "least-load",
             Self::BoundedHash => "chwbl",
-            Self::PrefixTree => "prefix-tree",
+            Self::PrefixTree => "sglang",
             Self::Oracle => "oracle",
         }
     }

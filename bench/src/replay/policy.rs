@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use modelrelay_relay::dispatch::Placement;
+
 use super::Time;
 use super::cases::Case;
-use super::core::{Mode, Relays};
+use super::core::Relays;
 use super::rivals::oracle::Oracle;
 use super::rivals::{BoundedHash, Immediate, PrefixTree};
 use super::worker::Served;
@@ -49,6 +51,10 @@ pub trait Router {
 pub enum Policy {
     /// The relay's core, by load.
     LeastLoad,
+    /// The relay's core, by cache.
+    Cache,
+    /// Two relays' cores, by cache.
+    TwoCaches,
     /// Consistent hashing with bounded loads.
     BoundedHash,
     /// The rule of sglang's router.
@@ -59,12 +65,15 @@ pub enum Policy {
 
 impl Policy {
     /// All policies, in the table's order.
-    pub const ALL: [Self; 4] = [Self::LeastLoad, Self::BoundedHash, Self::PrefixTree, Self::Oracle];
+    pub const ALL: [Self; 6] =
+        [Self::LeastLoad, Self::Cache, Self::TwoCaches, Self::BoundedHash, Self::PrefixTree, Self::Oracle];
 
     /// The name on the command line and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::LeastLoad => "least-load",
+            Self::Cache => "cache",
+            Self::TwoCaches => "cache-2",
             Self::BoundedHash => "chwbl",
             Self::PrefixTree => "sglang",
             Self::Oracle => "oracle",
@@ -74,7 +83,9 @@ impl Policy {
     /// Starts the policy with the workers of a case.
     pub fn start(self, case: &Case, seed: u64) -> Box<dyn Router> {
         match self {
-            Self::LeastLoad => Box::new(Relays::new(Mode::LeastLoad, 1, case, seed)),
+            Self::LeastLoad => Box::new(Relays::new(Placement::LeastLoad, 1, case, seed)),
+            Self::Cache => Box::new(Relays::new(Placement::Cache, 1, case, seed)),
+            Self::TwoCaches => Box::new(Relays::new(Placement::Cache, 2, case, seed)),
             Self::BoundedHash => Box::new(Immediate::new(BoundedHash::new(case.workers))),
             Self::PrefixTree => Box::new(Immediate::new(PrefixTree::new(case.workers))),
             Self::Oracle => Box::new(Oracle::new(case)),

@@ -13,7 +13,7 @@ use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::RequestKey;
+use crate::dispatch::{Decision, RequestKey};
 #[cfg(test)]
 use crate::net::budget::Budget;
 use crate::provider::exchange::Exchange;
@@ -48,6 +48,8 @@ pub struct RequestRecord {
     pub is_streaming: bool,
     /// The body.
     pub body: Bytes,
+    /// The key of its conversation, if it has one that matters; never logged.
+    pub conversation: Option<u64>,
     /// The time of its first byte.
     pub received_at: Instant,
     /// The same, human-readable.
@@ -84,11 +86,20 @@ pub struct Progress {
     pub waiting_since: Option<Instant>,
     /// The number of attempts.
     pub attempts: u32,
+    /// Why its last attempt went to its worker.
+    pub decision: Option<Decision>,
     /// The token counts from the backend.
     pub token_counts: Option<TokenCounts>,
 }
 
 impl Progress {
+    /// Returns why its last attempt went to its worker, as the admin API names it: `home`, `moved: busy`.
+    pub fn placement(&self) -> Option<String> {
+        let decision = self.decision?;
+        let (name, reason) = (decision.as_str(), decision.reason());
+        Some(if reason.is_empty() { name.to_owned() } else { format!("{name}: {reason}") })
+    }
+
     /// Ends a wait without a dispatch, and adds it to the total.
     pub fn end_wait(&mut self, now: Instant) {
         if let Some(since) = self.waiting_since.take() {
@@ -182,6 +193,7 @@ impl RequestRecord {
             headers: BTreeMap::new(),
             is_streaming: false,
             body: Bytes::from_static(body),
+            conversation: None,
             received_at: Instant::now(),
             arrived: SystemTime::now(),
             trace: None,

@@ -89,6 +89,8 @@ impl Ledger {
             Event::Cancel { .. }
             | Event::LoadReported { .. }
             | Event::Completed { .. }
+            | Event::Begun { .. }
+            | Event::HomesReported { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }
             | Event::WorkerSucceeded { .. }

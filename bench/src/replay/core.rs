@@ -210,7 +210,8 @@ impl Router for Relays {
     }
 
     fn begin(&mut self, id: usize, now: Time, sent: &mut Vec<Sent>) {
-        let Some(Request { relay, bytes, running: Some((worker, attempt)), .. }) = self.requests.get(&id).copied() else {
+        let Some(Request { relay, bytes, running: Some((worker, attempt)), .. }) = self.requests.get(&id).copied()
+        else {
             return;
         };
         self.links[worker][relay].awaited -= bytes;

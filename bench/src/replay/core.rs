@@ -27,6 +27,7 @@ const FOREVER: Duration = Duration::from_secs(1 << 20);
 
 /// The least time between two reports of a worker to one relay about the requests of the others.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+fn var(name: &str) -> Option<u64> { std::env::var(name).ok().map(|v| v.parse().unwrap()) }
 
 /// Relays with the same workers.
 #[derive(Debug)]
@@ -41,6 +42,7 @@ pub struct Relays {
     model: Model,
     epoch: Instant,
     rng: Rng,
+    last: Vec<HashMap<Conversation, u64>>,
     counts: Counts,
 }
 
@@ -55,6 +57,7 @@ struct Request {
     relay: usize,
     conversation: Conversation,
     bytes: u64,
+    awaited: u64,
     /// The worker and the attempt, once it is sent.
     running: Option<(usize, u32)>,
 }
@@ -97,6 +100,7 @@ impl Relays {
             model: Model::from("model"),
             epoch: Instant::now(),
             rng: Rng::new(seed),
+            last: vec![HashMap::new(); case.workers],
             counts: Counts::default(),
         };
         for relay in 0..relays.cores.len() {
@@ -130,7 +134,7 @@ impl Relays {
         let links = self.cores.len() as u32;
         let all: u32 = self.links[worker].iter().map(|link| link.running).sum();
         let others = all - self.links[worker][relay].running;
-        Grant { slots: self.capacity / links, others, capacity: self.capacity, links }
+        Grant { slots: if var("X_ALL").is_some() { self.capacity } else { self.capacity / links }, others, capacity: self.capacity, links }
     }
 
     fn handle(&mut self, relay: usize, event: Event, now: Time, sent: &mut Vec<Sent>) {
@@ -155,9 +159,12 @@ impl Relays {
         let waiting = &mut self.cores[relay].waiting;
         waiting.remove(&id);
         self.counts.overtakes += u64::from(waiting.first().is_some_and(|first| *first < id));
+        let before = self.last[worker].insert(conversation, bytes).filter(|_| var("X_GROWTH").is_some()).unwrap_or(0);
+        let cost = bytes - before.min(bytes);
+        if let Some(request) = self.requests.get_mut(&id) { request.awaited = cost; }
         for (other, link) in self.links[worker].iter_mut().enumerate() {
             if other == relay {
-                link.awaited += bytes;
+                link.awaited += cost;
                 link.running += 1;
             } else {
                 link.homes.insert(conversation, bytes);
@@ -180,7 +187,7 @@ impl Relays {
         let grant = self.grant(relay, worker);
         let link = &mut self.links[worker][relay];
         link.is_due = false;
-        link.next = now + REPORT_INTERVAL;
+        link.next = now + var("X_MS").map_or(REPORT_INTERVAL, Duration::from_millis);
         let backlog = all - link.awaited;
         let homes = std::mem::take(&mut link.homes).into_iter().collect();
         let worker = WorkerKey(worker as u64);
@@ -195,7 +202,7 @@ impl Router for Relays {
         let relay = (self.rng.unit() * self.cores.len() as f64) as usize;
         let (conversation, bytes) = (Conversation(turn.conversation), u64::from(turn.tokens) * TOKEN_BYTES);
         self.cores[relay].waiting.insert(id);
-        self.requests.insert(id, Request { relay, conversation, bytes, running: None });
+        self.requests.insert(id, Request { relay, conversation, bytes, awaited: 0, running: None });
         let new = NewRequest {
             key: RequestKey(id as u64),
             model: Model::clone(&self.model),
@@ -210,11 +217,11 @@ impl Router for Relays {
     }
 
     fn begin(&mut self, id: usize, now: Time, sent: &mut Vec<Sent>) {
-        let Some(Request { relay, bytes, running: Some((worker, attempt)), .. }) = self.requests.get(&id).copied()
+        let Some(Request { relay, awaited, running: Some((worker, attempt)), .. }) = self.requests.get(&id).copied()
         else {
             return;
         };
-        self.links[worker][relay].awaited -= bytes;
+        self.links[worker][relay].awaited -= awaited;
         self.plan_reports(relay, worker, now);
         let (worker, request) = (WorkerKey(worker as u64), RequestKey(id as u64));
         self.handle(relay, Event::Begun { worker, request, attempt }, now, sent);

@@ -4,25 +4,25 @@
 //! one after the other, keeps their blocks in a cache, and needs the same time for each token of a response, however
 //! many responses run. There is no network. Responses are not cached until they are part of the next prompt.
 //!
-//! The relay's policies are not implemented here: [`core`] drives the core that the relay runs. The [`rivals`] are, as
+//! The relay's policies are not implemented here: [`relays`] drives the core that the relay runs. The [`rivals`] are, as
 //! plainly as their rules are.
 
 pub mod cache;
 pub mod cases;
 pub mod cli;
-pub mod core;
 pub mod policy;
+pub mod relays;
 pub mod report;
 pub mod rivals;
 pub mod worker;
 pub mod workload;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::time::Duration;
 
 use cases::Case;
-use policy::{Counts, Policy, Router, Sent};
+use policy::{Policy, Router, Sent};
 use worker::{Served, Worker};
 use workload::{Turn, Workload};
 
@@ -40,8 +40,12 @@ pub struct Outcome {
     pub cached: u64,
     /// Times from arrival to the first token. For requests without one, the time to the end of the run.
     pub waits: Vec<Duration>,
-    /// The policy's counters.
-    pub counts: Counts,
+    /// Requests that were sent while an earlier one waited.
+    pub overtakes: u64,
+    /// Requests that were not sent where the previous one of their conversation was.
+    pub moves: u64,
+    /// Requests that the policy did not send to their conversation's home, by reason.
+    pub reasons: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -52,6 +56,13 @@ enum Happening {
     Arrive(usize),
 }
 
+/// A request that has arrived.
+struct Arrived {
+    turn: Turn,
+    /// Its worker, the time at which it was sent, and the result.
+    sent: Option<(usize, Time, Served)>,
+}
+
 struct Run<'a> {
     workload: Box<dyn Workload>,
     router: Box<dyn Router>,
@@ -59,13 +70,19 @@ struct Run<'a> {
     case: &'a Case,
     planned: Vec<Turn>,
     /// By the number of the request.
-    arrived: Vec<(Turn, Option<Served>)>,
+    arrived: Vec<Arrived>,
     happenings: BinaryHeap<Reverse<(Time, Happening)>>,
+    /// The worker of each conversation's last request.
+    previous: HashMap<u64, usize>,
     outcome: Outcome,
 }
 
 /// Runs a case under a policy.
 pub fn run(case: &Case, policy: Policy, seed: u64) -> Outcome {
+    simulate(case, policy, seed).outcome
+}
+
+fn simulate(case: &Case, policy: Policy, seed: u64) -> Run<'_> {
     let mut run = Run {
         workload: case.workload(seed),
         router: policy.start(case, seed),
@@ -74,6 +91,7 @@ pub fn run(case: &Case, policy: Policy, seed: u64) -> Outcome {
         planned: Vec::new(),
         arrived: Vec::new(),
         happenings: BinaryHeap::new(),
+        previous: HashMap::new(),
         outcome: Outcome::default(),
     };
     for turn in run.workload.begin() {
@@ -82,7 +100,8 @@ pub fn run(case: &Case, policy: Policy, seed: u64) -> Outcome {
     while let Some(now) = run.next().filter(|now| *now <= case.length) {
         run.step(now);
     }
-    run.close()
+    run.close();
+    run
 }
 
 impl Run<'_> {
@@ -106,13 +125,15 @@ impl Run<'_> {
             None => self.router.tick(now, &mut sent),
         }
         for Sent { id, worker } in sent {
-            let (turn, served) = &mut self.arrived[id];
-            let result = self.workers[worker].serve(turn, now);
-            assert!(served.replace(result).is_none(), "request {id} was sent twice");
+            let Arrived { turn, sent } = &mut self.arrived[id];
+            let served = self.workers[worker].serve(turn, now);
+            assert!(sent.replace((worker, now, served)).is_none(), "request {id} was sent twice");
             self.outcome.tokens += u64::from(turn.tokens);
-            self.outcome.cached += u64::from(result.cached);
-            self.happenings.push(Reverse((result.first, Happening::Begin(id))));
-            self.happenings.push(Reverse((result.end, Happening::End(id))));
+            self.outcome.cached += u64::from(served.cached);
+            let previous = self.previous.insert(turn.conversation, worker);
+            self.outcome.moves += u64::from(previous.is_some_and(|previous| previous != worker));
+            self.happenings.push(Reverse((served.first, Happening::Begin(id))));
+            self.happenings.push(Reverse((served.end, Happening::End(id))));
         }
     }
 
@@ -120,14 +141,14 @@ impl Run<'_> {
         match what {
             Happening::Arrive(index) => {
                 let id = self.arrived.len();
-                self.arrived.push((self.planned[index].clone(), None));
+                self.arrived.push(Arrived { turn: self.planned[index].clone(), sent: None });
                 self.router.arrive(id, &self.planned[index], now, sent);
             }
             Happening::Begin(id) => self.router.begin(id, now, sent),
             Happening::End(id) => {
                 self.outcome.turns += 1;
-                let (turn, served) = &self.arrived[id];
-                let served = served.as_ref().expect("a response belongs to a request that was sent");
+                let Arrived { turn, sent: result } = &self.arrived[id];
+                let (.., served) = result.as_ref().expect("a response belongs to a request that was sent");
                 self.router.end(id, turn, served, now, sent);
                 if let Some(next) = self.workload.after(turn, now) {
                     self.plan(next);
@@ -136,55 +157,15 @@ impl Run<'_> {
         }
     }
 
-    fn close(mut self) -> Outcome {
+    fn close(&mut self) {
         let length = self.case.length;
-        let first = |served: &Option<Served>| served.map_or(length, |served| served.first.min(length));
-        self.outcome.waits = self.arrived.iter().map(|(turn, served)| first(served) - turn.at).collect();
-        self.outcome.counts = self.router.counts();
-        self.outcome
+        let wait =
+            |Arrived { turn, sent }: &Arrived| sent.map_or(length, |(.., served)| served.first.min(length)) - turn.at;
+        self.outcome.waits = self.arrived.iter().map(wait).collect();
+        self.outcome.overtakes = self.router.overtakes();
+        self.outcome.reasons = self.router.reasons();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn short() -> Case {
-        let agents = Case::ALL.into_iter().find(|case| case.name == "agents-tight").unwrap();
-        Case { length: Duration::from_secs(300), ..agents }
-    }
-
-    #[test]
-    fn same_seed_gives_same_figures() {
-        for policy in Policy::ALL {
-            let figures = |seed| {
-                let outcome = run(&short(), policy, seed);
-                (outcome.turns, outcome.cached, outcome.waits)
-            };
-            assert_eq!(figures(1), figures(1), "{policy:?}");
-            assert_ne!(figures(1), figures(2), "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn unique_prompts_have_no_hits() {
-        let case = Case { requests: cases::Requests::Unique(2.0), ..short() };
-        for policy in Policy::ALL {
-            let outcome = run(&case, policy, 3);
-            assert_eq!(outcome.cached, 0, "{policy:?}");
-            assert!(outcome.turns > 500 && outcome.turns as usize <= outcome.waits.len(), "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn cache_reuses_more_than_least_load() {
-        let hit_rate = |policy| {
-            let outcome = run(&short(), policy, 1);
-            outcome.cached as f64 / outcome.tokens as f64
-        };
-        let least = hit_rate(Policy::LeastLoad);
-        for policy in [Policy::Cache, Policy::TwoCaches, Policy::Oracle] {
-            assert!(hit_rate(policy) > 1.3 * least, "{policy:?}");
-        }
-    }
-}
+mod tests;

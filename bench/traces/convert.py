@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts a Mooncake trace (JSON lines, gzip) to the form that the replay reads. Usage: convert.py TRACE.jsonl.gz > NAME.csv
+"""Converts a Mooncake trace to the form that the replay reads. Usage: convert.py TRACE.jsonl.gz NAME.csv.gz
 
 Blocks are hashed with everything before them, so the same block always follows the same blocks, and blocks are numbered
 in the order of their first appearance. One number therefore describes all blocks of a request: the last one that an
@@ -30,6 +30,6 @@ def convert(lines):
 
 
 if __name__ == "__main__":
-    with gzip.open(sys.argv[1], "rt") as trace:
-        for row in convert(trace):
-            print(row)
+    with gzip.open(sys.argv[1], "rt") as trace, open(sys.argv[2], "wb") as converted:
+        text = "".join(f"{row}\n" for row in convert(trace))
+        converted.write(gzip.compress(text.encode(), compresslevel=9, mtime=0))

@@ -1,12 +1,15 @@
 //! The cases that are compared.
 
+use std::io::Read as _;
 use std::time::Duration;
+
+use flate2::read::GzDecoder;
 
 use super::Time;
 use super::workload::{Agents, Workload, recorded, unique};
 
-const CONVERSATION: &str = include_str!("../../traces/mooncake_conversation.csv");
-const SYNTHETIC: &str = include_str!("../../traces/mooncake_synthetic.csv");
+const CONVERSATION: &[u8] = include_bytes!("../../traces/mooncake_conversation.csv.gz");
+const SYNTHETIC: &[u8] = include_bytes!("../../traces/mooncake_synthetic.csv.gz");
 
 /// The requests of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,10 +66,16 @@ impl Case {
     /// The requests, which depend on the seed.
     pub fn workload(&self, seed: u64) -> Box<dyn Workload> {
         match self.requests {
-            Requests::Conversation(speed) => Box::new(recorded(CONVERSATION, speed, seed)),
-            Requests::Synthetic(speed) => Box::new(recorded(SYNTHETIC, speed, seed)),
+            Requests::Conversation(speed) => Box::new(recorded(&unpack(CONVERSATION), speed, seed)),
+            Requests::Synthetic(speed) => Box::new(recorded(&unpack(SYNTHETIC), speed, seed)),
             Requests::Agents(sessions) => Box::new(Agents::new(sessions, seed)),
             Requests::Unique(rate) => Box::new(unique(rate, (rate * self.length.as_secs_f64()) as u32, seed)),
         }
     }
+}
+
+fn unpack(trace: &[u8]) -> String {
+    let mut text = String::new();
+    GzDecoder::new(trace).read_to_string(&mut text).expect("a trace is text, compressed with gzip");
+    text
 }

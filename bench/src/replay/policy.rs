@@ -6,7 +6,7 @@ use modelrelay_relay::dispatch::Placement;
 
 use super::Time;
 use super::cases::Case;
-use super::core::Relays;
+use super::relays::{Relays, Sharing};
 use super::rivals::oracle::Oracle;
 use super::rivals::{BoundedHash, Immediate, PrefixTree};
 use super::worker::Served;
@@ -21,15 +21,6 @@ pub struct Sent {
     pub worker: usize,
 }
 
-/// Counters of a policy.
-#[derive(Clone, Debug, Default)]
-pub struct Counts {
-    /// Requests that were sent while an earlier one waited.
-    pub overtakes: u64,
-    /// Requests by the reason why they did not go where their conversation was before.
-    pub moves: BTreeMap<&'static str, u64>,
-}
-
 /// Decides when requests are sent, and to which worker.
 pub trait Router {
     /// Handles an arrived request. Appends the requests that are sent now, as the other methods do.
@@ -42,8 +33,10 @@ pub trait Router {
     fn tick(&mut self, now: Time, sent: &mut Vec<Sent>);
     /// The next timeout.
     fn next_timeout(&self) -> Option<Time>;
-    /// The counters.
-    fn counts(&self) -> Counts;
+    /// The number of requests that were sent while an earlier one waited.
+    fn overtakes(&self) -> u64;
+    /// The number of requests that the policy did not send to their conversation's home, by reason.
+    fn reasons(&self) -> BTreeMap<&'static str, u64>;
 }
 
 /// A policy.
@@ -53,8 +46,10 @@ pub enum Policy {
     LeastLoad,
     /// The relay's core, by cache.
     Cache,
-    /// Two relays' cores, by cache.
-    TwoCaches,
+    /// Two relays' cores, by cache, which know only their own requests.
+    TwoApart,
+    /// Two relays' cores, by cache, with reports of the workers to each about the other's requests.
+    TwoReported,
     /// Consistent hashing with bounded loads.
     BoundedHash,
     /// The rule of sglang's router.
@@ -65,15 +60,23 @@ pub enum Policy {
 
 impl Policy {
     /// All policies, in the table's order.
-    pub const ALL: [Self; 6] =
-        [Self::LeastLoad, Self::Cache, Self::TwoCaches, Self::BoundedHash, Self::PrefixTree, Self::Oracle];
+    pub const ALL: [Self; 7] = [
+        Self::LeastLoad,
+        Self::Cache,
+        Self::TwoApart,
+        Self::TwoReported,
+        Self::BoundedHash,
+        Self::PrefixTree,
+        Self::Oracle,
+    ];
 
     /// The name on the command line and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::LeastLoad => "least-load",
             Self::Cache => "cache",
-            Self::TwoCaches => "cache-2",
+            Self::TwoApart => "cache-2-apart",
+            Self::TwoReported => "cache-2",
             Self::BoundedHash => "chwbl",
             Self::PrefixTree => "sglang",
             Self::Oracle => "oracle",
@@ -83,9 +86,10 @@ impl Policy {
     /// Starts the policy with the workers of a case.
     pub fn start(self, case: &Case, seed: u64) -> Box<dyn Router> {
         match self {
-            Self::LeastLoad => Box::new(Relays::new(Placement::LeastLoad, 1, case, seed)),
-            Self::Cache => Box::new(Relays::new(Placement::Cache, 1, case, seed)),
-            Self::TwoCaches => Box::new(Relays::new(Placement::Cache, 2, case, seed)),
+            Self::LeastLoad => Box::new(Relays::new(Placement::LeastLoad, Sharing::One, case, seed)),
+            Self::Cache => Box::new(Relays::new(Placement::Cache, Sharing::One, case, seed)),
+            Self::TwoApart => Box::new(Relays::new(Placement::Cache, Sharing::Apart, case, seed)),
+            Self::TwoReported => Box::new(Relays::new(Placement::Cache, Sharing::Reported, case, seed)),
             Self::BoundedHash => Box::new(Immediate::new(BoundedHash::new(case.workers))),
             Self::PrefixTree => Box::new(Immediate::new(PrefixTree::new(case.workers))),
             Self::Oracle => Box::new(Oracle::new(case)),

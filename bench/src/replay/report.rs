@@ -30,8 +30,10 @@ pub struct Row {
     pub turns: f64,
     /// Requests that were sent while an earlier one waited.
     pub overtakes: f64,
-    /// Requests that did not go where their conversation was before, by reason.
-    pub moves: BTreeMap<&'static str, f64>,
+    /// Requests that were not sent where the previous one of their conversation was.
+    pub moves: f64,
+    /// Requests that the policy did not send to their conversation's home, by reason.
+    pub reasons: BTreeMap<&'static str, f64>,
 }
 
 /// Runs all cases under all policies with the seeds 1 to `seeds`, on all processors.
@@ -60,11 +62,12 @@ pub fn rows(cases: &[Case], policies: &[Policy], seeds: u64) -> Vec<Row> {
     groups.iter().map(row).collect()
 }
 
-/// The figures of one run: hit rate, mean, median and 99th percentile of the time to the first token, turns, overtakes.
-type Figures = ([f64; 6], BTreeMap<&'static str, u64>);
+/// The figures of one run: hit rate, mean, median and 99th percentile of the time to the first token, turns, overtakes,
+/// moves; and the reasons of moves.
+type Figures = ([f64; 7], BTreeMap<&'static str, u64>);
 
 fn figures(outcome: Outcome) -> Figures {
-    let Outcome { turns, tokens, cached, mut waits, counts } = outcome;
+    let Outcome { turns, tokens, cached, mut waits, overtakes, moves, reasons } = outcome;
     waits.sort_unstable();
     let total: Duration = waits.iter().sum();
     let quantile = |share: f64| {
@@ -73,18 +76,18 @@ fn figures(outcome: Outcome) -> Figures {
     };
     let hit_rate = cached as f64 / tokens.max(1) as f64;
     let mean = total.as_secs_f64() / waits.len().max(1) as f64;
-    ([hit_rate, mean, quantile(0.5), quantile(0.99), turns as f64, counts.overtakes as f64], counts.moves)
+    ([hit_rate, mean, quantile(0.5), quantile(0.99), turns as f64, overtakes as f64, moves as f64], reasons)
 }
 
 fn mean(case: &'static str, policy: &'static str, runs: &[&Figures]) -> Row {
     let count = runs.len() as f64;
-    let of = |index: usize| runs.iter().map(|(figures, _)| figures[index]).sum::<f64>() / count;
-    let mut moves: BTreeMap<_, f64> = BTreeMap::new();
-    for (reason, number) in runs.iter().flat_map(|(_, moves)| moves) {
-        *moves.entry(*reason).or_default() += *number as f64 / count;
+    let [hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves] =
+        std::array::from_fn(|index| runs.iter().map(|(figures, _)| figures[index]).sum::<f64>() / count);
+    let mut reasons: BTreeMap<_, f64> = BTreeMap::new();
+    for (reason, number) in runs.iter().flat_map(|(_, reasons)| reasons) {
+        *reasons.entry(*reason).or_default() += *number as f64 / count;
     }
-    let (hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes) = (of(0), of(1), of(2), of(3), of(4), of(5));
-    Row { case, policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves }
+    Row { case, policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves, reasons }
 }
 
 /// The table, as Markdown.
@@ -97,12 +100,10 @@ pub fn table(rows: &[Row]) -> String {
         let title = Case::ALL.iter().find(|case| case.name == row.case).map_or(row.case, |case| case.title);
         let title = if previous == row.case { "〃" } else { title };
         previous = row.case;
-        let moves: Vec<_> = row.moves.iter().map(|(reason, number)| format!("{reason} {number:.0}")).collect();
-        let moves = if moves.is_empty() { "–".to_owned() } else { moves.join(", ") };
-        let Row { policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, .. } = row;
+        let Row { policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves, .. } = row;
         let _ = writeln!(
             text,
-            "| {title} | `{policy}` | {hit_rate:.2} | {ttft_mean:.2} s | {ttft_p50:.2} s | {ttft_p99:.1} s | {turns:.0} | {overtakes:.0} | {moves} |"
+            "| {title} | `{policy}` | {hit_rate:.2} | {ttft_mean:.2} s | {ttft_p50:.2} s | {ttft_p99:.1} s | {turns:.0} | {overtakes:.0} | {moves:.0} |"
         );
     }
     text
@@ -143,18 +144,9 @@ mod tests {
     use super::*;
 
     fn row(policy: &'static str, hit_rate: f64, ttft_mean: f64) -> Row {
-        let moves = BTreeMap::from([("busy", 2.0)]);
-        Row {
-            case: "agents",
-            policy,
-            hit_rate,
-            ttft_mean,
-            ttft_p50: 0.0,
-            ttft_p99: 0.0,
-            turns: 1.0,
-            overtakes: 0.0,
-            moves,
-        }
+        let reasons = BTreeMap::from([("busy", 2.0)]);
+        let [ttft_p50, ttft_p99, turns, overtakes, moves] = [0.1, 9.0, 1.0, 2.0, 3.0];
+        Row { case: "agents", policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves, reasons }
     }
 
     #[test]
@@ -171,13 +163,13 @@ mod tests {
     fn table_names_case_once() {
         let text = table(&[row("cache", 0.5, 1.0), row("oracle", 0.5, 1.0)]);
         assert_eq!(text.matches("80 agents, 8 workers").count(), 1, "{text}");
-        assert!(text.ends_with("| 〃 | `oracle` | 0.50 | 1.00 s | 0.00 s | 0.0 s | 1 | 0 | busy 2 |\n"), "{text}");
+        assert!(text.ends_with("| 〃 | `oracle` | 0.50 | 1.00 s | 0.10 s | 9.0 s | 1 | 2 | 3 |\n"), "{text}");
     }
 
     #[test]
     fn quantiles_and_means_describe_waits() {
         let waits = (1..=100).rev().map(Duration::from_secs).collect();
-        let outcome = Outcome { turns: 7, tokens: 10, cached: 4, waits, ..Outcome::default() };
-        assert_eq!(figures(outcome).0, [0.4, 50.5, 50.0, 99.0, 7.0, 0.0]);
+        let outcome = Outcome { turns: 7, tokens: 10, cached: 4, waits, overtakes: 2, moves: 3, ..Outcome::default() };
+        assert_eq!(figures(outcome).0, [0.4, 50.5, 50.0, 99.0, 7.0, 2.0, 3.0]);
     }
 }

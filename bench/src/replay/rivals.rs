@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::Time;
 use super::cache::BlockCache;
-use super::policy::{Counts, Router, Sent};
+use super::policy::{Router, Sent};
 use super::worker::Served;
 use super::workload::Turn;
 
@@ -25,15 +25,13 @@ pub struct Immediate<R> {
     rule: R,
     loads: Vec<u32>,
     workers: HashMap<usize, usize>,
-    previous: HashMap<u64, usize>,
-    moves: u64,
 }
 
 impl<R: Rule> Immediate<R> {
     /// Creates a router with this rule.
     pub fn new(rule: R) -> Self {
         let loads = vec![0; rule.workers()];
-        Self { rule, loads, workers: HashMap::new(), previous: HashMap::new(), moves: 0 }
+        Self { rule, loads, workers: HashMap::new() }
     }
 }
 
@@ -42,8 +40,6 @@ impl<R: Rule> Router for Immediate<R> {
         let worker = self.rule.choose(turn, &self.loads);
         self.loads[worker] += 1;
         self.workers.insert(id, worker);
-        let previous = self.previous.insert(turn.conversation, worker);
-        self.moves += u64::from(previous.is_some_and(|previous| previous != worker));
         sent.push(Sent { id, worker });
     }
 
@@ -61,8 +57,12 @@ impl<R: Rule> Router for Immediate<R> {
         None
     }
 
-    fn counts(&self) -> Counts {
-        Counts { overtakes: 0, moves: BTreeMap::from([("any", self.moves)]) }
+    fn overtakes(&self) -> u64 {
+        0
+    }
+
+    fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
     }
 }
 

@@ -1,10 +1,10 @@
 //! A relay that knows everything about its workers but the future.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::super::Time;
 use super::super::cases::Case;
-use super::super::policy::{Counts, Router, Sent};
+use super::super::policy::{Router, Sent};
 use super::super::worker::{Served, Worker};
 use super::super::workload::Turn;
 
@@ -64,7 +64,11 @@ impl Router for Oracle {
         None
     }
 
-    fn counts(&self) -> Counts {
-        Counts::default()
+    fn overtakes(&self) -> u64 {
+        0
+    }
+
+    fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
     }
 }

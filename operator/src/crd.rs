@@ -7,6 +7,7 @@
 pub mod common;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod multiplexer;
+pub mod placement;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod provider;
 pub mod reference;

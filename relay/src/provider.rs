@@ -37,7 +37,7 @@ use tracing::{debug, info, warn};
 
 use crate::dispatch::{
     Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
-    NewWorker, Placement, QueueShare, RequestKey, Settings, WorkerKey,
+    NewWorker, QueueShare, RequestKey, Settings, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
@@ -46,7 +46,7 @@ use crate::provider::shared::Shared;
 use crate::provider::worker::link::{InFlight, WorkerLink};
 use crate::provider::worker::places::LinkLimiter;
 use crate::provider::worker::register;
-use crate::settings::config::{PlacementMode, ProviderConfig};
+use crate::settings::config::ProviderConfig;
 use crate::settings::worker_credential::{Credential, CredentialStatus};
 use crate::telemetry::metrics::ProviderSeries;
 use listed::Listed;
@@ -496,10 +496,7 @@ fn settings(config: &ProviderConfig) -> Settings {
         cold_timeout: config.cold_timeout,
         cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
         request_timeout: config.request_timeout(),
-        placement: match config.placement.mode {
-            PlacementMode::LeastLoad => Placement::LeastLoad,
-            PlacementMode::Cache => Placement::Cache,
-        },
+        placement: config.placement.mode,
         max_homes: config.placement.max_homes,
     }
 }

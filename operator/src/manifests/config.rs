@@ -159,7 +159,7 @@ struct Provider<'a> {
     first_byte_timeout: Option<&'a str>,
     /// Only if configured: an older relay rejects fields that it does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
-    placement: Option<&'a crate::crd::provider::Placement>,
+    placement: Option<&'a crate::crd::placement::Placement>,
     max_models_per_worker: i32,
     require_protocol_version: bool,
 }

@@ -16,7 +16,7 @@ use modelrelay_protocol::limits;
 
 use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::commands::Command;
-use crate::settings::config::{AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, PlacementMode, RawAliases};
+use crate::settings::config::{AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 mod error;
@@ -108,7 +108,7 @@ pub struct Args {
     /// Choice of the worker for a request: least-load takes the least loaded one, cache weighs the prompts that workers have
     /// cached against the work that waits at them (provider).
     #[arg(long, env = "PLACEMENT", value_name = "MODE", default_value = "least-load", value_parser = values::placement)]
-    pub placement: PlacementMode,
+    pub placement: Placement,
 
     /// Requests that may share a cached prompt: none keeps nobody apart, key keeps the requests of each API key apart
     /// (provider).

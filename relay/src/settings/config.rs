@@ -37,7 +37,7 @@ use model_names::{NamePlaces, RawModelNames};
 pub use file::Sources;
 pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
-pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, PlacementConfig, PlacementMode};
+pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, Placement, PlacementConfig};
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, WorkerSecret};
 
 /// The most models that a provider may let one worker advertise.

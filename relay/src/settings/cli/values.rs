@@ -11,7 +11,7 @@ use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_z
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::http::base_path;
-use crate::settings::config::{CacheIsolation, MOST_HOMES, PlacementMode, RawAliases};
+use crate::settings::config::{CacheIsolation, MOST_HOMES, Placement, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 type AllowedValues = String;
@@ -97,8 +97,8 @@ pub(super) fn queue_len(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 0, MAX_QUEUE_LEN)
 }
 
-pub(super) fn placement(text: &str) -> Result<PlacementMode, AllowedValues> {
-    PlacementMode::parse(text).ok_or_else(|| PlacementMode::ALLOWED.to_owned())
+pub(super) fn placement(text: &str) -> Result<Placement, AllowedValues> {
+    Placement::parse(text).ok_or_else(|| Placement::ALLOWED.to_owned())
 }
 
 pub(super) fn cache_isolation(text: &str) -> Result<CacheIsolation, AllowedValues> {

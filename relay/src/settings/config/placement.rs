@@ -1,5 +1,7 @@
 //! How a provider chooses workers: by load alone, or by the prompts that their caches hold.
 
+pub use crate::dispatch::Placement;
+
 /// The default number of conversations whose home is remembered.
 pub const MAX_HOMES: usize = 100_000;
 /// The most conversations whose home may be remembered; each takes about 50 bytes.
@@ -9,21 +11,11 @@ pub const MOST_HOMES: usize = 10_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementConfig {
     /// How a worker is chosen among those with room.
-    pub mode: PlacementMode,
+    pub mode: Placement,
     /// Which requests may share a home.
     pub cache_isolation: CacheIsolation,
     /// The most conversations whose home is remembered.
     pub max_homes: usize,
-}
-
-/// How a worker is chosen among those with room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PlacementMode {
-    /// The least loaded one; a conversation's home among equally loaded ones.
-    #[default]
-    LeastLoad,
-    /// The one that can begin the response first, given the prompts that caches hold.
-    Cache,
 }
 
 /// Which requests may share a home.
@@ -38,12 +30,12 @@ pub enum CacheIsolation {
 
 impl Default for PlacementConfig {
     fn default() -> Self {
-        Self { mode: PlacementMode::default(), cache_isolation: CacheIsolation::default(), max_homes: MAX_HOMES }
+        Self { mode: Placement::default(), cache_isolation: CacheIsolation::default(), max_homes: MAX_HOMES }
     }
 }
 
-impl PlacementMode {
-    /// The values that [`PlacementMode::parse`] accepts.
+impl Placement {
+    /// The values that [`Placement::parse`] accepts.
     pub const ALLOWED: &'static str = "least-load or cache";
 
     /// Parses a value of `PLACEMENT` or `placement.mode`.

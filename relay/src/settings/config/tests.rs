@@ -363,7 +363,7 @@ fn placed(placement: &str) -> PlacementConfig {
 #[test]
 fn omitted_parts_of_placement_have_defaults() {
     assert_eq!(placed("{}"), PlacementConfig::default());
-    let cache = PlacementConfig { mode: PlacementMode::Cache, ..PlacementConfig::default() };
+    let cache = PlacementConfig { mode: Placement::Cache, ..PlacementConfig::default() };
     assert_eq!(placed("{mode: cache}"), cache);
     let all = PlacementConfig { cache_isolation: CacheIsolation::Key, max_homes: 7, ..cache };
     assert_eq!(placed("{mode: cache, cacheIsolation: key, maxHomes: 7}"), all);
@@ -388,6 +388,6 @@ fn placement_variables_apply_to_sole_provider() {
     let given =
         ["--worker-secret", "0123456789abcdef", "--placement", "cache", "--cache-isolation", "key", "--max-homes", "9"];
     let config = Config::from_args(&args(&given)).expect("valid");
-    let expected = PlacementConfig { mode: PlacementMode::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9 };
+    let expected = PlacementConfig { mode: Placement::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9 };
     assert_eq!(config.providers[0].placement, expected);
 }

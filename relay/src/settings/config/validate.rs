@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::credentials;
 use super::model_names::{NamePlaces, RawModelNames};
-use super::placement::{CacheIsolation, MOST_HOMES, PlacementConfig, PlacementMode};
+use super::placement::{CacheIsolation, MOST_HOMES, Placement, PlacementConfig};
 use super::raw::{RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
@@ -109,8 +109,8 @@ fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig,
     let Some(raw) = raw else { return Ok(default) };
     within(&format!("{place}.maxHomes"), raw.max_homes, 1, MOST_HOMES)?;
     let mode = raw.mode.as_deref().map(|text| {
-        let refused = || ConfigError::refused(&format!("{place}.mode"), text, PlacementMode::ALLOWED);
-        PlacementMode::parse(text).ok_or_else(refused)
+        let refused = || ConfigError::refused(&format!("{place}.mode"), text, Placement::ALLOWED);
+        Placement::parse(text).ok_or_else(refused)
     });
     let cache_isolation = raw.cache_isolation.as_deref().map(|text| {
         let refused = || ConfigError::refused(&format!("{place}.cacheIsolation"), text, CacheIsolation::ALLOWED);

@@ -20,8 +20,13 @@ pub enum Requests {
     Synthetic(f64),
     /// This number of coding agents.
     Agents(usize),
-    /// Prompts without any reuse, this number a second.
-    Unique(f64),
+    /// Prompts without any reuse.
+    Unique {
+        /// Requests a second.
+        rate: f64,
+        /// True if their heads are the same, so that the relay takes them for one conversation.
+        alike: bool,
+    },
 }
 
 /// Workers and their requests.
@@ -49,7 +54,7 @@ const fn case(name: &'static str, title: &'static str, requests: Requests, worke
 
 impl Case {
     /// All cases, in the table's order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         case("conversation", "conversation × 2.2, 8 workers", Requests::Conversation(2.2), 8, 4000),
         case("conversation-small", "conversation, 4 workers, small caches", Requests::Conversation(1.0), 4, 500),
         Self {
@@ -60,7 +65,8 @@ impl Case {
         case("synthetic", "synthetic × 1.6, 8 workers", Requests::Synthetic(1.6), 8, 4000),
         case("agents-tight", "24 agents, 4 workers, small caches", Requests::Agents(24), 4, 1000),
         case("agents", "80 agents, 8 workers", Requests::Agents(80), 8, 3000),
-        case("unique", "nothing is repeated, 8 workers", Requests::Unique(7.5), 8, 4000),
+        case("unique", "nothing is repeated, 8 workers", Requests::Unique { rate: 7.5, alike: false }, 8, 4000),
+        case("alike", "only heads are repeated, 8 workers", Requests::Unique { rate: 7.5, alike: true }, 8, 4000),
     ];
 
     /// The requests, which depend on the seed.
@@ -69,7 +75,10 @@ impl Case {
             Requests::Conversation(speed) => Box::new(recorded(&unpack(CONVERSATION), speed, seed)),
             Requests::Synthetic(speed) => Box::new(recorded(&unpack(SYNTHETIC), speed, seed)),
             Requests::Agents(sessions) => Box::new(Agents::new(sessions, seed)),
-            Requests::Unique(rate) => Box::new(unique(rate, (rate * self.length.as_secs_f64()) as u32, seed)),
+            Requests::Unique { rate, alike } => {
+                let requests = (rate * self.length.as_secs_f64()) as u32;
+                Box::new(unique(requests, rate, alike, seed))
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ fn same_seed_gives_same_figures() {
 
 #[test]
 fn unique_prompts_have_no_hits() {
-    let case = Case { requests: Requests::Unique(2.0), ..short("agents-tight") };
+    let case = Case { requests: Requests::Unique { rate: 2.0, alike: false }, ..short("agents-tight") };
     for policy in Policy::ALL {
         let outcome = run(&case, policy, 3);
         assert_eq!(outcome.cached, 0, "{policy:?}");

@@ -105,8 +105,8 @@ pub fn recorded(trace: &str, speed: f64, seed: u64) -> Recorded {
     Recorded(turns)
 }
 
-/// Arrivals of prompts that have nothing in common.
-pub fn unique(rate: f64, requests: u32, seed: u64) -> Recorded {
+/// Arrivals of prompts that have no block in common. If they are `alike`, they look like one conversation.
+pub fn unique(requests: u32, rate: f64, alike: bool, seed: u64) -> Recorded {
     let mut rng = Rng::new(seed);
     let (mut at, mut next) = (Time::ZERO, 0);
     let turns = (0..requests).map(|number| {
@@ -115,7 +115,8 @@ pub fn unique(rate: f64, requests: u32, seed: u64) -> Recorded {
         let blocks: Vec<Block> = (next..next + tokens / BLOCK_TOKENS).collect();
         next += tokens / BLOCK_TOKENS;
         let output = self::tokens(&mut rng, 300.0, 0.8);
-        Turn { at, client: 0, tokens, output, conversation: u64::from(number), blocks: blocks.into() }
+        let conversation = if alike { 0 } else { u64::from(number) };
+        Turn { at, client: 0, tokens, output, conversation, blocks: blocks.into() }
     });
     Recorded(turns.collect())
 }

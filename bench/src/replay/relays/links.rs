@@ -101,7 +101,7 @@ impl Links {
     pub fn next_reports(&mut self, now: Instant) -> Vec<(usize, Report)> {
         let due: Vec<_> = self.due_reports().filter(|(_, due)| due.is_none_or(|due| due <= now)).collect();
         let report = |(relay, _)| {
-            let backlog = self.backlog_beside(relay);
+            let backlog = self.backlog_except(relay);
             let link: &mut Link = &mut self.links[relay];
             link.reported = (backlog, Some(now));
             (relay, (std::mem::take(&mut link.homes).into_iter().collect(), backlog))
@@ -119,11 +119,11 @@ impl Links {
     fn due_reports(&self) -> impl Iterator<Item = (usize, Option<Instant>)> {
         let links = self.links.iter().enumerate();
         let changed =
-            links.filter(|(relay, link)| !link.homes.is_empty() || self.backlog_beside(*relay) != link.reported.0);
+            links.filter(|(relay, link)| !link.homes.is_empty() || self.backlog_except(*relay) != link.reported.0);
         changed.map(|(relay, link)| (relay, link.reported.1.map(|at| at + REPORT_INTERVAL)))
     }
 
-    fn backlog_beside(&self, relay: usize) -> u64 {
+    fn backlog_except(&self, relay: usize) -> u64 {
         let others = self.links.iter().enumerate().filter(|(other, _)| *other != relay);
         others.map(|(_, link)| link.awaited).sum()
     }

@@ -3,7 +3,7 @@
 //! Workers speak `core1` and divide their slots among the relays as real workers do. Every request goes to a relay at
 //! random. Messages between relays and workers take no time.
 
-mod links;
+pub mod links;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -5,7 +5,10 @@
 TEST = fmt lint unit histories simulation contract clients engine browser docs chart
 TEST_MORE = images cluster backends chaos speed windows fuzz wheel rustdoc publish deny workflows
 
-.PHONY: help run check test test-all chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench docs images release cluster cluster-down generate
+# `make replay` uses the suites' compiled libraries, and optimizes the crates that it spends its time in.
+REPLAY_PROFILE = $(foreach crate,bench relay,--config profile.dev.package.modelrelay-$(crate).opt-level=1)
+
+.PHONY: help run check test test-all chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench replay docs images release cluster cluster-down generate
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -57,6 +60,9 @@ docs: ## The documentation as a book, in target/book; `scripts/docs test` runs e
 
 bench: ## Measure speed in comparison with nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= measure less, ONLY=scale measures the limits
 	@scripts/bench
+
+replay: ## Ways to place requests, compared in simulated time: writes docs/placement.md, or prints a part with ARGS=; fails if a rule is broken
+	@cargo run --quiet --locked $(REPLAY_PROFILE) -p modelrelay-bench --bin replay-placement -- $(or $(ARGS),--write docs/placement.md)
 
 images: ## Container images of the three programs in target/images, without a container engine
 	@scripts/images

@@ -114,7 +114,7 @@ pub enum Decision {
 pub enum MoveReason {
     /// The home has no room.
     Busy,
-    /// Waiting there would cost more than computing the prompt again.
+    /// Waiting there would cost more than three times the prompt's computation elsewhere.
     Backlog,
     /// The home's cache often does not hold what was expected.
     Distrust,

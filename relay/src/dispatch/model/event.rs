@@ -36,7 +36,7 @@ pub enum Placement {
     /// The least loaded one; among equals a conversation's home, or else round-robin.
     #[default]
     LeastLoad,
-    /// A conversation's home, unless waiting there would cost more than computing its prompt elsewhere.
+    /// A conversation's home, unless waiting there would cost more than three times its prompt's computation elsewhere.
     Cache,
 }
 

@@ -88,17 +88,17 @@ fn conversation_moves_where_backlog_is_smaller() {
     let mut p = two_workers(Placement::Cache);
     assert_eq!(turn(&mut p, 1, 7, LONG), 1);
     complete(&mut p, 1, 0);
-    // Another conversation, of which the worker computes more than this one would save there.
-    assert_eq!([turn(&mut p, 2, 8, 50), turn(&mut p, 3, 9, LONG + 100)], [2, 1]);
+    // Another conversation, of which the worker computes more than three times what this one saves there.
+    assert_eq!([turn(&mut p, 2, 8, 50), turn(&mut p, 3, 9, 3 * LONG + 51)], [2, 1]);
     assert_eq!(turn(&mut p, 4, 7, LONG), 2);
 }
 
 #[test]
-fn conversation_stays_where_computing_again_costs_more() {
+fn conversation_stays_where_moving_costs_more() {
     let mut p = two_workers(Placement::Cache);
     assert_eq!(turn(&mut p, 1, 7, LONG), 1);
     complete(&mut p, 1, 0);
-    assert_eq!([turn(&mut p, 2, 8, 50), turn(&mut p, 3, 9, LONG - 100)], [2, 1]);
+    assert_eq!([turn(&mut p, 2, 8, 50), turn(&mut p, 3, 9, 3 * LONG + 50)], [2, 1]);
     assert_eq!(turn(&mut p, 4, 7, LONG), 1);
 }
 

@@ -31,6 +31,7 @@ impl fmt::Debug for Request {
             method,
             content_length,
             window,
+            conversation,
         } = self;
         f.debug_struct("Request")
             .field("request_id", request_id)
@@ -44,6 +45,7 @@ impl fmt::Debug for Request {
             .field("method", method)
             .field("content_length", content_length)
             .field("window", window)
+            .field("conversation", conversation)
             .finish()
     }
 }

@@ -39,8 +39,9 @@ use std::collections::BTreeSet;
 
 pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use model::event::{
-    Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant, LoadFailure,
-    LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant,
+    LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings,
+    WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
@@ -159,7 +160,7 @@ impl Dispatch {
             Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
             Event::DrainDeadline => self.handle_drain_deadline(),
-            Event::Tick => {}
+            Event::HomesReported { .. } | Event::Tick => {}
         }
     }
 

@@ -207,6 +207,7 @@ impl Core {
     fn join(&mut self, worker: u64, models: impl Iterator<Item = u64>, concurrency: u32) {
         let models = models.map(|number| Model::clone(&self.models[number as usize])).collect();
         self.handle(Event::WorkerJoined(NewWorker {
+            instance: None,
             key: WorkerKey(worker),
             models,
             failing: Vec::new(),

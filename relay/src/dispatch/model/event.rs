@@ -124,6 +124,16 @@ pub enum Event {
         /// All slots.
         slots: Vec<Slot>,
     },
+    /// A worker reported conversations that other relays have sent to it. A report replaces a known home at another worker
+    /// only if its body is longer: a conversation grows, and a worker that connects again reports old homes too.
+    HomesReported {
+        /// The worker.
+        worker: WorkerKey,
+        /// The conversations, the oldest first, with the bytes of each one's last body.
+        homes: Vec<(Conversation, u64)>,
+        /// The bytes that other relays have sent it and whose first byte has not come, less cached ones.
+        backlog: u64,
+    },
     /// A worker's response ended, or the worker failed it after its head was sent.
     Completed {
         /// The worker.
@@ -204,11 +214,18 @@ pub struct QueueShare {
     pub percent: u8,
 }
 
+/// Identifies a conversation: a keyed hash of the part of the prompt with which each of its turns begins, and of the
+/// model's name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Conversation(pub u64);
+
 /// A worker that was just acknowledged.
 #[derive(Clone, Debug)]
 pub struct NewWorker {
     /// Its connection.
     pub key: WorkerKey,
+    /// The worker process, the same after it reconnects; `None`: unknown.
+    pub instance: Option<Arc<str>>,
     /// The acknowledged models.
     pub models: Vec<Model>,
     /// The models of the list whose requests the backend fails; other names are ignored.

@@ -194,6 +194,7 @@ impl Provider {
 
 pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool) -> NewWorker {
     NewWorker {
+        instance: None,
         key: WorkerKey(key),
         models: models.iter().map(|name| Model::from(*name)).collect(),
         failing: Vec::new(),

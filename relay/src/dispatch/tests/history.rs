@@ -165,7 +165,10 @@ impl Play {
             Op::Join { models: mask, max_concurrent, load, core1, failing, slots } => {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
-                join(NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None }, slots)
+                join(
+                    NewWorker { key, instance: None, models, failing, max_concurrent, load, core1, multiplexer: None },
+                    slots,
+                )
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;

@@ -88,6 +88,7 @@ impl Ledger {
             }
             Event::Cancel { .. }
             | Event::LoadReported { .. }
+            | Event::HomesReported { .. }
             | Event::Completed { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }

@@ -66,7 +66,7 @@ impl Reference {
                     self.fail(key, Failure::Draining);
                 }
             }
-            Event::Tick => {}
+            Event::HomesReported { .. } | Event::Tick => {}
         }
     }
 

@@ -9,6 +9,7 @@ mod details;
 mod drain;
 mod effects;
 pub mod exchange;
+mod homes;
 mod listed;
 mod multiplexer;
 pub mod operations;
@@ -163,6 +164,7 @@ impl Provider {
     ) {
         let worker = NewWorker {
             key: link.info.key,
+            instance: link.info.instance.clone(),
             models: accepted.models.clone(),
             failing: link.failing(),
             max_concurrent: accepted.max_concurrent,

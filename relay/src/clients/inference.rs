@@ -119,6 +119,7 @@ async fn prepare(
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: headers_of(relay, parts),
         is_streaming,
+        conversation: None,
         needs_core1: needs_core1(method, &body),
         body,
         received_at,

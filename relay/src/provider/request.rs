@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use modelrelay_protocol::headers::looks_like_key;
-use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
+use modelrelay_protocol::message::{ConversationKey, RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::RequestKey;
+use crate::dispatch::{Conversation, RequestKey};
 #[cfg(test)]
 use crate::net::budget::Budget;
 use crate::provider::exchange::Exchange;
@@ -46,6 +46,8 @@ pub struct RequestRecord {
     pub headers: BTreeMap<String, String>,
     /// True if a stream is requested.
     pub is_streaming: bool,
+    /// Its conversation, if it has one.
+    pub conversation: Option<Conversation>,
     /// The body.
     pub body: Bytes,
     /// The time of its first byte.
@@ -108,12 +110,19 @@ impl RequestRecord {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The `request` message for a `core1` worker; the body follows in pieces.
-    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>) -> String {
+    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`.
+    pub fn core1_text(
+        &self,
+        request_id: &str,
+        stream: u32,
+        window: Option<u64>,
+        conversation: Option<Conversation>,
+    ) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
+            conversation: conversation.map(|conversation| ConversationKey(conversation.0)),
             ..self.envelope(request_id)
         }))
     }
@@ -181,6 +190,7 @@ impl RequestRecord {
             path_and_query: "/v1/chat/completions".into(),
             headers: BTreeMap::new(),
             is_streaming: false,
+            conversation: None,
             body: Bytes::from_static(body),
             received_at: Instant::now(),
             arrived: SystemTime::now(),

@@ -81,8 +81,11 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let stream = request.stream.filter(|_| link.core1).map(|stream| (stream, upload.clone()));
     let window = request.window.unwrap_or(link.window);
     let id = request.request_id.clone();
+    let conversation = request.conversation.filter(|_| link.homes1);
+    let conversation = conversation.map(|key| (key, worker.serving.model_id(&request.model)));
+    let awaited = worker.conversations.handle_request(link.id, conversation, upload.length());
     let (worker, job_link) = (Arc::clone(worker), Arc::clone(link));
-    let begun = link.begin(&id, stream, window, taken, move |key| {
+    let begun = link.begin(&id, stream, window, taken, awaited, move |key| {
         let mut request = request;
         let traces = worker.traces.as_ref();
         let trace = traces.map(|traces| ForwardTrace::begin(traces, &mut request, &worker.settings.name)).map(Box::new);

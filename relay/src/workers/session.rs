@@ -140,7 +140,6 @@ where
         max_concurrent = accepted.max_concurrent,
         core1 = link.info.core1,
         slots1 = link.info.slots1,
-        homes1 = link.info.homes1,
         address = %link.info.address,
         identity = link.info.credential.identity(),
         "worker registered"

@@ -1,0 +1,89 @@
+//! Conversations of relays that share workers.
+
+use modelrelay_harness::balancer::Balancer;
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
+use modelrelay_harness::worker_process::WorkerProcess;
+use serde_json::json;
+
+/// So many that they could not all get the same worker twice by chance.
+const CONVERSATIONS: usize = 16;
+
+/// Two relays, and two workers that are linked to both.
+struct Site {
+    relays: [Relay; 2],
+    _workers: Vec<(WorkerProcess, FakeBackend)>,
+    front: Balancer,
+}
+
+impl Site {
+    async fn start() -> Self {
+        let relay = || Relay::builder().env("RELAY_COUNT", "2").env("PLACEMENT", "cache").start();
+        let (one, two) = tokio::join!(relay(), relay());
+        let front = Balancer::start(&[&one, &two]).await;
+        let mut workers = Vec::new();
+        for number in 0..2 {
+            let backend = FakeBackend::start().await;
+            backend.answer_with(move |_, _| Answer::json(200, &json!({"backend": number})));
+            let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url()).concurrency(4);
+            workers.push((worker.env("WORKER_SECRET", WORKER_SECRET).start().await, backend));
+        }
+        let site = Self { relays: [one, two], _workers: workers, front };
+        site.wait_for_workers().await;
+        site
+    }
+
+    async fn wait_for_workers(&self) {
+        for relay in &self.relays {
+            let serve = || async {
+                relay.workers().await.iter().filter(|worker| worker["models"] == json!(["m"])).count() == 2
+            };
+            relay.eventually("two workers that serve", serve).await;
+        }
+    }
+
+    /// Sends a turn of each conversation through a relay, and returns the backends that answered.
+    async fn take_turns(&self, relay: usize, turn: usize) -> Vec<u64> {
+        let mut backends = Vec::new();
+        for conversation in 0..CONVERSATIONS {
+            let prompt = format!("conversation {conversation}: {}", "x".repeat(2000));
+            let later = (0..turn).map(|_| json!({"role": "user", "content": "more"}));
+            let messages: Vec<_> = std::iter::once(json!({"role": "user", "content": prompt})).chain(later).collect();
+            let request = Request::post("/v1/chat/completions", &json!({"model": "m", "messages": messages}));
+            let reply = self.relays[relay].fetch(request).await.with_status(200);
+            backends.push(reply.json()["backend"].as_u64().expect("the backend's number"));
+        }
+        backends
+    }
+
+    async fn wait_for_homes(&self, relay: usize) {
+        let relay = &self.relays[relay];
+        let knows = || async { relay.metric("modelrelay_homes{provider=\"local\"}").await == CONVERSATIONS as f64 };
+        relay.eventually("a relay that knows all homes", knows).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "requires placement by homes in the dispatch core"]
+async fn turn_at_other_relay_goes_home() {
+    let site = Site::start().await;
+    let first = site.take_turns(0, 0).await;
+    assert!(first.contains(&0) && first.contains(&1), "{first:?}");
+    site.wait_for_homes(1).await;
+    assert_eq!(site.take_turns(1, 1).await, first);
+    assert_eq!(site.take_turns(0, 2).await, first);
+}
+
+#[tokio::test]
+#[ignore = "requires placement by homes in the dispatch core"]
+async fn restarted_relay_learns_homes() {
+    let mut site = Site::start().await;
+    let first = site.take_turns(1, 0).await;
+    let [one, two] = site.relays;
+    site.relays = [one, two.restart().await];
+    site.front.add(&site.relays[1]);
+    site.wait_for_workers().await;
+    site.wait_for_homes(1).await;
+    assert_eq!(site.take_turns(1, 1).await, first);
+}
